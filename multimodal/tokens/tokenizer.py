@@ -1,0 +1,165 @@
+"""What every text tokenizer is: text to ids and back, and padded batches that say what they cut."""
+
+import json
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from multimodal.errors import CheckpointError, TextError
+
+RECORD = "tokenizer_config.json"
+
+
+class TextCut(UserWarning):
+    """A text was longer than the model takes, and its end was cut off."""
+
+
+class TextBatch(NamedTuple):
+    """Padded ids; `mask` is True on real tokens (never infer it from the pad id: CLIP's 0 is also "!")."""
+
+    ids: Int[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]
+    cut: list[int]  # tokens cut from each text
+
+
+class Tokenizer(ABC):
+    """Base of all tokenizers. `encode` gives plain ids only: no text that a user types becomes a control id.
+
+    A subclass sets the ids below and writes `_encode`, `_decode` and `save`.
+    """
+
+    vocab_size: int
+    pad_id: int
+    bos_id: int | None = None
+    eos_id: int | None = None
+    control: frozenset[int] = frozenset()  # ids that no text yields
+    context: int | None = None  # the length a batch is cut to when none is given
+    pad_to_length: bool = False  # whether a batch is padded to that length, or only to its longest text
+
+    @abstractmethod
+    def _encode(self, text: str) -> list[int]:
+        """Plain ids of a text that UTF-8 can hold."""
+
+    @abstractmethod
+    def _decode(self, ids: list[int]) -> str:
+        """Text of ids that all lie in the vocabulary."""
+
+    @abstractmethod
+    def save(self, folder: Path | str) -> None:
+        """Write what `tokenizer_from(folder)` needs, as data only."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, with no control id among them. Raises TextError on a lone surrogate."""
+        return self._encode(checked(text))
+
+    def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
+        """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises TextError on an id outside the vocabulary."""
+        ids = [int(i) for i in ids]
+        if wrong := [i for i in ids if not 0 <= i < self.vocab_size]:
+            raise TextError(f"token id {wrong[0]} lies outside the vocabulary of {self.vocab_size}")
+        return self._decode([i for i in ids if not (skip_control and i in self.control)])
+
+    def batch(
+        self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None
+    ) -> TextBatch:
+        """Ids [B T] of texts between bos and eos (those the vocabulary has), with mask and cut counts.
+
+        `length` (tokens, bos and eos included; default: the tokenizer's `context`) is the most a row may hold.
+        Rows are padded to the longest text, or to `length` with `pad_to_length`. A cut row keeps its eos as last
+        token, and one TextCut warning a batch says what was lost.
+        """
+        if isinstance(texts, str) or not texts:
+            raise TextError(f"a batch needs a list of at least one text, got {texts!r:.40}")
+        length = self.context if length is None else length
+        pad_to_length = self.pad_to_length if pad_to_length is None else pad_to_length
+        full = [self.encode(text) for text in texts]
+        rows, cut = zip(*(self._framed(ids, length) for ids in full), strict=True)
+        if any(cut):
+            warnings.warn(_cut_message(texts, cut, length), stacklevel=2)
+        width = max(map(len, rows))
+        if pad_to_length:
+            if length is None:
+                raise TextError("pad_to_length needs a length")
+            width = length
+        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.long)
+        for row, target in zip(rows, ids, strict=True):
+            target[: len(row)] = torch.tensor(row, dtype=torch.long)
+        lengths = torch.tensor([len(row) for row in rows])
+        return TextBatch(ids, torch.arange(width) < lengths[:, None], list(cut))
+
+    def _framed(self, ids: list[int], length: int | None) -> tuple[list[int], int]:
+        """bos + ids + eos within `length`, and how many ids that cost."""
+        start = [] if self.bos_id is None else [self.bos_id]
+        end = [] if self.eos_id is None else [self.eos_id]
+        room = len(ids) if length is None else length - len(start) - len(end)
+        if room < 0 or length == 0:
+            raise TextError(f"a length of {length} tokens leaves no room for the control tokens")
+        return start + ids[:room] + end, max(len(ids) - room, 0)
+
+
+def _cut_message(texts: Sequence[str], cut: Sequence[int], length: int | None) -> TextCut:
+    first = next(i for i, lost in enumerate(cut) if lost)
+    others = sum(lost > 0 for lost in cut) - 1
+    more = f"; {others} more of {len(texts)} texts were cut too" if others else ""
+    return TextCut(f"text {texts[first][:40]!r} is cut to {length} tokens, {cut[first]} lost{more}")
+
+
+def checked(text: str) -> str:
+    """The text, if it is one that UTF-8 can hold; else TextError (a lone surrogate is half a character)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TextError(f"text {text[:40]!r} has a lone surrogate at character {error.start}") from None
+    return text
+
+
+def write_record(folder: Path | str, record: dict[str, Any]) -> None:
+    """Write the tokenizer record of a checkpoint folder."""
+    write_whole(Path(folder) / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; CheckpointError names the file when it is missing or no such thing."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else error
+        raise CheckpointError(f"{path}: cannot be read as JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object but {value!r:.40}")
+    return value
+
+
+def read_record(folder: Path | str) -> dict[str, Any]:
+    """The tokenizer record of a checkpoint folder, as `write_record` left it."""
+    return read_json(Path(folder) / RECORD)
+
+
+def require_keys(record: dict[str, Any], types: dict[str, type | tuple[type, ...]], where: Path) -> None:
+    """Hold a record to exactly these keys and types (bool is no int here); CheckpointError names the first fault."""
+    if unknown := sorted(set(record) - set(types)):
+        raise CheckpointError(f"{where / RECORD}: unknown key {unknown[0]!r}")
+    for key, kind in types.items():
+        if key not in record:
+            raise CheckpointError(f"{where / RECORD}: key {key!r} is missing")
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if type(record[key]) not in kinds:
+            raise CheckpointError(f"{where / RECORD}: {key} has the unusable value {record[key]!r:.40}")
