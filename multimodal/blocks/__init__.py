@@ -1,0 +1,1 @@
+"""Blocks: tokens to tokens. Attention, masks, positions, layers, convolutions and the stack."""

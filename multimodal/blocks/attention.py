@@ -1,0 +1,120 @@
+"""The one attention: every model of the suite attends through this class."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from multimodal.blocks.cache import LayerCache
+from multimodal.blocks.masks import merge
+from multimodal.blocks.positions import RelativeTerm
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Sizes of one attention. `scale` None means 1/√head_width; T5 uses 1.0."""
+
+    width: int
+    heads: int
+    kv_heads: int | None = None  # None: as many as heads; 1: multi-query
+    head_width: int | None = None  # None: width / heads
+    source_width: int | None = None  # width of the cross-attention source; None: width
+    bias: bool = True
+    key_bias: bool = True  # Whisper's key projection has none
+    scale: float | None = None
+    relative: bool = False  # Transformer-XL relative term (Dai et al. 2019), as in the Conformer paper
+    dropout: float = 0.0
+
+
+_captured: list[tuple[nn.Module, Tensor]] | None = None
+
+
+@contextmanager
+def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collects (module, weights [B H T S]) of every attention run inside; outputs stay the same to the bit."""
+    global _captured
+    before, _captured = _captured, []
+    try:
+        yield _captured
+    finally:
+        _captured = before
+
+
+def attention_weights(
+    query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], mask: Tensor | None, scale: float
+) -> Float[Tensor, "B H T S"]:
+    """softmax(QKᵀ·scale + mask), with zeros in rows that may attend to nothing."""
+    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+class Attention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention, to itself or to a source (Vaswani et al. 2017).
+
+    The computation is PyTorch's scaled_dot_product_attention. `is_causal` is never used, as it is aligned
+    top-left and therefore wrong for a cached chunk: a causal mask is an explicit mask here.
+    """
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__()
+        self.config, self.heads = config, config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        self.head_width = config.head_width or config.width // config.heads
+        if config.head_width is None and config.width % config.heads:
+            raise ValueError(f"width {config.width} is not divisible by heads {config.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+        self.scale = self.head_width**-0.5 if config.scale is None else config.scale
+        source_width = config.source_width or config.width
+        self.query = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
+        self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=config.bias and config.key_bias)
+        self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=config.bias)
+        self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.relative = RelativeTerm(config.width, self.heads, self.head_width) if config.relative else None
+
+    def split(self, x: Float[Tensor, "B S _"]) -> Float[Tensor, "B _ S E"]:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def keys_values(self, source: Float[Tensor, "B S _"], rotate: Callable | None) -> tuple[Tensor, Tensor]:
+        key = self.split(self.key(source))
+        return (rotate(key) if rotate else key), self.split(self.value(source))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        source: Float[Tensor, "B S _"] | None = None,
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        rotate: Callable[[Tensor], Tensor] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention sees what the
+        cache holds before `x`, and cross-attention projects its source only on the first call."""
+        query = self.split(self.query(x))
+        query = rotate(query) if rotate else query
+        if source is not None and cache is not None and cache.key is not None:
+            key, value = cache.key, cache.value
+        else:
+            key, value = self.keys_values(x if source is None else source, rotate)
+            key, value = (key, value) if cache is None else cache.append(key, value)
+        if self.relative is not None:
+            query, term = self.relative(query, key.shape[2], self.scale)
+            mask = merge(mask, term)
+        if _captured is not None:
+            _captured.append((self, attention_weights(query, key, mask, self.scale).detach()))
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=None if mask is None else _as_bias(mask, query),
+            dropout_p=self.config.dropout if self.training else 0.0,
+            scale=self.scale, enable_gqa=self.heads != self.kv_heads,
+        )  # fmt: skip
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def _as_bias(mask: Tensor, query: Tensor) -> Tensor:
+    """SDPA wants a float mask in the query's type (autocast changes the query's)."""
+    return mask if mask.dtype == torch.bool else mask.to(query.dtype)

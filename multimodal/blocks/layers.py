@@ -1,0 +1,69 @@
+"""Norms, activations, feed-forward and stochastic depth."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def quick_gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x·σ(1.702 x): the activation of OpenAI's CLIP weights."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "relu": F.relu, "silu": F.silu,
+}  # fmt: skip
+
+
+def make_norm(kind: str, width: int, eps: float) -> nn.Module:
+    """`layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019)."""
+    return {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[kind](width, eps=eps)
+
+
+class FeedForward(nn.Module):
+    """down(act(up x)), or down(act(gate x) · up x) when gated (Shazeer 2020)."""
+
+    def __init__(self, width: int, hidden: int, activation: str, gated: bool = False, bias: bool = True,
+                 dropout: float = 0.0):  # fmt: skip
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.gate = nn.Linear(width, hidden, bias=bias) if gated else None
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(hidden))
+
+
+class LayerScale(nn.Module):
+    """A learned gain per channel on a residual branch (Touvron et al. 2021)."""
+
+    def __init__(self, width: int, value: float = 1e-5):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((width,), value))
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return x * self.gain
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): drops a residual branch for a sample, scaled so that the mean holds."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
+        return x * keep / (1.0 - self.rate)

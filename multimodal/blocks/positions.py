@@ -1,0 +1,142 @@
+"""Positions: sinusoids, learned tables, relative terms, T5 buckets, ALiBi slopes, rotations, two dimensions."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+def sinusoids(
+    positions: Float[Tensor, "T"] | Int[Tensor, "T"], width: int, base: float = 10000.0, offset: int = 1
+) -> Float[Tensor, "T D"]:
+    """[sin | cos] halves with wavelengths from 2π to base·2π. The last exponent is (D/2-1)/(D/2-offset):
+    offset 1 as in tensor2tensor, Whisper and M2M100; offset 0 as in Vaswani et al. 2017, section 3.5."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half, dtype=torch.float32) * (-math.log(base) / (half - offset)))
+    angles = positions.float()[:, None] * rates.to(positions.device)
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def sinusoids_2d(rows: int, columns: int, width: int) -> Float[Tensor, "N D"]:
+    """Half of the width for the column, half for the row (MAE, MoCo v3, SimpleViT)."""
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    parts = [sinusoids(axis.flatten(), width // 2, offset=0) for axis in (column, row)]
+    return torch.cat(parts, -1)
+
+
+def interpolate_grid(table: Float[Tensor, "N D"], old: tuple[int, int], new: tuple[int, int]) -> Float[Tensor, "M D"]:
+    """A learned grid of positions resampled to another grid; returned as it is where the grids are equal.
+
+    Bicubic with antialiasing, as timm's `resample_abs_pos_embed`."""
+    if old == new:
+        return table
+    grid = table.float().unflatten(0, old).permute(2, 0, 1)[None]
+    grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True, align_corners=False)
+    return grid[0].flatten(1).T.to(table.dtype)
+
+
+def relative_distances(queries: int, keys: int, device: torch.device | None = None) -> Int[Tensor, "T S"]:
+    """Key position minus query position, the last query aligned with the last key."""
+    rows = torch.arange(keys - queries, keys, device=device)
+    return torch.arange(keys, device=device)[None, :] - rows[:, None]
+
+
+class BucketBias(nn.Module):
+    """T5's learned bias per head and log-spaced distance bucket (Raffel et al. 2020, section 2.1)."""
+
+    def __init__(self, heads: int, buckets: int = 32, furthest: int = 128, bidirectional: bool = True):
+        super().__init__()
+        self.buckets, self.furthest, self.bidirectional = buckets, furthest, bidirectional
+        self.table = nn.Embedding(buckets, heads)
+
+    def bucket(self, distance: Int[Tensor, "T S"]) -> Int[Tensor, "T S"]:
+        count, start = self.buckets, torch.zeros_like(distance)
+        if self.bidirectional:
+            count //= 2
+            start = (distance > 0) * count
+            distance = distance.abs()
+        else:
+            distance = (-distance).clamp(min=0)
+        exact = count // 2
+        scaled = torch.log(distance.float().clamp(min=1) / exact) / math.log(self.furthest / exact)
+        far = (exact + (scaled * (count - exact)).long()).clamp(max=count - 1)
+        return start + torch.where(distance < exact, distance, far)
+
+    def forward(self, queries: int, keys: int) -> Float[Tensor, "H T S"]:
+        distance = relative_distances(queries, keys, self.table.weight.device)
+        return self.table(self.bucket(distance)).permute(2, 0, 1)
+
+
+def alibi(heads: int, queries: int, keys: int, device: torch.device | None = None) -> Float[Tensor, "H T S"]:
+    """Minus slope times distance (Press et al. 2022); slopes are the geometric series of the paper."""
+    nearest = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / nearest) for i in range(nearest)]
+    slopes += [2 ** (-4 * (2 * i + 1) / nearest) for i in range(heads - nearest)]
+    distance = relative_distances(queries, keys, device).abs()
+    return -torch.tensor(slopes, device=device)[:, None, None] * distance
+
+
+class RelativeTerm(nn.Module):
+    """Content and position biases u, v and the projected sinusoid term (Dai et al. 2019, section 3.3)."""
+
+    def __init__(self, width: int, heads: int, head_width: int):
+        super().__init__()
+        self.width, self.heads = width, heads
+        self.project = nn.Linear(width, heads * head_width, bias=False)
+        self.content = nn.Parameter(torch.zeros(heads, head_width))
+        self.position = nn.Parameter(torch.zeros(heads, head_width))
+
+    def forward(
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float
+    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
+        """The query with u added, and (q + v)·r(i - j) as a float mask."""
+        queries = query.shape[2]
+        distances = torch.arange(keys - 1, -queries, -1, device=query.device)  # keys + queries - 1 of them
+        table = self.project(sinusoids(distances, self.width, offset=0).to(self.project.weight.dtype))
+        table = table.unflatten(-1, (self.heads, -1)).transpose(0, 1)  # H R E
+        scores = (query + self.position[:, None].to(query.dtype)) @ table.transpose(-1, -2) * scale  # B H T R
+        # row i needs distances (keys - queries + i) - j for j = 0..keys-1: the relative shift is a gather
+        start = torch.arange(queries - 1, -1, -1, device=query.device)
+        index = start[:, None] + torch.arange(keys, device=query.device)
+        term = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
+        return query + self.content[:, None].to(query.dtype), term
+
+
+def rotary(
+    positions: Int[Tensor, "*B T"],
+    width: int,
+    theta: float = 10000.0,
+    scale: float = 1.0,
+    interleaved: bool = False,
+) -> Callable[[Tensor], Tensor]:
+    """RoPE (Su et al. 2021) for queries and keys [B H T E] at these positions.
+
+    `scale` < 1 interpolates positions (Chen et al. 2023). `interleaved` pairs neighbours (Meta's files);
+    otherwise the halves are paired (Hugging Face's)."""
+    rates = theta ** (-torch.arange(0, width, 2, device=positions.device).float() / width)
+    return _rotation((positions.float() * scale)[..., None] * rates, interleaved)
+
+
+def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> Callable[[Tensor], Tensor]:
+    """Axial RoPE for a grid of patches: half of the angles turn with the row, half with the column."""
+    rates = theta ** (-torch.arange(0, width // 2, 2).float() / (width // 2))
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    angles = [axis.flatten()[:, None] * rates for axis in (row, column)]
+    return _rotation(torch.cat(angles, -1), interleaved=False)
+
+
+def _rotation(angles: Float[Tensor, "*B T R"], interleaved: bool) -> Callable[[Tensor], Tensor]:
+    cos, sin = angles.cos(), angles.sin()
+    if angles.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]  # one row of positions per batch element
+
+    def rotate(x: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
+        pairs = x.float().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+        a, b = pairs.unbind(-1 if interleaved else -2)
+        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1 if interleaved else -2)
+        return turned.flatten(-2).to(x.dtype)
+
+    return rotate

@@ -1,0 +1,1 @@
+"""Models: a stem and a stack each. No model knows a checkpoint family's name."""

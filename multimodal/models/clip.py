@@ -1,0 +1,73 @@
+"""Contrastive image-text model: CLIP (softmax, Radford et al. 2021) and SigLIP (sigmoid, Zhai et al. 2023)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.vit import ViT, ViTConfig
+
+
+@dataclass(frozen=True)
+class CLIPConfig:
+    """`embed`: width of the shared space. `loss`: `softmax` or `sigmoid` (has a logit bias).
+
+    `text_pool`: `eos` (the first `eos_id` of a row; ignored otherwise) or `last` (the last position, SigLIP).
+    `text_valid`: the text tower masks padding (SigLIP and CLIP do not). `image_project`: a linear map after
+    pooling (SigLIP has none). `text_bias`: the text projection has a bias (SigLIP)."""
+
+    image: ViTConfig
+    text: TextConfig
+    embed: int
+    loss: str
+    text_pool: str
+    eos_id: int = -1
+    text_valid: bool = False
+    image_project: bool = True
+    text_bias: bool = False
+
+
+class CLIP(nn.Module):
+    def __init__(self, config: CLIPConfig):
+        super().__init__()
+        self.config = config
+        self.image, self.text = ViT(config.image), TextTransformer(config.text)
+        self.image_project = nn.Linear(config.image.width, config.embed, bias=False) if config.image_project else None
+        self.text_project = nn.Linear(config.text.width, config.embed, bias=config.text_bias)
+        sigmoid = config.loss == "sigmoid"
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(10.0 if sigmoid else 1 / 0.07)))
+        self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if sigmoid else None
+
+    def encode_image(
+        self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None
+    ) -> Float[Tensor, "B D"]:
+        """Unit vectors."""
+        x = self.image(images, keep)
+        return F.normalize(x if self.image_project is None else self.image_project(x), dim=-1)
+
+    def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
+        """Unit vectors. Raises ValueError for a row without the end-of-text id where that is pooled."""
+        x = self.text.states(ids, valid=valid if self.config.text_valid else None)
+        if self.config.text_pool == "eos":
+            ends = ids == self.config.eos_id
+            if not ends.any(1).all():
+                raise ValueError(f"a text has no end-of-text id {self.config.eos_id}")
+            x = x[torch.arange(len(x)), ends.int().argmax(1)]
+        else:
+            x = x[:, -1]
+        return F.normalize(self.text_project(x), dim=-1)
+
+    def logits(self, images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"]) -> Float[Tensor, "B C"]:
+        """Scaled cosines, with the bias of the sigmoid model."""
+        scores = self.logit_scale.exp() * images @ texts.T
+        return scores if self.logit_bias is None else scores + self.logit_bias
+
+    def forward(
+        self, images: Float[Tensor, "B 3 height width"], ids: Int[Tensor, "C T"],
+        valid: Bool[Tensor, "C T"] | None = None,
+    ) -> Float[Tensor, "B C"]:  # fmt: skip
+        return self.logits(self.encode_image(images), self.encode_text(ids, valid))

@@ -1,0 +1,1 @@
+"""Weights: checkpoints of our own and of others to models, strictly."""

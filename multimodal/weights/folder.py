@@ -1,0 +1,193 @@
+"""The project's own checkpoint folder: model.safetensors, config.json, tokenizer, preprocessing.json, card.json
+and manifest.json, which holds the sha256 of each of the others and is written last."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multimodal.errors import CheckpointError
+from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
+from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
+from multimodal.models.vit import ViT, ViTConfig
+from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.text import Tokenizer, tokenizer_from
+from multimodal.weights.records import from_record, to_record
+
+FORMAT = 1
+KINDS: dict[str, tuple[type[nn.Module], type]] = {
+    "vit": (ViT, ViTConfig),
+    "clip": (CLIP, CLIPConfig),
+    "speech_to_text": (SpeechToText, SpeechToTextConfig),
+    "conformer": (ConformerEncoder, ConformerEncoderConfig),
+    "joint_conformer": (JointConformer, JointConformerConfig),
+    "captioner": (Captioner, CaptionerConfig),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model in eval mode with what it needs to be used. `source` says where it came from; `card` holds
+    free facts for people (licence, training data, figures)."""
+
+    model: nn.Module
+    tokenizer: Tokenizer | None = None
+    preprocessing: Preprocessing | None = None
+    source: str = ""
+    card: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.model)
+
+
+def kind_of(model: nn.Module) -> str:
+    return next(name for name, (model_class, _) in KINDS.items() if type(model) is model_class)
+
+
+def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Writes beside the target, then renames: a stop in between leaves the old folder or none, never half of one.
+
+    Floating-point tensors are stored as `dtype` where given."""
+    from safetensors.torch import save
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        made.chmod(0o755)
+        tensors = {
+            name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in checkpoint.model.state_dict().items()
+        }
+        write_durably(made / "model.safetensors", save(tensors))
+        config = {"format": FORMAT, "kind": checkpoint.kind, "config": to_record(checkpoint.model.config)}
+        write_durably(made / "config.json", _json(config))
+        if checkpoint.preprocessing:
+            write_durably(made / "preprocessing.json", _json(checkpoint.preprocessing.to_dict()))
+        if checkpoint.tokenizer:
+            checkpoint.tokenizer.save(made)
+        if checkpoint.card:
+            write_durably(made / "card.json", _json(checkpoint.card))
+        sums = {path.name: sha256(path) for path in sorted(made.iterdir())}
+        write_durably(made / "manifest.json", _json({"sha256": sums}))
+        _replace_folder(made, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def load_folder(folder: Path) -> Checkpoint:
+    """Reads a checkpoint folder. Raises CheckpointError naming the file when one is missing, changed or unfit."""
+    _check_manifest(folder)
+    config = read_json(folder / "config.json")
+    if set(config) != {"format", "kind", "config"} or config["format"] != FORMAT:
+        raise CheckpointError(f"{folder / 'config.json'}: not a format {FORMAT} configuration (keys {sorted(config)})")
+    if config["kind"] not in KINDS:
+        raise CheckpointError(f"{folder / 'config.json'}: unknown kind {config['kind']!r}")
+    model_class, config_class = KINDS[config["kind"]]
+    value = from_record(config_class, config["config"], str(folder / "config.json"))
+    model = build(model_class, value)
+    fill(model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
+    preprocessing = folder / "preprocessing.json"
+    return Checkpoint(
+        model.eval(),
+        tokenizer_from(folder) if (folder / "tokenizer_config.json").exists() else None,
+        Preprocessing.from_dict(read_json(preprocessing)) if preprocessing.exists() else None,
+        str(folder),
+        read_json(folder / "card.json") if (folder / "card.json").exists() else {},
+    )
+
+
+def build(model_class: type[nn.Module], config: Any) -> nn.Module:
+    """The model without memory for its weights, so that loading initialises nothing twice."""
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
+    """Gives each parameter and buffer its tensor, as float32. Raises CheckpointError naming a missing, extra,
+    misshapen or not-finite one."""
+    own = model.state_dict()
+    for name in own.keys() - tensors.keys():
+        raise CheckpointError(f"{where}: tensor {name!r} is missing")
+    for name in tensors.keys() - own.keys():
+        raise CheckpointError(f"{where}: tensor {name!r} is not of this model")
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise CheckpointError(
+                f"{where}: tensor {name!r} has shape {list(tensor.shape)}, not {list(own[name].shape)}"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
+    ready = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    model.load_state_dict(ready, strict=True, assign=True)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file. Raises CheckpointError when it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        cause = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({cause})") from None
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write and fsync."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _check_manifest(folder: Path) -> None:
+    sums = read_json(folder / "manifest.json").get("sha256", {})
+    if not {"config.json", "model.safetensors"} <= sums.keys():
+        raise CheckpointError(f"{folder / 'manifest.json'}: does not list config.json and model.safetensors")
+    for name, expected in sums.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing, though the manifest lists it")
+        if sha256(path) != expected:
+            raise CheckpointError(f"{path}: sha256 differs from the manifest's {expected[:12]}…")
+
+
+def _replace_folder(made: Path, folder: Path) -> None:
+    if folder.exists():
+        old = made.with_name(made.name + ".old")
+        folder.rename(old)
+        made.rename(folder)
+        shutil.rmtree(old)
+    else:
+        made.rename(folder)
+    handle = os.open(folder.parent, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
