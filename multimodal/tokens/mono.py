@@ -1,0 +1,95 @@
+"""Channels to one: a mix in which no channel is lost, and a resampler that is continuous over blocks.
+
+The mean of the channels is right except where channels cancel (a microphone wired with swapped poles turns stereo speech
+into digital silence). So each 0.1 s of sound is checked: where the mean keeps less than a quarter of the power that
+unrelated channels would leave in it (for a pair of equal power: correlation below -0.75), channels are given the sign that
+aligns them with the loudest one before the mean. Weights pass from block to block over 10 ms without a step, and
+blocks lie on a fixed grid counted from the first sample, so the result does not depend on how the sound arrives.
+"""
+
+import numpy as np
+from jaxtyping import Float32
+
+BLOCK_SECONDS = 0.1
+FADE_SECONDS = 0.01
+CANCELLED = 0.25
+
+
+class MonoMixer:
+    """Mixes a stream of (channels, samples) blocks; `flush` gives what waits for a whole block."""
+
+    def __init__(self, channels: int, rate: int):
+        self.block = max(1, round(BLOCK_SECONDS * rate))
+        self.fade = max(1, round(FADE_SECONDS * rate))
+        self.mean = np.full(channels, 1 / channels, np.float32)
+        self.weights = self.mean
+        self.waiting = np.zeros((channels, 0), np.float32)
+
+    def mix(self, sound: Float32[np.ndarray, "C n"]) -> Float32[np.ndarray, "m"]:
+        if len(sound) == 1:
+            return sound[0]
+        sound = np.concatenate([self.waiting, sound], axis=1)
+        whole = sound.shape[1] // self.block * self.block
+        self.waiting = sound[:, whole:]
+        return self._mix_blocks(sound[:, :whole])
+
+    def flush(self) -> Float32[np.ndarray, "m"]:
+        rest, self.waiting = self.waiting, self.waiting[:, :0]
+        return self._mix_block(rest) if rest.shape[1] else np.zeros(0, np.float32)
+
+    def _mix_blocks(self, sound: Float32[np.ndarray, "C n"]) -> Float32[np.ndarray, "n"]:
+        blocks = sound.reshape(len(sound), -1, self.block)
+        mean = np.tensordot(self.mean, blocks, axes=1)
+        power, kept = np.square(blocks).mean(axis=(0, 2)), np.square(mean).mean(axis=1)
+        if self.weights is self.mean and not (kept * len(sound) < CANCELLED * power).any():
+            return mean.reshape(-1)
+        return np.concatenate([self._mix_block(blocks[:, i]) for i in range(blocks.shape[1])])
+
+    def _mix_block(self, block: Float32[np.ndarray, "C n"]) -> Float32[np.ndarray, "n"]:
+        before, self.weights = self.weights, self._choose(block)
+        mixed = self.weights @ block
+        if before is not self.weights:
+            share = np.minimum(np.arange(1, block.shape[1] + 1, dtype=np.float32) / self.fade, 1)
+            mixed = share * mixed + (1 - share) * (before @ block)
+        return mixed
+
+    def _choose(self, block: Float32[np.ndarray, "C n"]) -> Float32[np.ndarray, "C"]:
+        gram = block @ block.T
+        power, kept = gram.trace() / len(block), self.mean @ gram @ self.mean
+        if power == 0:
+            return self.weights
+        if kept * len(block) >= CANCELLED * power:
+            return self.mean
+        signs = np.where(gram[gram.diagonal().argmax()] < 0, -1, 1).astype(np.float32)
+        # The polarity of the whole is inaudible, but turning it over between blocks would fade through silence.
+        weights = signs * self.mean if signs @ self.weights >= 0 else -signs * self.mean
+        return self.weights if np.array_equal(weights, self.weights) else weights
+
+
+class Resampler:
+    """A stream of mono float samples at one rate, at another (libswresample: Kaiser-windowed sinc, its end flushed).
+
+    Chosen over torchaudio's kernel, which needs whole-number rate ratios to stay small and a carry of our own.
+    """
+
+    def __init__(self, rate: int, target: int):
+        import av
+
+        self.rate = rate
+        self.swr = av.AudioResampler(format="flt", layout="mono", rate=target) if rate != target else None
+
+    def push(self, sound: Float32[np.ndarray, "n"]) -> Float32[np.ndarray, "m"]:
+        import av
+
+        if self.swr is None or not len(sound):
+            return sound
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound[None]), format="flt", layout="mono")
+        frame.sample_rate = self.rate
+        return self._joined(self.swr.resample(frame))
+
+    def flush(self) -> Float32[np.ndarray, "m"]:
+        return np.zeros(0, np.float32) if self.swr is None else self._joined(self.swr.resample(None))
+
+    @staticmethod
+    def _joined(frames: list) -> Float32[np.ndarray, "m"]:
+        return np.concatenate([np.zeros(0, np.float32), *(frame.to_ndarray()[0] for frame in frames)])
