@@ -1,0 +1,48 @@
+"""What a family of foreign checkpoints must say of itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from multimodal.errors import CheckpointError
+from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.text import Tokenizer
+from multimodal.weights.folder import Checkpoint, build, fill
+from multimodal.weights.table import Row, Tensors, export_tensors, load_tensors
+
+
+@dataclass(frozen=True)
+class Family:
+    """`recognises(tensors, config)`: by names, and by the configuration file where there is one ({} if none).
+
+    `config_from(config, tensors)` makes our frozen configuration; what neither the file nor the shapes say is
+    refused with CheckpointError, never guessed. `tokenizer` and `preprocessing` get the folder (or None for a
+    bare file) and the foreign configuration, and return None where the model has none or they are not known."""
+
+    name: str
+    model: type[nn.Module]
+    recognises: Callable[[Tensors, dict[str, Any]], bool]
+    config_from: Callable[[dict[str, Any], Tensors], Any]
+    rows: Callable[[Any], list[Row]]
+    tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None] = lambda folder, config: None
+    preprocessing: Callable[[Path | None, dict[str, Any]], Preprocessing | None] = lambda folder, config: None
+
+    def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
+        """The checkpoint as ours. Raises CheckpointError naming the tensor that is missing, extra or misshapen."""
+        try:
+            ours = self.config_from(config, tensors)
+        except KeyError as error:
+            raise CheckpointError(f"{where}: {self.name} needs {error}, which is missing") from None
+        model = build(self.model, ours)
+        fill(model, load_tensors(self.rows(ours), tensors, where), where)
+        return Checkpoint(
+            model.eval(), self.tokenizer(folder, config), self.preprocessing(folder, config), where,
+            {"format": self.name},
+        )  # fmt: skip
+
+    def export(self, model: nn.Module) -> Tensors:
+        """The model's tensors under the family's names."""
+        return export_tensors(self.rows(model.config), model.state_dict())
