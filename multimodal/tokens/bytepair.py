@@ -111,10 +111,7 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bo
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    try:
-        backend = Backend(models.BPE(vocab=vocab, merges=merges))
-    except Exception as error:  # the library raises bare Exception on a merge outside the vocabulary
-        raise CheckpointError(f"the merges do not fit the vocabulary: {error}") from None
+    backend = Backend(models.BPE(vocab=vocab, merges=merges))
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -150,5 +147,7 @@ def _check(vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
             raise CheckpointError(f"{token} has id {vocab.get(token)}, not {token_id}")
     if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
         raise CheckpointError(f"the vocabulary lacks {len(missing)} of the 256 bytes, first {missing[0]!r}")
+    if outside := [token for a, b in merges for token in (a, b, a + b) if token not in vocab]:
+        raise CheckpointError(f"a merge uses {outside[0]!r}, which the vocabulary lacks")
     if spelled := [a + b for a, b in merges if a + b in SPECIALS]:
         raise CheckpointError(f"a merge spells the control token {spelled[0]}")

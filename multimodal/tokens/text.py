@@ -1,6 +1,86 @@
 """Text to tokens: every vocabulary of the project, and the one function that builds the right one."""
 
-from multimodal.tokens.bytepair import BytePairTokenizer as BytePairTokenizer
-from multimodal.tokens.tokenizer import TextBatch as TextBatch
-from multimodal.tokens.tokenizer import TextCut as TextCut
-from multimodal.tokens.tokenizer import Tokenizer as Tokenizer
+from pathlib import Path
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.bytepair import BytePairTokenizer
+from multimodal.tokens.languages import LANGUAGES, language_code
+from multimodal.tokens.tiktokens import GPT2Tokenizer, WhisperTokenizer
+from multimodal.tokens.tokenizer import RECORD, TextBatch, TextCut, Tokenizer, read_record, require_keys
+from multimodal.tokens.vocabularies import (
+    ByteTokenizer,
+    CLIPTokenizer,
+    SentencePieceTokenizer,
+    SigLIPText,
+    canonicalize,
+    sentencepiece_from,
+)
+
+__all__ = [
+    "LANGUAGES",
+    "BytePairTokenizer",
+    "ByteTokenizer",
+    "CLIPTokenizer",
+    "GPT2Tokenizer",
+    "SentencePieceTokenizer",
+    "SigLIPText",
+    "TextBatch",
+    "TextCut",
+    "Tokenizer",
+    "WhisperTokenizer",
+    "canonicalize",
+    "language_code",
+    "tokenizer_from",
+]
+
+_NONE = type(None)
+_KEYS = {
+    "bpe": {"vocab_size": int, "lowercase": bool},
+    "clip": {"context": int},
+    "whisper": {"multilingual": bool, "languages": int},
+    "gpt2": {},
+    "bytes": {},
+    "sentencepiece": {
+        "file": str,
+        "pad_id": int,
+        "add_bos": bool,
+        "canonical": bool,
+        "context": (int, _NONE),
+        "pad_to_length": bool,
+    },
+}
+_NAMED = {
+    "clip": CLIPTokenizer,
+    "gpt2": GPT2Tokenizer,
+    "bytes": ByteTokenizer,
+    "whisper": lambda: WhisperTokenizer(multilingual=True),
+    "whisper-en": lambda: WhisperTokenizer(multilingual=False),
+    "whisper-v3": lambda: WhisperTokenizer(multilingual=True, languages=100),
+}
+
+
+def tokenizer_from(source: Path | str) -> Tokenizer:
+    """The tokenizer of a checkpoint folder (by its `tokenizer_config.json`), or a vocabulary by name.
+
+    A string that is one of the names clip, gpt2, bytes, whisper, whisper-en, whisper-v3 means that vocabulary; write
+    "./clip" for a folder. Raises UsageError when it is neither, CheckpointError when the record is damaged.
+    """
+    if isinstance(source, str) and source in _NAMED:
+        return _NAMED[source]()
+    folder = Path(source)
+    if not folder.is_dir():
+        raise UsageError(f"{source}: neither a folder nor one of the vocabularies {', '.join(_NAMED)}")
+    record = read_record(folder)
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise CheckpointError(f"{folder / RECORD}: kind {kind!r} is none of {', '.join(_KEYS)}")
+    require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
+    if kind == "bpe":
+        return BytePairTokenizer.load(folder)
+    settings = {key: value for key, value in record.items() if key != "kind"}
+    try:
+        if kind == "sentencepiece":
+            return sentencepiece_from(folder, settings)
+        return {**_NAMED, "whisper": WhisperTokenizer}[kind](**settings)
+    except UsageError as error:
+        raise CheckpointError(f"{folder / RECORD}: {error}") from None

@@ -1,0 +1,153 @@
+"""GPT-2's and Whisper's vocabularies, through tiktoken, from the rank files in assets/vocabularies."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from multimodal.assets import asset
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.languages import LANGUAGES, language_code
+from multimodal.tokens.tokenizer import Tokenizer, write_record
+
+if TYPE_CHECKING:
+    import tiktoken
+
+# GPT-2's split into words (Radford et al. 2019), written with possessive and lookahead terms as tiktoken reads it
+_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+_RANKS = {"gpt2": 50256, "multilingual": 50257}
+
+
+@lru_cache(maxsize=2)
+def _encoding(name: Literal["gpt2", "multilingual"]) -> "tiktoken.Encoding":
+    """The plain vocabulary. Control tokens are left out of it, so that no text can spell one."""
+    import tiktoken
+
+    path = asset("vocabularies", f"{name}.tiktoken")
+    try:
+        pairs = (line.split() for line in path.read_bytes().splitlines() if line)
+        ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
+    except (OSError, ValueError, binascii.Error) as error:
+        raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
+    if sorted(ranks.values()) != list(range(_RANKS[name])):
+        raise CheckpointError(f"{path}: {len(ranks)} tokens, not {_RANKS[name]}")
+    return tiktoken.Encoding(name, pat_str=_WORDS, mergeable_ranks=ranks, special_tokens={})
+
+
+class _TiktokenTokenizer(Tokenizer):
+    """Plain ids from tiktoken, control ids from a table of our own."""
+
+    def __init__(self, encoding: Literal["gpt2", "multilingual"], controls: Sequence[str]):
+        self._encoding = _encoding(encoding)
+        self.plain_size = _RANKS[encoding]
+        self.control_ids = {token: self.plain_size + i for i, token in enumerate(controls)}
+        self.control = frozenset(self.control_ids.values())
+        self.vocab_size = self.plain_size + len(controls)
+        self._bytes = [token.encode() for token in controls]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._encoding.encode_ordinary(text)
+
+    def _decode(self, ids: list[int]) -> str:
+        parts = (
+            self._bytes[i - self.plain_size]
+            if i >= self.plain_size
+            else self._encoding.decode_single_token_bytes(i)
+            for i in ids
+        )
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+
+class GPT2Tokenizer(_TiktokenTokenizer):
+    """GPT-2's 50,257 ids. `<|endoftext|>` (50256) ends a text and pads; GPT-2 has no bos."""
+
+    pad_id = eos_id = 50256
+
+    def __init__(self):
+        super().__init__("gpt2", ["<|endoftext|>"])
+
+    def save(self, folder: Path | str) -> None:
+        write_record(folder, {"kind": "gpt2"})
+
+
+class WhisperTokenizer(_TiktokenTokenizer):
+    """Whisper's ids (Radford et al. 2022): text, then `<|endoftext|>`, tasks, languages and 1,501 timestamps.
+
+    `languages` is 99, or 100 for large-v3 and later, which know Cantonese: each later id moves by one.
+    A `batch` is <|startoftranscript|> text <|endoftext|>; a decoder's prompt is `sot_sequence`.
+    """
+
+    SECONDS_PER_TIMESTAMP = 0.02
+
+    def __init__(self, multilingual: bool, languages: int = 99):
+        """Raises UsageError unless `languages` is 99, or 100 with `multilingual`."""
+        if languages not in ((99, 100) if multilingual else (99,)):
+            raise UsageError(f"languages={languages}: Whisper has 99, or 100 in multilingual models from large-v3")
+        self.multilingual = multilingual
+        self.languages = tuple(LANGUAGES)[:languages]
+        stamps = [f"<|{i * self.SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(1501)]
+        names = ["translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"]
+        marks = ["endoftext", "startoftranscript", *self.languages, *names]
+        super().__init__("multilingual" if multilingual else "gpt2", [f"<|{m}|>" for m in marks] + stamps)
+        self.eot, self.sot, *_ = self.control_ids.values()
+        self.translate, self.transcribe, self.sot_lm, self.sot_prev, self.no_speech, self.no_timestamps = (
+            self.control_ids[f"<|{name}|>"] for name in names
+        )
+        self.timestamp_begin = self.no_timestamps + 1
+        self.bos_id, self.eos_id, self.pad_id = self.sot, self.eot, self.eot
+
+    @property
+    def language_tokens(self) -> tuple[int, ...]:
+        """Ids of the language tokens, in the order of `languages`."""
+        return tuple(range(self.sot + 1, self.sot + 1 + len(self.languages)))
+
+    def language_token(self, language: str) -> int:
+        """Id of a language given by code or name. Raises UsageError when this model does not know it."""
+        code = language_code(language)
+        if code not in self.languages:
+            raise UsageError(f"language {language!r} is not one of the {len(self.languages)} of this model")
+        return self.control_ids[f"<|{code}|>"]
+
+    def sot_sequence(
+        self,
+        language: str | None = None,
+        task: Literal["transcribe", "translate"] = "transcribe",
+        timestamps: bool = True,
+    ) -> tuple[int, ...]:
+        """The ids a decoder starts from. English-only models take neither a language token nor a task token."""
+        end = () if timestamps else (self.no_timestamps,)
+        if not self.multilingual:
+            if language is not None and language_code(language) != "en":
+                raise UsageError(f"language {language!r}: this model knows English only")
+            if task != "transcribe":
+                raise UsageError(f"task {task!r}: an English-only model can only transcribe")
+            return (self.sot, *end)
+        if language is None:
+            raise UsageError("a multilingual Whisper model needs a language; detect it or name it")
+        if task not in ("transcribe", "translate"):
+            raise UsageError(f"task {task!r} is neither 'transcribe' nor 'translate'")
+        return (self.sot, self.language_token(language), self.control_ids[f"<|{task}|>"], *end)
+
+    def decode_with_timestamps(self, ids: Sequence[int]) -> str:
+        """Text of ids with every control token written out, a time as `<|1.08|>` (seconds)."""
+        return self.decode(ids, skip_control=False)
+
+    def non_speech_tokens(self) -> tuple[int, ...]:
+        """Ids to suppress so that no speaker tags, brackets or notes of music are written (openai/whisper)."""
+        notes = "♩♪♫♬♭♮♯"  # several tokens each, whose first ones they share with signs no speech needs
+        marks = [*'"#()*+/:;<=>@[\\]^_`{|}~「」『』', *notes]
+        marks += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"]
+        marks += ["[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
+        # a hyphen or an apostrophe is fine within a word, but not as the start of one
+        found = {self._encode(" -")[0], self._encode(" '")[0]}
+        for mark in marks:
+            for ids in (self._encode(mark), self._encode(" " + mark)):
+                if len(ids) == 1 or mark in notes:
+                    found.add(ids[0])
+        return tuple(sorted(found))
+
+    def save(self, folder: Path | str) -> None:
+        record = {"kind": "whisper", "multilingual": self.multilingual, "languages": len(self.languages)}
+        write_record(folder, record)
