@@ -93,9 +93,6 @@ def every(bpe, pieces):
     return [bpe, clip, GPT2Tokenizer(), ByteTokenizer(), SentencePieceTokenizer(pieces), SigLIPText(pieces), *whisper]
 
 
-# --- every tokenizer ---
-
-
 def test_no_text_yields_a_control_id(every):
     for tokenizer in every:
         names = [tokenizer.decode([i], skip_control=False) for i in sorted(tokenizer.control)[:120]]
@@ -136,9 +133,6 @@ def test_ids_and_texts_that_cannot_be_are_refused(every):
                 tokenizer.decode([wrong])
 
 
-# --- batches ---
-
-
 def test_batch_frames_and_pads_to_the_longest(bpe):
     batch = bpe.batch(["the cat", "the"])
     long, short = bpe.encode("the cat"), bpe.encode("the")
@@ -164,9 +158,6 @@ def test_mask_marks_real_tokens_even_where_they_equal_padding():
 def test_batches_that_cannot_be_are_refused(bpe, texts, length):
     with pytest.raises(TextError):
         bpe.batch(texts, length)
-
-
-# --- byte-level BPE ---
 
 
 def test_training_keeps_every_byte_and_the_control_ids(bpe):
@@ -268,9 +259,6 @@ def test_missing_and_unknown_sources(tmp_path):
         asset("vocabularies", "none.tiktoken")
 
 
-# --- CLIP ---
-
-
 def test_clip_ids_equal_open_clip(open_clip_tokenizer):
     ours = CLIPTokenizer()
     for text in ORDINARY + noise(30, 12):
@@ -294,9 +282,6 @@ def test_tokenizing_is_near_linear(alphabet, bpe):
         start = time.perf_counter()
         tokenizer.encode(text)
         assert time.perf_counter() - start < 2, type(tokenizer).__name__
-
-
-# --- Whisper and GPT-2 ---
 
 
 LEAKS = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # its file stays open
@@ -344,6 +329,16 @@ def test_whisper_refuses_prompts_it_was_not_trained_on():
 
 
 @pytest.mark.filterwarnings(*LEAKS)
+def test_long_blanks_split_as_in_the_reference():
+    reference = pytest.importorskip("whisper.tokenizer").get_encoding("gpt2")
+    blanks = [" " * 20_000, "\n \t\u3000" * 5_000, "\x1c " * 9_000]
+    for text in [f"{a}one{b}two {a}\n{c}" for a in blanks for b in blanks for c in ("", "x")]:
+        assert GPT2Tokenizer().encode(text) == reference.encode(text)
+    million = GPT2Tokenizer().encode(" " * 1_200_000 + "x")  # tiktoken alone panics
+    assert million == [220] * 1_199_999 + GPT2Tokenizer().encode(" x")
+
+
+@pytest.mark.filterwarnings(*LEAKS)
 def test_gpt2_ids_are_the_published_ones():
     tokenizer = GPT2Tokenizer()
     assert (tokenizer.vocab_size, tokenizer.eos_id) == (50257, 50256)
@@ -352,9 +347,6 @@ def test_gpt2_ids_are_the_published_ones():
     reference = pytest.importorskip("whisper.tokenizer").get_encoding("gpt2")
     for text in ORDINARY + noise(20, 50, seed=1):
         assert tokenizer.encode(text) == reference.encode(text)
-
-
-# --- SentencePiece, SigLIP, bytes ---
 
 
 def test_canonical_text_equals_the_reference(open_clip_tokenizer):

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +16,10 @@ from multimodal.tokens.tokenizer import Tokenizer, write_record
 if TYPE_CHECKING:
     import tiktoken
 
-# GPT-2's split into words (Radford et al. 2019), written with possessive and lookahead terms as tiktoken reads it
-_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+# GPT-2's split into words (Radford et al. 2019). `\s++$` changes no match, but spares the stack at a text's end
+_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s++$|\s+(?!\S)|\s+"""
+# blank runs as tiktoken's \s sees them (Python's \s has four more); near 1e6 of them it panics on its stack
+_LONG_BLANK = re.compile(r"[^\S\x1c-\x1f]{10000,}")
 _RANKS = {"gpt2": 50256, "multilingual": 50257}
 
 
@@ -48,7 +51,12 @@ class _TiktokenTokenizer(Tokenizer):
         self._bytes = [token.encode() for token in controls]
 
     def _encode(self, text: str) -> list[int]:
-        return self._encoding.encode_ordinary(text)
+        ids, start = [], 0
+        for run in _LONG_BLANK.finditer(text):
+            end = run.end() - (run.end() < len(text))  # a word takes the last blank before it
+            ids += self._encoding.encode_ordinary(text[start:end])
+            start = end
+        return ids + self._encoding.encode_ordinary(text[start:])
 
     def _decode(self, ids: list[int]) -> str:
         parts = (
