@@ -17,3 +17,8 @@ def asset(*parts: str) -> Path:
         if (path := root.joinpath(*parts)).exists():
             return path
     raise CheckpointError(f"assets/{'/'.join(parts)}: not part of this installation")
+
+
+def shipped() -> dict[str, Path]:
+    """The models that ship with the project: name to checkpoint folder."""
+    return {folder.parent.name: folder.parent for root in _ROOTS for folder in sorted(root.glob("*/manifest.json"))}

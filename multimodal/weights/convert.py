@@ -1,0 +1,98 @@
+"""`multimodal convert`: pickled checkpoints, asked for by name, to a folder of ours; and ours to foreign names."""
+
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.weights.folder import Checkpoint, read_json, save_folder, write_durably
+from multimodal.weights.load import CONFIGS, UNSAFE, architecture_config, families, load, load_foreign
+from multimodal.weights.table import Tensors
+
+
+def convert(
+    source: Path | str, target: Path, architecture: str | None = None, to: str | None = None,
+    config: Path | None = None, dtype: torch.dtype | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Reads `source` (a pickled file, or whatever `load` takes) and writes `target`: a checkpoint folder of
+    ours, or with `to` a .safetensors file under that family's names. Raises CheckpointError, UsageError."""
+    if target.exists():
+        raise UsageError(f"{target}: exists already")
+    path = Path(source)
+    checkpoint = _from_pickle(path, architecture, config) if path.suffix in UNSAFE else load(source, architecture)
+    if to is None:
+        save_folder(checkpoint, target, dtype)
+    else:
+        _export(checkpoint, target, to)
+    return checkpoint
+
+
+def read_pickled(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and configuration of a .pt file, read with `weights_only=True`; there is no fallback to full
+    unpickling. OpenAI's CLIP files are TorchScript archives, whose own loader gives their tensors."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    if _is_torchscript(path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            content: Any = torch.jit.load(path, map_location="cpu").state_dict()
+    else:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+            cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"{path}: cannot be read as plain tensors ({cause})") from None
+    return _tensors_of(content, path)
+
+
+def _tensors_of(content: Any, path: Path) -> tuple[Tensors, dict[str, Any]]:
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a state dict")
+    config = {"dims": dict(content["dims"])} if "dims" in content else {}
+    for key in ("model_state_dict", "state_dict", "model"):
+        if isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    for name, value in content.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(f"{path}: {name!r} is a {type(value).__name__}, not a tensor")
+        if value.layout != torch.strided:
+            # with weights_only=True an unchecked sparse tensor crashes the next product
+            raise CheckpointError(f"{path}: tensor {name!r} is {value.layout}, not dense")
+    # a model wrapped in DistributedDataParallel saves under this prefix
+    return {name.removeprefix("module."): value for name, value in content.items()}, config
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _from_pickle(path: Path, architecture: str | None, config: Path | None) -> Checkpoint:
+    tensors, found = read_pickled(path)
+    if architecture:
+        found = architecture_config(architecture)
+    elif config:
+        found = read_json(config)
+    elif not found:
+        beside = [path.parent / name for name in CONFIGS if (path.parent / name).is_file()]
+        found = read_json(beside[0]) if beside else {}
+    return load_foreign(tensors, found, str(path), path.parent)
+
+
+def _export(checkpoint: Checkpoint, target: Path, to: str) -> None:
+    from safetensors.torch import save
+
+    known = families()
+    if to not in known:
+        raise UsageError(f"--to {to}: unknown format (one of {', '.join(known)})")
+    if not isinstance(checkpoint.model, known[to].model):
+        raise UsageError(f"--to {to}: holds {known[to].model.__name__} models, not {type(checkpoint.model).__name__}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(target, save(known[to].export(checkpoint.model), metadata={"format": "pt"}))
