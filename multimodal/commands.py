@@ -1,0 +1,240 @@
+"""What each command of the console script does with its options. Each returns the exit code."""
+
+import csv
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from multimodal import __version__
+from multimodal.assets import shipped
+from multimodal.cli import fail
+from multimodal.errors import AudioError, ImageError, MultimodalError, UsageError
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import families, load
+
+
+def classify(options: Namespace) -> int:
+    from multimodal.tasks.zeroshot import ZeroShotClassifier
+    from multimodal.tokens.image import find_images
+
+    labels, templates = _labels(options), _templates(options.templates)
+    files, code = _found(options.images, find_images)
+    classifier = ZeroShotClassifier(load(options.model, options.architecture), labels, templates)
+    top = options.top or (5 if options.format == "table" else None)
+    results, failed = _each(files, lambda batch: classifier.results(batch, top), options.batch_size, ImageError)
+    rows = ([r["file"], s["label"], s["score"]] for r in results for s in r["scores"])
+    _print_results(results, rows, ["file", "label", "score"], options.format)
+    return code or failed
+
+
+def transcribe(options: Namespace) -> int:
+    from multimodal.tasks.subtitles import clock, write_transcript
+    from multimodal.tasks.transcribe import transcribe as run
+    from multimodal.tokens.audio import find_audio
+
+    files, code = _found(options.audio, find_audio)
+    folder = Path(options.output_dir)
+    stems = [file.stem for file in files]
+    if same := next((stem for stem in stems if stems.count(stem) > 1), None):
+        raise UsageError(f"{options.output_dir}: two recordings would both be written as {same}.*")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = load(options.model, options.architecture)
+    for file in files:
+        try:
+            result = run(file, model, language=options.language, task=options.task, beam_size=options.beam_size)
+        except AudioError as error:
+            code = fail(error)
+            continue
+        if options.verbose:
+            for s in result["segments"]:
+                print(f"[{clock(s['start'])} --> {clock(s['end'])}]  {s['text'].strip()}", flush=True)
+        write_transcript(result, file, folder, options.output_format)
+    return code
+
+
+def caption(options: Namespace) -> int:
+    from multimodal.tasks.caption import caption as run
+    from multimodal.tokens.image import find_images
+
+    model = load(options.model, options.architecture)
+    files, code = _found(options.images, find_images)
+
+    def captions(batch: list[Path]) -> list[dict[str, Any]]:
+        return run(batch, model, beam_size=options.beam_size, max_tokens=options.max_tokens)
+
+    results, failed = _each(files, captions, 16, ImageError)
+    rows = ([r["file"], r["caption"], r["score"]] for r in results)
+    _print_results(results, rows, ["file", "caption", "score"], options.format)
+    return code or failed
+
+
+def generate(options: Namespace) -> int:
+    from multimodal.tasks.generate import generate as run
+
+    model = load(options.model, options.architecture)
+    print(run(options.prompt, model, max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed))
+    return 0
+
+
+def models(_: Namespace) -> int:
+    from multimodal.presets import PRESETS
+    from multimodal.weights.folder import read_json
+
+    print("shipped models")
+    for name, folder in shipped().items():
+        card = folder / "card.json"
+        print(f"  {name:<20} {read_json(card).get('summary', '') if card.exists() else ''}")
+    print("sizes of the papers (multimodal.presets)")
+    print("  " + ", ".join(PRESETS))
+    print("formats that load and convert take")
+    print("  multimodal, " + ", ".join(families()))
+    return 0
+
+
+def info(options: Namespace) -> int:
+    facts = describe(load(options.model, options.architecture))
+    if options.format == "json":
+        print(json.dumps(facts, ensure_ascii=False, indent=1))
+        return 0
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{key}:")
+            for line in _indented(value):
+                print(f"  {line}")
+        else:
+            print(f"{key}: {value}")
+    return 0
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as facts for people."""
+    from multimodal.weights.records import to_record
+
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    parts["own"] = sum(p.numel() for p in model.parameters(recurse=False))
+    return {
+        "source": checkpoint.source,
+        "kind": checkpoint.kind,
+        "parameters": {"total": sum(p.numel() for p in model.parameters())} | {k: n for k, n in parts.items() if n},
+        "tokenizer": f"{type(tokenizer).__name__}, {tokenizer.vocab_size} tokens" if tokenizer else "none",
+        "preprocessing": checkpoint.preprocessing.to_dict() if checkpoint.preprocessing else "none",
+        **(checkpoint.card or {"licence": "not stated by the checkpoint", "training_data": "not stated"}),
+        "config": to_record(model.config),
+    }
+
+
+def convert(options: Namespace) -> int:
+    import torch
+
+    from multimodal.weights.convert import convert as run
+
+    config = Path(options.config) if options.config else None
+    dtype = torch.float16 if options.half else None
+    made = run(options.source, Path(options.target), options.architecture, options.to, config, dtype)
+    print(f"{options.target}: {made.kind}, {sum(p.numel() for p in made.model.parameters()):,} parameters")
+    return 0
+
+
+def env(_: Namespace) -> int:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    print(f"multimodal {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for name in ("torch", "torchvision", "torchaudio", "timm", "open_clip_torch", "av", "pillow", "tokenizers"):
+        try:
+            print(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            print(f"{name} is not installed")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    print(f"accelerator {device}; {torch.get_num_threads()} threads; CPU {torch.backends.cpu.get_cpu_capability()}")
+    return 0
+
+
+def _found(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
+    """The files that the arguments name, each once; an argument that names none is reported, the others go on."""
+    files: dict[Path, None] = {}
+    code = 0
+    for argument in arguments:
+        try:
+            files |= dict.fromkeys(find([argument]))
+        except UsageError as error:
+            code = fail(error)
+    return list(files), code
+
+
+def _each(
+    files: list[Path], work: Callable[[list[Path]], list], batch_size: int, error_class: type[MultimodalError]
+) -> tuple[list, int]:
+    """`work` over batches; where one fails its files are taken one by one, so that the others still get a result."""
+    results, code = [], 0
+    for start in range(0, len(files), batch_size):
+        batch = files[start : start + batch_size]
+        try:
+            results += work(batch)
+            continue
+        except error_class:
+            pass
+        for file in batch:
+            try:
+                results += work([file])
+            except error_class as error:
+                code = fail(error)
+    return results, code
+
+
+def _labels(options: Namespace) -> list[str]:
+    if (options.labels is None) == (options.labels_file is None):
+        raise UsageError("--labels: give labels, or a file of them with --labels_file")
+    if options.labels_file:
+        return [line for line in _lines(options.labels_file, "--labels_file") if line.strip()]
+    return options.labels[0].split(",") if len(options.labels) == 1 else options.labels
+
+
+def _templates(value: str | None) -> str | list[str] | None:
+    from multimodal.tasks.zeroshot import TEMPLATES
+
+    if value is None or value == "none" or value in TEMPLATES or not Path(value).exists():
+        return value
+    return [line for line in _lines(value, "--templates") if line.strip()]
+
+
+def _lines(path: str, flag: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{flag} {path}: cannot be read as UTF-8 text ({error})") from None
+
+
+def _print_results(results: list, rows: Iterator[list], header: list[str], style: str) -> None:
+    if style == "json":
+        print(json.dumps(results, ensure_ascii=False, indent=1))
+    elif style == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    else:
+        last = None
+        for file, text, score in rows:
+            if file != last:
+                print(file)
+            print(f"  {score:8.4f}  {text}")
+            last = file
+
+
+def _indented(value: dict[str, Any]) -> list[str]:
+    """Nested facts, a line each."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            lines += [f"{key}:", *(f"  {line}" for line in _indented(item))]
+        else:
+            lines.append(
+                f"{key}: {item:,}" if isinstance(item, int) and not isinstance(item, bool) else f"{key}: {item}"
+            )
+    return lines
