@@ -67,8 +67,8 @@ class ConformerEncoder(nn.Module):
     def __init__(self, config: ConformerEncoderConfig):
         super().__init__()
         self.config = config
-        stem = Subsample(config.bands, config.width, config.subsample, config.channels)
-        self.stem = stem if config.subsample > 1 else None
+        stemless = config.subsample == 1
+        self.stem = None if stemless else Subsample(config.bands, config.width, config.subsample, config.channels)
         self.drop = nn.Dropout(config.block.dropout)
         self.blocks = nn.ModuleList(
             ConformerBlock(config.block, config.drop_path * i / max(config.layers - 1, 1)) for i in range(config.layers)
