@@ -25,11 +25,11 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
         """Adds T positions; returns all that are held."""
         end = self.length + key.shape[2]
-        if self._key is None:
+        if not self.length:  # empty, or cut to nothing
             self._key, self._value = key, value
-        elif end > self._key.shape[2]:
-            self._key, self._value = self._grown(self._key, end), self._grown(self._value, end)
-        if self.length:
+        else:
+            if end > self._key.shape[2]:
+                self._key, self._value = self._grown(self._key, end), self._grown(self._value, end)
             self._key[:, :, self.length : end] = key
             self._value[:, :, self.length : end] = value
         self.length = end

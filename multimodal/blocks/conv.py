@@ -78,7 +78,7 @@ class MaskedGroupNorm(nn.GroupNorm):
 @dataclass(frozen=True)
 class ConformerConfig:
     """One Conformer block. `conv_norm`: `layer` is exact in padded batches; `batch` and `group` serve
-    foreign weights."""
+    foreign weights. `conv_causal`: the convolution sees no later frame (streaming)."""
 
     attention: AttentionConfig
     hidden: int
@@ -87,6 +87,7 @@ class ConformerConfig:
     conv_first: bool = False
     conv_bias: bool = True
     dropout: float = 0.0
+    conv_causal: bool = False
 
 
 class ConformerConvolution(nn.Module):
@@ -103,7 +104,7 @@ class ConformerConvolution(nn.Module):
         self.norm = MaskedGroupNorm(1, width) if kind == "group" else norms[kind](width)
         self.project = nn.Linear(width, width, bias=config.conv_bias)
         # an even kernel (the paper's 32) sees one frame more of the past than of the future
-        self.pad = (kernel // 2, (kernel - 1) // 2)
+        self.pad = (kernel - 1, 0) if config.conv_causal else (kernel // 2, (kernel - 1) // 2)
 
     def forward(self, x: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
         x = zero_padded(F.glu(self.expand(self.before(x)), -1), valid)

@@ -47,7 +47,8 @@ class SpeechEncoder(nn.Module):
 @dataclass(frozen=True)
 class ConformerEncoderConfig:
     """`subsample` 2, 4 or 8 frames become one (`channels` wide convolutions); 1: features come as width-wide
-    frames, without a stem. `rotary`: RoPE in attention. `chunk`: frames after the stem seen at once (0: all)."""
+    frames, without a stem. `rotary`: RoPE in attention. `chunk`: frames after the stem seen at once (0: all);
+    it needs convolutions that see no later frame either."""
 
     bands: int
     block: ConformerConfig
@@ -67,6 +68,8 @@ class ConformerEncoder(nn.Module):
     def __init__(self, config: ConformerEncoderConfig):
         super().__init__()
         self.config = config
+        if config.chunk and (not config.block.conv_causal or config.block.conv_norm == "group"):
+            raise ValueError(f"chunk {config.chunk} needs conv_causal and a conv_norm other than group")
         stemless = config.subsample == 1
         self.stem = None if stemless else Subsample(config.bands, config.width, config.subsample, config.channels)
         self.drop = nn.Dropout(config.block.dropout)

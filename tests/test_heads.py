@@ -1,0 +1,84 @@
+"""Losses equal open_clip's and their definitions."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from multimodal.heads import clip_loss, ctc_loss, matching_loss, sigmoid_loss, token_loss
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+IMAGES, TEXTS = (torch.nn.functional.normalize(noise(6, 8, seed=s), dim=-1) for s in (1, 2))
+
+
+def test_clip_loss_equals_open_clips():
+    from open_clip.loss import ClipLoss
+
+    expected = ClipLoss()(IMAGES, TEXTS, torch.tensor(14.0))
+    assert_close(clip_loss(14.0 * IMAGES @ TEXTS.T), expected, atol=1e-6, rtol=0)
+
+
+def test_sigmoid_loss_equals_open_clips():
+    from open_clip.loss import SigLipLoss
+
+    expected = SigLipLoss()(IMAGES, TEXTS, torch.tensor(10.0), torch.tensor(-3.0))
+    logits = 10.0 * IMAGES @ TEXTS.T - 3.0
+    assert_close(sigmoid_loss(logits), expected, atol=1e-6, rtol=1e-6)
+    assert_close(sigmoid_loss(logits, torch.eye(6, dtype=torch.bool)), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_matching_loss_is_clip_loss_when_all_differ():
+    logits = noise(6, 6) * 5
+    assert_close(matching_loss(logits, torch.eye(6, dtype=torch.bool)), clip_loss(logits), atol=1e-6, rtol=0)
+
+
+def test_equal_texts_are_no_negatives():
+    classes = torch.tensor([0, 1, 0])
+    same = classes[:, None] == classes
+    scores = torch.where(same, 30.0, -30.0)
+    assert matching_loss(scores, same) < torch.tensor(2.0).log() * 2 / 3 + 1e-5  # the entropy of its targets
+    assert clip_loss(scores) > 0.4
+    assert sigmoid_loss(scores, same) < 1e-6 < sigmoid_loss(scores)
+
+
+def paths(length: int, width: int):
+    return torch.cartesian_prod(*[torch.arange(width)] * length)
+
+
+def test_ctc_loss_is_the_sum_over_paths_a_token():
+    blank, logits = 2, noise(2, 4, 3) * 2
+    lengths, targets, sizes = torch.tensor([4, 3]), torch.tensor([[0, 1], [1, 0]]), torch.tensor([2, 1])
+    total = 0.0
+    for row in range(2):
+        probabilities, wanted = logits[row].softmax(-1), targets[row, : sizes[row]].tolist()
+        likelihood = 0.0
+        for path in paths(int(lengths[row]), 3).tolist():
+            collapsed = [c for i, c in enumerate(path) if c != blank and (i == 0 or path[i - 1] != c)]
+            if collapsed == wanted:
+                likelihood += torch.stack([probabilities[t, c] for t, c in enumerate(path)]).prod()
+        total -= likelihood.log()
+    assert_close(ctc_loss(logits, lengths, targets, sizes, blank), total / 3, atol=1e-5, rtol=0)
+
+
+def test_ctc_row_that_cannot_fit_counts_nothing():
+    logits = noise(2, 3, 4).requires_grad_()
+    lengths, targets = torch.tensor([3, 3]), torch.tensor([[0, 1, 0], [1, 1, 1]])
+    loss = ctc_loss(logits, lengths, targets, torch.tensor([1, 3]), 3)
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad[0].abs().sum() > 0
+    assert (logits.grad[1] == 0).all()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_token_loss_ignores_padding_and_weighs_tokens_alike(smoothing):
+    logits, targets = noise(2, 4, 5), torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]])
+    valid = torch.tensor([[True] * 4, [True, False, False, False]])
+    junk = torch.where(valid[..., None], logits, torch.nan)
+    rows = torch.cat([logits[0], logits[1, :1]]).log_softmax(-1)
+    picked = rows[torch.arange(5), torch.tensor([1, 2, 3, 4, 0])]
+    expected = -((1 - smoothing) * picked + smoothing * rows.mean(-1)).mean()
+    assert_close(token_loss(junk, targets, valid, smoothing), expected, atol=1e-6, rtol=0)

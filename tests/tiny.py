@@ -1,0 +1,91 @@
+"""Tiny models for the tests, one configuration for each kind, with every weight random."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.conv import ConformerConfig
+from multimodal.blocks.stack import StackConfig, transformer
+from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
+from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoderConfig
+from multimodal.models.text import TextConfig
+from multimodal.models.vit import ViT, ViTConfig
+
+WIDTH, HEADS, VOCABULARY = 16, 2, 23
+
+
+def stack(**options) -> StackConfig:
+    return transformer(WIDTH, 2, HEADS, 24, **options)
+
+
+def text(causal: bool = True, tied: bool | None = None, source: bool = False, context: int = 12) -> TextConfig:
+    return TextConfig(VOCABULARY, context, stack(source_width=WIDTH if source else None), causal, tied)
+
+
+def conformer(subsample: int = 4, chunk: int = 0, rotary: bool = False, **block) -> ConformerEncoderConfig:
+    block = {"attention": AttentionConfig(WIDTH, HEADS, relative=not rotary), "hidden": 24, "kernel": 5} | block
+    return ConformerEncoderConfig(8, ConformerConfig(**block), 2, subsample, 4, rotary, chunk)
+
+
+VIT = ViTConfig((8, 12), 4, stack(), "token", True, classes=5)
+VITS = {
+    "token": VIT,
+    "mean": replace(VIT, pool="mean", class_token=False, stack=stack(final_norm=False), norm_after_pool=True),
+    "map": replace(VIT, pool="map", class_token=False, classes=0),
+    "registers": replace(VIT, registers=3, positions_on_prefix=False),
+    "registers-mean": replace(VIT, registers=3, pool="mean", stem_norm=True, patch_bias=False, head_bias=False),
+    "layer-scale": replace(VIT, stack=stack(layer_scale=True)),
+}
+CLIPS = {
+    "softmax": CLIPConfig(replace(VIT, classes=0), text(), 6, "softmax", "eos", eos_id=VOCABULARY - 1),
+    "sigmoid": CLIPConfig(VITS["map"], text(causal=False), WIDTH, "sigmoid", "last", image_project=False,
+                          text_bias=True),
+    "masked": CLIPConfig(replace(VIT, classes=0), text(causal=False), 6, "softmax", "eos", eos_id=VOCABULARY - 1,
+                         text_valid=True),
+}  # fmt: skip
+CONFORMERS = {
+    "relative": conformer(),
+    "rotary": conformer(rotary=True, subsample=8),
+    "chunk": conformer(chunk=2, conv_causal=True),
+    "group": conformer(subsample=2, conv_norm="group", conv_first=True),
+    "batch": conformer(subsample=1, conv_norm="batch", rotary=True, conv_bias=False, hidden=20),
+}
+SPEECH = SpeechToTextConfig(SpeechEncoderConfig(8, 10, stack(key_bias=False)), text(tied=True, source=True))
+JOINT = JointConformerConfig(conformer(), VOCABULARY, text(tied=False, source=True))
+CAPTIONER = CaptionerConfig(replace(VIT, pool="none", classes=0), text(tied=True, source=True))
+
+ALL = {
+    **{f"vit-{name}": (ViT, config) for name, config in VITS.items()},
+    **{f"clip-{name}": (CLIP, config) for name, config in CLIPS.items()},
+    **{f"conformer-{name}": (ConformerEncoder, config) for name, config in CONFORMERS.items()},
+    "speech-to-text": (SpeechToText, SPEECH),
+    "joint": (JointConformer, JOINT),
+    "joint-ctc-alone": (JointConformer, replace(JOINT, decoder=None)),
+    "captioner": (Captioner, CAPTIONER),
+}
+
+
+@torch.no_grad()
+def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
+    """In eval mode, every weight and statistic made from `seed`: zeros and ones would hide a forgotten term."""
+    source = torch.Generator().manual_seed(seed)
+    for name, tensor in module.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        noise = torch.randn(tensor.shape, generator=source) * 0.25
+        if name.endswith("running_var"):
+            tensor.copy_(noise.exp())
+        elif tensor.ndim == 0 or (tensor.ndim == 1 and name.endswith("weight")):  # a temperature, a norm's gain
+            tensor.add_(noise)
+        else:
+            tensor.copy_(noise)
+    return module.eval()
+
+
+def made(name: str) -> nn.Module:
+    kind, config = ALL[name]
+    return randomized(kind(config))
