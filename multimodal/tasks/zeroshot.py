@@ -8,12 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.models.clip import CLIP
-from multimodal.tokens.image import preprocess, read_image
+from multimodal.tasks.pictures import name_of, pixels_of
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -77,11 +76,9 @@ class ZeroShotClassifier:
 
     def results(self, images: Sequence[Any], top: int | None = None) -> list[dict[str, Any]]:
         """As `classify` returns them."""
-        pictures = [image if isinstance(image, Image.Image) else read_image(image) for image in images]
-        pixels = torch.stack([preprocess(picture, self.preprocessing) for picture in pictures])
-        rows = self.probabilities(pixels)
+        rows = self.probabilities(pixels_of(images, self.preprocessing))
         return [
-            {"file": _name(image), "scores": self.ranked(row, top)} for image, row in zip(images, rows, strict=True)
+            {"file": name_of(image), "scores": self.ranked(row, top)} for image, row in zip(images, rows, strict=True)
         ]
 
     def ranked(self, row: Float[Tensor, "C"], top: int | None) -> list[dict[str, Any]]:
@@ -128,9 +125,3 @@ def _open_clip_templates() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _name(image: Any) -> str:
-    return (
-        str(image) if isinstance(image, str | Path) else getattr(image, "filename", "") or f"<{type(image).__name__}>"
-    )

@@ -18,6 +18,7 @@ from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
+from multimodal.models.text import TextConfig, TextTransformer
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import Tokenizer, tokenizer_from
@@ -31,6 +32,7 @@ KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "conformer": (ConformerEncoder, ConformerEncoderConfig),
     "joint_conformer": (JointConformer, JointConformerConfig),
     "captioner": (Captioner, CaptionerConfig),
+    "text": (TextTransformer, TextConfig),
 }
 
 
