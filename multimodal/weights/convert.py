@@ -42,7 +42,9 @@ def read_pickled(path: Path) -> tuple[Tensors, dict[str, Any]]:
             content: Any = torch.jit.load(path, map_location="cpu").state_dict()
     else:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            # a sparse tensor with indices outside its shape would read other memory at the first product
+            with torch.sparse.check_sparse_tensor_invariants(True):
+                content = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
             cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"{path}: cannot be read as plain tensors ({cause})") from None

@@ -1,0 +1,80 @@
+"""Captions and continuations of models that were taught one thing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from multimodal import caption, generate, load
+from multimodal.blocks.stack import transformer
+from multimodal.errors import TextError, UsageError
+from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.vit import ViTConfig
+from multimodal.tasks.pictures import pixels_of
+from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text import BytePairTokenizer
+from multimodal.weights.folder import Checkpoint, save_folder
+
+RECORD = Preprocessing((32, 32), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+CAPTIONS = {"red": "a red wall", "blue": "a deep blue sea", "lime": "a green field"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BytePairTokenizer:
+    return BytePairTokenizer.train([*CAPTIONS.values()] * 2, 300)
+
+
+@pytest.fixture(scope="module")
+def captioner(tokenizer) -> Checkpoint:
+    """Trained in a second to tell three colours apart."""
+    torch.manual_seed(0)
+    image = ViTConfig((32, 32), 16, transformer(32, 1, 4, 64), "none", False)
+    text = TextConfig(tokenizer.vocab_size, 16, transformer(32, 1, 4, 64, source_width=32), True, True)
+    model = Captioner(CaptionerConfig(image, text))
+    pixels = pixels_of([Image.new("RGB", (40, 40), c) for c in CAPTIONS], RECORD)
+    batch = tokenizer.batch(list(CAPTIONS.values()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(80):
+        logits = model(pixels, batch.ids[:, :-1])
+        loss = F.cross_entropy(logits[batch.mask[:, 1:]], batch.ids[:, 1:][batch.mask[:, 1:]])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return Checkpoint(model.eval(), tokenizer, RECORD)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_captions_say_what_was_taught_and_batch_equals_single(captioner, beam_size, tmp_path):
+    pictures = [Image.new("RGB", (60, 44), c) for c in CAPTIONS]
+    together = caption(pictures, captioner, beam_size=beam_size)
+    assert [r["caption"] for r in together] == list(CAPTIONS.values())
+    for picture, row in zip(pictures, together, strict=True):
+        (alone,) = caption(picture, captioner, beam_size=beam_size)
+        assert alone["caption"] == row["caption"]
+        assert alone["score"] == pytest.approx(row["score"], abs=1e-4)
+    save_folder(captioner, tmp_path / "captioner")
+    pictures[1].save(tmp_path / "blue.png")
+    (read,) = caption(tmp_path / "blue.png", tmp_path / "captioner", beam_size=beam_size)
+    assert read["caption"] == CAPTIONS["blue"]
+
+
+def test_a_model_of_another_kind_is_refused(captioner):
+    with pytest.raises(UsageError, match="needs a language model"):
+        generate("a", captioner)
+    with pytest.raises(UsageError, match="there are none"):
+        caption([], captioner)
+
+
+def test_generate_is_greedy_or_seeded_and_keeps_within_the_context(tokenizer, tmp_path):
+    torch.manual_seed(0)
+    text = TextTransformer(TextConfig(tokenizer.vocab_size, 24, transformer(32, 2, 4, 64), True, True)).eval()
+    save_folder(Checkpoint(text, tokenizer), tmp_path / "lm")
+    model = load(tmp_path / "lm")
+    assert generate("a red", model) == generate("a red", model)
+    drawn = [generate("a red", model, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(TextError, match="context is 24"):
+        generate("xyz" * 24, model)
+    with pytest.raises(UsageError, match="below 0"):
+        generate("a", model, temperature=-1.0)

@@ -1,0 +1,197 @@
+"""`load` and `convert`: every door a checkpoint can come through, and the ones it may not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import multimodal
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.seq2seq import SpeechToText
+from multimodal.weights.convert import convert
+from multimodal.weights.load import families, load
+
+DIMS = {
+    "n_mels": 80, "n_audio_ctx": 20, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1,
+    "n_vocab": 51864, "n_text_ctx": 12, "n_text_state": 16, "n_text_head": 2, "n_text_layer": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whisper_state() -> dict:
+    from whisper.model import ModelDimensions, Whisper
+
+    torch.manual_seed(0)
+    return {"dims": dict(DIMS), "model_state_dict": Whisper(ModelDimensions(**DIMS)).state_dict()}
+
+
+@pytest.fixture(scope="module")
+def hf_folder(tmp_path_factory) -> Path:
+    """A tiny Whisper as transformers saves it."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    sizes = dict(  # noqa: C408
+        d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=51864, max_source_positions=20, max_target_positions=12,
+        pad_token_id=50256, bos_token_id=50256, eos_token_id=50256, decoder_start_token_id=50257,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("hf") / "model"
+    WhisperForConditionalGeneration(WhisperConfig(**sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def pickled(tmp_path, whisper_state) -> Path:
+    path = tmp_path / "tiny.pt"
+    torch.save(whisper_state, path)
+    return path
+
+
+def same_weights(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    left, right = one.state_dict(), two.state_dict()
+    return left.keys() == right.keys() and all(left[k].equal(right[k]) for k in left)
+
+
+def test_a_pickled_file_is_only_read_by_convert(pickled, tmp_path, whisper_state):
+    with pytest.raises(CheckpointError, match="multimodal convert"):
+        load(pickled)
+    convert(pickled, tmp_path / "ours")
+    ours = load(tmp_path / "ours")
+    assert ours.kind == "speech_to_text"
+    assert ours.tokenizer is not None
+    expected = whisper_state["model_state_dict"]["decoder.token_embedding.weight"]
+    assert ours.model.decoder.embed.weight.equal(expected)
+    with pytest.raises(UsageError, match="exists already"):
+        convert(pickled, tmp_path / "ours")
+
+
+def test_export_gives_the_foreign_file_back_to_the_bit(pickled, tmp_path, whisper_state):
+    convert(pickled, tmp_path / "back.safetensors", to="whisper")
+    back = load_file(tmp_path / "back.safetensors")
+    assert back.keys() == whisper_state["model_state_dict"].keys()
+    assert all(back[k].equal(v) for k, v in whisper_state["model_state_dict"].items())
+    with pytest.raises(UsageError, match="unknown format"):
+        convert(pickled, tmp_path / "x.safetensors", to="onnx")
+    with pytest.raises(UsageError, match="not SpeechToText"):
+        convert(pickled, tmp_path / "x.safetensors", to="timm")
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ({"weight": Evil()}, "cannot be read as plain tensors"),
+        ([1, 2], "holds a list"),
+        ({"weight": "text"}, "'weight' is a str"),
+        ({"weight": torch.eye(2).to_sparse()}, "not dense"),
+        ({"weight": torch.eye(2)}, "no known format"),
+    ],
+)
+def test_pickles_that_are_no_plain_weights_are_refused_by_cause(tmp_path, capsys, content, cause):
+    torch.save(content, tmp_path / "bad.pt")
+    with pytest.raises(CheckpointError, match=cause):
+        convert(tmp_path / "bad.pt", tmp_path / "out")
+    assert "code ran" not in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_truncated_and_missing_files_are_named(tmp_path, pickled):
+    half = tmp_path / "half.pt"
+    half.write_bytes(pickled.read_bytes()[:5000])
+    for path in (half, tmp_path / "missing.pt"):
+        with pytest.raises(CheckpointError, match=path.name):
+            convert(path, tmp_path / "out")
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"not one")
+    with pytest.raises(CheckpointError, match=r"broken\.safetensors"):
+        load(broken)
+
+
+def test_a_hugging_face_folder_a_bare_file_and_shards_are_one_model(hf_folder, tmp_path):
+    whole = load(hf_folder)
+    assert isinstance(whole.model, SpeechToText)
+    assert same_weights(whole.model, load(hf_folder / "model.safetensors").model)
+    tensors = load_file(hf_folder / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for shard, held in shards.items():
+        save_file({n: tensors[n] for n in held}, tmp_path / shard)
+    index = {"weight_map": {n: shard for shard, held in shards.items() for n in held}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text((hf_folder / "config.json").read_text())
+    assert same_weights(whole.model, load(tmp_path).model)
+
+
+def test_a_hub_repository_in_the_local_cache_loads_offline(hf_folder, tmp_path, monkeypatch):
+    import huggingface_hub.constants as constants
+
+    repository = tmp_path / "models--owner--tiny-whisper"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_bytes((hf_folder / name).read_bytes())
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert same_weights(load("hf-hub:owner/tiny-whisper").model, load(hf_folder).model)
+    with pytest.raises(CheckpointError, match="hf-hub:owner/other"):
+        load("hf-hub:owner/other")
+    with pytest.raises(CheckpointError, match="hf-hub:a/b/c"):
+        load("hf-hub:a/b/c")
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"), [("missing", "missing"), ("extra", "not of this model"), ("shape", "shape")]
+)
+def test_a_tensor_that_does_not_fit_is_named(hf_folder, tmp_path, change, cause):
+    tensors = load_file(hf_folder / "model.safetensors")
+    name = "model.decoder.layers.0.fc1.weight"
+    if change == "missing":
+        del tensors[name]
+    elif change == "extra":
+        name = "model.decoder.layers.0.fc9.weight"
+        tensors[name] = torch.zeros(1)
+    else:
+        tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((hf_folder / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=cause) as caught:
+        load(tmp_path)
+    assert name.split(".")[-2] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_lists_near_ones():
+    with pytest.raises(UsageError, match=r"near: .*clip-vit-16"):
+        load("clip-vit-61")
+    with pytest.raises(UsageError, match="ViT-B-32"):
+        load(Path(__file__).parent, architecture="ViT-B-32-quikgelu")
+    with pytest.raises(UsageError, match="tags: "):
+        load("open_clip:ViT-B-32:no-such-tag")
+
+
+def test_folders_without_one_weights_file_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no weights files"):
+        load(tmp_path)
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="holds 2 weights files"):
+        load(tmp_path)
+
+
+def test_names_of_families_can_be_typed():
+    assert all(name.replace("-", "").replace("_", "").isalnum() for name in families()), list(families())
+
+
+def test_public_names():
+    assert sorted(multimodal.__all__) == ["caption", "classify", "generate", "load", "transcribe"]
+    assert all(callable(getattr(multimodal, name)) for name in multimodal.__all__)
+    with pytest.raises(AttributeError):
+        multimodal.missing  # noqa: B018
