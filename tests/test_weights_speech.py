@@ -9,8 +9,10 @@ from multimodal.models.speech import ConformerEncoder
 from multimodal.weights.conformer_torchaudio import CONFORMER
 from multimodal.weights.whisper import WHISPER_HF, WHISPER_OPENAI
 
-DIMS = dict(n_mels=8, n_audio_ctx=20, n_audio_state=32, n_audio_head=2, n_audio_layer=2,
-            n_vocab=100, n_text_ctx=16, n_text_state=32, n_text_head=4, n_text_layer=2)  # fmt: skip
+DIMS = {
+    "n_mels": 8, "n_audio_ctx": 20, "n_audio_state": 32, "n_audio_head": 2, "n_audio_layer": 2,
+    "n_vocab": 100, "n_text_ctx": 16, "n_text_state": 32, "n_text_head": 4, "n_text_layer": 2,
+}  # fmt: skip
 MEL = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(1))
 IDS = torch.tensor([[3, 14, 15, 92, 6, 5], [35, 8, 9, 7, 93, 2]])
 CONFORMER_CONFIG = {"num_heads": 4, "convolution_first": False}

@@ -59,8 +59,8 @@ def _feed(foreign: str, ours: str) -> list[Row]:
 
 
 def _pointwise(number: int, ours: str) -> list[Row]:
-    name = f"conv_module.sequential.{number}"
-    return [Row(f"{name}.weight", f"convolution.{ours}.weight", NO_LAST), Row(f"{name}.bias", f"convolution.{ours}.bias")]
+    foreign, ours = f"conv_module.sequential.{number}", f"convolution.{ours}"
+    return [Row(f"{foreign}.weight", f"{ours}.weight", NO_LAST), Row(f"{foreign}.bias", f"{ours}.bias")]
 
 
 def _rows(config: ConformerEncoderConfig) -> list[Row]:
