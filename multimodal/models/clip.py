@@ -18,7 +18,7 @@ class CLIPConfig:
 
     `text_pool`: `eos` (the first `eos_id` of a row; ignored otherwise) or `last` (the last position, SigLIP).
     `text_valid`: the text tower masks padding (SigLIP and CLIP do not). `image_project`: a linear map after
-    pooling (SigLIP has none). `text_bias`: the text projection has a bias (SigLIP)."""
+    pooling (SigLIP has none). `text_project`: the same for the text; `text_bias`: with a bias (SigLIP)."""
 
     image: ViTConfig
     text: TextConfig
@@ -29,6 +29,7 @@ class CLIPConfig:
     text_valid: bool = False
     image_project: bool = True
     text_bias: bool = False
+    text_project: bool = True
 
 
 class CLIP(nn.Module):
@@ -37,7 +38,8 @@ class CLIP(nn.Module):
         self.config = config
         self.image, self.text = ViT(config.image), TextTransformer(config.text)
         self.image_project = nn.Linear(config.image.width, config.embed, bias=False) if config.image_project else None
-        self.text_project = nn.Linear(config.text.width, config.embed, bias=config.text_bias)
+        text_project = nn.Linear(config.text.width, config.embed, bias=config.text_bias)
+        self.text_project = text_project if config.text_project else None
         sigmoid = config.loss == "sigmoid"
         self.logit_scale = nn.Parameter(torch.tensor(math.log(10.0 if sigmoid else 1 / 0.07)))
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if sigmoid else None
@@ -59,7 +61,7 @@ class CLIP(nn.Module):
             x = x[torch.arange(len(x)), ends.int().argmax(1)]
         else:
             x = x[:, -1]
-        return F.normalize(self.text_project(x), dim=-1)
+        return F.normalize(x if self.text_project is None else self.text_project(x), dim=-1)
 
     def logits(self, images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"]) -> Float[Tensor, "B C"]:
         """Scaled cosines, with the bias of the sigmoid model."""

@@ -18,7 +18,8 @@ class ViTConfig:
 
     `pool`: `token` (class token), `mean` (patches), `map` (attention pooling, Zhai et al. 2022) or `none`.
     `norm_after_pool`: the final norm follows pooling (timm's fc_norm); `stem_norm`: CLIP's first norm;
-    `positions_on_prefix`: the class token and registers have positions too; `classes` 0: no head."""
+    `positions_on_prefix`: the class token and registers have positions too; `map_prefix`: map pooling looks at
+    them too; `classes` 0: no head."""
 
     image: tuple[int, int]
     patch: int
@@ -33,6 +34,7 @@ class ViTConfig:
     head_bias: bool = True
     classes: int = 0
     channels: int = 3
+    map_prefix: bool = True
 
     @property
     def width(self) -> int:
@@ -116,7 +118,7 @@ class ViT(nn.Module):
     def pooled(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
         """One vector a picture, before the head."""
         if self.pool is not None:
-            x = self.pool(tokens)
+            x = self.pool(tokens if self.config.map_prefix else tokens[:, self.config.prefix :])
         elif self.config.pool == "mean":
             x = tokens[:, self.config.prefix :].mean(1)
         else:

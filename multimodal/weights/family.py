@@ -11,7 +11,7 @@ from multimodal.errors import CheckpointError
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import Tokenizer
 from multimodal.weights.folder import Checkpoint, build, fill
-from multimodal.weights.table import Row, Tensors, export_tensors, load_tensors
+from multimodal.weights.table import Row, Tensors, check, export_tensors, load_tensors
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,12 @@ class Family:
             ours = self.config_from(config, tensors)
         except KeyError as error:
             raise CheckpointError(f"{where}: {self.name} needs {error}, which is missing") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from None
         model = build(self.model, ours)
-        fill(model, load_tensors(self.rows(ours), tensors, where), where)
+        rows = self.rows(ours)
+        check(rows, model.state_dict(), tensors, where)
+        fill(model, load_tensors(rows, tensors, where), where)
         return Checkpoint(
             model.eval(), self.tokenizer(folder, config), self.preprocessing(folder, config), where,
             {"format": self.name},

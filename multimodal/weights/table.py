@@ -68,7 +68,7 @@ def weight_and_bias(foreign: str, ours: tuple[str, ...] | str, op: Op = COPY) ->
 def load_tensors(rows: list[Row], foreign: Tensors, where: str) -> Tensors:
     """Our tensors. Raises CheckpointError when a foreign name matches no row or two, when a row is not used, or
     when one of ours would be set twice. Shapes are compared when the model is filled."""
-    patterns = [re.compile(re.escape(row.foreign).replace(r"\{\}", r"(\d+)")) for row in rows]
+    patterns = [_pattern(row) for row in rows]
     used, ours = set(), {}
     for name, tensor in foreign.items():
         hits = [(i, match) for i, pattern in enumerate(patterns) if (match := pattern.fullmatch(name))]
@@ -90,6 +90,27 @@ def load_tensors(rows: list[Row], foreign: Tensors, where: str) -> Tensors:
         if index not in used and not row.optional:
             raise CheckpointError(f"{where}: tensor {row.foreign!r} is missing")
     return ours
+
+
+def check(rows: list[Row], model: Tensors, foreign: Tensors, where: str) -> None:
+    """Raises CheckpointError naming, as the file does, a tensor that is missing, misshapen, not finite or one too
+    many for the model. `model`: its state, which may be on the meta device."""
+    expected = export_tensors(rows, model)
+    for name in expected.keys() - foreign.keys():
+        if not any(row.optional and _pattern(row).fullmatch(name) for row in rows):
+            raise CheckpointError(f"{where}: tensor {name!r} is missing")
+    for name in foreign.keys() - expected.keys():
+        if not any(row.reason and _pattern(row).fullmatch(name) for row in rows):
+            raise CheckpointError(f"{where}: tensor {name!r} is not of this model")
+    for name in expected.keys() & foreign.keys():
+        if (has := list(foreign[name].shape)) != (wants := list(expected[name].shape)):
+            raise CheckpointError(f"{where}: tensor {name!r} has shape {has}, not {wants}")
+        if foreign[name].is_floating_point() and not foreign[name].isfinite().all():
+            raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
+
+
+def _pattern(row: Row) -> re.Pattern[str]:
+    return re.compile(re.escape(row.foreign).replace(r"\{\}", r"(\d+)"))
 
 
 def _applied(row: Row, tensor: Tensor, name: str, where: str) -> list[Tensor]:

@@ -1,0 +1,28 @@
+"""The `--parity` table, and the fixture for data that lies beside the repository."""
+
+from pathlib import Path
+
+import parity
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--parity", action="store_true", help="print the largest difference from each reference library")
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if config.getoption("--parity"):
+        terminalreporter.section("largest difference from the reference library (float32, CPU)")
+        terminalreporter.write_line("| family | output | difference |\n|---|---|---:|")
+        for (family, output), difference in sorted(parity.TABLE.items()):
+            terminalreporter.write_line(f"| {family} | {output} | {difference:.1e} |")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Data that is not part of the repository; the test is skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("no ../shared/data beside the repository")
+    return SHARED_DATA
