@@ -37,7 +37,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def reference(module: Attention, x, source=None, mask=None):
+def reference(module: Attention, x, source=None, mask=None, turn=lambda x: x):
     """softmax(QKᵀ/√E + mask)V, a head at a time."""
     source = x if source is None else source
     width = module.head_width
@@ -49,7 +49,7 @@ def reference(module: Attention, x, source=None, mask=None):
     for head in range(module.heads):
         shared = head // (module.heads // module.kv_heads)
         own, theirs = slice(head * width, (head + 1) * width), slice(shared * width, (shared + 1) * width)
-        scores = query[..., own] @ key[..., theirs].mT / width**0.5 + bias[:, head]
+        scores = turn(query[..., own]) @ turn(key[..., theirs]).mT / width**0.5 + bias[:, head]
         exponents = (scores - scores.amax(-1, keepdim=True)).exp()
         heads.append(exponents / exponents.sum(-1, keepdim=True) @ value[..., theirs])
     return module.out(torch.cat(heads, -1))
@@ -69,6 +69,13 @@ def test_cross_attention_equals_the_formula(kv_heads, masked):
     mask = masks.over_keys(masks.padding(torch.tensor([5, 2, 1]), S)) if masked else None
     assert module.key.bias is None
     assert_close(module(x, source, mask), reference(module, x, source, mask), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_rotation_turns_queries_and_keys_but_not_values(kv_heads):
+    module, x, turn = attention(kv_heads=kv_heads), noise(B, T, D), rotary(torch.arange(T), D // H)
+    expected = reference(module, x, mask=MASKS["causal"], turn=lambda part: turn(part[:, None])[:, 0])
+    assert_close(module(x, mask=MASKS["causal"], rotate=turn), expected, atol=1e-5, rtol=0)
 
 
 def test_head_width_and_scale_are_free():
@@ -107,7 +114,9 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients(kind)
     mask = torch.ones(B, 1, T, T, dtype=torch.bool)
     mask[0, :, 2] = False
     mask[1] = False
-    out = module(x, mask=torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) if kind == "float" else mask)
+    with capture_attention() as captured:
+        out = module(x, mask=torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) if kind == "float" else mask)
+    assert_close(captured[0][1].sum(-1), mask.any(-1).float().expand(B, H, T))
     assert_close(out[0, 2], module.out.bias)
     assert_close(out[1], module.out.bias.expand(T, D))
     out.square().sum().backward()

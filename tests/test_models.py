@@ -131,6 +131,14 @@ def test_clip_text_without_an_end_is_refused():
         made("clip-softmax").encode_text(tokens(2, 6))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_text_of_a_batch_is_that_of_each_alone(causal):
+    model, ids, lengths = randomized(TextTransformer(text(causal, tied=True))), tokens(3, 9), torch.tensor([9, 5, 1])
+    out = model(ids, valid=padding(lengths, 9))
+    for row, length in enumerate(lengths.tolist()):
+        assert_close(out[row, :length], model(ids[row : row + 1, :length])[0], atol=1e-5, rtol=0)
+
+
 def test_causal_text_states_do_not_depend_on_later_tokens():
     for causal in (True, False):
         model, ids = randomized(TextTransformer(text(causal))), tokens(2, 8)
@@ -232,23 +240,25 @@ def test_sound_longer_than_the_context_is_refused():
 
 
 @pytest.mark.parametrize("steps", [[1] * 8, [4, 1, 2, 1], [1, 7]])
-@pytest.mark.parametrize("name", ["speech-to-text", "joint", "captioner"])
+@pytest.mark.parametrize("name", ["speech-to-text", "joint", "captioner", "text"])
 def test_cached_decoding_equals_the_full_pass(name, steps):
     model, ids, lengths = made(name), tokens(3, 8), torch.tensor([36, 20, 9])
-    source_valid = None
+    source = source_valid = None
+    decoder = model if name == "text" else model.decoder
     if name == "joint":
         source, source_valid, _ = model.encode(spoken(8, lengths, 1e4), lengths)
-    else:
+    elif name != "text":
         source = model.encode(noise(3, 3, 8, 12)) if name == "captioner" else model.encoder(noise(3, 8, 20))
-    full, cache, done = model.decoder(ids, source, source_valid), model.decoder.new_cache(), 0
+    full, cache, done = decoder(ids, source, source_valid), decoder.new_cache(), 0
     for step in steps:
-        part = model.decoder(ids[:, done : done + step], source, source_valid, cache=cache)
+        part = decoder(ids[:, done : done + step], source, source_valid, cache=cache)
         assert_close(part, full[:, done : done + step], atol=1e-4, rtol=0)
         done += step
     rows = torch.tensor([2, 0])
     cache.cut(5)
     cache.reorder(rows)
-    part = model.decoder(ids[rows, 5:], source[rows], None if source_valid is None else source_valid[rows], cache=cache)
+    source, source_valid = (None if given is None else given[rows] for given in (source, source_valid))
+    part = decoder(ids[rows, 5:], source, source_valid, cache=cache)
     assert_close(part, full[rows, 5:], atol=1e-4, rtol=0)
 
 
@@ -256,8 +266,8 @@ def run(model: torch.nn.Module) -> torch.Tensor:
     images, ids = noise(2, 3, 8, 12), tokens(2, 6)
     ids[:, -1] = EOS
     kind = type(model).__name__
-    if kind == "ViT":
-        return model(images)
+    if kind in ("ViT", "TextTransformer"):
+        return model(images if kind == "ViT" else ids)
     if kind in ("CLIP", "Captioner"):
         return model(images, ids)
     if kind == "SpeechToText":

@@ -12,7 +12,7 @@ from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text import TextConfig, TextTransformer
 from multimodal.models.vit import ViT, ViTConfig
 
 WIDTH, HEADS, VOCABULARY = 16, 2, 23
@@ -66,6 +66,7 @@ ALL = {
     "joint": (JointConformer, JOINT),
     "joint-ctc-alone": (JointConformer, replace(JOINT, decoder=None)),
     "captioner": (Captioner, CAPTIONER),
+    "text": (TextTransformer, text(tied=True)),
 }
 
 
