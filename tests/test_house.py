@@ -22,7 +22,7 @@ FLOORS = [
     {"tokens"},
     {"blocks"},
     {"models"},
-    {"presets", "heads", "ctc", "rules", "search"},
+    {"presets", "heads", "ctc", "ctc_prefix", "rules", "search"},
     {"weights"},
     {"tasks"},
     {"", "cli", "commands", "__main__"},  # "": the package's own public names
