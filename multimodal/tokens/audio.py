@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -18,19 +17,21 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tokens.container import FORMATS, ends_inside_page, promised_seconds
+from multimodal.tokens.container import FORMATS, ends_inside_page, promised_seconds, starts_without_index
 from multimodal.tokens.mono import MonoMixer, Resampler
 
 SAMPLE_RATE = 16000
-SUFFIXES = frozenset(
-    [".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".m4b", ".aac", ".mp4", ".m4v", ".mov", ".webm", ".mka", ".mkv", ".aif", ".aiff", ".aifc", ".caf", ".w64", ".au", ".amr", ".3gp", ".wma", ".avi", ".ts", ".mpg", ".mpeg"]
-)
+AUDIO = "wav w64 flac mp3 ogg oga opus m4a m4b aac mka aif aiff aifc caf au amr wma"
+VIDEO = "mp4 m4v mov webm mkv 3gp avi mpg mpeg"
+SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO}".split()}
 # Frames of a codec hold 10-100 ms; the mix and the resampler are called for about this much at once.
 GATHER_SECONDS = 1.0
 # Estimated lengths and codec priming stay below both.
 SHORT_SECONDS, SHORT_SHARE = 0.5, 0.02
 # A stream cut from a broadcast starts inside a group of dependent packets; a few of them may not decode.
 LEADING_PACKETS = 10
+# A jump of the container's clock that is no pause: Opus leaves out at most 0.4 s of silence (RFC 7587, DTX).
+HOLE_SECONDS = 0.45
 
 
 class TruncatedAudio(UserWarning):
@@ -46,14 +47,18 @@ class _Progress:
     end: float = 0.0
     failed: int = 0
     pending: int = 0
+    holes: float = 0.0
 
     def good(self, frame) -> None:
         if self.seconds or self.pending > LEADING_PACKETS:
             self.failed += self.pending
         self.pending = 0
-        self.seconds += frame.samples / frame.sample_rate
-        if frame.time is not None:
-            self.end = max(self.end, frame.time + frame.samples / frame.sample_rate)
+        length = frame.samples / frame.sample_rate
+        start = self.end if frame.time is None else frame.time
+        if self.seconds and start - self.end > HOLE_SECONDS:
+            self.holes += start - self.end
+        self.seconds += length
+        self.end = max(self.end, start + length)
 
     def problem(self, promised: float | None, cut: bool) -> str | None:
         """The one-line complaint, or None. Failed packets after the last good one count only as missing time."""
@@ -63,21 +68,23 @@ class _Progress:
             return f"{self.name}: the recording ends early (got {self.seconds:.2f} s{of})"
         if self.failed:
             return f"{self.name}: damaged, {self.failed} packets cannot be decoded (got {self.seconds:.2f} s{of})"
+        if self.holes:
+            return f"{self.name}: damaged, {self.holes:.2f} s are missing inside (got {self.seconds:.2f} s{of})"
         return None
 
 
 def stream_audio(
     source: str | Path | bytes,
     rate: int = SAMPLE_RATE,
-    chunk_seconds: float = 30.0,
+    chunk_seconds: float | int = 30.0,
     on_truncated: str = "error",
 ) -> Iterator[Float[Tensor, "T"]]:
     """The first audio stream of a file (or of a file's bytes) as mono float32 chunks at `rate` Hz, within [-1, 1].
 
     Joined chunks equal the whole; all but the last have `chunk_seconds`. Antiphase channels do not cancel (`mono.py`).
     AudioError, when the reading reaches it: not a readable recording, no sound, NaN or infinite samples. A recording
-    that ends more than 0.5 s and 2 % before its header says, or is damaged inside, raises after the last chunk;
-    with `on_truncated="warn"` one TruncatedAudio warning is given instead.
+    that ends more than 0.5 s and 2 % before its header says, or is damaged inside (packets that fail, a hole of
+    0.45 s or more), raises after the last chunk; `on_truncated="warn"` gives one TruncatedAudio warning instead.
     """
     if on_truncated not in ("error", "warn"):
         raise UsageError(f"on_truncated: must be 'error' or 'warn' ({on_truncated!r})")
@@ -89,7 +96,7 @@ def stream_audio(
 def read_audio(
     source: str | Path | bytes,
     rate: int = SAMPLE_RATE,
-    max_seconds: float | None = None,
+    max_seconds: float | int | None = None,
     on_truncated: str = "error",
 ) -> Float[Tensor, "T"]:
     """`stream_audio` as one tensor; with `max_seconds` only the beginning is read, and only it is checked."""
@@ -149,6 +156,8 @@ def _samples(source: str | Path | bytes, rate: int, on_truncated: str) -> Iterat
         try:
             container = av.open(file, options={"format_whitelist": FORMATS}, metadata_errors="ignore")
         except (av.error.FFmpegError, ValueError) as error:
+            if starts_without_index(file):
+                raise AudioError(f"{name}: the recording ends early (an MP4 without its index, moov)") from None
             raise AudioError(f"{name}: not a recording that can be read ({_cause(error)})") from None
         with container:
             if not container.streams.audio:
@@ -167,7 +176,7 @@ def _samples(source: str | Path | bytes, rate: int, on_truncated: str) -> Iterat
         warnings.warn(TruncatedAudio(problem), stacklevel=2)
 
 
-def _opened(source: str | Path | bytes, name: str) -> BinaryIO:
+def _opened(source: str | Path | bytes, name: str) -> io.BufferedIOBase:
     if isinstance(source, bytes):
         if not source:
             raise AudioError(f"{name}: empty (0 bytes)")

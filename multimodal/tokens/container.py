@@ -1,18 +1,16 @@
 """How long a container says its sound is, where that is a promise and not a guess from the file's size."""
 
+import io
 import struct
-from typing import BinaryIO
 
 # The demuxers that may be tried. Playlists and scripts (hls, concat, dash) are left out: they name other files and
 # addresses, which a recording given by a stranger must not make us open.
-FORMATS = (
-    "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
-)
+FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
 # Sizes that a writer to a pipe leaves in a WAV header, since it cannot come back to fill them in.
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
 
 
-def promised_seconds(container, file: BinaryIO) -> float | None:
+def promised_seconds(container, file: io.BufferedIOBase) -> float | None:
     """Seconds of the first audio stream by its header; None where none is given or it is only an estimate."""
     kinds, stream = set(container.format.name.split(",")), container.streams.audio[0]
     if "wav" in kinds:
@@ -24,7 +22,7 @@ def promised_seconds(container, file: BinaryIO) -> float | None:
     return None
 
 
-def _at(file: BinaryIO, offset: int, size: int) -> bytes:
+def _at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
     """Bytes at an offset, leaving the place where the demuxer reads as it was."""
     place = file.tell()
     file.seek(offset)
@@ -33,7 +31,7 @@ def _at(file: BinaryIO, offset: int, size: int) -> bytes:
     return data
 
 
-def _wav_seconds(file: BinaryIO) -> float | None:
+def _wav_seconds(file: io.BufferedIOBase) -> float | None:
     """Size of the data chunk over the byte rate (PyAV's duration is already cut down to the file's size)."""
     offset, byte_rate = 12, 0
     while len(header := _at(file, offset, 8)) == 8:
@@ -57,7 +55,7 @@ def _matroska_seconds(container, stream) -> float | None:
     return container.duration / 1e6 if alone else None
 
 
-def _counts_frames(file: BinaryIO) -> bool:
+def _counts_frames(file: io.BufferedIOBase) -> bool:
     """Whether an mp3 starts with a Xing, Info or VBRI frame; else its duration is a guess from the bit rate."""
     head = _at(file, 0, 10)
     tag = 0
@@ -67,7 +65,7 @@ def _counts_frames(file: BinaryIO) -> bool:
     return any(mark in frame for mark in (b"Xing", b"Info", b"VBRI"))
 
 
-def ends_inside_page(file: BinaryIO) -> bool:
+def ends_inside_page(file: io.BufferedIOBase) -> bool:
     """Whether an Ogg file stops inside its last page. (Its length is found at its end, so it promises none.)"""
     if _at(file, 0, 4) != b"OggS":
         return False
@@ -78,3 +76,17 @@ def ends_inside_page(file: BinaryIO) -> bool:
     page = tail[tail.rfind(b"OggS") :]
     segments = page[26] if len(page) > 26 else 255
     return len(page) < 27 + segments + sum(page[27 : 27 + segments])
+
+
+def starts_without_index(file: io.BufferedIOBase) -> bool:
+    """Whether an MP4 that could not be opened lacks its index: recorders write it last, so a cut file has none."""
+    offset, kinds = 0, []
+    while len(header := _at(file, offset, 8)) == 8:
+        size, kind = struct.unpack(">I4s", header)
+        if size == 1:
+            size = int.from_bytes(_at(file, offset + 8, 8), "big")
+        kinds.append(kind)
+        if size < 8:
+            break
+        offset += size
+    return kinds[:1] == [b"ftyp"] and b"moov" not in kinds

@@ -98,9 +98,7 @@ def filterbank(wave: Float[Tensor, "T"], bands: int = 80) -> Float[Tensor, "F M"
     return filterbank_batch([wave], bands)[0][0]
 
 
-def filterbank_batch(
-    waves: list[Tensor], bands: int = 80
-) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:
+def filterbank_batch(waves: list[Tensor], bands: int = 80) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:
     """`filterbank` of several waveforms, and their lengths in frames; frames past an end are zero.
 
     Padding never enters a counted frame, so each row equals the waveform's own `filterbank`.

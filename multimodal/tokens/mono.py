@@ -1,10 +1,10 @@
 """Channels to one: a mix in which no channel is lost, and a resampler that is continuous over blocks.
 
-The mean of the channels is right except where channels cancel (a microphone wired with swapped poles turns stereo speech
-into digital silence). So each 0.1 s of sound is checked: where the mean keeps less than a quarter of the power that
-unrelated channels would leave in it (for a pair of equal power: correlation below -0.75), channels are given the sign that
-aligns them with the loudest one before the mean. Weights pass from block to block over 10 ms without a step, and
-blocks lie on a fixed grid counted from the first sample, so the result does not depend on how the sound arrives.
+The mean of the channels is right except where channels cancel (a microphone wired with swapped poles turns stereo
+speech into digital silence). So each 0.1 s of sound is checked: where the mean keeps less than a quarter of the power
+that unrelated channels would leave in it (for a pair of equal power: correlation below -0.75), channels are given the
+sign that aligns them with the loudest one before the mean. Weights pass from block to block over 10 ms without a step,
+and blocks lie on a fixed grid counted from the first sample, so the result does not depend on how the sound arrives.
 """
 
 import numpy as np
