@@ -35,6 +35,8 @@ class CLIPConfig:
 class CLIP(nn.Module):
     def __init__(self, config: CLIPConfig):
         super().__init__()
+        if config.text_pool == "last" and config.text_valid:
+            raise ValueError("text_pool 'last' would pool padding that text_valid masks")
         self.config = config
         self.image, self.text = ViT(config.image), TextTransformer(config.text)
         self.image_project = nn.Linear(config.image.width, config.embed, bias=False) if config.image_project else None

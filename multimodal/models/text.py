@@ -55,7 +55,9 @@ class TextTransformer(nn.Module):
         mask = causal(count, past + count, ids.device) if self.config.causal and count > 1 else None
         if valid is not None:
             mask = over_keys(valid) if mask is None else mask & over_keys(valid)
-        source_mask = None if source_valid is None else over_keys(source_valid)
+        source_mask = None
+        if source is not None and source_valid is not None:
+            source, source_mask = torch.where(source_valid[..., None], source, 0), over_keys(source_valid)
         return self.stack(x, source, mask, source_mask, valid, cache=cache)
 
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:

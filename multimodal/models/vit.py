@@ -87,7 +87,8 @@ class ViT(nn.Module):
         """Patches, prefix tokens and positions, which are interpolated when the image has another size."""
         height, width = images.shape[-2:]
         patch = self.config.patch
-        if height % patch or width % patch:
+        # a model learned at a size that is no multiple (SigLIP: 384 with patch 14) drops the rest at that size
+        if (height % patch or width % patch) and (height, width) != self.config.image:
             raise ValueError(f"image size {height}x{width} is not a multiple of the patch {patch}")
         x = self.embed(images).flatten(2).transpose(1, 2)
         prefix = [t for t in (self.class_token, self.registers) if t is not None]
@@ -116,7 +117,9 @@ class ViT(nn.Module):
         return self.stack(x, states=states)
 
     def pooled(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
-        """One vector a picture, before the head."""
+        """One vector a picture, before the head. Raises ValueError for a model that does not pool."""
+        if self.config.pool == "none":
+            raise ValueError("this model does not pool its tokens (pool 'none'); use tokens()")
         if self.pool is not None:
             x = self.pool(tokens if self.config.map_prefix else tokens[:, self.config.prefix :])
         elif self.config.pool == "mean":

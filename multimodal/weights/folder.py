@@ -53,7 +53,11 @@ class Checkpoint:
 
 
 def kind_of(model: nn.Module) -> str:
-    return next(name for name, (model_class, _) in KINDS.items() if type(model) is model_class)
+    """Raises CheckpointError for a model that is none of ours."""
+    for name, (model_class, _) in KINDS.items():
+        if type(model) is model_class:
+            return name
+    raise CheckpointError(f"{type(model).__name__}: not a model of a kind that is saved ({', '.join(KINDS)})")
 
 
 def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -91,13 +95,16 @@ def load_folder(folder: Path) -> Checkpoint:
     """Reads a checkpoint folder. Raises CheckpointError naming the file when one is missing, changed or unfit."""
     _check_manifest(folder)
     config = read_json(folder / "config.json")
-    if set(config) != {"format", "kind", "config"} or config["format"] != FORMAT:
-        raise CheckpointError(f"{folder / 'config.json'}: not a format {FORMAT} configuration (keys {sorted(config)})")
+    if not isinstance(config, dict) or set(config) != {"format", "kind", "config"} or config["format"] != FORMAT:
+        raise CheckpointError(f"{folder / 'config.json'}: not a format {FORMAT} configuration ({str(config)[:60]})")
     if config["kind"] not in KINDS:
         raise CheckpointError(f"{folder / 'config.json'}: unknown kind {config['kind']!r}")
     model_class, config_class = KINDS[config["kind"]]
     value = from_record(config_class, config["config"], str(folder / "config.json"))
-    model = build(model_class, value)
+    try:
+        model = build(model_class, value)
+    except (ValueError, KeyError, ArithmeticError, RuntimeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: cannot be built ({error!r})") from None
     fill(model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
     preprocessing = folder / "preprocessing.json"
     return Checkpoint(
@@ -171,22 +178,30 @@ def _json(value: Any) -> bytes:
 
 
 def _check_manifest(folder: Path) -> None:
-    sums = read_json(folder / "manifest.json").get("sha256", {})
-    if not {"config.json", "model.safetensors"} <= sums.keys():
+    manifest = read_json(folder / "manifest.json")
+    sums = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(sums, dict) or not {"config.json", "model.safetensors"} <= sums.keys():
         raise CheckpointError(f"{folder / 'manifest.json'}: does not list config.json and model.safetensors")
     for name, expected in sums.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, though the manifest lists it")
         if sha256(path) != expected:
-            raise CheckpointError(f"{path}: sha256 differs from the manifest's {expected[:12]}…")
+            raise CheckpointError(f"{path}: sha256 differs from the manifest's {str(expected)[:12]}…")
+    for path in folder.glob("*.json"):
+        if path.name not in sums and path.name != "manifest.json":
+            raise CheckpointError(f"{path}: not in the manifest, so its content is not vouched for")
 
 
 def _replace_folder(made: Path, folder: Path) -> None:
     if folder.exists():
         old = made.with_name(made.name + ".old")
         folder.rename(old)
-        made.rename(folder)
+        try:
+            made.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
         shutil.rmtree(old)
     else:
         made.rename(folder)
