@@ -113,7 +113,7 @@ def beam(
         scores = _ruled(step(new, cache)[:, -1].float(), ids, rules).log_softmax(-1)
         scores = scores if scorer is None else scorer(ids, scores)
         rows, tokens, kept = _best(scores, sums, ids[:, prompt.shape[1] :], eos, beams, finished, wanted)
-        _keep(cache, rows, len(ids))
+        _keep(cache, torch.tensor(rows, device=ids.device), len(ids))
         new = torch.tensor(tokens, device=ids.device)[:, None]
         ids = torch.cat([ids[rows], new], 1)
         sums = torch.tensor(kept, device=sums.device)
@@ -155,16 +155,13 @@ def _best(
     return rows, tokens, kept
 
 
-def _keep(cache: Cache, rows: list[int], before: int) -> None:
+def _keep(cache: Cache, rows: Int[Tensor, "R"], before: int) -> None:
     """Cache rows as the beams now are. Beams of one prompt share its source, which therefore stays in place."""
-    if rows == list(range(before)):
-        return
-    index = torch.tensor(rows, device=cache.self_attention[0].key.device)
     if len(rows) != before:
-        cache.reorder(index)
-        return
-    for layer in cache.self_attention:
-        layer.reorder(index)
+        cache.reorder(rows)
+    elif not rows.equal(torch.arange(before, device=rows.device)):
+        for layer in cache.self_attention:
+            layer.reorder(rows)
 
 
 def _ranked(

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 DIMS = {
-    "n_mels": 8, "n_audio_ctx": 1500, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1,
+    "n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1,
     "n_vocab": 51865, "n_text_ctx": 40, "n_text_state": 16, "n_text_head": 2, "n_text_layer": 2,
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ def test_tokens_equal_openai_whisper(whispers, beam_size, without_timestamps):
     theirs, checkpoint = whispers
     options = {"language": "en", "beam_size": beam_size, "without_timestamps": without_timestamps, "sample_len": 16}
     for seed in range(4):
-        mel = torch.randn(8, 3000, generator=torch.Generator().manual_seed(seed)) * seed
+        mel = torch.randn(80, 3000, generator=torch.Generator().manual_seed(seed)) * seed
         expected = decode(theirs, mel, DecodingOptions(fp16=False, **options))
         with torch.no_grad():
             features = checkpoint.model.encoder(mel[None])

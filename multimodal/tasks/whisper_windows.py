@@ -153,7 +153,7 @@ def decode_window(
     kept = [tokenizer.sot_prev, *previous[-(context // 2 - 1) :]] if previous else []
     prompt = [*kept, *tokenizer.sot_sequence(options.language, options.task, not options.without_timestamps)]
     room = min(options.sample_len or context // 2, context - len(prompt) + 1)
-    step, silence = _watched(search.over_source(_decoder(model), features), len(kept), tokenizer.no_speech)
+    step, silence = _watched(search.over_source(model.decoder, features), len(kept), tokenizer.no_speech)
     common = {"eos": tokenizer.eot, "max_new": room, "rules": window_rules(tokenizer, len(prompt), options)}
     ids, cache = torch.tensor([prompt], device=features.device), model.decoder.new_cache()
     if temperature == 0 and options.beam_size is not None:
@@ -167,10 +167,6 @@ def decode_window(
     tokens, logprob = search.best(found, options.length_penalty)
     text = tokenizer.decode([token for token in tokens if token < tokenizer.timestamp_begin]).strip()
     return Result(tokens, text, logprob / (len(tokens) + 1), silence[0], float(temperature))
-
-
-def _decoder(model: SpeechToText):
-    return lambda ids, source, valid, cache: model.decoder(ids, source, valid, cache=cache)
 
 
 def _watched(step: search.Step, position: int, no_speech: int) -> tuple[search.Step, list[float]]:
