@@ -93,8 +93,8 @@ def test_containers_keep_length_and_place(form, codec, rate):
     sound = read_audio(encode(chirp(rate), rate, form, codec))
     assert sound.dtype == torch.float32
     assert abs(len(sound) - 48000) < 0.03 * 16000
-    # One sample late would give 0.89. The ends are left out: AAC fades in from its priming.
-    assert correlation(sound[1600:46400], chirp(16000)[1600:46400]) > 0.999
+    # One sample late would give 0.89; the AAC encoder alone leaves 0.998.
+    assert correlation(sound[1600:46400], chirp(16000)[1600:46400]) > 0.995
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 44100, 48000, 96000, 192000])
