@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_search import whispers  # noqa: F401
+from tiny_whisper import whispers
 
 from multimodal import search
 from multimodal.blocks.attention import AttentionConfig
@@ -51,10 +51,10 @@ def sound(seconds, seed=0):
         {"language": None, "no_speech_threshold": 1e-8},
     ],
 )
-def test_whisper_segments_equal_openai_whispers(whispers, options):  # noqa: F811
+def test_whisper_segments_equal_openai_whispers(options):
     from whisper.transcribe import transcribe as reference
 
-    theirs, checkpoint = whispers
+    theirs, checkpoint = whispers()
     wave = sound(50)
     common = {"temperature": 0.0, "sample_len": 12, "suppress_tokens": SUPPRESSED, **options}
     expected = reference(theirs, wave.numpy(), fp16=False, **{k: _copied(v) for k, v in common.items()})
@@ -75,8 +75,8 @@ def _copied(value):
     return list(value) if isinstance(value, list) else value  # openai-whisper appends to the list it is given
 
 
-def test_fallback_temperatures_are_tried_until_one_fits(whispers):  # noqa: F811
-    checkpoint = whispers[1]
+def test_fallback_temperatures_are_tried_until_one_fits():
+    checkpoint = whispers()[1]
     common = {"language": "en", "sample_len": 5, "temperature": (0.0, 0.4, 0.9), "no_speech_threshold": None}
     used = [
         transcribe(sound(3), checkpoint, logprob_threshold=threshold, **common)["segments"][0]["temperature"]
@@ -98,14 +98,14 @@ def test_fallback_temperatures_are_tried_until_one_fits(whispers):  # noqa: F811
         ({"language": "klingon"}, "klingon"),
     ],
 )
-def test_whisper_options_that_make_no_sense_are_refused(whispers, options, message):  # noqa: F811
+def test_whisper_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        transcribe(sound(1), whispers[1], **options)
+        transcribe(sound(1), whispers()[1], **options)
 
 
-def test_whisper_without_its_vocabulary_is_refused(whispers):  # noqa: F811
+def test_whisper_without_its_vocabulary_is_refused():
     with pytest.raises(CheckpointError, match="vocabulary"):
-        transcribe(sound(1), replace(whispers[1], tokenizer=None), language="en")
+        transcribe(sound(1), replace(whispers()[1], tokenizer=None), language="en")
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +203,8 @@ def test_files_give_the_same_as_samples(joint, tmp_path):
 @pytest.mark.parametrize(
     "wave", [torch.zeros(0), torch.tensor([0.1, float("nan")]), torch.zeros(2, 100), torch.zeros(9, dtype=torch.int16)]
 )
-def test_unusable_samples_are_refused(joint, whispers, wave):  # noqa: F811
-    for checkpoint in (joint, whispers[1]):
+def test_unusable_samples_are_refused(joint, wave):
+    for checkpoint in (joint, whispers()[1]):
         with pytest.raises(AudioError, match="samples"):
             transcribe(wave, checkpoint)
 
@@ -265,7 +265,7 @@ def test_joint_beam_with_full_ctc_weight_finds_the_likeliest_text():
     logits[:, 0] = -30.0
     logprobs = logits.log_softmax(-1)
     texts = ctc_probability(logprobs, 3)
-    model_free = lambda ids, cache: torch.zeros(*ids.shape, 3)  # noqa: E731
+    model_free = lambda ids, cache: torch.zeros(*ids.shape, 3)
     found = search.beam(model_free, torch.tensor([[1]]), Cache(1), eos=0, max_new=6, beams=30,
                         length_penalty=0.0, scorer=PrefixScorer(logprobs, 0, 1, 1.0))  # fmt: skip
     best = max(texts, key=texts.get)

@@ -61,7 +61,7 @@ def whisper_options(**options: Any) -> WhisperOptions:
         raise UsageError(f"option {unknown[0]!r}: unknown (known: {', '.join(sorted(names))})")
     chosen = WhisperOptions(**options)
     temperatures = chosen.temperature if isinstance(chosen.temperature, tuple | list) else [chosen.temperature]
-    if not temperatures or any(not 0 <= value for value in temperatures):
+    if not temperatures or any(not value >= 0 for value in temperatures):
         raise UsageError(f"temperature: needs values of 0 or more ({chosen.temperature!r})")
     if chosen.patience is not None and (chosen.beam_size is None or not chosen.patience > 0):
         raise UsageError(f"patience: needs a beam_size and a value above 0 ({chosen.patience})")
