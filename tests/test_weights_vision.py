@@ -105,6 +105,20 @@ def test_each_file_is_recognised_as_its_family_alone(name):
     assert recognise(made.tensors, made.config, "file").name == made.family.name
 
 
+@pytest.mark.parametrize("name", ["timm ViT, mean pool", "timm ViT, registers", "timm ViT of CLIP"])
+@pytest.mark.parametrize("size", [(96, 64), (32, 128)])
+def test_another_image_size_interpolates_positions_as_timm_does(name, size):
+    made, model = case(name), load(name)
+    assert made.reference.dynamic_img_size
+    assert size != made.image
+    with torch.no_grad():
+        theirs, mine = made.outputs(made.reference, pictures(size), texts()), ours(model, pictures(size), texts())
+    for output, tensor in theirs.items():
+        difference = (tensor - mine[output]).abs().max().item()
+        record(f"{name}, another size", output, difference)
+        assert difference <= TOLERANCE
+
+
 def test_openai_archive_needs_no_configuration():
     """OpenAI's own archive: half precision, three numbers beside the weights, heads 64 wide, quick-GELU."""
     from open_clip import model as open_clip

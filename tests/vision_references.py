@@ -142,7 +142,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "Hugging Face CLIP": lambda: clip_hf_case(2),
     "Hugging Face CLIP, GELU": lambda: clip_hf_case(VOCABULARY - 1, hidden_act="gelu"),
     "timm ViT, class token": lambda: timm_case("vit_tiny_patch16_224", (48, 32)),
-    "timm ViT, mean pool": lambda: timm_case("vit_base_patch16_gap_224", (32, 32), dynamic_img_size=True),
+    "timm ViT, mean pool": lambda: timm_case(
+        "vit_base_patch16_gap_224", (32, 32), dynamic_img_size=True, qkv_bias=False,
+    ),
     "timm ViT, registers": lambda: timm_case(
         "vit_tiny_patch16_224", (32, 64), reg_tokens=3, no_embed_class=True, init_values=0.1, dynamic_img_size=True,
     ),

@@ -25,6 +25,7 @@ class AttentionConfig:
     source_width: int | None = None  # width of the cross-attention source; None: width
     bias: bool = True
     key_bias: bool = True  # Whisper's key projection has none
+    qkv_bias: bool = True  # some of timm's have none on all three
     scale: float | None = None
     relative: bool = False  # Transformer-XL relative term (Dai et al. 2019), as in the Conformer paper
     dropout: float = 0.0
@@ -58,8 +59,7 @@ class Attention(nn.Module):
     """Multi-head, grouped-query or multi-query attention, to itself or to a source (Vaswani et al. 2017).
 
     The computation is PyTorch's scaled_dot_product_attention. `is_causal` is never used, as it is aligned
-    top-left and therefore wrong for a cached chunk: a causal mask is an explicit mask here.
-    """
+    top-left and therefore wrong for a cached chunk: a causal mask is an explicit mask here."""
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -71,10 +71,10 @@ class Attention(nn.Module):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
         self.scale = self.head_width**-0.5 if config.scale is None else config.scale
-        source_width = config.source_width or config.width
-        self.query = nn.Linear(config.width, self.heads * self.head_width, bias=config.bias)
-        self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=config.bias and config.key_bias)
-        self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=config.bias)
+        source_width, bias = config.source_width or config.width, config.bias and config.qkv_bias
+        self.query = nn.Linear(config.width, self.heads * self.head_width, bias=bias)
+        self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias and config.key_bias)
+        self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias)
         self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
         self.relative = RelativeTerm(config.width, self.heads, self.head_width) if config.relative else None
 

@@ -1,5 +1,6 @@
 """What no timm file says - heads, activation, epsilon - read off the model that timm itself builds without memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ def _differs(model: nn.Module) -> str:
     attention, patch = model.blocks[0].attn, model.patch_embed.patch_size
     if model.global_pool not in POOLS or (model.pool_include_prefix and model.global_pool == "avg"):
         return f"global_pool {model.global_pool!r}, pool_include_prefix {model.pool_include_prefix}"
-    if attention.qkv.bias is None or attention.proj.bias is None:
-        return "qkv_bias or proj_bias False"
+    if attention.proj.bias is None:
+        return "proj_bias False"
     if not all(isinstance(m, nn.LayerNorm) for m in (model.blocks[0].norm1, model.blocks[0].norm2)):
         return f"norm {type(model.blocks[0].norm1).__name__}"
     if type(model.blocks[0].mlp).__name__ != "Mlp" or type(attention).__name__ != "Attention":
@@ -62,6 +63,8 @@ def vit_config(model: nn.Module) -> ViTConfig:
         activation=_activation(block.mlp.act), norm_eps=block.norm1.eps,
         layer_scale=type(block.ls1).__name__ == "LayerScale", final_norm=not late,
     )  # fmt: skip
+    attention = replace(stack.block.attention, qkv_bias=block.attn.qkv.bias is not None)
+    stack = replace(stack, block=replace(stack.block, attention=attention))
     return ViTConfig(
         tuple(model.patch_embed.img_size), model.patch_embed.patch_size[0], stack, pool, model.has_class_token,
         model.num_reg_tokens, not model.no_embed_class, model.patch_embed.proj.bias is not None,

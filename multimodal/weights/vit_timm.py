@@ -38,7 +38,7 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
 def rows(config: ViTConfig) -> list[Row]:
     parts = [f"attention.{name}" for name in ("query", "key", "value")]
     block = [
-        *weight_and_bias("attn.qkv", tuple(parts), THIRDS),
+        *weight_and_bias("attn.qkv", tuple(parts), THIRDS)[: 1 + config.stack.block.attention.qkv_bias],
         *weight_and_bias("attn.proj", "attention.out"),
         *weight_and_bias("norm1", "attention_branch.norm"),
         *weight_and_bias("norm2", "feed_branch.norm"),
