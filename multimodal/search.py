@@ -4,7 +4,9 @@ A step is `step(ids [B T], cache) -> logits [B T V]`; the caller owns the cache,
 is `rule(ids so far [B T], next logits [B V]) -> logits [B V]` and forbids a token with -inf.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -101,11 +103,13 @@ def beam(
     scorer: Rule | None = None,
 ) -> Decoded:  # fmt: skip
     """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended
-    (Kasai et al. 2022), and the best of them is returned.
+    (Kasai et al. 2022), and the best of them is returned. With `patience` infinite it goes on until no going
+    sequence can still win, since a sure model fills the places with poor endings before its answer is done.
 
     `length_penalty` None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0
     by the sum. `scorer` turns (ids, log-probabilities) into the scores to add up, as for joint CTC decoding."""
-    wanted, finished = round(beams * patience), [[] for _ in prompt]
+    wanted = beams * patience if math.isinf(patience) else round(beams * patience)
+    finished: list[list[tuple[list[int], float]]] = [[] for _ in prompt]
     if beams < 1 or wanted < 1:
         raise ValueError(f"beams {beams} with patience {patience} leave nothing to search")
     ids, new, sums = prompt, prompt, torch.zeros(len(prompt), device=prompt.device)
@@ -117,11 +121,12 @@ def beam(
         new = torch.tensor(tokens, device=ids.device)[:, None]
         ids = torch.cat([ids[rows], new], 1)
         sums = torch.tensor(kept, device=sums.device)
-        if all(len(ended) >= wanted for ended in finished):
+        going = sums.unflatten(0, (len(prompt), -1)).amax(1).tolist()
+        if all(_settled(*pair, wanted, max_new, length_penalty) for pair in zip(finished, going, strict=True)):
             break
     made, totals = ids[:, prompt.shape[1] :].unflatten(0, (len(prompt), -1)), sums.unflatten(0, (len(prompt), -1))
     chosen = [
-        _ranked(ended, rows, scores, beams, length_penalty)
+        _ranked(ended, rows, scores, 1 if math.isinf(wanted) else beams, length_penalty)
         for ended, rows, scores in zip(finished, made.tolist(), totals.tolist(), strict=True)
     ]
     return Decoded([row for row, _ in chosen], [score for _, score in chosen])
@@ -129,7 +134,7 @@ def beam(
 
 def _best(
     scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], made: Int[Tensor, "R T"], eos: int, beams: int,
-    finished: list[list], wanted: int,
+    finished: list[list], wanted: int | float,
 ) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
     """Source row, token and score of the `beams` best continuations of each prompt; those that end are put in
     `finished`, unless it is full."""
@@ -164,6 +169,16 @@ def _keep(cache: Cache, rows: Int[Tensor, "R"], before: int) -> None:
             layer.reorder(rows)
 
 
+def _settled(
+    ended: list[tuple[list[int], float]], going: float, wanted: int | float, max_new: int, alpha: float | None
+) -> bool:
+    """Whether a prompt is done: its places are full, or no going sequence can overtake those that ended."""
+    if not math.isinf(wanted):
+        return len(ended) >= wanted
+    # log-probabilities only fall, and the longest sequence is divided by the most
+    return bool(ended) and max(map(partial(_score, alpha=alpha), ended)) >= going / _norm(max_new, alpha)
+
+
 def _ranked(
     ended: list[tuple[list[int], float]], rows: list[list[int]], scores: list[float], beams: int, alpha: float | None
 ) -> tuple[list[int], float]:
@@ -175,9 +190,12 @@ def _ranked(
 
 def best(found: Decoded, length_penalty: float | None = None) -> tuple[list[int], float]:
     """The row with the best score (see `beam`), of rows that answer one prompt."""
+    return max(zip(*found, strict=True), key=partial(_score, alpha=length_penalty))
 
-    def score(pair: tuple[list[int], float]) -> float:
-        length = len(pair[0])
-        return pair[1] / (max(length, 1) if length_penalty is None else ((5 + length) / 6) ** length_penalty)
 
-    return max(zip(*found, strict=True), key=score)
+def _score(row: tuple[list[int], float], alpha: float | None) -> float:
+    return row[1] / _norm(len(row[0]), alpha)
+
+
+def _norm(length: int, alpha: float | None) -> float:
+    return float(max(length, 1)) if alpha is None else ((5 + length) / 6) ** alpha

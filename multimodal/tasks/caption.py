@@ -1,5 +1,6 @@
 """Captions for pictures, by a captioner checkpoint."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def caption(
     prompt = torch.full((len(several), 1), tokenizer.bos_id)
     limit = min(max_tokens, network.decoder.config.context - 1)
     if beam_size > 1:
-        found = beam(step, prompt, cache, eos=tokenizer.eos_id, max_new=limit, beams=beam_size)
+        found = beam(step, prompt, cache, eos=tokenizer.eos_id, max_new=limit, beams=beam_size, patience=math.inf)
     else:
         found = greedy(step, prompt, cache, eos=tokenizer.eos_id, max_new=limit)
     return [
