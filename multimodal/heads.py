@@ -12,9 +12,9 @@ def clip_loss(logits: Float[Tensor, "B B"]) -> Float[Tensor, ""]:
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
-def matching_loss(logits: Float[Tensor, "B B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, ""]:
+def matching_loss(logits: Float[Tensor, "B C"], same: Bool[Tensor, "B C"]) -> Float[Tensor, ""]:
     """`clip_loss` where several texts of the batch fit a picture: the target is spread over all of them
-    (UniCL, Yang et al. 2022)."""
+    (UniCL, Yang et al. 2022). Each row and each column of `same` holds at least one True."""
     weights = same.to(logits.dtype)
     rows = -(weights / weights.sum(1, keepdim=True) * logits.log_softmax(1)).sum(1).mean()
     columns = -(weights / weights.sum(0, keepdim=True) * logits.log_softmax(0)).sum(0).mean()
