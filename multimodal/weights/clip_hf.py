@@ -137,7 +137,7 @@ def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = Tru
 
 
 FAMILY = Family(
-    "Hugging Face CLIP", CLIP,
+    "clip-hf", CLIP,
     recognises=lambda tensors, config: "vision_model.pre_layrnorm.weight" in tensors and "logit_scale" in tensors,
     config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=True),
 )  # fmt: skip

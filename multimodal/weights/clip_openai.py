@@ -127,5 +127,5 @@ def _family(name: str, prefix: str) -> Family:
     )  # fmt: skip
 
 
-FAMILY = _family("OpenCLIP", "")
-CUSTOM_TEXT = _family("OpenCLIP with a text tower of its own", "text.")
+FAMILY = _family("open_clip", "")
+CUSTOM_TEXT = _family("open_clip-custom-text", "text.")

@@ -118,10 +118,10 @@ def _trunk(name: str, prefix: str) -> Family:
 
 
 FAMILY = Family(
-    "Hugging Face SigLIP", CLIP,
+    "siglip-hf", CLIP,
     recognises=lambda tensors, config: {"vision_model.head.probe", "logit_bias"} <= set(tensors),
     config_from=hf_config, rows=hf_rows, tokenizer=hf_tokenizer,
     preprocessing=partial(clip_hf.preprocessing, crops=False),
 )  # fmt: skip
-TRUNK_FAMILY = _trunk("OpenCLIP on a timm trunk, text apart", "text.")
-TRUNK_FLAT = _trunk("OpenCLIP on a timm trunk", "")
+TRUNK_FAMILY = _trunk("open_clip-timm", "text.")
+TRUNK_FLAT = _trunk("open_clip-timm-flat", "")

@@ -94,7 +94,7 @@ def _registered(architecture: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "timm ViT", ViT,
+    "timm", ViT,
     recognises=lambda tensors, config: {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(tensors),
     config_from=config_from, rows=rows, preprocessing=preprocessing,
 )  # fmt: skip
