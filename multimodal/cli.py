@@ -1,9 +1,11 @@
 """The console script. This file is light, so that --help is quick; the work is in `commands.py`."""
 
 import argparse
+import io
 import os
 import sys
 import warnings
+from typing import NoReturn
 
 from multimodal import __version__
 from multimodal.errors import MultimodalError
@@ -19,11 +21,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Exits 0 when all went well, 1 when a file or value could not be used, 2 when the flags are wrong."""
     options = parser().parse_args(arguments)
     warnings.showwarning = _one_line
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is escaped, not an error
+        if isinstance(stream, io.TextIOWrapper):  # not where it is closed, or a program collects it
+            stream.reconfigure(errors="backslashreplace")
     try:
         from multimodal import commands
 
         code = getattr(commands, options.command)(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
     except MultimodalError as error:
         code = fail(error)
     except BrokenPipeError:  # the reader, such as head, has gone: not a fault
@@ -38,16 +44,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 def fail(error: object) -> int:
     """One line on stderr."""
-    print(f"multimodal: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"multimodal: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     return 1
 
 
+def printable(text: str) -> str:
+    """The text with what would break a line or steer a terminal as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    print(f"multimodal: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"multimodal: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         "multimodal", description="Vision, speech and text transformers: classify pictures, transcribe speech.",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from multimodal import __version__
 from multimodal.assets import shipped
-from multimodal.cli import fail
+from multimodal.cli import fail, printable
 from multimodal.errors import AudioError, ImageError, MultimodalError, UsageError
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families, load
@@ -23,6 +24,8 @@ def classify(options: Namespace) -> int:
     labels, templates = _labels(options), _templates(options.templates)
     files, code = _found(options.images, find_images)
     classifier = ZeroShotClassifier(load(options.model, options.architecture), labels, templates)
+    if len(labels) == 1 and classifier.model.config.loss == "softmax":
+        warnings.warn("--labels: one label alone gets the score 1 in every picture", stacklevel=1)
     top = options.top or (5 if options.format == "table" else None)
     results, failed = _each(files, lambda batch: classifier.results(batch, top), options.batch_size, ImageError)
     rows = ([r["file"], s["label"], s["score"]] for r in results for s in r["scores"])
@@ -40,7 +43,10 @@ def transcribe(options: Namespace) -> int:
     stems = [file.stem for file in files]
     if same := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise UsageError(f"{options.output_dir}: two recordings would both be written as {same}.*")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output_dir {folder}: cannot be made ({error.strerror})") from None
     model = load(options.model, options.architecture)
     for file in files:
         try:
@@ -51,7 +57,10 @@ def transcribe(options: Namespace) -> int:
         if options.verbose:
             for s in result["segments"]:
                 print(f"[{clock(s['start'])} --> {clock(s['end'])}]  {s['text'].strip()}", flush=True)
-        write_transcript(result, file, folder, options.output_format)
+        try:
+            write_transcript(result, file, folder, options.output_format)
+        except OSError as error:
+            code = fail(f"{error.filename}: cannot be written ({error.strerror})")
     return code
 
 
@@ -97,7 +106,7 @@ def models(_: Namespace) -> int:
 def info(options: Namespace) -> int:
     facts = describe(load(options.model, options.architecture))
     if options.format == "json":
-        print(json.dumps(facts, ensure_ascii=False, indent=1))
+        _print_json(facts)
         return 0
     for key, value in facts.items():
         if isinstance(value, dict):
@@ -134,7 +143,10 @@ def convert(options: Namespace) -> int:
 
     config = Path(options.config) if options.config else None
     dtype = torch.float16 if options.half else None
-    made = run(options.source, Path(options.target), options.architecture, options.to, config, dtype)
+    try:
+        made = run(options.source, Path(options.target), options.architecture, options.to, config, dtype)
+    except OSError as error:
+        raise UsageError(f"{error.filename or options.target}: cannot be used ({error.strerror or error})") from None
     print(f"{options.target}: {made.kind}, {sum(p.numel() for p in made.model.parameters()):,} parameters")
     return 0
 
@@ -191,7 +203,7 @@ def _each(
 def _labels(options: Namespace) -> list[str]:
     if (options.labels is None) == (options.labels_file is None):
         raise UsageError("--labels: give labels, or a file of them with --labels_file")
-    if options.labels_file:
+    if options.labels_file is not None:
         return [line for line in _lines(options.labels_file, "--labels_file") if line.strip()]
     return options.labels[0].split(",") if len(options.labels) == 1 else options.labels
 
@@ -205,15 +217,20 @@ def _templates(value: str | None) -> str | list[str] | None:
 
 
 def _lines(path: str, flag: str) -> list[str]:
+    if not path or (Path(path).exists() and not Path(path).is_file()):
+        raise UsageError(f"{flag} {path!r}: not a regular file (folders, pipes and devices are not read)")
     try:
-        return Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{flag} {path}: cannot be read as UTF-8 text ({error})") from None
+        return Path(path).read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also cut at U+2028
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
 
 
 def _print_results(results: list, rows: Iterator[list], header: list[str], style: str) -> None:
     if style == "json":
-        print(json.dumps(results, ensure_ascii=False, indent=1))
+        _print_json(results)
     elif style == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(header)
@@ -222,9 +239,15 @@ def _print_results(results: list, rows: Iterator[list], header: list[str], style
         last = None
         for file, text, score in rows:
             if file != last:
-                print(file)
-            print(f"  {score:8.4f}  {text}")
+                print(printable(str(file)))
+            print(f"  {score:8.4f}  {printable(text)}")
             last = file
+
+
+def _print_json(value: Any) -> None:
+    """Letters as they are where the terminal or file takes every one, else as JSON's escapes."""
+    encoding = str(getattr(sys.stdout, "encoding", None)).lower().replace("-", "")
+    print(json.dumps(value, ensure_ascii=encoding != "utf8", indent=1))
 
 
 def _indented(value: dict[str, Any]) -> list[str]:

@@ -33,7 +33,7 @@ class TextTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Parameter(torch.randn(config.context, config.width) * 0.01)
+        self.positions = nn.Parameter(torch.empty(config.context, config.width).normal_(std=0.01))
         nn.init.normal_(self.embed.weight, std=0.02)
         self.stack = Stack(config.stack)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False) if config.tied is False else None

@@ -76,7 +76,7 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, width)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(config.registers, width)) if config.registers else None
         known = rows * columns + (config.prefix if config.positions_on_prefix else 0)
-        self.positions = nn.Parameter(torch.randn(known, width) * 0.02)
+        self.positions = nn.Parameter(torch.empty(known, width).normal_(std=0.02))
         self.stem_norm = nn.LayerNorm(width, eps=eps) if config.stem_norm else None
         self.stack = Stack(config.stack)
         self.pool = MapPool(config) if config.pool == "map" else None

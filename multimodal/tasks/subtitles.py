@@ -60,14 +60,27 @@ def write_transcript(result: Result, audio: Path, folder: Path, which: str) -> l
     written = []
     for name in FORMATS if which == "all" else [which]:
         path = folder / f"{audio.stem}.{name}"
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False, suffix=".part") as part:
-            part.write(FORMATS[name](result))
+        _write_whole(path, FORMATS[name](result))
+        written.append(path)
+    return written
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Raises OSError naming `path`; nothing half-written stays behind."""
+    part = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False, suffix=".part") as part:
+            part.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(part.name, 0o666 & ~umask)  # a temporary file is private; an output is like any other
         os.replace(part.name, path)
-        written.append(path)
-    return written
+    except BaseException as error:
+        if part is not None:
+            Path(part.name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def _cue(segment: dict[str, Any]) -> str:

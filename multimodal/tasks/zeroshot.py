@@ -61,9 +61,10 @@ class ZeroShotClassifier:
     def _label_vectors(self) -> Float[Tensor, "C D"]:
         """Normalise, mean over templates, normalise, as CLIP_benchmark does."""
         prompts = [prompt(label) for label in self.labels for prompt in self.prompts]
-        vectors = []
+        vectors, context = [], self.model.config.text.context
+        longest = min(context, self.tokenizer.context or context)
         for start in range(0, len(prompts), 256):
-            batch = self.tokenizer.batch(prompts[start : start + 256])
+            batch = self.tokenizer.batch(prompts[start : start + 256], longest)
             vectors.append(self.model.encode_text(batch.ids, batch.mask))
         means = torch.cat(vectors).unflatten(0, (len(self.labels), len(self.prompts))).mean(1)
         return F.normalize(means, dim=-1)
@@ -93,11 +94,13 @@ def checked_labels(labels: Sequence[str]) -> list[str]:
     clean = [label.strip() for label in labels]
     if not clean:
         raise TextError("labels: there are none")
+    seen: set[str] = set()
     for number, label in enumerate(clean, 1):
         if not label:
             raise TextError(f"labels: number {number} of {len(clean)} is empty")
-        if clean.index(label) != number - 1:
+        if label in seen:
             raise TextError(f"labels: {label!r} is there twice")
+        seen.add(label)
     return clean
 
 

@@ -87,7 +87,7 @@ def find_images(paths: list[str]) -> list[Path]:
     for text in paths:
         images = _expand(text)
         if not images:
-            raise UsageError(f"{text}: no picture found (known suffixes: {' '.join(sorted(SUFFIXES))})")
+            raise UsageError(f"{text}: no picture found ({_why_none(text)})")
         found.update(dict.fromkeys(images))
     return list(found)
 
@@ -102,6 +102,15 @@ def _expand(text: str) -> list[Path]:
     matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
     files = (p for match in matches for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
     return [p for p in files if p.suffix.lower() in SUFFIXES]
+
+
+def _why_none(text: str) -> str:
+    path = Path(text)
+    if path.is_dir() or (glob.has_magic(text) and not path.exists()):
+        return f"known suffixes: {' '.join(sorted(SUFFIXES))}"
+    if path.exists():
+        return "not a regular file: device, pipe or socket"
+    return "a link to a file that is not there" if path.is_symlink() else "no such file"
 
 
 def _opened(source: str | Path | bytes, name: str) -> io.BufferedIOBase:

@@ -1,6 +1,7 @@
 """What a family of foreign checkpoints must say of itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,29 @@ class Family:
 
     def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
         """The checkpoint as ours. Raises CheckpointError naming the tensor that is missing, extra or misshapen."""
-        try:
+        with self._naming(where):
             ours = self.config_from(config, tensors)
-        except KeyError as error:
-            raise CheckpointError(f"{where}: {self.name} needs {error}, which is missing") from None
-        except CheckpointError as error:
-            raise CheckpointError(f"{where}: {error}") from None
-        model = build(self.model, ours)
+            model = build(self.model, ours)
         rows = self.rows(ours)
         check(rows, model.state_dict(), tensors, where)
         fill(model, load_tensors(rows, tensors, where), where)
-        return Checkpoint(
-            model.eval(), self.tokenizer(folder, config), self.preprocessing(folder, config), where,
-            {"format": self.name},
-        )  # fmt: skip
+        with self._naming(where):
+            tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
+        return Checkpoint(model.eval(), tokenizer, preprocessing, where, {"format": self.name})
+
+    @contextmanager
+    def _naming(self, where: str) -> Iterator[None]:
+        """What a wrong value in a foreign configuration raises, as one error that names the file."""
+        try:
+            yield
+        except KeyError as error:
+            raise CheckpointError(f"{where}: {self.name} needs {error}, which is missing") from None
+        except CheckpointError as error:
+            text = str(error)
+            raise CheckpointError(text if text.startswith(where) else f"{where}: {text}") from None
+        except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:
+            cause = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{where}: the {self.name} configuration cannot be used ({cause})") from None
 
     def export(self, model: nn.Module) -> Tensors:
         """The model's tensors under the family's names."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from multimodal.tokens.text import Tokenizer, tokenizer_from
 from multimodal.weights.records import from_record, to_record
 
 FORMAT = 1
+MOST_LAYERS = 1000
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig),
     "clip": (CLIP, CLIPConfig),
@@ -103,7 +104,9 @@ def load_folder(folder: Path) -> Checkpoint:
     value = from_record(config_class, config["config"], str(folder / "config.json"))
     try:
         model = build(model_class, value)
-    except (ValueError, KeyError, ArithmeticError, RuntimeError) as error:
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"{folder / 'config.json'}: cannot be built ({error!r})") from None
     fill(model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
     preprocessing = folder / "preprocessing.json"
@@ -117,9 +120,19 @@ def load_folder(folder: Path) -> Checkpoint:
 
 
 def build(model_class: type[nn.Module], config: Any) -> nn.Module:
-    """The model without memory for its weights, so that loading initialises nothing twice."""
+    """The model without memory for its weights, so that loading initialises nothing twice.
+
+    Raises CheckpointError for a number of layers that would take minutes to make and that no file holds."""
+    if (layers := _most_layers(config)) > MOST_LAYERS:
+        raise CheckpointError(f"layers: {layers}, more than the {MOST_LAYERS} that are built")
     with torch.device("meta"):
         return model_class(config)
+
+
+def _most_layers(config: Any) -> int:
+    """The largest `layers` in a configuration, at any depth."""
+    values = [(f.name, getattr(config, f.name)) for f in fields(config)] if is_dataclass(config) else []
+    return max((value if name == "layers" else _most_layers(value) for name, value in values), default=0)
 
 
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
@@ -135,6 +148,8 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None
             raise CheckpointError(
                 f"{where}: tensor {name!r} has shape {list(tensor.shape)}, not {list(own[name].shape)}"
             )
+        if tensor.is_floating_point() != own[name].is_floating_point():
+            raise CheckpointError(f"{where}: tensor {name!r} holds {tensor.dtype}, not {own[name].dtype}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
     ready = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
@@ -146,6 +161,8 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")  # a pipe would be waited for without end
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -153,11 +170,16 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({cause})") from None
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object ({str(value)[:40]})")
+    return value
 
 
 def sha256(path: Path) -> str:

@@ -32,9 +32,9 @@ def load(name_or_path: str | Path, architecture: str | None = None) -> Checkpoin
     if text.startswith(OPEN_CLIP):
         return _load_path(download(_open_clip_repository(text.removeprefix(OPEN_CLIP))), architecture)
     path = Path(name_or_path)
-    if not path.exists() and text in shipped():
+    if not _exists(path) and text in shipped():
         return load_folder(shipped()[text])
-    if path.exists():
+    if text and _exists(path):
         return _load_path(path, architecture)
     raise UsageError(_unknown(text))
 
@@ -144,7 +144,10 @@ def _weights_of(folder: Path) -> Path:
 
 def _all_tensors(path: Path) -> Tensors:
     if path.name.endswith(".index.json"):
-        shards = sorted(set(read_json(path)["weight_map"].values()))
+        places = read_json(path).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+            raise CheckpointError(f"{path}: weight_map is not a table of tensor and file ({str(places)[:40]})")
+        shards = sorted(set(places.values()))
         return {name: tensor for shard in shards for name, tensor in read_tensors(path.parent / shard).items()}
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: not a .safetensors file; multimodal convert reads others")
@@ -152,5 +155,13 @@ def _all_tensors(path: Path) -> Tensors:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4) or sorted(shipped())
-    return f"model {name!r}: neither a path nor a shipped model (near: {', '.join(near)})"
+    near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4) or sorted(shipped()) or ["none is installed"]
+    return f"model {name[:80]!r}: neither a path nor a shipped model (near: {', '.join(near)})"
+
+
+def _exists(path: Path) -> bool:
+    """False too for a name that no file system takes: too long, or with a NUL."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

@@ -105,6 +105,8 @@ def check(rows: list[Row], model: Tensors, foreign: Tensors, where: str) -> None
     for name in expected.keys() & foreign.keys():
         if (has := list(foreign[name].shape)) != (wants := list(expected[name].shape)):
             raise CheckpointError(f"{where}: tensor {name!r} has shape {has}, not {wants}")
+        if foreign[name].is_floating_point() != expected[name].is_floating_point():
+            raise CheckpointError(f"{where}: tensor {name!r} holds {foreign[name].dtype}, not {expected[name].dtype}")
         if foreign[name].is_floating_point() and not foreign[name].isfinite().all():
             raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
 
