@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from multimodal.errors import CheckpointError, ImageError, UsageError
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess
+from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess, read_image
 from multimodal.train.captions import Captions, Concept
 from multimodal.train.contrast import Run, Settings
 from multimodal.train.pictures import augment, entries, read_pictures
@@ -170,3 +170,17 @@ def test_every_saved_state_damaged_is_an_error(squares, tmp_path):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="none of 1 saved states"):
         run.resume()
+
+
+def test_shipped_model_sees_a_uniform(recipes):
+    """Grace Hopper's portrait, among labels that were trained."""
+    import matplotlib
+
+    checkpoint = load_folder(RECIPES.parent / "assets" / "clip-vit-16")
+    picture = read_image(Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg")
+    names = ["goldfish", "school bus", "military uniform", "teapot", "lighthouse", "tabby cat", "banana"]
+    vectors = recipes[1].class_vectors(checkpoint, names)
+    with torch.inference_mode():
+        image = checkpoint.model.encode_image(preprocess(picture, checkpoint.preprocessing)[None])
+    assert names[int((image @ vectors.T).argmax())] == "military uniform"
+    assert checkpoint.card["figures"]["tiny-imagenet/val-0000.tar"]["top1"] > 0.19
