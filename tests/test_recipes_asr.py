@@ -54,6 +54,7 @@ def manifest(tmp_path: Path) -> Path:
 def test_training_lowers_the_loss_and_writes_a_checkpoint(manifest: Path, tmp_path: Path):
     recipe = runpy.run_path(str(RECIPE))
     sizes = "--steps 24 --warmup 4 --rate 3e-3 --every 6 --save 12 --budget 1200 --width 32 --layers 2 --easy 0"
+    sizes += " --vocabulary 270"
     folders = ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     data = [
         "--train",
