@@ -3,9 +3,10 @@
 import csv
 import json
 import sys
+import textwrap
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,18 @@ def models(_: Namespace) -> int:
     print("shipped models")
     for name, folder in shipped().items():
         card = folder / "card.json"
-        print(f"  {name:<20} {read_json(card).get('summary', '') if card.exists() else ''}")
+        print(f"  {name:<20} {read_json(card).get('summary', '') if card.exists() else ''}".rstrip())
+    if not shipped():
+        print("  none in this installation")
     print("sizes of the papers (multimodal.presets)")
-    print("  " + ", ".join(PRESETS))
+    print(_wrapped(PRESETS))
     print("formats that load and convert take")
-    print("  multimodal, " + ", ".join(families()))
+    print(_wrapped(["multimodal", *families()]))
     return 0
+
+
+def _wrapped(names: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def info(options: Namespace) -> int:
@@ -114,7 +121,7 @@ def info(options: Namespace) -> int:
             for line in _indented(value):
                 print(f"  {line}")
         else:
-            print(f"{key}: {value}")
+            print(f"{key}: {_shown(value)}")
     return 0
 
 
@@ -124,14 +131,14 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    parts["own"] = sum(p.numel() for p in model.parameters(recurse=False))
+    parts["not in a part"] = sum(p.numel() for p in model.parameters(recurse=False))
     return {
         "source": checkpoint.source,
         "kind": checkpoint.kind,
         "parameters": {"total": sum(p.numel() for p in model.parameters())} | {k: n for k, n in parts.items() if n},
-        "tokenizer": f"{type(tokenizer).__name__}, {tokenizer.vocab_size} tokens" if tokenizer else "none",
+        "tokenizer": f"{type(tokenizer).__name__}, {tokenizer.vocab_size} ids" if tokenizer else "none",
         "preprocessing": checkpoint.preprocessing.to_dict() if checkpoint.preprocessing else "none",
-        **(checkpoint.card or {"licence": "not stated by the checkpoint", "training_data": "not stated"}),
+        **({"licence": "not stated by the checkpoint", "training_data": "not stated"} | checkpoint.card),
         "config": to_record(model.config),
     }
 
@@ -256,8 +263,12 @@ def _indented(value: dict[str, Any]) -> list[str]:
     for key, item in value.items():
         if isinstance(item, dict):
             lines += [f"{key}:", *(f"  {line}" for line in _indented(item))]
-        else:
-            lines.append(
-                f"{key}: {item:,}" if isinstance(item, int) and not isinstance(item, bool) else f"{key}: {item}"
-            )
+        elif item is not None:  # what is off or left to its default would be half of the lines
+            lines.append(f"{key}: {_shown(item)}")
     return lines
+
+
+def _shown(item: Any) -> str:
+    if isinstance(item, list | tuple):
+        return ", ".join(map(_shown, item))
+    return f"{item:,}" if type(item) is int else printable(str(item))

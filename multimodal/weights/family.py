@@ -36,10 +36,9 @@ class Family:
         with self._naming(where):
             ours = self.config_from(config, tensors)
             model = build(self.model, ours)
-        rows = self.rows(ours)
-        check(rows, model.state_dict(), tensors, where)
-        fill(model, load_tensors(rows, tensors, where), where)
-        with self._naming(where):
+            rows = self.rows(ours)
+            check(rows, model.state_dict(), tensors, where)
+            fill(model, load_tensors(rows, tensors, where), where)
             tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, {"format": self.name})
 

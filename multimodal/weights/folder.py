@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captioner, CaptionerConfig
@@ -125,14 +126,27 @@ def build(model_class: type[nn.Module], config: Any) -> nn.Module:
     Raises CheckpointError for a number of layers that would take minutes to make and that no file holds."""
     if (layers := _most_layers(config)) > MOST_LAYERS:
         raise CheckpointError(f"layers: {layers}, more than the {MOST_LAYERS} that are built")
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return model_class(config)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Draws no normal numbers: there is no memory for them, and on the meta device torch imports its whole compiler
+    to draw none (seconds)."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (torch.Tensor.normal_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
 def _most_layers(config: Any) -> int:
-    """The largest `layers` in a configuration, at any depth."""
+    """The largest number of layers in a configuration, at any depth."""
     values = [(f.name, getattr(config, f.name)) for f in fields(config)] if is_dataclass(config) else []
-    return max((value if name == "layers" else _most_layers(value) for name, value in values), default=0)
+    return max(
+        (value or 0 if name in ("layers", "shared") else _most_layers(value) for name, value in values), default=0
+    )
 
 
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:

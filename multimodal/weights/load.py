@@ -109,12 +109,12 @@ def _load_path(path: Path, architecture: str | None) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     if _is_ours(folder) and (path.is_dir() or path.name == "model.safetensors"):
         return load_folder(folder)
+    config = architecture_config(architecture) if architecture else _config_of(folder)
     weights = _weights_of(path) if path.is_dir() else path
     if weights.suffix in UNSAFE:
         raise CheckpointError(
             f"{weights}: a {weights.suffix} file can hold code; bring it over with multimodal convert"
         )
-    config = architecture_config(architecture) if architecture else _config_of(folder)
     return load_foreign(_all_tensors(weights), config, str(path), folder)
 
 
