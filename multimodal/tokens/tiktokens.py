@@ -60,9 +60,7 @@ class _TiktokenTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         parts = (
-            self._bytes[i - self.plain_size]
-            if i >= self.plain_size
-            else self._encoding.decode_single_token_bytes(i)
+            self._bytes[i - self.plain_size] if i >= self.plain_size else self._encoding.decode_single_token_bytes(i)
             for i in ids
         )
         return b"".join(parts).decode("utf-8", errors="replace")

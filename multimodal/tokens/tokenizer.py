@@ -66,9 +66,7 @@ class Tokenizer(ABC):
             raise TextError(f"token id {wrong[0]} lies outside the vocabulary of {self.vocab_size}")
         return self._decode([i for i in ids if not (skip_control and i in self.control)])
 
-    def batch(
-        self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None
-    ) -> TextBatch:
+    def batch(self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
         """Ids [B T] of texts between bos and eos (those the vocabulary has), with mask and cut counts.
 
         `length` (tokens, bos and eos included; default: the tokenizer's `context`) is the most a row may hold.
