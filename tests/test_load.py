@@ -103,6 +103,41 @@ def test_pickles_that_are_no_plain_weights_are_refused_by_cause(tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
+def scripted(tensors: dict) -> torch.nn.Module:
+    """Modules nested as the names say, as TorchScript: what OpenAI's CLIP files are."""
+    root = torch.nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        place = root
+        for part in path:
+            if not hasattr(place, part):
+                place.add_module(part, torch.nn.Module())
+            place = getattr(place, part)
+        place.register_buffer(last, tensor)
+    return torch.jit.script(root)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_an_openai_clip_archive_becomes_a_folder_that_classifies(tmp_path):
+    from open_clip.model import CLIP
+    from PIL import Image
+
+    torch.manual_seed(0)
+    vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
+    tensors = CLIP(16, vision, text, quick_gelu=True).half().state_dict()
+    numbers = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
+    archive = scripted(tensors | {name: torch.tensor(value) for name, value in numbers.items()})
+    archive.save(tmp_path / "ViT-tiny.pt")
+    convert(tmp_path / "ViT-tiny.pt", tmp_path / "clip")
+    ours = load(tmp_path / "clip")
+    assert ours.preprocessing.size == (32, 32)
+    assert ours.preprocessing.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert ours.model.config.image.stack.block.activation == "quick_gelu"
+    (result,) = multimodal.classify(Image.new("RGB", (40, 30), "red"), ["red", "blue"], ours)
+    assert sum(s["score"] for s in result["scores"]) == pytest.approx(1.0, abs=1e-5)
+
+
 def test_truncated_and_missing_files_are_named(tmp_path, pickled):
     half = tmp_path / "half.pt"
     half.write_bytes(pickled.read_bytes()[:5000])

@@ -47,15 +47,17 @@ def vision_part(model: dict[str, Any]) -> ViTConfig:
 def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     if "visual.layer1.0.conv1.weight" in tensors:
         raise CheckpointError("the picture tower is a ModifiedResNet (visual.layer1), which is not supported")
-    archive = not config and all(name in tensors for name in ARCHIVE)
-    model = model_settings(_archive_config(tensors) if archive else config)
+    model = model_settings(config)
     text, fields = text_part(model)
     loss = "softmax" if model["init_logit_bias"] is None else "sigmoid"
     return CLIPConfig(vision_part(model), text, model["embed_dim"], loss, **fields)
 
 
-def _archive_config(tensors: Tensors) -> dict[str, Any]:
-    """What OpenAI's loader (clip/model.py, build_model) reads off the shapes: heads 64 wide and quick-GELU."""
+def archive_config(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """What OpenAI's loader means by an archive of its own, which holds no configuration: heads 64 wide and
+    quick-GELU (clip/model.py, build_model), pictures resized and cropped as in clip/clip.py, _transform."""
+    if config or not all(name in tensors for name in ("visual.class_embedding", *ARCHIVE)):
+        return config
     width, _, _, patch = tensors["visual.conv1.weight"].shape
     side = round((len(tensors["visual.positional_embedding"]) - 1) ** 0.5)
     (context, text_width), vocabulary = tensors["positional_embedding"].shape, len(tensors["token_embedding.weight"])
@@ -63,8 +65,9 @@ def _archive_config(tensors: Tensors) -> dict[str, Any]:
     vision = {"layers": layers[0], "width": width, "patch_size": patch, "image_size": side * patch}
     text = {"layers": layers[1], "width": text_width, "heads": text_width // 64, "context_length": context,
             "vocab_size": vocabulary}  # fmt: skip
-    return {"embed_dim": tensors["text_projection"].shape[1], "quick_gelu": True, "vision_cfg": vision,
-            "text_cfg": text}  # fmt: skip
+    model = {"embed_dim": tensors["text_projection"].shape[1], "quick_gelu": True, "vision_cfg": vision,
+             "text_cfg": text}  # fmt: skip
+    return {"model_cfg": model, "preprocess_cfg": {"size": vision["image_size"]}}
 
 
 def block_rows(layer_scale: bool) -> list[Row]:
@@ -124,6 +127,7 @@ def _family(name: str, prefix: str) -> Family:
         ],
         tokenizer=open_clip_tokenizer,
         preprocessing=open_clip_preprocessing,
+        complete=archive_config,
     )  # fmt: skip
 
 

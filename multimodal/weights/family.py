@@ -21,7 +21,8 @@ class Family:
 
     `config_from(config, tensors)` makes our frozen configuration; what neither the file nor the shapes say is
     refused with CheckpointError, never guessed. `tokenizer` and `preprocessing` get the folder (or None for a
-    bare file) and the foreign configuration, and return None where the model has none or they are not known."""
+    bare file) and the foreign configuration, and return None where the model has none or they are not known.
+    `complete` comes first and adds to the configuration what a file without one is known to mean."""
 
     name: str
     model: type[nn.Module]
@@ -30,10 +31,12 @@ class Family:
     rows: Callable[[Any], list[Row]]
     tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None] = lambda folder, config: None
     preprocessing: Callable[[Path | None, dict[str, Any]], Preprocessing | None] = lambda folder, config: None
+    complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
 
     def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
         """The checkpoint as ours. Raises CheckpointError naming the tensor that is missing, extra or misshapen."""
         with self._naming(where):
+            config = self.complete(config, tensors)
             ours = self.config_from(config, tensors)
             model = build(self.model, ours)
             rows = self.rows(ours)
