@@ -91,7 +91,7 @@ def generate(options: Namespace) -> int:
 
 def models(_: Namespace) -> int:
     from multimodal.presets import PRESETS
-    from multimodal.weights.folder import read_json
+    from multimodal.tokens.files import read_json
 
     print("shipped models")
     for name, folder in shipped().items():

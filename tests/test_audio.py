@@ -202,7 +202,7 @@ def test_what_is_no_recording(tmp_path):
         (tmp_path / name).write_bytes(data)
         return tmp_path / name
 
-    refused(tmp_path / "none.wav", "none.wav", "No such file")
+    refused(tmp_path / "none.wav", "none.wav", "no such file")
     refused(tmp_path, tmp_path.name, "a folder")
     refused(file("empty.wav", b""), "empty.wav", "0 bytes")
     refused(b"", "0 bytes")

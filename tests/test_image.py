@@ -200,7 +200,7 @@ def test_what_is_no_picture_is_named(tmp_path):
     refusal(str(tmp_path / "text.jpg"), "text.jpg: not a readable picture")
     refusal(tmp_path / "page.eps", "page.eps: not a readable picture")
     refusal(tmp_path / "absent.png", "absent.png: no such file")
-    refusal(tmp_path, f"{tmp_path}: not a picture (a folder)")
+    refusal(tmp_path, f"{tmp_path}: a folder")
     refusal(tmp_path / "pipe.png", "pipe.png: not a regular file")
     refusal(b"", "0 bytes")
     with pytest.raises(ImageError, match="truncated"):

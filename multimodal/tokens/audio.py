@@ -5,7 +5,6 @@ What a reader must hear about is an error: no file, no sound, no finite samples,
 """
 
 import glob
-import io
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.tokens.container import FORMATS, ends_inside_page, promised_seconds, starts_without_index
+from multimodal.tokens.files import open_media
 from multimodal.tokens.mono import MonoMixer, Resampler
 
 SAMPLE_RATE = 16000
@@ -151,7 +151,7 @@ def _samples(source: str | Path | bytes, rate: int, on_truncated: str) -> Iterat
     import av
 
     name = "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
-    with _opened(source, name) as file:
+    with open_media(source, name, AudioError) as file:
         cut = ends_inside_page(file)
         try:
             container = av.open(file, options={"format_whitelist": FORMATS}, metadata_errors="ignore")
@@ -174,24 +174,6 @@ def _samples(source: str | Path | bytes, rate: int, on_truncated: str) -> Iterat
         raise AudioError(problem)
     if problem:
         warnings.warn(TruncatedAudio(problem), stacklevel=2)
-
-
-def _opened(source: str | Path | bytes, name: str) -> io.BufferedIOBase:
-    if isinstance(source, bytes):
-        if not source:
-            raise AudioError(f"{name}: empty (0 bytes)")
-        return io.BytesIO(source)
-    path = Path(source)
-    if path.is_dir():
-        raise AudioError(f"{name}: a folder, not a recording (name its files)")
-    try:
-        if path.exists() and not path.is_file():
-            raise AudioError(f"{name}: not a regular file (pipes and devices are not read)")
-        if path.exists() and path.stat().st_size == 0:
-            raise AudioError(f"{name}: empty file (0 bytes)")
-        return path.open("rb")
-    except OSError as error:
-        raise AudioError(f"{name}: cannot be opened ({error.strerror})") from None
 
 
 def _cause(error: Exception) -> str:

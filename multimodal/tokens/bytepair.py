@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.tokens.files import read_json
 from multimodal.tokens.tokenizer import (
     Tokenizer,
     checked,
-    read_json,
     read_record,
     require_keys,
     write_record,

@@ -5,7 +5,6 @@ taken.
 """
 
 import glob
-import io
 import threading
 import warnings
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from multimodal.errors import ImageError, UsageError
+from multimodal.tokens.files import open_media
 
 # No TGA or PCX (their signature fits random bytes), no ICO (its header hides the size of the picture inside),
 # no EPS or WMF (they run other programs).
@@ -54,7 +54,7 @@ def read_image(source: str | Path | bytes, limits: ImageLimits = ImageLimits()) 
     Raises ImageError, one line `PATH: cause (value)`: a missing, empty, truncated, huge or non-image file.
     """
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
-    with _refusing(name), _quiet_pillow(), _opened(source, name) as file:
+    with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
         image = Image.open(file, formats=FORMATS)
         _check_size(image, limits, name)
         return to_rgb(image, name)
@@ -111,23 +111,6 @@ def _why_none(text: str) -> str:
     if path.exists():
         return "not a regular file: device, pipe or socket"
     return "a link to a file that is not there" if path.is_symlink() else "no such file"
-
-
-def _opened(source: str | Path | bytes, name: str) -> io.BufferedIOBase:
-    if isinstance(source, bytes):
-        if not source:
-            raise ImageError(f"{name}: empty (0 bytes)")
-        return io.BytesIO(source)
-    path = Path(source)
-    if path.is_dir():
-        raise ImageError(f"{name}: not a picture (a folder)")
-    if not path.exists():
-        raise ImageError(f"{name}: no such file (cannot be opened)")
-    if not path.is_file():
-        raise ImageError(f"{name}: not a regular file (device, pipe or socket)")
-    if path.stat().st_size == 0:
-        raise ImageError(f"{name}: empty file (0 bytes)")
-    return path.open("rb")
 
 
 def _check_size(image: Image.Image, limits: ImageLimits, name: str) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError
+from multimodal.tokens.files import read_json
 
 RECORD = "tokenizer_config.json"
 
@@ -132,18 +133,6 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; CheckpointError names the file when it is missing or no such thing."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else error
-        raise CheckpointError(f"{path}: cannot be read as JSON: {reason}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object but {value!r:.40}")
-    return value
 
 
 def read_record(folder: Path | str) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text import TextConfig
 from multimodal.models.vit import ViTConfig
+from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import CLIPTokenizer, Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.folder import read_json
 from multimodal.weights.open_clip import pair
 from multimodal.weights.table import FIRST, Row, Tensors, under, weight_and_bias
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.weights.folder import Checkpoint, read_json, save_folder, write_durably
+from multimodal.tokens.files import read_json
+from multimodal.weights.folder import Checkpoint, save_folder, write_durably
 from multimodal.weights.load import CONFIGS, UNSAFE, architecture_config, families, load, load_foreign
 from multimodal.weights.table import Tensors
 

@@ -21,6 +21,7 @@ from multimodal.models.seq2seq import JointConformer, JointConformerConfig, Spee
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.text import TextConfig, TextTransformer
 from multimodal.models.vit import ViT, ViTConfig
+from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import Tokenizer, tokenizer_from
 from multimodal.weights.records import from_record, to_record
@@ -97,7 +98,7 @@ def load_folder(folder: Path) -> Checkpoint:
     """Reads a checkpoint folder. Raises CheckpointError naming the file when one is missing, changed or unfit."""
     _check_manifest(folder)
     config = read_json(folder / "config.json")
-    if not isinstance(config, dict) or set(config) != {"format", "kind", "config"} or config["format"] != FORMAT:
+    if set(config) != {"format", "kind", "config"} or config["format"] != FORMAT:
         raise CheckpointError(f"{folder / 'config.json'}: not a format {FORMAT} configuration ({str(config)[:60]})")
     if config["kind"] not in KINDS:
         raise CheckpointError(f"{folder / 'config.json'}: unknown kind {config['kind']!r}")
@@ -184,18 +185,6 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({cause})") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object ({str(value)[:40]})")
-    return value
-
-
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -215,7 +204,7 @@ def _json(value: Any) -> bytes:
 
 def _check_manifest(folder: Path) -> None:
     manifest = read_json(folder / "manifest.json")
-    sums = manifest.get("sha256") if isinstance(manifest, dict) else None
+    sums = manifest.get("sha256")
     if not isinstance(sums, dict) or not {"config.json", "model.safetensors"} <= sums.keys():
         raise CheckpointError(f"{folder / 'manifest.json'}: does not list config.json and model.safetensors")
     for name, expected in sums.items():

@@ -7,8 +7,9 @@ from typing import Any
 
 from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.files import read_json
 from multimodal.weights.family import Family
-from multimodal.weights.folder import Checkpoint, load_folder, read_json, read_tensors
+from multimodal.weights.folder import Checkpoint, load_folder, read_tensors
 from multimodal.weights.table import Tensors
 
 HUB = "hf-hub:"
