@@ -23,3 +23,11 @@ class TextError(MultimodalError):
 
 class CheckpointError(MultimodalError):
     """A checkpoint is unknown, damaged, incomplete or does not fit its configuration."""
+
+
+class DataError(MultimodalError):
+    """Training data cannot be read, or too much of it is broken."""
+
+
+class TrainingError(MultimodalError):
+    """A training run cannot go on."""

@@ -1,0 +1,72 @@
+"""What a run lowers: a module around the model whose `backward` leaves the exact gradient of the whole batch."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Engine(Protocol):
+    """What the loop lends to an objective for one step."""
+
+    world: int
+
+    def forward(self, batch: Any) -> Any:
+        """The objective's forward, through its wrappers (DDP, compile) and under autocast."""
+
+    def last(self, yes: bool) -> AbstractContextManager:
+        """Around forward and backward of a micro-batch: gradients are exchanged after the last one only."""
+
+    def backward(self, loss: Tensor) -> None:
+        """loss.backward(), scaled where the precision needs it."""
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+
+
+class Objective(nn.Module):
+    """Holds the model as `model`. `forward(batch)` runs it (DDP sees no other call)."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    @abstractmethod
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
+        """Leaves in `.grad` the gradient of the loss over all micro-batches of all processes; gives what is to be
+        logged, `loss` among it."""
+
+
+class Summed(Objective):
+    """A loss that is a weighted sum of means, such as one over tokens and one over items.
+
+    A subclass gives in `forward(batch)` the sums of each term over the batch, in `counts(batch)` how many tokens or
+    items each sum runs over, and in `weights` the weight of each term. Each term is divided by its count over all
+    micro-batches and processes, so that accumulation is exact, whatever the lengths are (transformers' issue 34191)."""
+
+    weights: Mapping[str, float] = {"loss": 1.0}
+
+    @abstractmethod
+    def forward(self, batch: Any) -> dict[str, Tensor]: ...
+
+    @abstractmethod
+    def counts(self, batch: Any) -> dict[str, int]: ...
+
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
+        device = next(self.model.parameters()).device
+        own = [[self.counts(batch)[name] for batch in batches] for name in self.weights]
+        totals = engine.total(torch.tensor([float(sum(row)) for row in own], device=device)).clamp(min=1)
+        scale = torch.tensor(list(self.weights.values()), device=device) / totals
+        sums = torch.zeros(len(self.weights), device=device)
+        for number, batch in enumerate(batches):
+            with engine.last(number == len(batches) - 1):
+                found = engine.forward(batch)
+                terms = torch.stack([found[name].float() for name in self.weights])
+                engine.backward((terms * scale).sum() * engine.world)  # DDP takes the mean over processes
+            sums += terms.detach()
+        means = engine.total(sums) / totals
+        terms = dict(zip(self.weights, means.tolist(), strict=True))
+        return {"loss": sum(self.weights[name] * value for name, value in terms.items())} | terms

@@ -1,0 +1,117 @@
+"""The report of a run: curves, examples, and what is needed to make it again (command, settings, versions, data)."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]
+WHOLE = 1 << 30  # bytes; a larger file is known by its size, its first and its last MiB
+PART = 1 << 20
+
+
+def fingerprint(path: Path) -> str:
+    """`sha256:` of a file's bytes (`sampled-sha256:` for one over 1 GiB), `listing-sha256:` of a folder's file names
+    and sizes."""
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for folder, inner, files in os.walk(path):
+            inner.sort()
+            for name in sorted(files):
+                file = Path(folder, name)
+                digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\n".encode())
+        return f"listing-sha256:{digest.hexdigest()}"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        digest.update(f"{size}".encode() + file.read(PART))
+        file.seek(-PART, os.SEEK_END)
+        digest.update(file.read(PART))
+    return f"sampled-sha256:{digest.hexdigest()}"
+
+
+def data_hashes(sources: Iterable[str | Path]) -> dict[str, str]:
+    """Fingerprints of local sources; a URL is named and not read again."""
+    return {str(s): fingerprint(Path(s)) if Path(s).exists() else "not local" for s in sources}
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the machine and the libraries a result may depend on."""
+    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Settings as JSON holds them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def curves(rows: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
+    """One panel for each figure that is a loss, a rate or an evaluation; gives the names drawn."""
+    names = sorted({n for row in rows for n in row if n == "lr" or n.endswith("loss") or n.startswith("eval/")})
+    if not names:
+        return []
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(names))
+    lines = -(-len(names) // columns)
+    figure = Figure(figsize=(4 * columns, 2.8 * lines), layout="constrained")
+    for number, name in enumerate(names, 1):
+        axes = figure.add_subplot(lines, columns, number)
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 30 else None)
+        axes.set(title=name, xlabel="step")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+    return names
+
+
+def write_report(
+    run: Path, settings: Any, sources: Iterable[str | Path] = (), examples: Sequence[str] = (),
+    command: Sequence[str] | None = None,
+) -> Path:  # fmt: skip
+    """`run/report/`: report.md, curves.png and run.json, from `run/metrics.jsonl`. Gives the path of report.md."""
+    folder = run / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = read_metrics(run / "metrics.jsonl")
+    line = shlex.join(command if command is not None else [Path(sys.executable).name, *sys.argv])
+    facts = {"command": line, "settings": plain(settings), "versions": versions(), "data": data_hashes(sources)}
+    (folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    last: dict[str, Any] = {}
+    for row in rows:
+        last |= row
+    text = ["# Training report", "", "```sh", line, "```", ""]
+    if curves(rows, folder / "curves.png"):
+        text += ["![curves](curves.png)", ""]
+    text += ["| figure | last value |", "|---|---|"]
+    text += [f"| {name} | {value:.6g} |" for name, value in last.items()]
+    if examples:
+        text += ["", "## Examples", "", *(f"- {' '.join(example.split())}" for example in examples)]
+    text += ["", "## Data", "", *(f"- `{name}`: {sum_}" for name, sum_ in facts["data"].items())]
+    text += ["", "## Versions", "", *(f"- {name} {version}" for name, version in facts["versions"].items())]
+    text += ["", "## Settings", "", "```json", json.dumps(facts["settings"], indent=2), "```", ""]
+    (folder / "report.md").write_text("\n".join(text), encoding="utf-8")
+    return folder / "report.md"
