@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action="version", version=f"multimodal {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_classify, _transcribe, _caption, _generate, _models, _info, _convert, _env):
+    for add in (_classify, _transcribe, _caption, _generate, _models, _info, _convert, _validate, _env):
         add(commands)
     return top
 
@@ -138,6 +138,24 @@ def _convert(commands: argparse._SubParsersAction) -> None:
     p.add_argument("--config", metavar="FILE", help="the foreign configuration (JSON)")
     p.add_argument("--to", metavar="FORMAT", help="write under this family's names")
     p.add_argument("--half", action="store_true", help="store half precision")
+
+
+def _validate(commands: argparse._SubParsersAction) -> None:
+    p = commands.add_parser("validate", help="decode every item of training data and list what is broken")
+    p.add_argument(
+        "data",
+        nargs="+",
+        metavar="DATA",
+        help="folder with a folder a class, WebDataset tars (also URLs), .csv, .tsv or .jsonl",
+    )
+    p.add_argument("--kind", choices=["auto", "image", "audio"], default="auto", help="auto: by the file's ending")
+    p.add_argument("--workers", type=_count, help="processes (default: one a core, at most 8)")
+    p.add_argument("--format", choices=["table", "json"], default="table")
+    p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
+    for name in ("path", "text", "label"):
+        p.add_argument(
+            f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: usual names)"
+        )
 
 
 def _env(commands: argparse._SubParsersAction) -> None:

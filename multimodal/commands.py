@@ -2,8 +2,10 @@
 
 import csv
 import json
+import math
 import sys
 import textwrap
+import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -156,6 +158,46 @@ def convert(options: Namespace) -> int:
         raise UsageError(f"{error.filename or options.target}: cannot be used ({error.strerror or error})") from None
     print(f"{options.target}: {made.kind}, {sum(p.numel() for p in made.model.parameters()):,} parameters")
     return 0
+
+
+def validate(options: Namespace) -> int:
+    import os
+
+    from multimodal.train.captions import class_names
+    from multimodal.train.sources import open_source
+    from multimodal.train.validate import summary
+    from multimodal.train.validate import validate as run
+
+    columns = {"path": options.path_column, "text": options.text_column, "label": options.label_column}
+    workers = options.workers or min(8, len(os.sched_getaffinity(0)))
+    reports = []
+    for data in options.data:
+        labels = class_names([Path(options.classes)] if options.classes else [], [data])
+        shown = _Progress(data)
+        reports.append((data, run(open_source(data, **columns), options.kind, workers, labels, shown)))
+        shown.clear()
+    if options.format == "json":
+        _print_json([report.to_dict(data) for data, report in reports])
+    else:
+        for line in (line for data, report in reports for line in summary(data, report)):
+            print(printable(line))
+    return int(any(report.broken for _, report in reports))
+
+
+class _Progress:
+    """One line on a terminal's stderr, twice a second."""
+
+    def __init__(self, name: str):
+        self.name, self.shown = printable(name), None if sys.stderr is not None and sys.stderr.isatty() else math.inf
+
+    def __call__(self, done: int, items: int, broken: int) -> None:
+        if self.shown is None or time.monotonic() - self.shown > 0.5:
+            print(f"\r{self.name}: {done} of {items}, {broken} broken\x1b[K", end="", file=sys.stderr, flush=True)
+            self.shown = time.monotonic()
+
+    def clear(self) -> None:
+        if self.shown not in (None, math.inf):
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def env(_: Namespace) -> int:

@@ -4,61 +4,79 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# log-probability over all alignments that end with (a token, a blank) at each frame
-State = tuple[Tensor, Tensor]
-
 
 class PrefixScorer:
-    """A scorer for `search.beam` over one source: (1 - weight)·attention + weight·CTC, both in log-probability.
+    """A scorer for `search.beam` over B sources: (1 - weight)·attention + weight·CTC, both in log-probability.
 
     The CTC score of a token is log p(prefix + token …) - log p(prefix …), where "…" is any continuation; the end
-    token's is that of the prefix as a whole text. `logprobs` are [T W] with the blank last, W = V + 1;
-    `prompt`: ids before the first decoded one. The recursions over frames are cumulative sums in float64."""
+    token's is that of the prefix as a whole text. `logprobs` are [B T W] with the blank last, W = V + 1, of which
+    `lengths` frames are real; `prompt`: ids before the first decoded one. The rows to score are those of the sources
+    in turn, equally many each. The recursions over frames are cumulative sums in float64, and the sums over frames
+    one matrix product a source, which scores whole vocabularies of whole beams at once."""
 
-    def __init__(self, logprobs: Float[Tensor, "T W"], eos: int, prompt: int, weight: float):
-        self.frames, self.eos, self.prompt, self.weight = logprobs.double(), eos, prompt, weight
-        self.tokens, blank = self.frames[:, :-1], self.frames[:, -1]
-        self.blank_sum = blank.cumsum(0)
-        nothing = torch.full_like(blank, -torch.inf)
-        self.states: dict[tuple[int, ...], State] = {(): (nothing, self.blank_sum)}
-        self.scores: dict[tuple[int, ...], Tensor] = {}
+    def __init__(
+        self, logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], eos: int, prompt: int, weight: float
+    ):
+        self.eos, self.prompt, self.weight = eos, prompt, weight
+        past = torch.arange(logprobs.shape[1], device=logprobs.device) >= lengths[:, None]
+        # past the end a text can only stay as it is
+        frames = logprobs.double().masked_fill(past[..., None], -torch.inf)
+        self.past, self.tokens = past, frames[..., :-1]
+        self.chances, self.blank_sum = self.tokens.exp(), frames[..., -1].masked_fill(past, 0).cumsum(1)
+        self.rows: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def __call__(self, ids: Int[Tensor, "R N"], attention: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-        rows = [tuple(row) for row in ids[:, self.prompt :].tolist()]
-        self.states = {row: self._state(row) for row in rows}
-        scores = {row: self._continuations(row) for row in self.states}
-        whole = [self.scores[row[:-1]][row[-1]] if row else 0.0 for row in rows]
-        ctc = torch.stack([scores[row] - total for row, total in zip(rows, whole, strict=True)])
-        self.scores = scores
+        beams = len(ids) // len(self.tokens)
+        made = [(row // beams, tuple(own)) for row, own in enumerate(ids[:, self.prompt :].tolist())]
+        source = torch.arange(len(ids), device=ids.device) // beams
+        whole = self._first(source) if not made[0][1] else self._extend(made, source, ids)
+        self.rows = {name: row for row, name in enumerate(made)}
+        self.scores = self._continuations(ids, beams)
+        ctc = self.scores - whole[:, None]
         mixed = (1 - self.weight) * attention.double() + self.weight * ctc
         return mixed.nan_to_num(nan=-torch.inf, neginf=-torch.inf).to(attention.dtype)
 
-    def _before(self, prefix: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Log-probability that the prefix is complete before each frame: at all, and with a blank last."""
-        token, blank = self.states[prefix]
-        start = token.new_full((1,), -torch.inf if prefix else 0.0)
-        return torch.cat([start, torch.logaddexp(token, blank)[:-1]]), torch.cat([start, blank[:-1]])
+    def _first(self, source: Int[Tensor, "R"]) -> Float[Tensor, "R"]:
+        """The state of empty texts: log-probability of ending with (a token, a blank) at each frame."""
+        self.blank = self.blank_sum[source]
+        self.token = torch.full_like(self.blank, -torch.inf)
+        return self.blank.new_zeros(len(source))
 
-    def _state(self, prefix: tuple[int, ...]) -> State:
-        if prefix in self.states:
-            return self.states[prefix]
-        parent, token = prefix[:-1], prefix[-1]
-        any_end, blank_end = self._before(parent)
-        enter = blank_end if parent and parent[-1] == token else any_end
-        own = _accumulate(enter, self.tokens[:, token].cumsum(0))
-        return own, _accumulate(torch.cat([own.new_full((1,), -torch.inf), own[:-1]]), self.blank_sum)
+    def _extend(self, made: list, source: Int[Tensor, "R"], ids: Int[Tensor, "R N"]) -> Float[Tensor, "R"]:
+        """States of texts one token longer than those before; gives log p(text …) of each."""
+        parents = torch.tensor([self.rows[group, text[:-1]] for group, text in made], device=ids.device)
+        last, empty = ids[:, -1], ids.shape[1] == self.prompt + 1
+        any_end, blank_end = (part[parents] for part in self._before(empty))
+        repeat = (last == ids[:, -2]) & (not empty)  # a repeat needs a blank between
+        enter = torch.where(repeat[:, None], blank_end, any_end)
+        past, blank_sum = self.past[source], self.blank_sum[source]
+        heard = self.tokens[source, :, last]
+        self.token = _accumulate(enter, heard.cumsum(1)).masked_fill(past, -torch.inf)
+        after = torch.cat([torch.full_like(enter[:, :1], -torch.inf), self.token[:, :-1]], 1)
+        self.blank = _accumulate(after, blank_sum)
+        return self.scores[parents, last]
 
-    def _continuations(self, prefix: tuple[int, ...]) -> Float[Tensor, "V"]:
-        """log p(prefix + token …) of each token, and of the end."""
-        any_end, blank_end = self._before(prefix)
-        scores = (any_end[:, None] + self.tokens).logsumexp(0)
-        if prefix:  # a repeat needs a blank between
-            scores[prefix[-1]] = (blank_end + self.tokens[:, prefix[-1]]).logsumexp(0)
-        scores[self.eos] = torch.logaddexp(*(part[-1] for part in self.states[prefix]))
+    def _before(self, empty: bool) -> tuple[Float[Tensor, "R T"], Float[Tensor, "R T"]]:
+        """Log-probability that the text is complete before each frame: at all, and with a blank last."""
+        start = torch.full_like(self.blank[:, :1], 0.0 if empty else -torch.inf)
+        both = torch.logaddexp(self.token, self.blank)
+        return torch.cat([start, both[:, :-1]], 1), torch.cat([start, self.blank[:, :-1]], 1)
+
+    def _continuations(self, ids: Int[Tensor, "R N"], beams: int) -> Float[Tensor, "R V"]:
+        """log p(text + token …) of each token, and of the end."""
+        empty = ids.shape[1] == self.prompt
+        any_end, blank_end = self._before(empty)
+        top = any_end.amax(1, keepdim=True).clamp(min=-1e300)
+        shares = (any_end - top).exp().unflatten(0, (-1, beams))
+        scores = (shares @ self.chances).flatten(0, 1).log() + top
+        if not empty:
+            rows = torch.arange(len(ids), device=ids.device)
+            scores[rows, ids[:, -1]] = (blank_end + self.tokens[rows // beams, :, ids[:, -1]]).logsumexp(1)
+        scores[:, self.eos] = torch.logaddexp(self.token[:, -1], self.blank[:, -1])
         return scores
 
 
-def _accumulate(enter: Float[Tensor, "T"], stay: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
+def _accumulate(enter: Float[Tensor, "R T"], stay: Float[Tensor, "R T"]) -> Float[Tensor, "R T"]:
     """r[t] = (r[t-1] + enter[t])·p[t] in the log domain, where `stay` is the running sum of log p."""
-    before = torch.cat([stay.new_zeros(1), stay[:-1]])
-    return stay + (enter - before).logcumsumexp(0)
+    before = torch.cat([torch.zeros_like(stay[:, :1]), stay[:, :-1]], 1)
+    return stay + (enter - before).logcumsumexp(1)

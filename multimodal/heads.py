@@ -1,46 +1,147 @@
 """Objectives: states and logits to losses."""
 
+from collections.abc import Callable, Sequence
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def clip_loss(logits: Float[Tensor, "B B"]) -> Float[Tensor, ""]:
-    """Symmetric cross-entropy with the pairs on the diagonal (Radford et al. 2021, figure 3)."""
-    targets = torch.arange(len(logits), device=logits.device)
-    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+class Alone:
+    """How the pictures of a process meet the texts of all processes: here there is one process."""
+
+    def sweep(self, work: Callable, merge: Callable, texts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """`work(*texts)` gives tensors with a row for each of the texts it is shown; `merge(mine, other)` joins what
+        two processes found for the same texts. Gives what all processes found for the texts of this one."""
+        return work(*texts)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return value
 
 
-def matching_loss(logits: Float[Tensor, "B C"], same: Bool[Tensor, "B C"]) -> Float[Tensor, ""]:
-    """`clip_loss` where several texts of the batch fit a picture: the target is spread over all of them
-    (UniCL, Yang et al. 2022). Each row and each column of `same` holds at least one True."""
-    weights = same.to(logits.dtype)
-    rows = -(weights / weights.sum(1, keepdim=True) * logits.log_softmax(1)).sum(1).mean()
-    columns = -(weights / weights.sum(0, keepdim=True) * logits.log_softmax(0)).sum(0).mean()
-    return (rows + columns) / 2
+def contrastive_loss(
+    images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"], scale: Float[Tensor, ""],
+    bias: Float[Tensor, ""] | None = None, *, concepts: Int[Tensor, "B"] | None = None,
+    terms: Int[Tensor, "C"] | None = None, fits: Callable[[Tensor, Tensor], Tensor] | None = None,
+    sigmoid: bool = False, across: Alone | None = None, block: int = 2**24,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """Loss of the logits `scale * images @ texts.T + bias`, of which at most `block` exist at a time.
+
+    `softmax`: a picture picks its text among all, a text its picture (Radford et al. 2021, figure 3); the target is
+    spread evenly over all that fit (UniCL, Yang et al. 2022). A picture or text that nothing fits is a negative only.
+    `sigmoid`: each pair is a yes or no question (Zhai et al. 2023, equation 1); the sum is divided by the pictures.
+    `fits(concepts, terms)` [b c] says which text fits which picture; it is their equality by default, and `concepts`
+    and `terms` number the rows by default.
+
+    With several processes, the sum of what they return is the loss of all their pictures and texts, and the gradient
+    that each gets is that of the sum with respect to its own features; to its own copy of scale and bias."""
+    if concepts is None or terms is None:
+        concepts, terms = (torch.arange(len(x), device=x.device) for x in (images, texts))
+    fits = fits or (lambda concepts, terms: concepts[:, None] == terms)
+    formula = _sigmoid if sigmoid else _softmax
+    return _Contrast.apply(images, texts, scale, bias, concepts, terms, fits, formula, across or Alone(), block)
 
 
-def sigmoid_loss(logits: Float[Tensor, "B B"], same: Bool[Tensor, "B B"] | None = None) -> Float[Tensor, ""]:
-    """Each pair is a yes or no question (Zhai et al. 2023, equation 1); the mean is over pictures."""
-    same = torch.eye(len(logits), dtype=torch.bool, device=logits.device) if same is None else same
-    return -F.logsigmoid(torch.where(same, logits, -logits)).sum() / len(logits)
+class _Contrast(torch.autograd.Function):
+    """The gradient is found together with the loss, so that no logits have to be kept."""
+
+    @staticmethod
+    def forward(ctx, images, texts, scale, bias, concepts, terms, fits, formula, across, block):
+        size = max(1, block // max(1, len(texts)))
+        rows = [slice(i, i + size) for i in range(0, len(images), size)]
+        images_grad, scalars = torch.zeros_like(images), images.new_zeros(2)
+
+        def logits(part: slice, texts: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+            scores = scale * images[part] @ texts.T
+            return scores if bias is None else scores + bias, fits(concepts[part], terms)
+
+        def pull(part: slice, texts: Tensor, gradient: Tensor) -> Tensor:
+            """Adds what the logits' gradient says of pictures, scale and bias; gives what it says of the texts."""
+            towards = gradient @ texts
+            images_grad[part] += scale * towards
+            scalars[0] += (towards * images[part]).sum()
+            scalars[1] += gradient.sum()
+            return scale * gradient.T @ images[part]
+
+        loss, texts_grad = formula(logits, pull, rows, len(images), texts, terms, across)
+        ctx.save_for_backward(images_grad, texts_grad, scalars[0], None if bias is None else scalars[1])
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return *(None if x is None else gradient * x for x in ctx.saved_tensors), *[None] * 6
+
+
+def _sigmoid(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: Alone):
+    pictures, loss = across.total(texts.new_tensor(count)), texts.new_zeros(())
+
+    def work(texts: Tensor, terms: Tensor) -> list[Tensor]:
+        found = torch.zeros_like(texts)
+        for part in rows:
+            scores, same = logits(part, texts, terms)
+            sign = same.to(scores.dtype) * 2 - 1
+            loss.sub_(F.logsigmoid(sign * scores).sum() / pictures)
+            found += pull(part, texts, -sign * (-sign * scores).sigmoid() / pictures)
+        return [found]
+
+    (texts_grad,) = across.sweep(work, lambda mine, other: [mine[0] + other[0]], [texts, terms])
+    return loss, texts_grad
+
+
+def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: Alone):
+    """Two rounds: the sums over rows and columns, then loss and gradient. `sum`: log of the summed exponentials of a
+    row or column; `fitting`: how many fit it."""
+    row_sum, row_fitting = texts.new_full((count,), -torch.inf), texts.new_zeros(count)
+
+    def look(texts: Tensor, terms: Tensor) -> list[Tensor]:
+        column_sum, column_fitting = texts.new_full((len(texts),), -torch.inf), texts.new_zeros(len(texts))
+        for part in rows:
+            scores, same = logits(part, texts, terms)
+            row_sum[part] = row_sum[part].logaddexp(scores.logsumexp(1))
+            row_fitting[part] += same.sum(1)
+            column_sum, column_fitting = column_sum.logaddexp(scores.logsumexp(0)), column_fitting + same.sum(0)
+        return [column_sum, column_fitting]
+
+    columns = across.sweep(look, lambda mine, other: [mine[0].logaddexp(other[0]), mine[1] + other[1]], [texts, terms])
+    pictures, captions = (across.total((n > 0).sum().to(texts)).clamp(min=1) for n in (row_fitting, columns[1]))
+    loss = texts.new_zeros(())
+
+    def work(texts: Tensor, terms: Tensor, column_sum: Tensor, column_fitting: Tensor) -> list[Tensor]:
+        found = torch.zeros_like(texts)
+        for part in rows:
+            scores, same = logits(part, texts, terms)
+            gradient = torch.zeros_like(scores)
+            sums = (row_sum[part, None], row_fitting[part, None], pictures), (column_sum, column_fitting, captions)
+            for total, fitting, number in sums:
+                scored, target = scores - total, same / fitting.clamp(min=1)
+                loss.sub_((scored * target).sum() / number / 2)
+                gradient += (scored.exp() * (fitting > 0) - target) / number / 2
+            found += pull(part, texts, gradient)
+        return [found]
+
+    (texts_grad,) = across.sweep(work, lambda mine, other: [mine[0] + other[0]], [texts, terms, *columns])
+    return loss, texts_grad
 
 
 def ctc_loss(
     logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], targets: Int[Tensor, "B L"],
-    target_lengths: Int[Tensor, "B"], blank: int,
+    target_lengths: Int[Tensor, "B"], blank: int, reduction: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """Negative log-likelihood a target token (Graves et al. 2006). A row whose target does not fit counts 0."""
+    """Negative log-likelihood (Graves et al. 2006), a target token or in sum. A row whose target does not fit
+    counts 0."""
     losses = F.ctc_loss(
         logits.float().log_softmax(-1).transpose(0, 1), targets, lengths, target_lengths, blank,
         reduction="none", zero_infinity=True,
     )  # fmt: skip
-    return losses.sum() / target_lengths.sum().clamp(min=1)
+    return losses.sum() if reduction == "sum" else losses.sum() / target_lengths.sum().clamp(min=1)
 
 
 def token_loss(
-    logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"], smoothing: float = 0.0
-) -> Float[Tensor, ""]:
-    """Cross-entropy over the valid tokens, each weighing the same."""
-    return F.cross_entropy(logits[valid].float(), targets[valid], label_smoothing=smoothing)
+    logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"], smoothing: float = 0.0,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Float[Tensor, ""]:  # fmt: skip
+    """Cross-entropy over the valid tokens, each weighing the same: their mean or sum."""
+    return F.cross_entropy(logits[valid].float(), targets[valid], label_smoothing=smoothing, reduction=reduction)

@@ -1,146 +1,139 @@
-"""Trains the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
+r"""Trains the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
 
-    python recipes/train_asr.py --train speechocean762/train.jsonl an4/train.jsonl fsdd/train.jsonl synth/train.jsonl \\
-        --valid speechocean762/valid.jsonl --run run-asr --out asr-conformer-en
+    data=../shared/data/speech
+    python recipes/train_asr.py --train $data/speechocean762/train.jsonl $data/an4/train.jsonl $data/fsdd/train.jsonl \
+        synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr --out asr-first
+    python recipes/train_asr.py --init asr-first --train $data/speechocean762/train.jsonl=2 $data/an4/train.jsonl=2 \
+        $data/fsdd/train.jsonl synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr-2 \
+        --out asr-conformer-en --steps 20000 --easy 0 --rate 1e-3 --schedule wsd --decay 0.3 --average 0.9995 \
+        --freq_masks 2
 
-Cost: 8.8 h of sound (4.1 h of it made by speak.py), 6,000 steps at 0.27 s and, from their state, 3,500 more with
-`--resume --steps 9500`: 46 minutes on one core of a 2-core machine with bfloat16 instructions. It has not converged.
-Greedy WER in percent (evaluate_asr.py): FSDD test 1.3, AN4 test 20.8, held-out synthetic captions 31.5,
-speechocean762 test 75.2, LJSpeech (never seen) 87.1.
+`synth` is made by speak.py. A manifest is heard so many times an epoch as `=TIMES` says (0.5: a random half). `--init`
+keeps the tokenizer and the sizes of its checkpoint; `--terms ctc` or `attention` trains one output alone; `--no-cache`
+makes features in `--workers` while it trains. What is random about an utterance depends on the epoch and its number
+alone, so a run that is stopped and goes on with `--resume` gives the same weights.
+
+Cost: COST
+Word error rates in percent (evaluate.py), CTC best path / CTC prefix beam / attention / joint: RESULT
 """
 
-import argparse
 import json
-import math
-import time
-from contextlib import nullcontext
+import logging
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from evaluate_speech import ErrorRates
 
-from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.conv import ConformerConfig
-from multimodal.blocks.stack import transformer
-from multimodal.heads import ctc_loss, token_loss
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig
-from multimodal.models.speech import ConformerEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.errors import UsageError
+from multimodal.models.seq2seq import JointConformer
 from multimodal.tokens.bytepair import BytePairTokenizer
-from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.train import speech
-from multimodal.train.optim import Average, parameter_groups, set_learning_rate, warmup_cosine
-from multimodal.train.state import newest_state, save_state
+from multimodal.train.augment_speech import Augmentation, Prepare, collate
+from multimodal.train.buckets import Batching, padding_share, speech_plan
+from multimodal.train.loader import Loader
+from multimodal.train.loop import Loop
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recogniser import Recognition, Terms, joint_config, most_ids
+from multimodal.train.report import write_report
+from multimodal.train.scores import evenly
+from multimodal.train.settings import LoopSettings
+from multimodal.train.speech import Corpus
+from multimodal.train.start import start
 from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+
+log = logging.getLogger(__name__)
 
 
-def config(vocabulary: int, width: int, layers: int, drop_path: float = 0.05) -> JointConformerConfig:
-    attention = AttentionConfig(width, heads=4)
-    block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer")
-    encoder = ConformerEncoderConfig(80, block, layers, subsample=4, channels=32, rotary=True, drop_path=drop_path)
-    stack = transformer(width, 2, 4, 2 * width, source_width=width)
-    return JointConformerConfig(encoder, vocabulary, TextConfig(vocabulary, 200, stack, causal=True, tied=True))
+@dataclass(frozen=True)
+class ModelSettings:
+    """Of a new model; one given by `--init` has its own."""
+
+    vocabulary: int = 320
+    """byte-pair tokens, learnt from the transcripts; a few hundred leave the CTC's plateau sooner"""
+    width: int = 144
+    layers: int = 6
+    decoder_layers: int = 2
+    context: int = 200
+    """most tokens of a text"""
+    drop_path: float = 0.05
 
 
-def loss_of(model: JointConformer, batch: speech.SpeechBatch, tokenizer: Tokenizer, autocast: bool) -> torch.Tensor:
-    """0.3 attention + 0.7 CTC, of which 0.3 falls on the middle layer (Lee and Watanabe 2021)."""
-    states: list[torch.Tensor] = []
-    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        frames, lengths = model.encoder(batch.features, batch.lengths, states)
-        outer, inner = model.ctc_logits(frames), model.ctc_logits(states[len(states) // 2])
-        rows, width = batch.ids.shape
-        valid = torch.arange(width + 1) <= batch.id_lengths[:, None]
-        before = torch.cat([torch.full((rows, 1), tokenizer.bos_id), batch.ids], 1)
-        after = torch.cat([batch.ids, torch.zeros(rows, 1, dtype=torch.long)], 1)
-        after[torch.arange(rows), batch.id_lengths] = tokenizer.eos_id
-        real = torch.arange(frames.shape[1]) < lengths[:, None]
-        logits = model.attend(before, frames, real)
-    ctc = [ctc_loss(x, lengths, batch.ids, batch.id_lengths, model.config.blank) for x in (outer, inner)]
-    return 0.3 * token_loss(logits, after, valid, smoothing=0.1) + 0.7 * (0.7 * ctc[0] + 0.3 * ctc[1])
+def loop_settings() -> LoopSettings:
+    optim = OptimSettings(1.5e-3, warmup=300, floor=0.01, weight_decay=0.02, clip=3.0, average=0.999)
+    return LoopSettings(Path("run-asr"), 6000, optim, threads=1, seed=1)
 
 
-def averaged(model: JointConformer, average: Average) -> JointConformer:
-    copy = JointConformer(model.config)
-    copy.load_state_dict(average.weights)
-    return copy.eval()
+@dataclass(frozen=True)
+class Settings:
+    train: tuple[str, ...]
+    """manifests, each PATH or PATH=TIMES"""
+    valid: str
+    out: Path
+    """folder of the trained checkpoint"""
+    init: str | None = None
+    """checkpoint to begin with, instead of random weights"""
+    card: Path | None = None
+    """JSON file of facts to store with the weights"""
+    terms: Terms = "joint"
+    attention: float = 0.3
+    """weight of the attention in `joint`, the rest is CTC's"""
+    middle: float = 0.3
+    """share of the CTC's weight for the middle layer"""
+    cache: bool = True
+    """hold all features in memory and in the run's folder; without, workers make them when they are needed"""
+    valid_count: int = 100
+    most_broken: float = 0.05
+    """share of recordings, above which training stops"""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    batching: Batching = field(default_factory=Batching)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    loop: LoopSettings = field(default_factory=loop_settings)
 
 
-def note(run: Path, line: dict) -> None:
-    with (run / "log.jsonl").open("a") as log:
-        print(json.dumps(line), file=log)
+def begin(s: Settings, texts: list[str]) -> Checkpoint:
+    """The model that training begins with, and its tokenizer."""
+    torch.manual_seed(s.loop.seed)
+    if s.init is not None:
+        known = load(s.init)
+        if not isinstance(known.model, JointConformer) or known.tokenizer is None:
+            raise UsageError(f"--init {s.init}: is a {known.kind}, not a joint_conformer with its tokenizer")
+        return known
+    m = s.model
+    if m.width % 8:
+        raise UsageError(f"--width {m.width}: is no multiple of 8, for 4 heads of even width")
+    tokenizer = BytePairTokenizer.train([" " + text for text in texts], m.vocabulary, lowercase=True)
+    layers = 0 if s.terms == "ctc" else m.decoder_layers
+    config = joint_config(tokenizer.vocab_size, m.width, m.layers, layers, m.context, m.drop_path)
+    return Checkpoint(JointConformer(config), tokenizer)
 
 
-def train(args: argparse.Namespace) -> None:
-    from jiwer import wer
-
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    features = [f for path in args.train for f in speech.load_features(path, args.run / "cache")]
-    texts = [speech.plain(u.text) for path in args.train for u in speech.read_manifest(path)]
-    valid = speech.load_features(args.valid, args.run / "cache")[: args.valid_count]
-    valid_texts = [speech.plain(u.text) for u in speech.read_manifest(args.valid)][: args.valid_count]
-    tokenizer = BytePairTokenizer.train([" " + t for t in texts], args.vocabulary, lowercase=True)
-    ids = [speech.transcript_ids(tokenizer, t) for t in texts]
-    model = JointConformer(config(tokenizer.vocab_size, args.width, args.layers))
-    optimizer = torch.optim.AdamW(parameter_groups(model, args.decay), betas=(0.9, 0.98), lr=args.rate, fused=True)
-    average, first = Average(model, 0.999), 0
-    if args.resume and (state := newest_state(args.run)):
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        average.weights, average.updates, first = state["average"], state["updates"], state["step"]
-        torch.set_rng_state(state["random"])
-    lengths = [len(f) for f in features]
-    share = speech.padding_share(
-        speech.bucketed([[i] for i in range(len(ids))], lengths, args.budget, torch.Generator()), lengths
-    )
-    print(f"{len(ids)} utterances, {sum(lengths) / 360000:.2f} h, {tokenizer.vocab_size} tokens, {share:.1%} padding, "
-          f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")  # fmt: skip
-    sums, started = [], time.time()
-    batches = speech.training_batches(features, ids, args.budget, args.seed, first, args.easy)
-    for step in range(first, args.steps):
-        epoch, batch = next(batches)
-        set_learning_rate(optimizer, args.rate * warmup_cosine(step, args.steps, args.warmup, 0.01))
-        optimizer.zero_grad()
-        with sdpa_kernel(SDPBackend.MATH):  # the fused backward is slower on a CPU
-            loss = loss_of(model.train(), batch, tokenizer, args.autocast)
-            loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 3.0)
-        if math.isfinite(norm):
-            optimizer.step()
-            average.update(model)
-        sums.append(loss.item())
-        done = step + 1
-        if done % args.every == 0 or done == args.steps:
-            mean, sums = sum(sums) / len(sums), []
-            line = {"step": done, "epoch": epoch, "loss": round(mean, 4), "seconds": round(time.time() - started)}
-            note(args.run, line)
-        if done % args.save == 0 or done == args.steps:
-            score = wer(valid_texts, speech.greedy_texts(averaged(model, average), tokenizer, valid))
-            note(args.run, {"step": done, "valid_wer": round(score, 4)})
-            save_state(args.run, done, {
-                "model": model.state_dict(), "optimizer": optimizer.state_dict(), "average": average.weights,
-                "updates": average.updates, "step": done, "random": torch.get_rng_state(),
-            })  # fmt: skip
-    card = json.loads(args.card.read_text()) if args.card else {}
-    save_folder(Checkpoint(averaged(model, average), tokenizer, card=card), args.out, dtype=torch.float16)
-
-
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=Path, nargs="+", required=True)
-    parser.add_argument("--valid", type=Path, required=True)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the log, states and cached features")
-    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument("--card", type=Path, help="JSON file of facts to store with the weights")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest state of --run")
-    for name, value in {
-        "steps": 6000, "warmup": 300, "rate": 1.5e-3, "decay": 0.02, "budget": 4000, "vocabulary": 320, "width": 144,
-        "layers": 6, "easy": 18, "every": 50, "save": 500, "valid_count": 100, "seed": 1, "threads": 1,
-    }.items():  # fmt: skip
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--autocast", action=argparse.BooleanOptionalAction, default=True)
-    return parser.parse_args(argv)
+def main(s: Settings) -> dict[str, Any]:
+    cache = s.loop.run / "cache" if s.cache else None
+    corpus = Corpus(s.train, cache, most_broken=s.most_broken)
+    valid = Corpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken)
+    begun = begin(s, corpus.texts)
+    corpus.encode(begun.tokenizer)
+    objective = Recognition(begun.model, begun.tokenizer, s.terms, s.attention, s.middle)
+    plan = speech_plan(corpus.lengths, corpus.times, s.batching, s.loop.seed)
+    prepare = Prepare(s.augmentation, most_ids(begun.model))
+    loader = Loader(
+        corpus, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
+        most_broken=s.most_broken,
+    )  # fmt: skip
+    share = padding_share(plan(s.batching.easy + 10), corpus.lengths)  # of an epoch that holds all
+    log.info("%d utterances, %.2f h, %.1f%% padding", len(corpus), sum(corpus.lengths) / 360000, 100 * share)
+    items = evenly(range(len(valid)), s.valid_count)
+    decoder = "attention" if s.terms == "attention" else "greedy"
+    watch = ErrorRates(begun, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
+    trained = Loop(s.loop, objective, loader, watch).fit()
+    figures = watch(trained, s.loop.steps)
+    card = json.loads(s.card.read_text(encoding="utf-8")) if s.card else dict(begun.card)
+    save_folder(Checkpoint(trained, begun.tokenizer, card=card), s.out, torch.float16)
+    write_report(s.loop.run, s, [*(path for path, _ in corpus.paths), s.valid], watch.examples)
+    return figures
 
 
 if __name__ == "__main__":
-    train(arguments())
+    start(main, Settings)

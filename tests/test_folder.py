@@ -11,7 +11,6 @@ from tiny import ALL, made
 from multimodal.errors import CheckpointError
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import ByteTokenizer
-from multimodal.train.state import newest_state, save_state, saved_states
 from multimodal.weights import folder as folders
 from multimodal.weights.folder import KINDS, Checkpoint, load_folder, save_folder
 
@@ -203,37 +202,3 @@ def test_saving_again_replaces_the_folder(saved):
     save_folder(Checkpoint(made("vit-token")), saved)
     assert load_folder(saved).kind == "vit"
     assert list(saved.parent.iterdir()) == [saved]
-
-
-def test_training_states_keep_the_two_newest(tmp_path):
-    assert newest_state(tmp_path / "none") is None
-    for step in (5, 50, 1000):
-        save_state(tmp_path, step, {"step": step, "weights": torch.full((3,), float(step))})
-    assert [path.name for path in saved_states(tmp_path)] == ["state-000000050.pt", "state-000001000.pt"]
-    assert newest_state(tmp_path)["weights"].tolist() == [1000.0] * 3
-
-
-@pytest.mark.parametrize("left", [0, 10, 0.5])
-def test_a_damaged_newest_state_gives_the_one_before(tmp_path, capsys, left):
-    for step in (1, 2):
-        save_state(tmp_path, step, {"step": step, "weights": torch.ones(100)})
-    newest, data = saved_states(tmp_path)[-1], saved_states(tmp_path)[-1].read_bytes()
-    newest.write_bytes(data[: int(left * len(data)) if left == 0.5 else left])
-    assert newest_state(tmp_path)["step"] == 1
-    assert f"{newest}: damaged" in capsys.readouterr().out
-    saved_states(tmp_path)[0].write_bytes(b"")
-    with pytest.raises(CheckpointError, match="none of 2 saved states can be read"):
-        newest_state(tmp_path)
-
-
-def test_a_stop_while_saving_a_state_leaves_those_before(tmp_path, monkeypatch):
-    save_state(tmp_path, 1, {"step": 1})
-
-    def stopping(state: dict, file) -> None:
-        file.write(b"half")
-        raise KilledError
-
-    monkeypatch.setattr(torch, "save", stopping)
-    with pytest.raises(KilledError):
-        save_state(tmp_path, 2, {"step": 2})
-    assert newest_state(tmp_path) == {"step": 1}

@@ -1,7 +1,7 @@
 """The speech recipe end to end on tones, its batches, and the CTC best path."""
 
 import json
-import runpy
+import shutil
 import wave
 from pathlib import Path
 
@@ -10,25 +10,32 @@ import pytest
 import torch
 
 from multimodal.ctc import ctc_greedy, ctc_paths
-from multimodal.errors import UsageError
+from multimodal.errors import DataError, UsageError
+from multimodal.models.seq2seq import JointConformer
 from multimodal.tokens.bytepair import BytePairTokenizer
-from multimodal.train.speech import (
-    augment,
-    bucketed,
-    collate,
-    greedy_texts,
-    join_some,
-    load_features,
-    padding_share,
-    plain,
-    read_manifest,
-    training_batches,
-    transcript_ids,
-)  # fmt: skip
+from multimodal.train.augment_speech import Augmentation, Prepare, augment, collate
+from multimodal.train.buckets import Batching, Group, bucketed, padding_share, speech_plan
+from multimodal.train.loader import Loader
+from multimodal.train.loop import Loop
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recogniser import Recognition, joint_config
+from multimodal.train.settings import LoopSettings
+from multimodal.train.sources import open_source
+from multimodal.train.speech import Corpus, Spoken, load_features, plain, transcript_ids
+from multimodal.train.start import start
 from multimodal.weights.folder import load_folder
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "train_asr.py"
+RECIPES = Path(__file__).parent.parent / "recipes"
 TONES = {"low": 300, "high": 2500}
+SMALL = ["--width", "32", "--layers", "2", "--decoder_layers", "1", "--vocabulary", "270", "--precision", "float32"]
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import train_asr
+
+    return train_asr
 
 
 @pytest.fixture
@@ -45,92 +52,230 @@ def manifest(tmp_path: Path) -> Path:
             file.setsampwidth(2)
             file.setframerate(16000)
             file.writeframes((sound * 32767).astype("<i2").tobytes())
-        lines.append(json.dumps({"audio_filepath": f"{number}.wav", "duration": 1.0, "text": " ".join(words)}))
+        seconds = 0.4 * len(words)
+        lines.append(json.dumps({"audio_filepath": f"{number}.wav", "duration": seconds, "text": " ".join(words)}))
     path = tmp_path / "tones.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def test_training_lowers_the_loss_and_writes_a_checkpoint(manifest: Path, tmp_path: Path):
-    recipe = runpy.run_path(str(RECIPE))
-    sizes = "--steps 24 --warmup 4 --rate 3e-3 --every 6 --save 12 --budget 1200 --width 32 --layers 2 --easy 0"
-    sizes += " --vocabulary 270"
-    folders = ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+def run(recipe, manifest: Path, folder: Path, *options: str) -> list[dict]:
+    """Trains; gives the lines of the metrics."""
     data = [
         "--train",
         str(manifest),
         "--valid",
         str(manifest),
-        *folders,
-        "--no-autocast",
-        *sizes.split(),
-        "--vocabulary",
-        "270",
+        "--run",
+        str(folder / "run"),
+        "--out",
+        str(folder / "out"),
     ]
-    recipe["train"](recipe["arguments"](data))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    rates = ["--steps", "16", "--warmup", "4", "--rate", "3e-3", "--log_every", "4", "--save_every", "8"]
+    rates += ["--evaluate_every", "16", "--budget", "1200", "--easy", "1"]
+    start(recipe.main, recipe.Settings, [*data, *rates, *SMALL, *options])
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_lowers_the_loss_and_a_resumed_run_equals_an_unbroken_one(recipe, manifest, tmp_path):
+    lines = run(recipe, manifest, tmp_path)
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 4
-    assert losses[-1] < 0.7 * losses[0]
-    saved = load_folder(tmp_path / "out")
-    features = load_features(manifest, tmp_path / "run" / "cache")
-    assert len(greedy_texts(saved.model, saved.tokenizer, features)) == 8
-    longer = [*data, "--resume", "--steps", "30"]
-    recipe["train"](recipe["arguments"](longer))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [6, 12, 18, 24, 30]
+    assert losses[-1] < 0.6 * losses[0]
+    assert lines[-1]["eval/wer"] <= 1.5
+    unbroken = (tmp_path / "out" / "model.safetensors").read_bytes()
+    newest = max((tmp_path / "run" / "states").iterdir())
+    assert "16" in newest.name
+    shutil.rmtree(newest)
+    again = run(recipe, manifest, tmp_path, "--resume")
+    assert [line["loss"] for line in again if "loss" in line] == losses
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == unbroken
+    report = (tmp_path / "run" / "report" / "report.md").read_text()
+    assert "tones.jsonl`: sha256:" in report
 
 
-def test_batches_do_not_depend_on_where_the_training_resumes(manifest: Path, tmp_path: Path):
-    features, ids = load_features(manifest, tmp_path / "cache"), [[3 + i] for i in range(8)]
-    whole = training_batches(features, ids, 300, seed=5)
-    later = training_batches(features, ids, 300, seed=5, start=4)
-    for _ in range(4):
-        next(whole)
-    for _ in range(5):
-        (epoch, a), (other, b) = next(whole), next(later)
-        assert epoch == other
-        assert torch.equal(a.features, b.features)
-        assert torch.equal(a.ids, b.ids)
+def test_training_goes_on_from_a_checkpoint_with_its_tokenizer(recipe, manifest, tmp_path):
+    first = run(recipe, manifest, tmp_path / "a")
+    # other sizes and another vocabulary have no effect, and the twice heard manifest is a longer epoch
+    init = ["--init", str(tmp_path / "a" / "out"), "--width", "64", "--vocabulary", "280", "--easy", "0"]
+    begun = load_folder(tmp_path / "a" / "out")
+    second = run(recipe, f"{manifest}=2", tmp_path / "b", *init, "--steps", "4", "--terms", "attention")
+    trained = load_folder(tmp_path / "b" / "out")
+    assert trained.tokenizer.encode(" low high") == begun.tokenizer.encode(" low high")
+    assert second[0]["attention"] < first[0]["attention"]
+    assert set(second[0]).isdisjoint({"ctc", "middle"})
+    changed = {name for name, t in trained.model.state_dict().items() if not t.equal(begun.model.state_dict()[name])}
+    assert {name.split(".")[0] for name in changed} == {"encoder", "decoder"}
 
 
-def test_every_utterance_comes_once_an_epoch_within_the_budget():
-    lengths = torch.randint(20, 900, (400,), generator=torch.Generator().manual_seed(0)).tolist()
-    generator = torch.Generator().manual_seed(1)
-    groups = join_some(lengths, 0.3, 1200, generator)
-    batches = bucketed(groups, lengths, 8000, generator)
-    assert sorted(i for batch in batches for group in batch for i in group) == list(range(400))
-    joined = [sum(lengths[i] for i in group) for group in groups if len(group) == 2]
-    assert len(joined) > 20
-    assert max(joined) <= 1200
-    assert all(max(sum(lengths[i] for i in g) for g in b) * len(b) <= 8000 for b in batches)
-    assert padding_share(batches, lengths) < 0.2
+def test_ctc_alone_has_no_decoder(recipe, manifest, tmp_path):
+    lines = run(recipe, manifest, tmp_path, "--terms", "ctc", "--steps", "4", "--no-cache")
+    assert set(lines[0]).isdisjoint({"attention"})
+    assert load_folder(tmp_path / "out").model.decoder is None
+    with pytest.raises(SystemExit, match="1"):
+        run(recipe, manifest, tmp_path / "b", "--init", str(tmp_path / "out"), "--steps", "4")
 
 
-def test_features_are_cached_and_changed_recordings_are_read_again(manifest: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--terms", "rnnt"], 2, "rnnt"),
+        (["--train", "absent.jsonl"], 1, "absent.jsonl"),
+        (["--train", "tones.jsonl=0"], 1, "tones.jsonl=0"),
+        (["--init", "absent"], 1, "absent"),
+        (["--attention", "1.5"], 1, "--attention 1.5"),
+        (["--width", "30"], 1, "--width 30"),
+        (["--budget", "0"], 2, "--budget 0"),
+        (["--noise", "-1"], 2, "--noise -1"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(recipe, manifest, tmp_path, capsys, options, code, message):
+    with pytest.raises(SystemExit) as end:
+        run(recipe, manifest, tmp_path, *options)
+    assert end.value.code == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("train_asr.py: error: ")
+    assert message in last
+
+
+def test_help_shows_the_command_and_every_group_of_settings(recipe, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        start(recipe.main, recipe.Settings, ["--help"])
+    text = capsys.readouterr().out
+    assert "python recipes/train_asr.py --train" in text
+    assert all(flag in text for flag in ("--init", "--terms", "--budget", "--freq_masks", "--schedule", "--resume"))
+
+
+# batches
+
+
+def realistic(count: int = 4000) -> list[int]:
+    """Frames as in mixed corpora: single words, and sentences of about 4 s with a long tail."""
+    random = torch.Generator().manual_seed(0)
+    words = (45 + 10 * torch.randn(count // 8, generator=random)).clamp(12, 200)
+    sentences = (5.85 + 0.45 * torch.randn(count - count // 8, generator=random)).exp().clamp(60, 2000)
+    return torch.cat([words, sentences]).int().tolist()
+
+
+def test_padding_is_under_eight_percent():
+    lengths = realistic()
+    plan = speech_plan(lengths, [(len(lengths), 1.0)], Batching(easy=2), 0)
+    for epoch in (8, 9):
+        assert padding_share(plan(epoch), lengths) < 0.08
+
+
+def test_padding_is_under_eight_percent_on_real_manifests(shared_data):
+    lengths, times = [], []
+    for name in ("speechocean762", "an4", "fsdd"):
+        source = open_source(shared_data / "speech" / name / "train.jsonl")
+        lengths += [round(100 * source.row(i).fields["duration"]) - 2 for i in range(len(source))]
+        times.append((len(source), 1.0))
+    plan = speech_plan(lengths, times, Batching(), 1)
+    assert padding_share(plan(30), lengths) < 0.08
+
+
+def test_the_plan_is_a_pure_function_of_the_epoch_with_a_curriculum():
+    lengths = realistic(800)
+    b = Batching(budget=4000, easy=2)
+    plan, other = (speech_plan(lengths, [(800, 1.0)], b, seed=3) for _ in range(2))
+    assert plan(5) == other(5)
+    assert plan(5) != plan(6)
+    assert other(0) == plan(0)
+    easy = [group for batch in plan(1) for group in batch]
+    assert sorted(n for group in easy for n in group.numbers) == [i for i, x in enumerate(lengths) if x < 200]
+    assert not any(group.augment for group in easy)
+    late = [group for batch in plan(9) for group in batch]
+    assert all(group.augment for group in late)
+    assert sorted(n for group in late for n in group.numbers) == list(range(800))
+    sizes = [sum(lengths[n] for n in group.numbers) for group in late if len(group.numbers) == 2]
+    assert len(sizes) > 40
+    assert max(sizes) <= b.longest
+    for batch in plan(9):
+        assert len(batch) == 1 or max(sum(lengths[n] for n in g.numbers) for g in batch) * len(batch) <= b.budget
+    # nothing is short: no such epochs
+    assert len([g for batch in speech_plan([900] * 8, [(8, 1.0)], b, 0)(0) for g in batch]) <= 8
+
+
+def test_parts_are_heard_as_often_as_is_said():
+    plan = speech_plan([100] * 30, [(10, 1.0), (10, 2.0), (10, 0.5)], Batching(easy=0, join=0.0), 0)
+    numbers = [group.numbers[0] for batch in plan(0) for group in batch]
+    assert len(set(numbers)) == len(numbers)  # a copy is its own item, and so has its own augmentation
+    counts = np.bincount([n % 30 for n in numbers], minlength=30)
+    assert counts[:20].tolist() == [1] * 10 + [2] * 10
+    assert counts[20:].sum() == 5
+
+
+def test_batches_for_evaluation_are_in_order_of_length():
+    batches = bucketed([50, 500, 60, 5000], 1200)
+    assert batches == [[0, 2], [1], [3]]
+
+
+# recordings
+
+
+def test_features_are_cached_and_changed_recordings_are_read_again(manifest, tmp_path):
     cache = tmp_path / "cache"
-    first = load_features(manifest, cache)
-    assert [len(f) for f in first] == [len(f) for f in load_features(manifest, cache)]
+    first = load_features(open_source(manifest), cache)
+    assert [len(f) for f in first] == [len(f) for f in load_features(open_source(manifest), cache)]
     assert len(list(cache.iterdir())) == 1
     (tmp_path / "0.wav").write_bytes((tmp_path / "1.wav").read_bytes() + b"\0" * 2)
-    again = load_features(manifest, cache)
+    again = load_features(open_source(manifest), cache)
     assert torch.equal(again[0], first[1])
 
 
-def test_augmented_frames_stay_finite_and_near_the_pace():
-    for seed in range(20):
-        made = augment(torch.randn(200, 80), torch.Generator().manual_seed(seed))
-        assert 180 <= len(made) <= 220
-        assert made.isfinite().all()
-    assert len(augment(torch.randn(1, 80), torch.Generator().manual_seed(0))) == 1
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_broken_recording_is_left_out_with_its_transcript(manifest, tmp_path, caplog, cached):
+    (tmp_path / "2.wav").write_bytes(b"RIFF nothing")
+    (tmp_path / "5.wav").unlink()
+    tokenizer = BytePairTokenizer.train([" low high"], 270)
+    corpus = Corpus([str(manifest)], tmp_path / "cache" if cached else None, most_broken=0.3)
+    corpus.encode(tokenizer)
+    plan = speech_plan(corpus.lengths, corpus.times, Batching(budget=10**5, easy=0, join=0.0), 0)
+    loader = Loader(corpus, plan, Prepare(Augmentation(), 199), collate)
+    step = next(loader.start(0))
+    assert step.count == 6
+    assert step.broken == (0 if cached else 2)
+    for name in ("2.wav", "5.wav"):
+        assert any(name in record.getMessage() for record in caplog.records)
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    found = sorted(
+        tokenizer.decode(ids[:n].tolist()).strip()
+        for ids, n in zip(step.batches[0].ids, step.batches[0].id_lengths, strict=True)
+    )
+    assert found == sorted(line["text"] for i, line in enumerate(lines) if i not in (2, 5))
+    # each text lies beside its own sound: 0.4 s a word
+    for length, ids in zip(step.batches[0].lengths, step.batches[0].id_lengths, strict=True):
+        assert ids > 0
+        assert length > 30
 
 
-def test_collated_rows_keep_their_values():
-    batch = collate([torch.ones(70, 80), torch.ones(9, 80)], [[5, 6, 7], []])
-    assert batch.features.sum() == 79 * 80
-    assert batch.lengths.tolist() == [70, 9]
-    assert batch.ids[0, :3].tolist() == [5, 6, 7]
-    assert batch.id_lengths.tolist() == [3, 0]
+def test_too_many_broken_recordings_stop_the_training(manifest, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.wav").write_bytes(b"")
+    with pytest.raises(DataError, match=r"tones\.jsonl: 3 of 8 recordings are broken, more than 5\.0%"):
+        Corpus([str(manifest)], tmp_path / "cache")
+
+
+def test_a_manifest_that_is_none_is_named(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"audio_filepath": "a.wav", "duration": 1}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl.*no text"):
+        Corpus([str(path)])
+    path.write_text('{"audio_filepath": "a.wav", "text": "x"}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl.*no duration"):
+        Corpus([str(path)])
+    with pytest.raises(UsageError, match=r"x\.jsonl=-1"):
+        Corpus(["x.jsonl=-1"])
+
+
+def test_joined_utterances_are_those_after_each_other(manifest, tmp_path):
+    corpus = Corpus([str(manifest)], tmp_path / "cache")
+    corpus.encode(BytePairTokenizer.train([" low high"], 270))
+    a, b, both = (corpus.read(Group(numbers, False)) for numbers in ((1,), (10,), (1, 10)))
+    assert torch.equal(both.features, torch.cat([a.features, b.features]))
+    assert both.ids == a.ids + b.ids
+    assert b.ids == corpus.ids[2]  # a copy
+    assert corpus.name(Group((1, 10), False)).count("wav") == 2
 
 
 def test_transcripts_are_plain_and_words_are_the_same_tokens_anywhere():
@@ -140,11 +285,107 @@ def test_transcripts_are_plain_and_words_are_the_same_tokens_anywhere():
     assert whole == transcript_ids(tokenizer, "the cat") * 2
 
 
-def test_a_damaged_manifest_is_named(tmp_path: Path):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"audio_filepath": "a.wav"}\n')
-    with pytest.raises(UsageError, match=r"bad\.jsonl.*text"):
-        read_manifest(path)
+# items and batches
+
+
+def test_augmented_frames_stay_finite_and_near_the_pace():
+    for seed in range(20):
+        made = augment(torch.randn(200, 80), Augmentation(), torch.Generator().manual_seed(seed))
+        assert 180 <= len(made) <= 220
+        assert made.isfinite().all()
+    assert len(augment(torch.randn(1, 80), Augmentation(), torch.Generator().manual_seed(0))) == 1
+
+
+def test_augmentation_of_no_strength_changes_nothing():
+    features = torch.randn(50, 80).clamp(min=-1)
+    none = Augmentation(speed=0.0, volume=0.0, noise=0.0, time_masks=0.0, freq_masks=0)
+    assert torch.allclose(augment(features, none, torch.Generator().manual_seed(0)), features, atol=1e-6)
+
+
+def test_a_text_beyond_the_decoders_context_is_a_broken_item(manifest, tmp_path):
+    corpus = Corpus([str(manifest)], tmp_path / "cache")
+    corpus.encode(BytePairTokenizer.train([" low high"], 270))
+    with pytest.raises(DataError, match="more than the 1 "):
+        Prepare(Augmentation(), 1)(corpus.read(Group((0, 1), True)), torch.Generator())
+
+
+def test_collated_rows_keep_their_values():
+    batch = collate([(torch.ones(70, 80), [5, 6, 7]), (torch.ones(9, 80), [])])
+    assert batch.features.sum() == 79 * 80
+    assert batch.lengths.tolist() == [70, 9]
+    assert batch.ids[0, :3].tolist() == [5, 6, 7]
+    assert batch.id_lengths.tolist() == [3, 0]
+    assert batch.padding == pytest.approx(1 - 79 / 144)
+
+
+# objective
+
+
+class Items:
+    """Utterances that are there already."""
+
+    def __init__(self, items: list[Spoken]):
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def name(self, key: int) -> str:
+        return str(key)
+
+    def read(self, key: int) -> Spoken:
+        return self.items[key]
+
+
+def looped(items: list[Spoken], folder: Path, steps: int) -> Loop:
+    """A loop over one batch of all items."""
+    torch.manual_seed(0)
+    tokenizer = BytePairTokenizer.train([" low high"], 260)
+    model = JointConformer(joint_config(tokenizer.vocab_size, 16, 2, 1, 40, 0.0)).to(items[0].features.dtype)
+    loader = Loader(Items(items), lambda epoch: [list(range(len(items)))], Prepare(Augmentation(), 39), collate)
+    optim = OptimSettings(1e-2, warmup=5, clip=3.0)
+    settings = LoopSettings(folder, steps, optim, precision="float32", log_every=1, save_every=100)
+    return Loop(settings, Recognition(model, tokenizer), loader)
+
+
+def utterances(count: int) -> list[Spoken]:
+    random = torch.Generator().manual_seed(0)
+    made = []
+    for number, size in enumerate(torch.randint(40, 120, (count,), generator=random).tolist()):
+        ids = torch.randint(3, 260, (2 + 2 * number,), generator=random).tolist()
+        made.append(Spoken(torch.randn(size, 80, generator=random), ids, False))
+    return made
+
+
+def test_accumulation_is_exact(tmp_path):
+    """The gradient of three micro-batches is that of the whole batch, for every term."""
+    items = [item._replace(features=item.features.double()) for item in utterances(5)]
+    loop = looped(items, tmp_path, 1)
+
+    def gradients(parts: list[list[Spoken]]) -> tuple[dict, dict]:
+        loop.objective.zero_grad()
+        batches = []
+        for part in parts:
+            batch = collate([(item.features, item.ids) for item in part])
+            batches.append(batch._replace(features=batch.features.double()))
+        metrics = loop.objective.backward(loop, batches)
+        return metrics, {name: p.grad.clone() for name, p in loop.objective.model.named_parameters()}
+
+    metrics, whole = gradients([items])
+    again, parts = gradients([items[:1], items[1:3], items[3:]])
+    assert metrics.keys() == {"loss", "attention", "ctc", "middle"}
+    assert again == pytest.approx(metrics, rel=1e-6)
+    for name, gradient in whole.items():
+        # a key's bias has no gradient but rounding
+        bound = max(1e-6 * gradient.abs().max().item(), 1e-12)
+        assert torch.allclose(parts[name], gradient, atol=bound, rtol=0), name
+
+
+def test_all_three_terms_fall(tmp_path):
+    looped(utterances(2), tmp_path, 30).fit()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for term in ("attention", "ctc", "middle"):
+        assert lines[-1][term] < 0.7 * lines[0][term]
 
 
 def test_best_path_joins_repeats_and_keeps_them_across_a_blank():

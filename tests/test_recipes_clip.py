@@ -1,4 +1,5 @@
-"""The contrastive recipe on coloured squares: it learns them, resumes to the bit, and names what it cannot read."""
+"""The contrastive recipe on coloured squares: it learns them by either loss, resumes to the bit, leaves classes out
+when asked to, and names what it cannot read."""
 
 import io
 import json
@@ -10,24 +11,27 @@ import pytest
 import torch
 from PIL import Image
 
-from multimodal.errors import CheckpointError, ImageError, UsageError
+from multimodal.errors import DataError, ImageError, UsageError
+from multimodal.tasks.zeroshot import ZeroShotClassifier
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess, read_image
-from multimodal.train.captions import Captions, Concept
-from multimodal.train.contrast import Run, Settings
-from multimodal.train.pictures import augment, entries, read_pictures
+from multimodal.train.captions import Captions, Concept, class_names, held_out
+from multimodal.train.contrast import Collate, Prepare
+from multimodal.train.loader import Loader, generator, shuffled
+from multimodal.train.optim import OptimSettings
+from multimodal.train.pictures import DRAWS, Pictures, augment
 from multimodal.weights.folder import load_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (230, 220, 30)}
+RECORD = Preprocessing((96, 96), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 
 
 @pytest.fixture
-def recipes(monkeypatch):
+def recipe(monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
-    import evaluate_clip
     import train_clip
 
-    return train_clip, evaluate_clip
+    return train_clip
 
 
 @pytest.fixture
@@ -44,143 +48,251 @@ def squares(tmp_path):
     return tmp_path / "squares"
 
 
-def settings(data, folder, **changes):
-    small = {
-        "data": [data], "classes": RECIPES / "classes.jsonl", "out": folder / "model", "state": folder / "state",
-        "steps": 30, "batch": 16, "warmup": 5,
-        "rate": 3e-3, "average": 0.8, "image": 32, "width": 64, "layers": 1, "text_width": 32, "text_layers": 1,
-        "vocabulary": 300, "every": 15, "keep": 0.5,
-    }  # fmt: skip
-    return Settings(**small | changes)
+def settings(recipe, data, folder, loop=(), model=(), **changes):
+    """A run of seconds."""
+    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=5, weight_decay=0.1, average=0.8)
+    steps = {"run": folder / "run", "steps": 30, "optim": optim, "threads": torch.get_num_threads(), "log_every": 1,
+             "save_every": 15, "evaluate_every": 15}  # fmt: skip
+    shape = {"image": 32, "width": 64, "layers": 1, "text_width": 32, "text_layers": 1, "vocabulary": 300}
+    return recipe.Settings(
+        recipe.Run(**steps | dict(loop)), [str(data)], folder / "model", batch=16, patches=0.5,
+        model=recipe.ModelSettings(**shape | dict(model)), **changes,
+    )  # fmt: skip
 
 
-def test_learns_colours_and_ships_a_working_folder(recipes, squares, tmp_path, capsys):
-    train_clip, evaluate_clip = recipes
-    threads = torch.get_num_threads()
-    train_clip.main(settings(squares, tmp_path, val=squares, steps=60))
-    torch.set_num_threads(threads)
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("step 15 zero-shot") for line in lines)
-    checkpoint = load_folder(tmp_path / "model")
-    pictures = evaluate_clip.read_labelled(squares, RECIPES / "classes.jsonl", checkpoint.preprocessing)
-    names = [f"{name} square" for name in sorted(COLOURS)]
-    assert pictures.names == names
-    vectors = evaluate_clip.class_vectors(checkpoint, pictures.names)
-    assert evaluate_clip.accuracy(checkpoint, vectors, pictures) == {"top1": 1.0, "top5": 1.0}
-    evaluate_clip.main(tmp_path / "model", [squares], write=True)
-    figures = load_folder(tmp_path / "model").card["figures"]
-    assert figures == {f"{tmp_path.name}/squares": {"pictures": 32, "classes": 4, "top1": 1.0, "top5": 1.0}}
+def metrics(folder, name="loss"):
+    rows = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    return [row[name] for row in rows if name in row]
 
 
-def test_loss_falls_and_a_resumed_run_equals_an_unbroken_one(squares, tmp_path):
-    whole = Run(settings(squares, tmp_path))
-    losses = [whole.step() for _ in range(30)]
-    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
-    first = Run(settings(squares, tmp_path))
-    for _ in range(15):
-        first.step()
-    first.save()
-    second = Run(settings(squares, tmp_path))
-    second.resume()
-    assert [second.step() for _ in range(15)] == losses[15:]
-    for name, tensor in whole.average.weights.items():
-        assert torch.equal(tensor, second.average.weights[name]), name
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, loss):
+    s = settings(recipe, squares, tmp_path, {"steps": 60}, {"loss": loss}, val=(str(squares),))
+    recipe.main(s)
+    losses = metrics(tmp_path)
+    assert len(losses) == 60
+    # a picture's share of pictures of its colour is about a quarter, at first and at the end
+    first, last = {"softmax": (2.8, 1.6), "sigmoid": (27.0, 5.0)}[loss]
+    assert losses[0] > first
+    assert np.mean(losses[-5:]) < last
+    assert metrics(tmp_path, f"eval/{tmp_path.name}/squares/top1")[-1] == 1.0
+    trained = load_folder(tmp_path / "model")
+    assert trained.model.config.loss == loss
+    classifier = ZeroShotClassifier(trained, [f"{name} square" for name in COLOURS])
+    shown = [Image.new("RGB", (50, 40), colour) for colour in COLOURS.values()]
+    best = [row["scores"][0]["label"] for row in classifier.results(shown)]
+    assert best == [f"{name} square" for name in COLOURS]
+    assert (tmp_path / "run" / "report" / "report.md").exists()
+    # and it can be gone on from, by the same loss
+    again = settings(recipe, squares, tmp_path / "again", {"steps": 2}, {"loss": loss}, init=str(tmp_path / "model"))
+    recipe.main(again)
+    assert metrics(tmp_path / "again")[0] < 1.3 * last
+    other = {"softmax": "sigmoid", "sigmoid": "softmax"}[loss]
+    wrong = settings(recipe, squares, tmp_path / "other", {}, {"loss": other}, init=str(tmp_path / "model"))
+    with pytest.raises(UsageError, match=f"was trained with the {loss} loss, not {other}"):
+        recipe.main(wrong)
+
+
+def test_a_resumed_run_equals_an_unbroken_one(recipe, squares, tmp_path):
+    """Under WSD, where a run can be made longer; all patches are looked at in its last steps."""
+    optim = OptimSettings(optimizer="muon", schedule="wsd", warmup=2, decay=0.1, average=0.8)
+
+    def train(folder, steps, whole, resume=False):
+        loop = {"optim": optim, "steps": steps, "resume": resume}
+        recipe.main(settings(recipe, squares, tmp_path / folder, loop, whole=whole))
+        return metrics(tmp_path / folder), load_folder(tmp_path / folder / "model").model.state_dict()
+
+    losses, weights = train("one", 10, 0.2)
+    train("two", 5, 0.0)
+    again, others = train("two", 10, 0.2, resume=True)
+    assert again[6:] == losses[6:]
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_micro_batches_see_what_the_whole_batch_sees(recipe, squares):
+    """Pictures, captions and crops are those of the item, whatever micro-batch it is in."""
+    pictures = Pictures([str(squares)], {}, 32, cache=10)
+    captions = Captions(pictures.concepts, ["a photo of a {}."])
+    tokenizer = recipe.BytePairTokenizer.train(captions.texts(), 300, lowercase=True)
+    record = RECORD.replace(size=(32, 32))
+    parts = {}
+    for micro, workers in ((1, 0), (2, 0), (2, 2)):
+        loader = Loader(pictures, shuffled(32, 16, 0), Prepare(captions, 4), Collate(tokenizer, 32, record, 0.5, 1.0),
+                        micro=micro, workers=workers)  # fmt: skip
+        steps = loader.start(1)
+        parts[micro, workers] = next(steps).batches
+        steps.close()
+    whole, halves = parts[1, 0][0], parts[2, 0]
+    assert [len(half.images) for half in halves] == [8, 8]
+    for field in ("images", "concepts", "terms", "order", "ids"):
+        joined = torch.cat([getattr(half, field) for half in halves])
+        assert sorted(x.tolist() for x in joined.flatten(1 if joined.ndim > 1 else 0)) == sorted(
+            x.tolist() for x in getattr(whole, field).flatten(1 if joined.ndim > 1 else 0)
+        ), field
+        for half, other in zip(halves, parts[2, 2], strict=True):
+            assert torch.equal(getattr(half, field), getattr(other, field)), field
 
 
 def test_caption_of_one_class_fits_the_classes_below_it():
     concepts = [
         Concept(("poodle",), ("dog", "animal")), Concept(("beagle",), ("dog", "animal", "entity")),
-        Concept(("tabby",), ("cat", "animal")), Concept(("A dog runs",), whole=True),
+        Concept(("tabby",), ("cat", "animal")), Concept(("A dog runs", "Running"), whole=True),
     ]  # fmt: skip
     captions = Captions(concepts, ["a photo of a {}."])
-    assert captions.fits[:, captions.index["dog"]].tolist() == [True, True, False, True]
-    seen = set()
-    for seed in range(60):
-        texts, fits = captions.draw(torch.tensor([0, 1, 2, 3, 0]), np.random.default_rng(seed))
-        assert fits.shape == (5, len(texts))
-        assert fits.any(0).all()
-        assert fits.any(1).all()
-        assert torch.equal(fits[0], fits[4])
-        seen.update(texts)
-    assert {"a photo of a dog.", "a photo of a poodle.", "A dog runs"} <= seen
+    fits = captions.fits()
+    assert fits[:, captions.index["dog"]].tolist() == [True, True, False, True]
+    seen = {}
+    for number in range(4):
+        for seed in range(60):
+            term, text = captions.draw(number, generator(seed))
+            assert fits[number, term]
+            seen.setdefault(text, set()).add(term)
+    assert {"a photo of a dog.", "a photo of a poodle.", "A dog runs", "Running"} <= seen.keys()
+    assert seen["A dog runs"] == seen["Running"]
+    assert fits[:, next(iter(seen["Running"]))].tolist() == [False, False, False, True]
     assert not any("entity" in text for text in seen)
+    assert Captions(concepts[3:], ["{}"]).fits() is None
 
 
-def test_augmentation_without_change_is_the_preprocessing_of_inference(monkeypatch):
-    """Crops, colours and normalisation agree with `preprocess` when nothing is drawn at random."""
-    record = Preprocessing((96, 96), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+def test_augmentation_without_change_is_the_preprocessing_of_inference():
+    """Crops, colours and normalisation agree with `preprocess` when nothing is changed."""
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
     # 0.5: no mirror, no shear, no colour change; the crop is whole and the aspect 1
-    monkeypatch.setattr(torch, "rand", lambda *shape: torch.full(shape, 0.5))
-    made = augment(pixels, record, smallest=1.0, strength=1.0)[0]
-    wanted = preprocess(picture, record)
+    made = augment(pixels, torch.full((1, DRAWS), 0.5), RECORD, smallest=1.0, strength=1.0)[0]
+    wanted = preprocess(picture, RECORD)
     # Pillow rounds to whole grey levels, and the border is reflected on one side, repeated on the other
     assert (made - wanted)[:, 2:-2, 2:-2].abs().max() < 1.5 / 255 / min(OPENAI_STD)
 
 
+def test_a_broken_picture_is_left_out_with_the_right_labels(recipe, squares, tmp_path, caplog):
+    (squares / "red_square" / "3.png").write_bytes(b"no picture")
+    recipe.main(settings(recipe, squares, tmp_path, {"steps": 2}))
+    assert "3.png" in caplog.text
+    pictures = Pictures([str(squares)], {}, 32)
+    loader = Loader(pictures, shuffled(32, 32, 0), lambda item, random: item, list)
+    step = next(loader.start(0))
+    assert (step.count, step.broken) == (31, 1)
+    names = [concept.names[0] for concept in pictures.concepts]
+    for pixels, concept in step.batches[0]:
+        wanted = torch.tensor(COLOURS[names[concept].removesuffix(" square")])
+        assert (pixels.float().mean((1, 2)) - wanted).abs().max() < 30
+
+
 def write_tar(path, samples):
     with tarfile.open(path, "w") as file:
-        for stem, colour, identity in samples:
+        for stem, colour, ending, text in samples:
             data = io.BytesIO()
             Image.new("RGB", (20, 20), colour).save(data, "PNG")
-            for name, content in ((f"{stem}.png", data.getvalue()), (f"{stem}.cls", identity.encode())):
+            for name, content in ((f"{stem}.png", data.getvalue()), (f"{stem}.{ending}", text.encode())):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 file.addfile(member, io.BytesIO(content))
 
 
-def test_reads_tars_and_captions(tmp_path):
-    write_tar(tmp_path / "train-0.tar", [("a", (250, 0, 0), "n1"), ("b", (0, 0, 250), "n2")])
-    write_tar(tmp_path / "train-1.tar", [("c", (240, 0, 0), "n1")])
-    write_tar(tmp_path / "val-0.tar", [("v", (0, 250, 0), "n2")])
-    rows = [
-        {"wnid": "n1", "names": ["apple"], "hypernyms": ["fruit"]},
-        {"wnid": "n2", "names": ["sky"], "hypernyms": []},
-    ]
+def test_reads_tars_of_classes(tmp_path):
+    write_tar(tmp_path / "train-0.tar", [("a", (250, 0, 0), "cls", "n1"), ("b", (0, 0, 250), "cls", "n2")])
+    write_tar(tmp_path / "train-1.tar", [("c", (240, 0, 0), "cls", "n1")])
+    rows = [{"wnid": "n1", "names": ["apple"], "hypernyms": ["fruit"]}, {"wnid": "n2", "names": ["sky"]}]
     (tmp_path / "classes.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    pictures = read_pictures(tmp_path, 20, {"n1": Concept((), ("food",))})
-    assert pictures.groups.tolist() == [0, 1, 0]
+    (tmp_path / "more.jsonl").write_text('{"id": "n1", "names": [], "hypernyms": ["food"]}')
+    data = [str(tmp_path / "train-*.tar")]
+    pictures = Pictures(data, class_names([tmp_path / "more.jsonl"], data), 30, cache=1)
+    assert pictures.groups == [0, 1, 0]
     assert pictures.concepts[0] == Concept(("apple",), ("food", "fruit"))
-    assert pictures.pixels[:, :, 0, 0].tolist() == [[250, 0, 0], [0, 0, 250], [240, 0, 0]]
+    for _ in range(2):  # decoded, and from memory
+        assert [pictures.read(key)[0][:, 0, 0].tolist() for key in range(3)] == [[250, 0, 0], [0, 0, 250], [240, 0, 0]]
+
+
+def test_reads_pictures_with_captions(recipe, tmp_path):
+    for name in "abcd":
+        Image.new("RGB", (30, 20)).save(tmp_path / f"{name}.png")
+    (tmp_path / "one.jsonl").write_text(json.dumps({"file_name": "a.png", "captions": ["A dog .", "Night"]}))
+    (tmp_path / "two.jsonl").write_text(json.dumps({"file_name": "b.png", "text": "A cat"}))
+    (tmp_path / "three.csv").write_text("filepath,title\nc.png,A horse\nd.png,\n")
+    write_tar(tmp_path / "four.tar", [("e", (9, 9, 9), "txt", "A cow")])
+    data = [str(tmp_path / name) for name in ("one.jsonl", "two.jsonl", "three.csv", "four.tar")]
+    pictures = Pictures(data, {}, 12)
+    assert [c.names for c in pictures.concepts] == [("A dog", "Night"), ("A cat",), ("A horse",), ("A cow",)]
+    assert all(c.whole for c in pictures.concepts)
+    with pytest.raises(DataError, match=r"d\.png: its caption is empty"):
+        pictures.read(3)
+    s = settings(recipe, data[0], tmp_path, {"steps": 2})
+    recipe.main(recipe.dataclasses.replace(s, data=data, batch=5))
+    assert metrics(tmp_path)[0] > 0.5
+
+
+def test_held_out_classes_are_apart(recipe, squares, tmp_path):
+    """Neither their pictures nor their names are trained on, and the figures of unseen classes are told."""
+    (tmp_path / "classes.jsonl").write_text(
+        "\n".join(json.dumps({"id": f"{name}_square", "names": [name]}) for name in COLOURS)
+    )
     Image.new("RGB", (30, 20)).save(tmp_path / "one.png")
-    row = {"file_name": "one.png", "captions": ["A dog .", "Night"]}
-    (tmp_path / "captions.jsonl").write_text(json.dumps(row))
-    assert read_pictures(tmp_path / "captions.jsonl", 8, {}).concepts == [Concept(("A dog", "Night"), whole=True)]
+    (tmp_path / "one.jsonl").write_text(
+        json.dumps({"file_name": "one.png", "captions": [f"A {n} car" for n in COLOURS]})
+    )
+    data = [str(squares), str(tmp_path / "one.jsonl")]
+    pictures = Pictures(data, class_names([], data), 32, 0.25)
+    [held] = pictures.held
+    assert len(pictures) == 25
+    names = {name for concept in pictures.concepts for name in concept.names}
+    assert names == set(COLOURS) - {held} | {f"A {n} car" for n in COLOURS if n != held}
+    assert not any(held in pictures.name(key) for key in range(len(pictures)))
+    assert Pictures(data, class_names([], data), 32, 0.25).held == [held]
+    s = settings(recipe, squares, tmp_path, {"steps": 15}, val=(str(squares),), hold_out=0.25)
+    recipe.main(s)
+    assert load_folder(tmp_path / "model").card["held_out"] == [held]
+    assert metrics(tmp_path, f"eval/{tmp_path.name}/squares/unseen_apart_top1") == [1.0]  # the only one
+
+
+def test_only_classes_whose_names_stand_alone_are_held_out():
+    dogs = {"n1": Concept(("poodle",), ("dog",)), "n2": Concept(("crane",)), "n3": Concept(("Crane", "wader"))}
+    more = {"n4": Concept(("Dog",)), "n5": Concept(("tabby",), ("cat",)), "n6": Concept(("lynx",), ("cat",))}
+    assert held_out([dogs, more], 1 / 3).keys() - {"n1", "n5", "n6"} == set()
+    assert "n1" in held_out([dogs, more], 1 / 3)
+    assert held_out([dogs], 0.0) == {}
+    with pytest.raises(UsageError, match=r"--hold_out 0\.9: 3 classes of a set, only 1 share no name"):
+        held_out([dogs, more], 0.9)
 
 
 def test_names_what_it_cannot_read(tmp_path):
-    with pytest.raises(UsageError, match=r"nothing\.zip: no \.tar, \.jsonl or folder"):
-        list(entries(tmp_path / "nothing.zip", {}))
-    write_tar(tmp_path / "train-0.tar", [("a", (0, 0, 0), "n7")])
-    with pytest.raises(UsageError, match=r"classes\.jsonl: missing"):
-        list(entries(tmp_path, {}))
-    (tmp_path / "classes.jsonl").write_text('{"id": "n1", "names": ["x"], "hypernyms": []}')
-    with pytest.raises(UsageError, match=r"a\.cls is of class 'n7'"):
-        list(entries(tmp_path, {}))
+    with pytest.raises(DataError, match=r"nothing\.zip: "):
+        Pictures([str(tmp_path / "nothing.zip")], {}, 32)
+    with pytest.raises(UsageError, match=r"absent\.jsonl: missing"):
+        class_names([tmp_path / "absent.jsonl"])
+    (tmp_path / "wrong.jsonl").write_text('{"id": "a", "names": ["b"]}\n{"names": ["x"]}')
+    with pytest.raises(UsageError, match=r"wrong\.jsonl line 2: no object with `id` and `names`"):
+        class_names([tmp_path / "wrong.jsonl"])
+    write_tar(tmp_path / "train-0.tar", [("a", (0, 0, 0), "cls", "n7")])
+    with pytest.raises(UsageError, match=r"a\.png: is of class 'n7', which --classes does not name"):
+        Pictures([str(tmp_path / "train-0.tar")], {}, 32)
     (tmp_path / "c.jsonl").write_text('{"file_name": "absent.png", "captions": ["x"]}')
     with pytest.raises(ImageError, match=r"absent\.png"):
-        read_pictures(tmp_path / "c.jsonl", 8, {})
+        Pictures([str(tmp_path / "c.jsonl")], {}, 32).read(0)
 
 
-def test_every_saved_state_damaged_is_an_error(squares, tmp_path):
-    run = Run(settings(squares, tmp_path))
-    run.save()
-    for path in (tmp_path / "state").iterdir():
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="none of 1 saved states"):
-        run.resume()
+def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("multimodal.train.start.write_logs", lambda *names: None)
+
+    def run(*flags):
+        with pytest.raises(SystemExit) as end:
+            recipe.start(recipe.main, recipe.Settings, flags)
+        return end.value.code, *capsys.readouterr()
+
+    code, shown, _ = run("--help")
+    assert code == 0
+    assert all(flag in shown for flag in ("--hold_out", "--loss", "--init", "--schedule", "--patches"))
+    code, _, line = run("--run", str(tmp_path / "r"), "--out", str(tmp_path / "o"), "--data", str(tmp_path / "absent"))
+    assert (code, line.count("\n")) == (1, 1)
+    assert f"train_clip.py: error: {tmp_path / 'absent'}: " in line
 
 
-def test_shipped_model_sees_a_uniform(recipes):
+def test_shipped_model_sees_a_uniform():
     """Grace Hopper's portrait, among labels that were trained."""
     import matplotlib
 
     checkpoint = load_folder(RECIPES.parent / "assets" / "clip-vit-16")
     picture = read_image(Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg")
     names = ["goldfish", "school bus", "military uniform", "teapot", "lighthouse", "tabby cat", "banana"]
-    vectors = recipes[1].class_vectors(checkpoint, names)
-    with torch.inference_mode():
-        image = checkpoint.model.encode_image(preprocess(picture, checkpoint.preprocessing)[None])
-    assert names[int((image @ vectors.T).argmax())] == "military uniform"
+    assert ZeroShotClassifier(checkpoint, names).results([picture], 1)[0]["scores"][0]["label"] == "military uniform"
     assert checkpoint.card["figures"]["tiny-imagenet/val-0000.tar"]["top1"] > 0.19

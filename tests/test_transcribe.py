@@ -241,22 +241,28 @@ def ctc_probability(logprobs, blank):
 
 
 def test_ctc_prefix_scores_equal_enumeration():
+    """Of two sources at once, one of which is shorter."""
     torch.manual_seed(0)
-    logits, eos, blank = torch.randn(5, 4), 0, 3
-    logits[:, eos] = -30.0  # the end is no CTC output
+    logits, eos, blank, lengths = torch.randn(2, 5, 4), 0, 3, [5, 3]
+    logits[..., eos] = -30.0  # the end is no CTC output
     logprobs = logits.log_softmax(-1)
-    texts = ctc_probability(logprobs, blank)
+    texts = [ctc_probability(rows[:length], blank) for rows, length in zip(logprobs, lengths, strict=True)]
 
-    def starting(prefix):
-        return sum(p for text, p in texts.items() if text[: len(prefix)] == prefix)
+    def starting(source, prefix):
+        return sum(p for text, p in texts[source].items() if text[: len(prefix)] == prefix)
 
-    scorer = PrefixScorer(logprobs, eos, prompt=1, weight=1.0)
+    scorer = PrefixScorer(logprobs, torch.tensor(lengths), eos, prompt=1, weight=1.0)
     for rows in ([()], [(1,), (2,)], [(1, 1), (1, 2), (2, 1)], [(1, 2, 1), (1, 1, 2)]):
-        scores = scorer(torch.tensor([[9, *row] for row in rows]), torch.zeros(len(rows), 3)).exp()
-        for row, score in zip(rows, scores, strict=True):
-            assert score[eos].item() == pytest.approx(texts[row] / starting(row), rel=1e-4)
+        ids = torch.tensor([[9, *row] for row in rows]).repeat(2, 1)
+        scores = scorer(ids, torch.zeros(len(ids), 3)).exp().unflatten(0, (2, -1))
+        for source, row, score in ((s, row, scores[s, i]) for s in range(2) for i, row in enumerate(rows)):
+            if not starting(source, row):  # longer than its frames allow
+                assert score.max() == 0
+                continue
+            assert score[eos].item() == pytest.approx(texts[source].get(row, 0) / starting(source, row), rel=1e-4)
             for token in (1, 2):
-                assert score[token].item() == pytest.approx(starting((*row, token)) / starting(row), rel=1e-4)
+                expected = starting(source, (*row, token)) / starting(source, row)
+                assert score[token].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_joint_beam_with_full_ctc_weight_finds_the_likeliest_text():
@@ -266,8 +272,9 @@ def test_joint_beam_with_full_ctc_weight_finds_the_likeliest_text():
     logprobs = logits.log_softmax(-1)
     texts = ctc_probability(logprobs, 3)
     model_free = lambda ids, cache: torch.zeros(*ids.shape, 3)
+    scorer = PrefixScorer(logprobs[None], torch.tensor([5]), 0, 1, 1.0)
     found = search.beam(model_free, torch.tensor([[1]]), Cache(1), eos=0, max_new=6, beams=30,
-                        length_penalty=0.0, scorer=PrefixScorer(logprobs, 0, 1, 1.0))  # fmt: skip
+                        length_penalty=0.0, scorer=scorer)  # fmt: skip
     best = max(texts, key=texts.get)
     assert tuple(found.ids[0]) == best
     assert found.logprobs[0] == pytest.approx(torch.tensor(texts[best]).log().item(), abs=1e-3)

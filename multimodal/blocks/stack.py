@@ -92,7 +92,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: StackConfig):
         super().__init__()
-        self.config = config
+        self.config, self.checkpointing = config, config.checkpointing
         count = config.shared or config.layers
         rates = [config.drop_path * i / max(count - 1, 1) for i in range(count)]
         self.blocks = nn.ModuleList(Block(config.block, rate) for rate in rates)
@@ -118,7 +118,7 @@ class Stack(nn.Module):
                 states.append(x)
             block = self.blocks[layer % len(self.blocks)]
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
-            if self.config.checkpointing and self.training and torch.is_grad_enabled():
+            if self.checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, source, mask, source_mask, rotate, caches, use_reentrant=False)
             else:
                 x = block(x, source, mask, source_mask, rotate, caches)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from multimodal.blocks.conv import ConformerBlock, ConformerConfig, FrameStem, Subsample
 from multimodal.blocks.masks import blocks as chunk_mask
@@ -67,7 +68,7 @@ class ConformerEncoderConfig:
 class ConformerEncoder(nn.Module):
     def __init__(self, config: ConformerEncoderConfig):
         super().__init__()
-        self.config = config
+        self.config, self.checkpointing = config, False  # recompute activations in backward
         if config.chunk and (not config.block.conv_causal or config.block.conv_norm == "group"):
             raise ValueError(f"chunk {config.chunk} needs conv_causal and a conv_norm other than group")
         stemless = config.subsample == 1
@@ -95,7 +96,10 @@ class ConformerEncoder(nn.Module):
         rotate = rotary(torch.arange(frames, device=x.device), head_width) if self.config.rotary else None
         x = self.drop(torch.where(valid[..., None], x, 0))
         for block in self.blocks:
-            x = block(x, mask, valid, rotate)
+            if self.checkpointing and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, mask, valid, rotate, use_reentrant=False)
+            else:
+                x = block(x, mask, valid, rotate)
             if states is not None:
                 states.append(x)
         return torch.where(valid[..., None], x, 0), lengths

@@ -32,9 +32,10 @@ def caption(
     several = list(images) if isinstance(images, list | tuple) else [images]
     if not several:
         raise UsageError("images: there are none")
-    source = network.encode(pixels_of(several, checkpoint.preprocessing))
+    device = next(network.parameters()).device
+    source = network.encode(pixels_of(several, checkpoint.preprocessing).to(device))
     step, cache = over_source(network.decoder, source), network.decoder.new_cache()
-    prompt = torch.full((len(several), 1), tokenizer.bos_id)
+    prompt = torch.full((len(several), 1), tokenizer.bos_id, device=device)
     limit = min(max_tokens, network.decoder.config.context - 1)
     if beam_size > 1:
         found = beam(step, prompt, cache, eos=tokenizer.eos_id, max_new=limit, beams=beam_size, patience=math.inf)

@@ -1,13 +1,17 @@
 """The joint CTC/attention model over a recording of any length: windows cut at quiet places, decoded in batches."""
 
+import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal import search
+from multimodal.blocks.cache import Cache
+from multimodal.blocks.masks import padding
 from multimodal.ctc import ctc_paths
 from multimodal.ctc_prefix import PrefixScorer
 from multimodal.errors import CheckpointError, UsageError
@@ -18,8 +22,15 @@ from multimodal.tokens.text import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
 LONGEST = 20 * RATE  # samples of a window; attention grows with its square
-CTC_WEIGHT = 0.3  # of the CTC score in joint decoding, as in Watanabe et al. 2017
 SILENCE = 0.5 / 32768  # half a step of 16-bit sound: below it there is nothing to hear
+
+
+class JointBeam(NamedTuple):
+    """`ctc_weight` of the CTC score, 0.3 as in Watanabe et al. 2017. `length_penalty`: see `search.beam`."""
+
+    size: int = 10
+    ctc_weight: float = 0.3
+    length_penalty: float | None = 0.0
 
 
 class Heard(NamedTuple):
@@ -111,30 +122,53 @@ def decode_windows(waves: list[Tensor], checkpoint: Checkpoint, beam_size: int |
     logprobs = model.ctc_logits(frames).float().log_softmax(-1)
     best = logprobs.amax(-1).masked_fill(~valid, 0).sum(1).tolist()
     silent = logprobs[..., model.config.blank].masked_fill(~valid, 0).sum(1).exp().tolist()
+    paths = ctc_paths(logprobs, lengths, model.config.blank)
+    found = [(path.ids, score) for path, score in zip(paths, best, strict=True)]
+    # a text longer than the decoder's context stays the CTC's, so that nothing is lost
+    if beam_size is not None and beam_size > 1:
+        rows = [i for i, (ids, _) in enumerate(found) if ids and len(ids) + 2 <= model.decoder.config.context]
+        if rows:
+            decoded = joint_beam(frames[rows], logprobs[rows], lengths[rows], checkpoint, JointBeam(beam_size))
+            for row, ids, score in zip(rows, *decoded, strict=True):
+                found[row] = ids, score
     heard = []
-    for row, path in enumerate(ctc_paths(logprobs, lengths, model.config.blank)):
-        ids, score, count = path.ids, best[row], int(lengths[row])
-        # a text longer than the decoder's context stays the CTC's, so that nothing is lost
-        if beam_size is not None and beam_size > 1 and ids and len(ids) + 2 <= model.decoder.config.context:
-            ids, score = joint_beam(frames[row : row + 1, :count], logprobs[row, :count], checkpoint, beam_size)
+    for (ids, score), path, empty in zip(found, paths, silent, strict=True):
         span = (path.spans[0][0], path.spans[-1][1]) if path.spans else None
-        heard.append(Heard(ids, span, score / (len(ids) + 1), silent[row]))
+        heard.append(Heard(ids, span, score / (len(ids) + 1), empty))
     return heard
 
 
 @torch.inference_mode()
 def joint_beam(
-    frames: Float[Tensor, "1 T D"], logprobs: Float[Tensor, "T W"], checkpoint: Checkpoint, beam_size: int
-) -> tuple[list[int], float]:
-    """Ids and score of the attention decoder's beam search with CTC prefix scores (Watanabe et al. 2017)."""
+    frames: Float[Tensor, "B T D"], logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"],
+    checkpoint: Checkpoint, options: JointBeam,
+) -> search.Decoded:  # fmt: skip
+    """Beam search of the attention decoder with CTC prefix scores, of which `lengths` frames are real (Watanabe et
+    al. 2017). It ends when no going text can overtake the best ended one: a stop at the first `size` endings, as
+    openai-whisper has it, fills them with short texts while a sure model still spells its answer.
+
+    Weight 0 is the decoder alone, weight 1 the CTC alone, which then is a prefix beam search."""
     model, tokenizer = checkpoint.model, _tokenizer(checkpoint)
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise CheckpointError(f"{checkpoint.source}: its tokenizer has no start and end ids, which a beam needs")
-    prompt = torch.tensor([[tokenizer.bos_id]], device=frames.device)
-    room = min(model.decoder.config.context - 1, len(logprobs) + 1)  # CTC writes at most one token a frame
-    found = search.beam(
-        search.over_source(model.attend, frames, frames.new_ones(frames.shape[:2], dtype=torch.bool)), prompt,
-        model.decoder.new_cache(), eos=tokenizer.eos_id, max_new=room, beams=beam_size, length_penalty=0.0,
-        scorer=PrefixScorer(logprobs, tokenizer.eos_id, 1, CTC_WEIGHT),
+    prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
+    room, scorer = logprobs.shape[1] + 1, None  # CTC writes at most one token a frame
+    if options.ctc_weight:
+        scorer = PrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
+    if options.ctc_weight == 1:
+        step, cache = partial(_indifferent, model.config.vocabulary), Cache(0)
+    else:
+        room = min(model.decoder.config.context - 1, room)
+        step, cache = (
+            search.over_source(model.attend, frames, padding(lengths, frames.shape[1])),
+            model.decoder.new_cache(),
+        )
+    return search.beam(
+        step, prompt, cache, eos=tokenizer.eos_id, max_new=room, beams=options.size, patience=math.inf,
+        length_penalty=options.length_penalty, scorer=scorer,
     )  # fmt: skip
-    return found.ids[0], found.logprobs[0]
+
+
+def _indifferent(vocabulary: int, ids: Int[Tensor, "R T"], cache: Cache) -> Float[Tensor, "R T V"]:
+    """Every next token is as good: the scorer decides."""
+    return torch.zeros(*ids.shape, vocabulary, device=ids.device)

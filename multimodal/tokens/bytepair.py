@@ -100,6 +100,15 @@ class BytePairTokenizer(Tokenizer):
         write_whole(folder / FILE, self._backend.to_str(pretty=True))
         write_record(folder, {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase})
 
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each id, in order; a control token's are its name."""
+        names = sorted(self._backend.get_vocab(), key=self._backend.get_vocab().get)
+        # GPT-2 writes each byte as a visible character: those that are one as themselves, the others from 256 on
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        hidden = [byte for byte in range(256) if byte not in shown]
+        byte_of = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+        return [name.encode() if name in SPECIALS else bytes(byte_of[c] for c in name) for name in names]
+
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 

@@ -15,6 +15,7 @@ from multimodal.tokens.vocabularies import (
     canonicalize,
     sentencepiece_from,
 )
+from multimodal.tokens.whisper_small import SmallWhisperTokenizer, whisper_small_from
 
 __all__ = [
     "LANGUAGES",
@@ -24,6 +25,7 @@ __all__ = [
     "GPT2Tokenizer",
     "SentencePieceTokenizer",
     "SigLIPText",
+    "SmallWhisperTokenizer",
     "TextBatch",
     "TextCut",
     "Tokenizer",
@@ -38,6 +40,7 @@ _KEYS = {
     "bpe": {"vocab_size": int, "lowercase": bool},
     "clip": {"context": int},
     "whisper": {"multilingual": bool, "languages": int},
+    "whisper-small": {"languages": list, "timestamps": int},
     "gpt2": {},
     "bytes": {},
     "sentencepiece": {
@@ -81,6 +84,8 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     try:
         if kind == "sentencepiece":
             return sentencepiece_from(folder, settings)
+        if kind == "whisper-small":
+            return whisper_small_from(folder, settings)
         return {**_NAMED, "whisper": WhisperTokenizer}[kind](**settings)
     except UsageError as error:
         raise CheckpointError(f"{folder / RECORD}: {error}") from None

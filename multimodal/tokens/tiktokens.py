@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     import tiktoken
 
 # GPT-2's split into words (Radford et al. 2019). `\s++$` changes no match, but spares the stack at a text's end
-_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s++$|\s+(?!\S)|\s+"""
+WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s++$|\s+(?!\S)|\s+"""
 # blank runs as tiktoken's \s sees them (Python's \s has four more); near 1e6 of them it panics on its stack
 _LONG_BLANK = re.compile(r"[^\S\x1c-\x1f]{10000,}")
 _RANKS = {"gpt2": 50256, "multilingual": 50257}
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Tokens and their ranks, of a file in tiktoken's format. Raises CheckpointError naming it."""
+    try:
+        pairs = (line.split() for line in path.read_bytes().splitlines() if line)
+        return {base64.b64decode(token): int(rank) for token, rank in pairs}
+    except (OSError, ValueError, binascii.Error) as error:
+        raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
 
 
 @lru_cache(maxsize=2)
@@ -29,22 +38,18 @@ def _encoding(name: Literal["gpt2", "multilingual"]) -> "tiktoken.Encoding":
     import tiktoken
 
     path = asset("vocabularies", f"{name}.tiktoken")
-    try:
-        pairs = (line.split() for line in path.read_bytes().splitlines() if line)
-        ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
-    except (OSError, ValueError, binascii.Error) as error:
-        raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
+    ranks = read_ranks(path)
     if sorted(ranks.values()) != list(range(_RANKS[name])):
         raise CheckpointError(f"{path}: {len(ranks)} tokens, not {_RANKS[name]}")
-    return tiktoken.Encoding(name, pat_str=_WORDS, mergeable_ranks=ranks, special_tokens={})
+    return tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=ranks, special_tokens={})
 
 
 class _TiktokenTokenizer(Tokenizer):
     """Plain ids from tiktoken, control ids from a table of our own."""
 
-    def __init__(self, encoding: Literal["gpt2", "multilingual"], controls: Sequence[str]):
-        self._encoding = _encoding(encoding)
-        self.plain_size = _RANKS[encoding]
+    def __init__(self, encoding: "tiktoken.Encoding", size: int, controls: Sequence[str]):
+        self._encoding = encoding
+        self.plain_size = size
         self.control_ids = {token: self.plain_size + i for i, token in enumerate(controls)}
         self.control = frozenset(self.control_ids.values())
         self.vocab_size = self.plain_size + len(controls)
@@ -72,7 +77,7 @@ class GPT2Tokenizer(_TiktokenTokenizer):
     pad_id = eos_id = 50256
 
     def __init__(self):
-        super().__init__("gpt2", ["<|endoftext|>"])
+        super().__init__(_encoding("gpt2"), _RANKS["gpt2"], ["<|endoftext|>"])
 
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "gpt2"})
@@ -92,11 +97,15 @@ class WhisperTokenizer(_TiktokenTokenizer):
         if languages not in ((99, 100) if multilingual else (99,)):
             raise UsageError(f"languages={languages}: Whisper has 99, or 100 in multilingual models from large-v3")
         self.multilingual = multilingual
-        self.languages = tuple(LANGUAGES)[:languages]
-        stamps = [f"<|{i * self.SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(1501)]
+        name = "multilingual" if multilingual else "gpt2"
+        self._build(_encoding(name), _RANKS[name], tuple(LANGUAGES)[:languages], 1501)
+
+    def _build(self, encoding: "tiktoken.Encoding", size: int, languages: tuple[str, ...], timestamps: int) -> None:
+        self.languages = languages
+        stamps = [f"<|{i * self.SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(timestamps)]
         names = ["translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"]
-        marks = ["endoftext", "startoftranscript", *self.languages, *names]
-        super().__init__("multilingual" if multilingual else "gpt2", [f"<|{m}|>" for m in marks] + stamps)
+        marks = ["endoftext", "startoftranscript", *languages, *names]
+        super().__init__(encoding, size, [f"<|{m}|>" for m in marks] + stamps)
         self.eot, self.sot, *_ = self.control_ids.values()
         self.translate, self.transcribe, self.sot_lm, self.sot_prev, self.no_speech, self.no_timestamps = (
             self.control_ids[f"<|{name}|>"] for name in names

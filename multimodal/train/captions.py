@@ -1,15 +1,17 @@
 """Captions for labelled pictures: class names, synonyms, WordNet hypernyms and glosses in templates."""
 
+import hashlib
 import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from multimodal.errors import UsageError
+from multimodal.errors import DataError, UsageError
 
 # WordNet's upper levels say nothing that can be seen
 VAGUE = frozenset({
@@ -19,6 +21,7 @@ VAGUE = frozenset({
     "conveyance", "consumer goods", "commodity", "durables",
 })  # fmt: skip
 HYPERNYMS = 6  # how many levels above a class are named in captions
+MOST = 1 << 32  # bytes of the table of what fits what
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Concept:
     gloss: str = ""
     whole: bool = False  # the names are whole captions, which no template frames
 
+    def terms(self) -> set[str]:
+        """All that a picture of it may be called, in lower case."""
+        return {term.lower() for term in (*self.names, *self.hypernyms, self.gloss) if term}
+
     def extended(self, extra: "Concept | None") -> "Concept":
         """With the names of `extra` where it has some, and its hypernyms before the own ones."""
         if extra is None:
@@ -38,56 +45,99 @@ class Concept:
         return Concept(extra.names or self.names, hypernyms, self.gloss, self.whole)
 
 
-def read_classes(path: Path) -> dict[str, Concept]:
-    """Class id (key `id` or `wnid`) to concept, one JSON object a line."""
-    if not path.is_file():
-        raise UsageError(f"{path}: missing (it names the classes)")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {
-        row.get("id") or row["wnid"]: Concept(tuple(row["names"]), tuple(row["hypernyms"]), row.get("gloss", ""))
-        for row in rows
-    }
-
-
 class Captions:
-    """Draws captions for a batch, and knows for every term which concepts it fits: a picture of one dog breed fits
-    the "dog" that was drawn for another."""
+    """Draws captions, and knows which concepts each fits: a picture of one dog breed fits the "dog" that was drawn for
+    another. A term is a name, a hypernym or a gloss, or all the captions of one picture."""
 
     def __init__(self, concepts: list[Concept], templates: list[str]):
         self.concepts, self.templates = concepts, templates
         self.above = [[h for h in c.hypernyms if h not in VAGUE][:HYPERNYMS] for c in concepts]
-        terms = [{t.lower() for t in (*c.names, *c.hypernyms, c.gloss) if t} for c in concepts]
-        short = set().union(*(own for own, c in zip(terms, concepts, strict=True) if not c.whole))
-        for own, concept in zip(terms, concepts, strict=True):
-            if concept.whole:  # "dog" also fits a picture whose caption speaks of a dog
-                words = set(" ".join(concept.names).lower().split())
-                own |= short & words
-        self.index = {term: i for i, term in enumerate(sorted(set().union(*terms)))}
-        self.fits = torch.zeros(len(concepts), len(self.index), dtype=torch.bool)
-        for row, own in zip(self.fits, terms, strict=True):
-            row[[self.index[term] for term in own]] = True
+        self.index = {term: i for i, term in enumerate(sorted({t for c in concepts if not c.whole for t in c.terms()}))}
+
+    def fits(self) -> Bool[Tensor, "N C"] | None:
+        """Which term fits which concept; None where each concept has its own captions only. Raises DataError where the
+        table would take more than `MOST` bytes."""
+        if not self.index:
+            return None
+        count, terms = len(self.concepts), len(self.index) + len(self.concepts)
+        if count * terms > MOST:
+            raise DataError(f"--data: {count} captioned pictures and classes, too many for one run with class names")
+        table = torch.zeros(count, terms, dtype=torch.bool)
+        for number, (row, concept) in enumerate(zip(table, self.concepts, strict=True)):
+            row[len(self.index) + number] = concept.whole
+            # "dog" also fits a picture whose caption speaks of a dog
+            known = set(" ".join(concept.names).lower().split()) if concept.whole else concept.terms()
+            row[[self.index[term] for term in known if term in self.index]] = True
+        return table
 
     def texts(self) -> list[str]:
         """Everything a caption may say, for the tokenizer's training."""
-        return [*self.index, *(t.format(name) for t in self.templates for c in self.concepts for name in c.names[:1])]
+        framed = [t.format(c.names[0]) for t in self.templates for c in self.concepts if not c.whole]
+        return [*self.index, *framed, *(caption for c in self.concepts if c.whole for caption in c.names)]
 
-    def draw(self, groups: Int[Tensor, "B"], random: np.random.Generator) -> tuple[list[str], Bool[Tensor, "B C"]]:
-        """One caption a concept of the batch, without repeats, and which picture each fits."""
-        drawn: dict[int, str] = {}
-        for group in groups.unique().tolist():
-            term, caption = self._caption(group, random)
-            drawn.setdefault(self.index[term.lower()], caption)
-        return list(drawn.values()), self.fits[groups][:, list(drawn)]
-
-    def _caption(self, group: int, random: np.random.Generator) -> tuple[str, str]:
-        concept, chance = self.concepts[group], random.random()
+    def draw(self, number: int, random: torch.Generator) -> tuple[int, str]:
+        """The term and the text of a caption for a picture of concept `number`."""
+        concept, above = self.concepts[number], self.above[number]
+        chance, term_at, template_at = torch.rand(3, generator=random, dtype=torch.float64).tolist()
+        name = concept.names[int(term_at * len(concept.names))]
+        if concept.whole:
+            return len(self.index) + number, name
         if concept.gloss and chance < 0.04:
-            return concept.gloss, concept.gloss
-        if self.above[group] and chance < 0.32:
-            term = self.above[group][random.integers(len(self.above[group]))]
-        elif chance < 0.75 and not concept.whole:
-            term = concept.names[0]
+            return self.index[concept.gloss.lower()], concept.gloss
+        if above and chance < 0.32:
+            term = above[int(term_at * len(above))]
         else:
-            term = concept.names[random.integers(len(concept.names))]
-        template = "{}" if concept.whole else self.templates[random.integers(len(self.templates))]
-        return term, template.format(term)
+            term = concept.names[0] if chance < 0.75 else name
+        return self.index[term.lower()], self.templates[int(template_at * len(self.templates))].format(term)
+
+
+def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0) -> dict[str, Concept]:
+    """`share` of the classes of each set (id to concept), to be left out of training.
+
+    They are drawn by a hash of their ids, among the classes none of whose names is a name or hypernym of another of any
+    set: so no picture that is trained on is ever called by the name of a class that is not. Raises UsageError where too
+    few are."""
+    classes = {identity: concept for one in sets for identity, concept in one.items()}
+    uses = Counter(term for concept in classes.values() for term in concept.terms())
+    order = sorted(classes, key=lambda identity: hashlib.blake2b(f"{seed} {identity}".encode()).digest())
+    apart = [i for i in order if all(uses[name.lower()] == 1 for name in classes[i].names)]
+    drawn: dict[str, Concept] = {}
+    for one in sets:
+        own, wanted = [i for i in apart if i in one], round(share * len(one))
+        if wanted > len(own):
+            raise UsageError(
+                f"--hold_out {share}: {wanted} classes of a set, only {len(own)} share no name with others"
+            )
+        drawn |= {i: classes[i] for i in own[:wanted]}
+    return drawn
+
+
+def speaks_of(caption: str, concepts: Iterable[Concept]) -> bool:
+    """Whether a caption holds a name of one of the concepts."""
+    words = f" {' '.join(caption.lower().split())} "
+    return any(f" {name.lower()} " in words for concept in concepts for name in concept.names)
+
+
+def class_names(files: Iterable[Path], sources: Iterable[str | Path] = ()) -> dict[str, Concept]:
+    """Class id (key `id` or `wnid`) to concept, of files with one JSON object a line: `names`, and where known
+    `hypernyms` and `gloss`. A `classes.jsonl` in or beside a source is read too, after `files`. A class that is named
+    several times takes its names from the first, its hypernyms from all in turn."""
+    beside = [place / "classes.jsonl" for source in sources for place in (Path(source), Path(source).parent)]
+    found: dict[str, Concept] = {}
+    for path in dict.fromkeys([*files, *filter(Path.is_file, beside)]):
+        if not path.is_file():
+            raise UsageError(f"{path}: missing (it names the classes)")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip():
+                identity, concept = _class(line, f"{path} line {number}")
+                found[identity] = concept.extended(found.get(identity))
+    return {identity: concept for identity, concept in found.items() if concept.names}
+
+
+def _class(line: str, where: str) -> tuple[str, Concept]:
+    try:
+        row = json.loads(line)
+        concept = Concept(tuple(row["names"]), tuple(row.get("hypernyms", ())), row.get("gloss", ""))
+        return row.get("id") or row["wnid"], concept
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: no object with `id` and `names` ({error!r})") from None

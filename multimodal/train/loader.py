@@ -6,22 +6,30 @@ takes every W-th item of a global batch, each micro-batch every k-th of those.
 """
 
 import hashlib
+import itertools
 import logging
+import signal
+import threading
+import time
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from multimodal.errors import DataError, MultimodalError
+from multimodal.errors import DataError, MultimodalError, TrainingError
+from multimodal.train.signals import calm_worker
 
 log = logging.getLogger(__name__)
 
 Key = Hashable  # an index, or a tuple of indices that are read together
 Plan = Callable[[int], Sequence[Sequence[Key]]]  # epoch → the global batches of it
 BROKEN = (MultimodalError, OSError, ValueError, EOFError, SyntaxError, KeyError)  # what a damaged item may raise
+SPARE = 32  # items tried in place of a micro-batch that has no whole one
 
 
+@runtime_checkable
 class Source(Protocol):
     """Items by key. `read` may raise one of `BROKEN` for a damaged one; `name` says where the item lies."""
 
@@ -50,19 +58,38 @@ def generator(*parts: Key) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-class Micro(NamedTuple):
-    """One micro-batch: `batch` is what `collate` made of its whole items, None where there is none."""
+class Step(NamedTuple):
+    """What one process trains on in one step. `padding`: the mean of its batches' attribute `padding`, where they
+    have one. `waited`: seconds until the batches were there."""
 
+    epoch: int
+    batches: list[Any]
+    count: int  # whole items of this process
+    broken: int
+    padding: float | None = None
+    waited: float = 0.0
+
+
+class _Job(NamedTuple):
+    epoch: int
+    keys: list[Key]
+    spare: list[tuple[int, Key]]  # epoch and key
+
+
+class _Micro(NamedTuple):
+    """One micro-batch: `batch` is what `collate` made of its whole items, None where it was to have no items."""
+
+    epoch: int
     batch: Any
     count: int
     broken: list[tuple[str, str]]  # name and cause
 
 
-class Step(NamedTuple):
-    epoch: int
-    batches: list[Any]
-    count: int  # whole items of this process
-    broken: int
+class _Failure(NamedTuple):
+    """An error that is no damaged item, as text, since not every exception survives the way out of a worker."""
+
+    line: str
+    trace: str
 
 
 class _Jobs(Dataset):
@@ -71,71 +98,138 @@ class _Jobs(Dataset):
     def __init__(self, source: Source, prepare: Callable, collate: Callable, seed: int):
         self.source, self.prepare, self.collate, self.seed = source, prepare, collate, seed
 
-    def __getitem__(self, job: tuple[int, list[Key]]) -> Micro:
-        epoch, keys = job
-        items, broken = [], []
-        for key in keys:
-            try:
-                items.append(self.prepare(self.source.read(key), generator(self.seed, epoch, key)))
-            except BROKEN as error:
-                broken.append((self.source.name(key), " ".join(str(error).split()) or type(error).__name__))
-        return Micro(self.collate(items) if items else None, len(items), broken)
+    def __getitem__(self, job: _Job) -> _Micro | _Failure:
+        items: list[Any] = []
+        broken: list[tuple[str, str]] = []
+        at = "the batch"
+        try:
+            for epoch, key in itertools.chain(((job.epoch, key) for key in job.keys), job.spare):
+                if len(broken) + len(items) >= len(job.keys) and items:
+                    break
+                at = self.source.name(key)
+                self._read(epoch, key, at, items, broken)
+            at = "the batch"
+            if job.spare and not items:
+                return _Failure(f"none of {len(broken)} items is whole, the last: {': '.join(broken[-1])}", "")
+            return _Micro(job.epoch, self.collate(items) if items else None, len(items), broken)
+        except Exception as error:
+            return _Failure(f"{at}: cannot be made ready ({_cause(error)})", traceback.format_exc())
+
+    def _read(self, epoch: int, key: Key, name: str, items: list[Any], broken: list[tuple[str, str]]) -> None:
+        try:
+            items.append(self.prepare(self.source.read(key), generator(self.seed, epoch, key)))
+        except BROKEN as error:
+            broken.append((name, _cause(error).removeprefix(f"{name}: ")))
+
+
+def _cause(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if text and isinstance(error, MultimodalError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 class Loader:
-    """`prepare(item, generator)` decodes and augments one item; `collate(items)` makes the batch of them.
+    """`prepare(item, generator)` decodes and augments one item; `collate(items)` makes the batch of them. Both run in
+    `workers` processes (0: in this one), with one thread each.
 
-    A broken item is logged by name, counted and left out of its batch. Raises DataError when more than
-    `most_broken` of the items read so far are broken (not before `patience` items)."""
+    A broken item (one of `BROKEN`) is logged by name, counted and left out of its batch. A micro-batch without a
+    whole item takes the next one of the batches that follow, with its own label, so that no process is left without
+    a batch while others wait for it; so do those that get no item because a batch is smaller than the processes
+    times `micro` (with one process they are left out). Any other error is raised as DataError, which names the item
+    and holds the worker's traceback as a note; so is a share of broken items over `most_broken` (of the items read,
+    but of at least `patience`). TrainingError: a worker was killed."""
 
     patience = 200
 
     def __init__(
         self, source: Source, plan: Plan, prepare: Callable, collate: Callable, *, seed: int = 0, workers: int = 0,
-        micro: int = 1, rank: int = 0, world: int = 1, most_broken: float = 0.05,
+        micro: int = 1, rank: int = 0, world: int = 1, most_broken: float | int = 0.05,
     ):  # fmt: skip
         self.plan, self.micro, self.rank, self.world, self.most_broken = plan, micro, rank, world, most_broken
         self.jobs, self.workers = _Jobs(source, prepare, collate, seed), workers
         self.read = self.broken = 0  # in all, kept in the run's state
 
-    def _orders(self, step: int) -> Iterator[tuple[int, list[Key]]]:
-        epoch = 0
+    def _batches(self, step: int) -> Iterator[tuple[int, Sequence[Key]]]:
+        """Endless (epoch, global batch), from number `step` on."""
+        for epoch in itertools.count():
+            batches = [batch for batch in self.plan(epoch) if len(batch)]
+            if not batches:
+                raise DataError(f"epoch {epoch} has no batches (0 planned)")
+            yield from ((epoch, batch) for batch in batches[step:])
+            step = max(0, step - len(batches))
+
+    def _orders(self, step: int) -> Iterator[_Job]:
+        parts = self.world * self.micro
+        ahead: list[tuple[int, Sequence[Key]]] = []
+        following = self._batches(step)
         while True:
-            batches = self.plan(epoch)
-            for batch in batches[step:]:
-                own = list(batch)[self.rank :: self.world]
-                yield from ((epoch, own[i :: self.micro]) for i in range(self.micro))
-            step, epoch = max(0, step - len(batches)), epoch + 1
+            while sum(-(-len(batch) // parts) for _, batch in ahead[1:]) < SPARE:
+                ahead.append(next(following))
+            epoch, batch = ahead.pop(0)
+            for slot in range(self.rank, parts, self.world):
+                keys = list(batch[slot::parts])
+                yield _Job(epoch, keys, _spare(ahead, slot, parts) if keys or self.world > 1 else [])
 
     def start(self, step: int) -> Iterator[Step]:
-        """Endless steps, from number `step` on."""
-        order = _Order(lambda: self._orders(step))
-        spawn = {"prefetch_factor": 2 * self.micro, "persistent_workers": False} if self.workers else {}
-        micros, epochs = DataLoader(
-            self.jobs, sampler=order, batch_size=None, num_workers=self.workers, collate_fn=_same, **spawn
-        ), self._orders(step)
-        group: list[Micro] = []
-        for micro, (epoch, _) in zip(micros, epochs, strict=False):
-            group.append(micro)
-            if len(group) == self.micro:
-                broken = [fault for m in group for fault in m.broken]
-                self._count(sum(m.count for m in group), broken)
+        """Endless steps, from number `step` on. Closing the iterator ends the workers."""
+        spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker} if self.workers else {}
+        before = signal.getsignal(signal.SIGCHLD)
+        micros = iter(DataLoader(
+            self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
+            collate_fn=_same, generator=torch.Generator(), **spawn,  # without one it would draw from the global one
+        ))  # fmt: skip
+        if self.workers and threading.current_thread() is threading.main_thread():
+            # torch's handler would raise for a dead worker in the middle of a step; `_next` notices it soon enough
+            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+        try:
+            while True:
+                began = time.perf_counter()
+                group = [self._next(micros) for _ in range(self.micro)]
+                waited = time.perf_counter() - began
+                count, broken = sum(m.count for m in group), [fault for m in group for fault in m.broken]
+                self._count(count, broken)
                 batches = [m.batch for m in group if m.batch is not None]
-                yield Step(epoch, batches, sum(m.count for m in group), len(broken))
-                group = []
+                yield Step(group[0].epoch, batches, count, len(broken), _padding(batches), waited)
+        finally:
+            if self.workers:
+                micros._shutdown_workers()  # else they live until the last traceback that holds them is gone
+
+    def _next(self, micros: Iterator) -> _Micro:
+        try:
+            micro = next(micros)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            raise TrainingError(f"a data worker has died, perhaps for want of memory ({_cause(error)})") from None
+        if isinstance(micro, _Failure):
+            failure = DataError(micro.line)
+            if micro.trace:
+                failure.add_note(micro.trace)
+            raise failure
+        return micro
 
     def _count(self, whole: int, broken: list[tuple[str, str]]) -> None:
         for name, cause in broken:
             log.warning("broken item skipped: %s: %s", name, cause)
         self.read, self.broken = self.read + whole + len(broken), self.broken + len(broken)
-        if self.read >= self.patience and self.broken > self.most_broken * self.read:
+        if broken and self.broken > self.most_broken * max(self.read, self.patience):
             raise DataError(
                 f"{self.broken} of {self.read} items are broken, more than {self.most_broken:.1%}; the last: "
-                + ": ".join(broken[-1] if broken else ("", ""))
+                + ": ".join(broken[-1])
             )
 
 
-class _Order(torch.utils.data.Sampler):
+def _spare(ahead: list[tuple[int, Sequence[Key]]], slot: int, parts: int) -> list[tuple[int, Key]]:
+    """Items of the batches to come, others for each slot where these are large enough."""
+    found = ((epoch, batch[i]) for epoch, batch in ahead for i in range(slot % len(batch), len(batch), parts))
+    return list(itertools.islice(found, SPARE))
+
+
+def _padding(batches: list[Any]) -> float | None:
+    shares = [float(batch.padding) for batch in batches if getattr(batch, "padding", None) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+class _Order(Sampler):
     def __init__(self, make: Callable[[], Iterator]):
         self.make = make
 
@@ -143,5 +237,5 @@ class _Order(torch.utils.data.Sampler):
         return self.make()
 
 
-def _same(micro: Micro) -> Micro:
+def _same(micro: _Micro | _Failure) -> _Micro | _Failure:
     return micro

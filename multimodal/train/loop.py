@@ -1,132 +1,280 @@
 """The training loop: owned by a recipe, which gives it an objective and a loader, and calls `fit`."""
 
 import copy
+import logging
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from multimodal.train.loader import Loader
+from multimodal.errors import CheckpointError, TrainingError, UsageError
+from multimodal.train.device import compile_blocks, moved, recompute_blocks, running_statistics
+from multimodal.train.loader import Loader, Step
 from multimodal.train.objective import Objective
-from multimodal.train.optim import Average, OptimSettings, optimizers, set_learning_rate, share_of_peak
-from multimodal.train.state import newest_state, save_state
+from multimodal.train.optim import Average, optimizers, set_learning_rate, share_of_peak
+from multimodal.train.parallel import Parallel, clip
+from multimodal.train.processes import Processes
+from multimodal.train.settings import LoopSettings
+from multimodal.train.shard_states import save_shards
+from multimodal.train.signals import Stop, Stopped
+from multimodal.train.snapshot import restore, snapshot
+from multimodal.train.state import newest, read_state, save_state, saved_states
+from multimodal.train.watch import Watch
+
+log = logging.getLogger(__name__)
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """`run`: folder of states, metrics and the report. `accumulate`: micro-batches a step."""
-
-    run: Path
-    steps: int
-    optim: OptimSettings = field(default_factory=OptimSettings)
-    accumulate: int = 1
-    precision: Literal["float32", "autocast", "bfloat16", "float16"] = "autocast"
-    compile: bool = False
-    device: str = "cpu"
-    threads: int = 0  # 0: torch's own choice
-    workers: int = 0
-    seed: int = 0
-    log_every: int = 50
-    save_every: int = 500
-    evaluate_every: int = 500
-    resume: bool = False
 
 
 class Loop:
     """Model, optimisers, average and step count, which move together and are saved together.
 
-    `evaluate(model, step)` is given the averaged model (the plain one where there is no average), in eval mode."""
+    `evaluate(model, step)` is given the averaged model (the plain one where there is no average), in eval mode on the
+    device, and may be stopped by a signal at any moment. With `precision`
+    - autocast: weights, optimizer and average in float32, matrix products in bfloat16;
+    - bfloat16: weights and optimizer in bfloat16 too (small updates are lost), the average in float32;
+    - float16: as autocast, with the loss scaled. A step that overflows lowers the scale and is no fault."""
 
     def __init__(self, settings: LoopSettings, objective: Objective, loader: Loader, evaluate: Evaluate | None = None):
-        self.settings, self.loader, self.evaluate = settings, loader, evaluate
-        self.objective = objective.to(settings.device)
-        self.optimizers = optimizers(objective.model, settings.optim)
-        self.average = Average(objective.model, settings.optim.average) if settings.optim.average else None
-        self.done = 0
-        self.world = 1
+        s = settings
+        if loader.micro != s.accumulate:
+            raise ValueError(f"the loader makes {loader.micro} micro-batches a step, the settings say {s.accumulate}")
+        self.settings, self.loader, self.evaluate = s, loader, evaluate
+        self.processes = Processes(s.device)
+        self.world, self.rank, self.device = self.processes.world, self.processes.rank, self.processes.device
+        loader.world, loader.rank = self.world, self.rank
+        self.objective = objective.to(self.device)
+        if s.precision == "bfloat16":
+            objective.model.to(torch.bfloat16)
+        self.kind = self.device.type
+        self.scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
+        self.statistics = running_statistics(objective.model)
+        if s.checkpointing:
+            recompute_blocks(objective.model)
+        if s.compile:
+            compile_blocks(objective.model)
+        self.plain = copy.deepcopy(objective.model).cpu() if s.shard and self.processes.main else None
+        self.parallel = Parallel(objective, self.processes, s.shard)
+        self.optimizers = optimizers(objective.model, s.optim)
+        self.average = Average(objective.model, s.optim.average) if s.optim.average else None
+        self.states = s.run / "states"
+        self.done = 0  # steps
+        self.saved = self.evaluated = -1  # the step it was done last at
+        self.unsaved: TrainingError | None = None  # why the last save failed
+        self.not_finite = self.in_row = 0  # steps that were left out: in all, since the last good one
 
     # what an objective may use
     def forward(self, batch: Any) -> Any:
-        auto = self.settings.precision == "autocast"
-        with torch.autocast(self.settings.device, torch.bfloat16) if auto else nullcontext():
-            return self.objective(batch)
+        kinds = {"autocast": torch.bfloat16, "float16": torch.float16}
+        kind = kinds.get(self.settings.precision)
+        with torch.autocast(self.kind, kind) if kind else nullcontext():
+            return self.parallel.module(batch)
 
     def last(self, yes: bool) -> AbstractContextManager:
-        return nullcontext()
+        return self.parallel.last(yes)
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()
+        self.scaler.scale(loss).backward()
 
     def total(self, value: Tensor) -> Tensor:
-        return value
+        return self.processes.total(value)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.settings.optim.rate * share_of_peak(self.settings.optim, self.done, self.settings.steps)
 
     def step(self, batches: list[Any]) -> dict[str, float]:
+        """One step on micro-batches. What is not finite changes nothing but the counters; `loss` is NaN where there
+        was no whole item."""
         s = self.settings
-        torch.manual_seed(s.seed * 1_000_003 + self.done)  # dropout of a resumed run is that of an unbroken one
+        # dropout of a resumed run is that of an unbroken one, and each process drops other things
+        torch.manual_seed(s.seed * 1_000_003 + self.done + (self.rank << 40))
         self.objective.train().zero_grad()
-        metrics = self.objective.backward(self, batches)
-        norm = torch.nn.utils.clip_grad_norm_(self.objective.model.parameters(), s.optim.clip)
-        if math.isfinite(norm) and math.isfinite(metrics["loss"]):
+        before = [buffer.clone() for buffer in self.statistics]
+        metrics = {"loss": math.nan, "norm": math.nan}
+        if batches:
+            floating = torch.bfloat16 if s.precision == "bfloat16" else None
+            metrics = self.objective.backward(self, [moved(batch, self.device, floating) for batch in batches])
+            self.parallel.finish()
             for optimizer in self.optimizers:
-                set_learning_rate(optimizer, s.optim.rate * share_of_peak(s.optim, self.done, s.steps))
-                optimizer.step()
-            if self.average:
-                self.average.update(self.objective.model)
+                self.scaler.unscale_(optimizer)
+            metrics = metrics | {"norm": clip(self.objective.model.parameters(), s.optim.clip)}
+            if math.isfinite(metrics["norm"]) and math.isfinite(metrics["loss"]):
+                self._update()
+            else:
+                self._leave_out(metrics, before)
+            if self.scaler.is_enabled():
+                self.scaler.update()
         self.done += 1
         return metrics
 
+    def _update(self) -> None:
+        for optimizer in self.optimizers:
+            set_learning_rate(optimizer, self.rate)
+            self.scaler.step(optimizer)
+        self.objective.after_step()
+        if self.average:
+            self.average.update(self.objective.model)
+        self.in_row = 0
+
+    def _leave_out(self, metrics: dict[str, float], before: list[Tensor]) -> None:
+        for buffer, old in zip(self.statistics, before, strict=True):
+            buffer.copy_(old)
+        if math.isfinite(metrics["loss"]) and self.scaler.get_scale() > 1:
+            return  # the scale was too large: what remains at a scale of 1 is a fault
+        self.not_finite, self.in_row = self.not_finite + 1, self.in_row + 1
+        log.warning("step %d left out: loss %g, norm %g", self.done + 1, metrics["loss"], metrics["norm"])
+
     def fit(self) -> nn.Module:
-        """Runs to the last step; gives the trained model (averaged), in eval mode on the CPU."""
+        """Runs to the last step; gives the trained model (averaged), in float32 and eval mode on the CPU.
+
+        Raises Stopped after a signal, with the state saved; TrainingError where too many steps in a row were not
+        finite or the last state could not be saved; CheckpointError where a state does not fit; UsageError where
+        `run` holds states and `resume` was not asked for."""
         s = self.settings
         if s.threads:
             torch.set_num_threads(s.threads)
-        if s.resume:
-            self.resume()
-        began = time.time()
+        self.begin()
+        watch = Watch(s.run, s.steps, s.log_every, self.done, s.device) if self.rank == 0 else None
+        steps = self.loader.start(self.done)
         # PyTorch's fused attention for CPUs is several times slower backwards than matrix products on short rows
-        with sdpa_kernel(SDPBackend.MATH) if s.device == "cpu" else nullcontext():
-            for step in self.loader.start(self.done):
-                if self.done >= s.steps:
-                    break
-                metrics = self.step(step.batches)
-                last = self.done == s.steps
-                if self.done % s.log_every == 0 or last:
-                    print(f"step {self.done}/{s.steps} {metrics} {time.time() - began:.0f} s", flush=True)
-                if self.evaluate and (self.done % s.evaluate_every == 0 or last):
-                    print(f"step {self.done} {self.evaluate(self.trained(), self.done)}", flush=True)
-                if self.done % s.save_every == 0 or last:
-                    self.save()
-        return self.trained()
+        attention = sdpa_kernel(SDPBackend.MATH) if self.kind == "cpu" else nullcontext()
+        with Stop() as stop, attention, self.processes.together():
+            try:
+                self._evaluate(stop, watch)  # a run that was stopped there still owes it
+                while self.done < s.steps:
+                    self._one(self._next(steps, stop), watch)
+                    self._evaluate(stop, watch)
+                    if self.done % s.save_every == 0 or self.done == s.steps:
+                        self.save()
+            except Stopped:
+                self.save()
+                if self.unsaved is None:
+                    raise
+            finally:
+                steps.close()
+                if watch:
+                    watch.close()
+        if self.unsaved:
+            raise self.unsaved
+        model = self.trained()
+        self.processes.close()
+        if model is None:
+            raise SystemExit(0)
+        return model.cpu()
 
-    def trained(self) -> nn.Module:
-        model = copy.deepcopy(self.objective.model)
-        if self.average:
-            model.load_state_dict(self.average.weights)
+    def _next(self, steps: Iterator[Step], stop: Stop) -> Step:
+        """What to train on next. A signal or an error in one of several processes ends all of them here."""
+        if self.world == 1:
+            with stop.interrupting():
+                return next(steps)
+        step, error = None, Stopped(stop.asked) if stop.asked else None
+        try:
+            step = step if error else next(steps)
+        except Exception as found:
+            error = found
+        self.processes.agree(error)
+        return step
+
+    def _one(self, step: Step, watch: Watch | None) -> None:
+        s, rate = self.settings, self.rate
+        metrics, broken = self.step(step.batches), self.loader.broken
+        if self.done % s.log_every == 0 or self.done == s.steps:
+            broken = sum(self.processes.counts(broken))
+        if watch:
+            watch.step(self.done, metrics, rate=rate, items=step.count * self.world, wait=step.waited,
+                       padding=step.padding, broken=broken, skipped=self.not_finite)  # fmt: skip
+        if self.in_row >= s.most_not_finite:
+            newest = f"the newest state is of step {self.saved}" if self.saved >= 0 else "no state was saved"
+            raise TrainingError(
+                f"step {self.done}: {self.in_row} steps in a row were not finite (--most_not_finite); {newest}"
+            )
+
+    def _evaluate(self, stop: Stop, watch: Watch | None) -> None:
+        s = self.settings
+        due = self.done and (self.done % s.evaluate_every == 0 or self.done == s.steps)
+        if self.evaluate and due and self.evaluated != self.done:
+            model = self.trained()
+            figures = self.processes.on_main(lambda: self._figures(model, stop))
+            self.evaluated = self.done
+            if watch:
+                watch.evaluated(self.done, figures)
+
+    def _figures(self, model: nn.Module, stop: Stop) -> dict[str, float]:
+        with stop.interrupting():
+            return self.evaluate(model, self.done)
+
+    def trained(self) -> nn.Module | None:
+        """A copy of the model with the averaged weights (where there is an average), on the device. Called by all
+        processes, of which only the first gets it."""
+        weights = self.average.weights if self.average else {}
+        if self.settings.shard:
+            weights = self.parallel.full(weights or self.objective.model.state_dict())
+        if not self.processes.main:
+            return None
+        model = copy.deepcopy(self.objective.model if self.plain is None else self.plain).to(self.device)
+        if self.settings.precision == "bfloat16":
+            model.float()
+        if weights:
+            model.load_state_dict(weights)
         return model.eval()
 
+    def begin(self) -> None:
+        """Goes to the newest state where `resume` is set. Raises UsageError where it is not, and there are states: a
+        new run would mix with the old one."""
+        if self.settings.resume:
+            self.resume()
+        else:
+            self.processes.on_main(self._refuse_old_states)
+
+    def _refuse_old_states(self) -> None:
+        if old := saved_states(self.states):
+            raise UsageError(f"--run {self.settings.run}: holds {old[-1].name}; go on with --resume, or name another")
+
     def save(self) -> None:
-        state = {"done": self.done, "model": self.objective.model.state_dict(),
-                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}  # fmt: skip
-        if self.average:
-            state |= {"average": self.average.weights, "updates": self.average.updates}
-        save_state(self.settings.run, self.done, state)
+        """Where the state cannot be written, training goes on, and the run fails if it ends so."""
+        if self.saved == self.done:
+            return
+        state = snapshot(self)
+        fault = ""
+        try:
+            if self.settings.shard:
+                save_shards(self, state)
+            elif self.processes.main:
+                save_state(self.states, self.done, state, self.settings.keep)
+        except TrainingError as error:
+            fault = str(error)
+        fault = self.processes.tell(fault)
+        if fault:
+            self.unsaved = TrainingError(fault)
+            log.error("%s; training goes on, and earlier states stay as they were", fault)
+        else:
+            self.saved, self.unsaved = self.done, None
 
     def resume(self) -> None:
-        state = newest_state(self.settings.run)
-        if state is None:
+        """Raises CheckpointError where no state can be read, or the newest does not fit this model and optimizer."""
+        place = self.processes.on_main(lambda: newest(self.states, _read))
+        name = self.processes.tell(place[0].name if place else "")
+        if not name:
+            log.info("--resume: no state in %s, so the run begins", self.states)
             return
-        self.objective.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        if self.average:
-            self.average.weights, self.average.updates = state["average"], state["updates"]
-        self.done = state["done"]
+        state = place[1] if place else _read(self.states / name)[1]
+        try:
+            restore(self, self.states / name, state)
+        except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+            cause = " ".join(str(error).split())
+            where = f"{self.states}: state of step {state.get('done')}"
+            raise CheckpointError(f"{where}: does not fit this run: {cause[:300]}") from None
+        other = {name: value for name, value in self.settings.flat().items() if state["settings"].get(name) != value}
+        other = [f"--{name} {value} (was {state['settings'].get(name)})" for name, value in other.items()]
+        log.info("resumed after step %d%s", self.done, "".join(f", now with {', '.join(other)}" if other else ""))
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Any]]:
+    return path, read_state(path)

@@ -3,16 +3,21 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from multimodal.train.processes import Processes
 
+
+@runtime_checkable
 class Engine(Protocol):
     """What the loop lends to an objective for one step."""
 
-    world: int
+    processes: Processes
+    world: int  # of them
+    done: int  # steps before this one
 
     def forward(self, batch: Any) -> Any:
         """The objective's forward, through its wrappers (DDP, compile) and under autocast."""
@@ -28,7 +33,10 @@ class Engine(Protocol):
 
 
 class Objective(nn.Module):
-    """Holds the model as `model`. `forward(batch)` runs it (DDP sees no other call)."""
+    """Holds the model as `model`. `forward(batch)` runs it (DDP sees no other call). `partly`: some trained parameters
+    have no part in the loss of some steps, for which several processes have to look at each step."""
+
+    partly = False
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -38,6 +46,9 @@ class Objective(nn.Module):
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
         """Leaves in `.grad` the gradient of the loss over all micro-batches of all processes; gives what is to be
         logged, `loss` among it."""
+
+    def after_step(self) -> None:
+        """Called when an optimizer has changed the weights: bounds of parameters are kept here."""
 
 
 class Summed(Objective):

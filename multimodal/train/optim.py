@@ -7,23 +7,39 @@ from typing import Literal
 import torch
 from torch import nn
 
+from multimodal.errors import UsageError
+
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """`rate`: peak learning rate. `warmup`: steps. `floor`: share of the peak at the end. `decay`: share of the
-    steps in which WSD comes down. `clip`: largest norm of the gradient. `average`: decay of the weights' moving
-    average (0: none)."""
+    """Raises UsageError for a value out of its range."""
 
-    rate: float = 1e-3
+    rate: float = 1e-3  # peak learning rate
     optimizer: Literal["adamw", "muon"] = "adamw"
     schedule: Literal["cosine", "wsd"] = "cosine"
-    warmup: int = 100
-    floor: float = 0.0
-    decay: float = 0.2
+    warmup: int = 100  # steps
+    floor: float = 0.0  # share of the peak rate at the end
+    decay: float = 0.2  # share of the steps in which wsd comes down
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
-    clip: float = 1.0
-    average: float = 0.0
+    clip: float = 1.0  # largest norm of the gradient; 0: no limit
+    average: float = 0.0  # decay of the moving average of the weights; 0: none
+
+    def __post_init__(self):
+        demand("rate", self.rate, 0 < self.rate < math.inf, "a positive number")
+        demand("warmup", self.warmup, self.warmup >= 0, "0 or more")
+        demand("floor", self.floor, 0 <= self.floor <= 1, "0 to 1")
+        demand("decay", self.decay, 0 < self.decay <= 1, "over 0, up to 1")
+        demand("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more")
+        demand("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to under 1")
+        demand("clip", self.clip, self.clip >= 0, "0 or more")
+        demand("average", self.average, 0 <= self.average < 1, "0 to under 1")
+
+
+def demand(flag: str, value: object, fine: bool, wanted: str) -> None:
+    """Raises UsageError naming the flag, what it wants and the value."""
+    if not fine:
+        raise UsageError(f"--{flag} {value}: must be {wanted}")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -37,31 +53,35 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 def optimizers(model: nn.Module, s: OptimSettings) -> list[torch.optim.Optimizer]:
     """AdamW; or Muon (Jordan et al. 2024) for the matrices inside the blocks, and AdamW for embeddings, heads, norms
-    and biases."""
+    and biases. Raises UsageError where there is nothing to train with them."""
     groups = parameter_groups(model, s.weight_decay)
+    if not any(group["params"] for group in groups):
+        raise UsageError("no parameter of the model is trained (0 with requires_grad)")
     made: list[torch.optim.Optimizer] = []
     if s.optimizer == "muon":
         inner = {id(p) for name, p in model.named_parameters() if ".blocks." in f".{name}"}
         matrices = [p for p in groups[0]["params"] if p.ndim == 2 and id(p) in inner]
+        if not matrices:
+            raise UsageError("--optimizer muon: the model has no trained matrices inside of blocks")
         taken = {id(p) for p in matrices}
         groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in taken]
-        made.append(
-            torch.optim.Muon(matrices, lr=s.rate, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
-    made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=s.rate, betas=s.betas, fused=True))
+        made.append(torch.optim.Muon(matrices, lr=s.rate, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    groups = [group for group in groups if group["params"]]
+    if groups:
+        made.append(torch.optim.AdamW(groups, lr=s.rate, betas=s.betas, fused=True))
     return made
 
 
 def share_of_peak(s: OptimSettings, step: int, total: int) -> float:
     """Share of the peak learning rate at `step`: linear up over the warm-up; then a half cosine down to the floor
     at `total` (Loshchilov and Hutter 2017), or flat and linear down over the last steps (WSD, Hu et al. 2024)."""
+    rising = min(1.0, (step + 1) / max(1, s.warmup))
+    if s.schedule == "wsd":
+        return min(rising, max(s.floor, min(1.0, (total - step) / max(1.0, s.decay * total))))
     if step < s.warmup:
-        return (step + 1) / s.warmup
-    if s.schedule == "cosine":
-        done = min(1.0, (step - s.warmup) / max(1, total - s.warmup))
-        return s.floor + (1 - s.floor) * 0.5 * (1 + math.cos(math.pi * done))
-    left = max(0.0, (total - step) / max(1.0, s.decay * total))
-    return max(s.floor, min(1.0, left))
+        return rising
+    done = min(1.0, (step - s.warmup) / max(1, total - s.warmup))
+    return s.floor + (1 - s.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -70,11 +90,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class Average:
-    """Exponential moving average of a model's weights (Polyak and Juditsky 1992)."""
+    """Exponential moving average of a model's weights (Polyak and Juditsky 1992), in float32 or better."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay, self.updates = decay, 0
-        self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.weights = {name: _wide(tensor.detach()).clone() for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -83,6 +103,19 @@ class Average:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                self.weights[name].lerp_(tensor, 1 - decay)
+                self.weights[name].lerp_(_wide(tensor), 1 - decay)
             else:
                 self.weights[name].copy_(tensor)
+
+    def load(self, weights: dict[str, torch.Tensor], updates: int) -> None:
+        """What was saved of an average. Raises ValueError where the names or shapes are others."""
+        if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in self.weights.items()}:
+            raise ValueError("the average has other names or shapes than the model")
+        for name, tensor in weights.items():
+            self.weights[name].copy_(tensor)
+        self.updates = updates
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    small = tensor.is_floating_point() and tensor.element_size() < 4
+    return tensor.float() if small else tensor

@@ -1,175 +1,177 @@
-"""Pictures for contrastive training: read once into memory, cropped and coloured as batches.
+"""Pictures for contrastive training: each with the number of its concept, decoded once, augmented as batches."""
 
-Sources: a folder of WebDataset tars (`train*.tar`) with a `classes.jsonl`, one such tar, an image folder (one
-folder a class), or a JSONL of pictures with captions.
-"""
-
-import json
-import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from multimodal.errors import UsageError
-from multimodal.tokens.image import Preprocessing, find_images, read_image
-from multimodal.train.captions import Concept, read_classes
+from multimodal.errors import DataError, UsageError
+from multimodal.tokens.image import Preprocessing, read_image
+from multimodal.train.captions import Concept, held_out, speaks_of
+from multimodal.train.sources import Row, joined, open_source
 
-SMALL, LARGE = 64, 112
+BROKEN = -1  # concept number of what raises when it is read
+DRAWS = 12  # random numbers of 0..1 that place and colour a picture
 
 
-@dataclass
-class PictureSet:
-    """Square pictures of one size, and for each the index of its concept."""
+class Named(NamedTuple):
+    """What is trained on: concepts, and by picture its place in the sources and the number of its concept. `held`:
+    first names of the classes that are left out."""
 
-    pixels: UInt8[Tensor, "N 3 S S"]
-    groups: Int[Tensor, "N"]
     concepts: list[Concept]
+    places: list[int]
+    groups: list[int]
+    held: list[str]
 
 
-def read_pictures(source: Path, size: int, extra: dict[str, Concept]) -> PictureSet:
-    """All pictures of a source, the central square of each at `size` pixels a side."""
-    pixels, groups, known = [], [], {}
-    for picture, identity, concept in entries(source, extra):
-        pixels.append(square(read_image(picture), size))
-        groups.append(known.setdefault(identity, (len(known), concept))[0])
-    return PictureSet(torch.stack(pixels), torch.tensor(groups), [concept for _, concept in known.values()])
+class Squares:
+    """Decoded pictures, up to `most` megabytes of them, in memory that forked worker processes share."""
+
+    def __init__(self, count: int, side: int, most: int):
+        slot = 3 * side * side
+        self.slots = min(count, most * 1_000_000 // slot)
+        if self.slots:
+            # anonymous, so not bounded by /dev/shm; pages that are not written take no memory
+            self.pixels = torch.frombuffer(mmap.mmap(-1, self.slots * slot), dtype=torch.uint8).view(-1, slot)
+            self.sides = torch.frombuffer(mmap.mmap(-1, self.slots * 2), dtype=torch.int16)
+
+    def get(self, key: int, decode: Callable[[int], Tensor]) -> UInt8[Tensor, "3 S S"]:
+        if key >= self.slots:
+            return decode(key)
+        if not (side := int(self.sides[key])):
+            pixels = decode(key)
+            side = pixels.shape[-1]
+            self.pixels[key, : pixels.numel()] = pixels.flatten()
+            self.sides[key] = side  # after the pixels: another worker may look
+        return self.pixels[key, : 3 * side * side].view(3, side, side)
 
 
-def read_sets(sources: list[Path], extra: dict[str, Concept]) -> list[PictureSet]:
-    """Each source as a set, with groups that count on through all of them. Tars hold small pictures, kept at
-    `SMALL` pixels a side, other sources are kept at `LARGE`."""
-    sets, known = [], 0
-    for source in sources:
-        tars = source.suffix == ".tar" or any(source.glob("train*.tar"))
-        pictures = read_pictures(source, SMALL if tars else LARGE, extra)
-        pictures.groups += known
-        known += len(pictures.concepts)
-        print(f"{source}: {len(pictures.pixels)} pictures of {len(pictures.concepts)} concepts", flush=True)
-        sets.append(pictures)
-    return sets
+class Pictures:
+    """A training source (see `loader.Source`) of whatever `open_source` reads; an item is (square, concept number).
+
+    A picture's concept is its own captions where it has some, else its class: what `classes` says of its label, or the
+    label itself. `hold_out`: share of the classes of each source that are left out (see `held_out`), and with them
+    captions that speak of them. `side`: pixels of the model's pictures; a smaller picture is kept as a square of 2/3 of
+    that side, others of 7/6. `cache`: megabytes of decoded pictures that are kept.
+
+    Raises UsageError for a label that is no word and that `classes` does not name, DataError for a source that
+    cannot be read."""
+
+    def __init__(
+        self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0
+    ):  # fmt: skip
+        sources = [open_source(part) for part in data]
+        self.items, self.small, self.large = joined(sources), side * 2 // 3, side * 7 // 6
+        rows = [[source.row(key) for key in range(len(source))] for source in sources]
+        self.concepts, self.places, self.groups, self.held = _named(rows, classes, hold_out)
+        self.squares = Squares(len(self), self.large, cache)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, key: int) -> str:
+        return self.items.name(self.places[key])
+
+    def read(self, key: int) -> tuple[UInt8[Tensor, "3 S S"], int]:
+        """Raises ImageError or DataError for a broken picture."""
+        return self.squares.get(key, self._decoded), self.groups[key]
+
+    def _decoded(self, key: int) -> UInt8[Tensor, "3 S S"]:
+        sample = self.items.read(self.places[key])
+        if self.groups[key] == BROKEN:
+            raise DataError(f"{sample.name}: its caption is empty")
+        picture = read_image(sample.media)
+        return square(picture, self.small if min(picture.size) <= self.small else self.large)
 
 
-def entries(source: Path, extra: dict[str, Concept]) -> Iterator[tuple[Path | bytes, str, Concept]]:
-    """Each picture of a source with its class id (its file name where it has captions) and its concept.
+def _named(rows: Sequence[Sequence[Row]], classes: Mapping[str, Concept], hold_out: float) -> Named:
+    sets = [{r.label: named_concept(r, classes) for r in own if r.label is not None and not r.texts} for own in rows]
+    held = held_out(sets, hold_out)
+    trained = {label: concept for one in sets for label, concept in one.items() if label not in held}
+    numbers = {label: number for number, label in enumerate(trained)}
+    named = Named([*trained.values()], [], [], sorted(concept.names[0] for concept in held.values()))
+    for place, row in enumerate(chain(*rows)):
+        number = numbers.get(row.label)
+        captions = [clean for text in row.texts if (clean := text.removesuffix(" .").strip())]
+        if row.fault or (row.texts and not captions):
+            number = BROKEN
+        elif row.texts:
+            captions = [caption for caption in captions if not speaks_of(caption, held.values())]
+            number = len(named.concepts) if captions else None
+            named.concepts.extend([Concept(tuple(captions), whole=True)] if captions else [])
+        elif row.label is None:
+            raise DataError(f"{row.name}: has neither a class nor a caption")
+        if number is not None:
+            named.places.append(place)
+            named.groups.append(number)
+    return named
 
-    `extra` names classes by id: names that replace the known ones, hypernyms to put before them. Raises
-    UsageError for a source of no known form or without pictures."""
-    if source.suffix == ".jsonl":
-        found = _caption_entries(source)
-    elif source.suffix == ".tar":
-        found = _tar_entries([source], read_classes(source.with_name("classes.jsonl")))
-    elif source.is_dir() and (tars := sorted(source.glob("train*.tar"))):
-        found = _tar_entries(tars, read_classes(source / "classes.jsonl"))
-    elif source.is_dir():
-        found = _folder_entries(source)
-    else:
-        raise UsageError(f"{source}: no .tar, .jsonl or folder of pictures")
-    empty = True
-    for picture, identity, concept in found:
-        empty = False
-        yield picture, identity, concept.extended(extra.get(identity))
-    if empty:
-        raise UsageError(f"{source}: no pictures (0 found)")
+
+def named_concept(row: Row, classes: Mapping[str, Concept]) -> Concept:
+    """Of a labelled item. Raises DataError for one without a label, UsageError for a label, such as a number, that is
+    no name by itself."""
+    if row.label is None:
+        raise DataError(f"{row.name}: {row.fault or 'has no class'}")
+    if row.label in classes:
+        return classes[row.label]
+    if sum(map(str.isalpha, row.label)) < 2:
+        raise UsageError(f"{row.name}: is of class {row.label!r}, which --classes does not name")
+    return Concept((row.label.replace("_", " "),))
 
 
 def square(picture: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
+    """The central square at `size` pixels a side."""
     fitted = picture if picture.size == (size, size) else ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
 
 
-def _tar_entries(tars: list[Path], classes: dict[str, Concept]) -> Iterator[tuple[bytes, str, Concept]]:
-    """WebDataset: members that share a stem are one sample, of a picture and a `.cls` (class id)."""
-    for path in tars:
-        with tarfile.open(path) as file:
-            sample: dict[str, bytes] = {}
-            stem = ""
-            for member in file:
-                name, _, ending = member.name.partition(".")
-                sample = sample if name == stem else {}
-                stem = name
-                sample["cls" if ending == "cls" else "picture"] = file.extractfile(member).read()
-                if len(sample) == 2:
-                    identity = sample["cls"].decode().strip()
-                    if identity not in classes:
-                        raise UsageError(f"{path}: {member.name} is of class {identity!r}, which classes.jsonl lacks")
-                    yield sample["picture"], identity, classes[identity]
-
-
-def _folder_entries(folder: Path) -> Iterator[tuple[Path, str, Concept]]:
-    for inner in sorted(p for p in folder.iterdir() if p.is_dir()):
-        for path in find_images([str(inner)]):
-            yield path, inner.name, Concept((inner.name.replace("_", " "),))
-
-
-def _caption_entries(path: Path) -> Iterator[tuple[Path, str, Concept]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        captions = tuple(caption.removesuffix(" .").strip() for caption in row["captions"])
-        yield path.parent / row["file_name"], row["file_name"], Concept(captions, whole=True)
-
-
-def draw_batch(
-    sets: list[PictureSet], count: int, smallest: float, strength: float, record: Preprocessing
-) -> tuple[Float[Tensor, "B 3 H W"], Int[Tensor, "B"]]:
-    """Pictures drawn evenly from all sets, augmented, and their groups."""
-    ends = torch.tensor([len(s.pixels) for s in sets]).cumsum(0)
-    places = torch.randint(int(ends[-1]), (count,))
-    images, groups = [], []
-    for start, end, pictures in zip([0, *ends[:-1].tolist()], ends.tolist(), sets, strict=True):
-        mine = places[(places >= start) & (places < end)] - start
-        if len(mine):
-            images.append(augment(pictures.pixels[mine], record, smallest, strength))
-            groups.append(pictures.groups[mine])
-    return torch.cat(images), torch.cat(groups)
-
-
 def augment(
-    pixels: UInt8[Tensor, "B 3 S S"], record: Preprocessing, smallest: float, strength: float
-) -> Float[Tensor, "B 3 H W"]:
-    """Random crop of `smallest`..1 of the area with flip, turn and shear, then brightness, contrast, saturation and
-    now and then grey, and the record's normalisation. A batch is one grid sampling and one matrix product."""
+    pixels: UInt8[Tensor, "B 3 S S"], draws: Float[Tensor, "B n"], record: Preprocessing, smallest: float,
+    strength: float,
+) -> Float[Tensor, "B 3 H W"]:  # fmt: skip
+    """Crop of `smallest`..1 of the area with flip, turn and shear, then brightness, contrast, saturation and now and
+    then grey, and the record's normalisation; by `draws`, `DRAWS` numbers of 0..1 a picture. A batch is one grid
+    sampling and one matrix product."""
     count, side = len(pixels), pixels.shape[-1]
-    images = pixels.float().div_(255)
-    soft = torch.rand(count) < 0.15 * strength  # a coarser picture, such as a thumbnail
+    images, draws = pixels.float().div_(255), draws.T
+    soft = draws[0] < 0.15 * strength  # a coarser picture, such as a thumbnail
     if soft.any():
         images[soft] = F.interpolate(F.avg_pool2d(images[soft], 2), size=(side, side), mode="bilinear")
-    crops = F.grid_sample(
-        images, F.affine_grid(_placements(count, smallest, strength), [count, 3, *record.size], align_corners=False),
-        padding_mode="reflection", align_corners=False,
-    )  # fmt: skip
-    return _coloured(crops, record, strength)
+    places = _placements(draws[1:8], smallest, strength)
+    grid = F.affine_grid(places, [count, 3, *record.size], align_corners=False)
+    crops = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+    return _coloured(crops, draws[8:12], record, strength)
 
 
-def _placements(count: int, smallest: float, strength: float) -> Float[Tensor, "B 2 3"]:
+def _placements(draws: Float[Tensor, "7 B"], smallest: float, strength: float) -> Float[Tensor, "B 2 3"]:
     """Maps from output to input coordinates, both -1..1."""
-
-    def spread(width: float) -> Tensor:
-        return (torch.rand(count) * 2 - 1) * width
-
-    area = torch.rand(count) * (1 - smallest) + smallest
-    aspect = spread(0.29).exp()  # 3:4 to 4:3
+    area = draws[0] * (1 - smallest) + smallest
+    aspect, angle, shear, across, down = (draws[1:6] * 2 - 1) * torch.tensor(
+        [[0.29], [0.2 * strength], [0.15 * strength], [1.0], [1.0]]
+    )
+    aspect = aspect.exp()  # 3:4 to 4:3
     wide, high = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
-    angle, shear = spread(0.2 * strength), spread(0.15 * strength)
-    mirror = torch.where(torch.rand(count) < 0.5, -1.0, 1.0)
+    mirror = torch.where(draws[6] < 0.5, -1.0, 1.0)
     rows = [
-        wide * mirror * angle.cos(), high * (shear - angle.sin()), (1 - wide) * spread(1.0),
-        wide * mirror * angle.sin(), high * angle.cos(), (1 - high) * spread(1.0),
+        wide * mirror * angle.cos(), high * (shear - angle.sin()), (1 - wide) * across,
+        wide * mirror * angle.sin(), high * angle.cos(), (1 - high) * down,
     ]  # fmt: skip
-    return torch.stack(rows, 1).view(count, 2, 3)
+    return torch.stack(rows, 1).view(-1, 2, 3)
 
 
-def _coloured(images: Float[Tensor, "B 3 H W"], record: Preprocessing, strength: float) -> Float[Tensor, "B 3 H W"]:
+def _coloured(
+    images: Float[Tensor, "B 3 H W"], draws: Float[Tensor, "4 B"], record: Preprocessing, strength: float
+) -> Float[Tensor, "B 3 H W"]:
     """All colour changes are linear in RGB, so they and the normalisation are one 3x3 matrix and an offset."""
-    count = len(images)
-    gain, contrast, colour = (1 + (torch.rand(3, count) * 2 - 1) * 0.4 * strength)[..., None, None]
-    colour = torch.where(torch.rand(count, 1, 1) < 0.1 * strength, 0.0, colour)
+    gain, contrast, colour = (1 + (draws[:3] * 2 - 1) * 0.4 * strength)[..., None, None]
+    colour = torch.where(draws[3][:, None, None] < 0.1 * strength, 0.0, colour)
     grey = torch.tensor([0.299, 0.587, 0.114]).expand(3, 3)
     matrix = colour * torch.eye(3) + (1 - colour) * grey
     middle = (images.mean((2, 3)) @ grey[0])[:, None, None]

@@ -1,57 +1,35 @@
-"""Speech for training: manifests, cached features, batches of like length, augmentation on features."""
+"""Speech for training: recordings with transcripts from manifests, their features cached or made when read."""
 
 import hashlib
-import json
+import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.ctc import ctc_greedy
-from multimodal.errors import UsageError
-from multimodal.models.seq2seq import JointConformer
+from multimodal.errors import DataError, UsageError
 from multimodal.tokens.audio import read_audio
-from multimodal.tokens.mel import BANK_FLOOR, BANK_MEAN, BANK_SCALE, filterbank, spec_augment
+from multimodal.tokens.mel import HOP, RATE, filterbank
 from multimodal.tokens.tokenizer import Tokenizer
+from multimodal.train.buckets import Group
+from multimodal.train.loader import BROKEN
+from multimodal.train.sources import Row, Source, joined, open_source
 
-# Padded sizes are multiples of these: oneDNN compiles a kernel for each new shape, which costs as much as a step.
-FRAMES_STEP, IDS_STEP = 64, 8
-FLOOR = (math.log(BANK_FLOOR) - BANK_MEAN) / BANK_SCALE  # a feature of digital silence
-
-
-@dataclass(frozen=True)
-class Utterance:
-    path: Path
-    text: str
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SpeechBatch:
-    """`ids` hold the transcripts without control tokens; past `id_lengths` they are 0."""
+class Spoken(NamedTuple):
+    """Log-mel frames [F M], ids of the transcript without control tokens, and whether to augment."""
 
-    features: Float[Tensor, "B F M"]
-    lengths: Int[Tensor, "B"]
-    ids: Int[Tensor, "B L"]
-    id_lengths: Int[Tensor, "B"]
-
-
-def read_manifest(path: Path) -> list[Utterance]:
-    """Lines of {"audio_filepath", "text", ...}; paths are relative to the manifest. Raises UsageError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines if line.strip()]
-        found = [Utterance(path.parent / record["audio_filepath"], record["text"]) for record in records]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: not a manifest of audio_filepath and text ({error!r})") from None
-    if not found:
-        raise UsageError(f"{path}: no utterances (0 lines)")
-    return found
+    features: Tensor
+    ids: list[int]
+    augment: bool
 
 
 def plain(text: str) -> str:
@@ -65,127 +43,125 @@ def transcript_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(" " + text)
 
 
-def load_features(manifest: Path, cache: Path, bands: int = 80) -> list[Float[Tensor, "_ M"]]:
-    """`filterbank` of every utterance as float16, in the manifest's order; computed once for a `cache` folder."""
-    utterances = read_manifest(manifest)
-    names = "\n".join(f"{u.path.resolve()} {u.path.stat().st_size}" for u in utterances)
-    key = hashlib.sha256(f"{bands}\n{names}".encode()).hexdigest()[:16]
-    path = cache / f"{manifest.stem}-{key}.npz"
+def read_features(source: Source, number: int, bands: int = 80) -> Float[Tensor, "F M"]:
+    """`filterbank` of one recording. Raises one of `loader.BROKEN`."""
+    return filterbank(read_audio(source.read(number).media, on_truncated="warn"), bands)
+
+
+def load_features(source: Source, cache: Path, bands: int = 80) -> list[Float[Tensor, "_ M"] | None]:
+    """`read_features` of every item as float16, computed once for a `cache` folder; None for a broken one, which is
+    logged by name."""
+    rows = [source.row(number) for number in range(len(source))]
+    known = "\n".join(f"{row.media} {_stamp(row.media)} {row.fault}" for row in rows)
+    key = hashlib.sha256(f"{bands}\n{known}".encode()).hexdigest()[:16]
+    path = cache / f"features-{key}.npz"
     if not path.exists():
-        rows = [filterbank(read_audio(u.path, on_truncated="warn"), bands).half().numpy() for u in utterances]
+        made = [_read_or_log(source, number, bands) for number in range(len(source))]
         cache.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{os.getpid()}.part")  # several processes may come here
         with part.open("wb") as file:
-            np.savez(file, frames=np.concatenate(rows), lengths=np.array([len(row) for row in rows]))
+            np.savez(file, frames=np.concatenate(made), lengths=np.array([len(row) for row in made]))
         part.rename(path)
     with np.load(path) as file:
-        return list(torch.from_numpy(file["frames"]).split(file["lengths"].tolist()))
+        parts = torch.from_numpy(file["frames"]).split(file["lengths"].tolist())
+    return [part if len(part) else None for part in parts]
 
 
-def join_some(lengths: Sequence[int], share: float, most: int, generator: torch.Generator) -> list[list[int]]:
-    """Indices in groups of one; of a random `share`, groups of two of at most `most` frames together, so that
-    the model meets longer sound than the single utterances, and sentences after each other."""
-    order = torch.randperm(len(lengths), generator=generator).tolist()
-    count = int(len(order) * share) // 2 * 2
-    groups = [[i] for i in order[count:]]
-    for a, b in zip(order[:count:2], order[1:count:2], strict=True):
-        groups += [[a, b]] if lengths[a] + lengths[b] <= most else [[a], [b]]
-    return groups
+def _stamp(media: object) -> tuple[int, ...]:
+    """Size and time of a file, so that a changed one is read again."""
+    if not isinstance(media, str) or not os.path.exists(media):
+        return ()
+    status = os.stat(media)
+    return status.st_size, status.st_mtime_ns
 
 
-def bucketed(
-    groups: list[list[int]], lengths: Sequence[int], budget: int, generator: torch.Generator
-) -> list[list[list[int]]]:
-    """Batches of groups of like length with at most `budget` padded frames each, in random order.
-
-    A little noise on the lengths makes the batches differ from epoch to epoch."""
-    size = [sum(lengths[i] for i in group) for group in groups]
-    noise = torch.empty(len(groups)).uniform_(0.97, 1.03, generator=generator).tolist()
-    batches: list[list[list[int]]] = [[]]
-    longest = 0
-    for at in sorted(range(len(groups)), key=lambda i: size[i] * noise[i]):
-        padded = _up(size[at], FRAMES_STEP)
-        longest = max(longest, padded)
-        if batches[-1] and longest * (len(batches[-1]) + 1) > budget:
-            batches.append([])
-            longest = padded
-        batches[-1].append(groups[at])
-    return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+def _read_or_log(source: Source, number: int, bands: int) -> np.ndarray:
+    try:
+        return read_features(source, number, bands).half().numpy()
+    except BROKEN as error:
+        log.warning("broken recording left out: %s: %s", source.name(number), " ".join(str(error).split()))
+        return np.zeros((0, bands), np.float16)
 
 
-def padding_share(batches: list[list[list[int]]], lengths: Sequence[int]) -> float:
-    """Share of the frames in `batches` that are padding."""
-    sizes = [[sum(lengths[i] for i in group) for group in batch] for batch in batches]
-    return 1 - sum(map(sum, sizes)) / sum(_up(max(size), FRAMES_STEP) * len(size) for size in sizes)
+class Corpus:
+    """A `loader.Source` of `Group`s over manifests `PATH` or `PATH=TIMES` (heard so often an epoch, 0.5: a random
+    half). All `sources.open_source` takes may be one; each item needs a text.
+
+    With a `cache` folder all features are computed first and kept in memory, and what is broken is left out with its
+    transcript. Without, they are computed when they are read, and each line needs its `duration` in seconds.
+    Raises DataError, also where more than `most_broken` of a manifest is broken."""
+
+    def __init__(self, specs: Sequence[str], cache: Path | None = None, bands: int = 80, most_broken: float = 0.05):
+        self.times, sources, self.features, self.bands = [], [], None if cache is None else [], bands
+        self.numbers: list[int] = []  # in the joined sources
+        self.texts: list[str] = []
+        self.lengths: list[int] = []
+        self.ids: list[list[int]] = []
+        self.paths = [_spec(spec) for spec in specs]
+        before = 0
+        for path, times in self.paths:
+            source = open_source(path)
+            kept = self._add(source, path, before, cache, most_broken)
+            self.times.append((kept, times))
+            sources.append(source)
+            before += len(source)
+        self.source = joined(sources)
+
+    def _add(self, source: Source, path: str, before: int, cache: Path | None, most_broken: float) -> int:
+        """Takes over what is whole of a manifest; gives how many items that are."""
+        found = load_features(source, cache, self.bands) if cache else None
+        whole = [i for i in range(len(source)) if (not source.row(i).fault if found is None else found[i] is not None)]
+        if (broken := len(source) - len(whole)) > most_broken * len(source):
+            raise DataError(f"{path}: {broken} of {len(source)} recordings are broken, more than {most_broken:.1%}")
+        if broken:
+            log.warning("%s: %d of %d recordings are broken and left out", path, broken, len(source))
+        for number in whole:
+            row = source.row(number)
+            if not row.texts:
+                raise DataError(f"{path}: {row.name} has no text")
+            self.texts.append(plain(row.texts[0]))
+            self.lengths.append(len(found[number]) if found else _frames(path, row))
+        self.numbers += [before + number for number in whole]
+        if found:
+            self.features += [found[number] for number in whole]
+        return len(whole)
+
+    def encode(self, tokenizer: Tokenizer) -> None:
+        """Gives the items the ids of their transcripts."""
+        self.ids = [transcript_ids(tokenizer, text) for text in self.texts]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def name(self, key: Group) -> str:
+        return " + ".join(self.source.name(self.numbers[number % len(self)]) for number in key.numbers)
+
+    def read(self, key: Group) -> Spoken:
+        own = [number % len(self) for number in key.numbers]
+        return Spoken(torch.cat([self.frames(i) for i in own]), [t for i in own for t in self.ids[i]], key.augment)
+
+    def frames(self, number: int) -> Float[Tensor, "_ M"]:
+        """Features of one utterance. Raises one of `loader.BROKEN`."""
+        if self.features is None:
+            return read_features(self.source, self.numbers[number], self.bands)
+        return self.features[number].float()
 
 
-def augment(features: Float[Tensor, "_ M"], generator: torch.Generator) -> Float[Tensor, "_ M"]:
-    """Pace by 0.9 to 1.1, loudness by ±10 dB, in a fifth of the cases steady noise of random level and tilt, then
-    a light SpecAugment. All of it on log-mel frames, which costs a hundredth of doing it on samples."""
-    pace, gain, noisy, level, tilt = torch.rand(5, generator=generator).tolist()
-    frames = max(1, round(len(features) * (0.9 + 0.2 * pace)))
-    x = F.interpolate(features.T[None], size=frames, mode="linear", align_corners=False)[0].T
-    x = (x + (20 * gain - 10) * math.log(10) / 10 / BANK_SCALE).clamp(min=FLOOR)
-    if noisy < 0.2:
-        # 5 to 45 dB under the loudest tenth of the sound; power of noise in a band varies as a mean of exponentials
-        top = x.mean(1).quantile(0.9) * BANK_SCALE - (5 + 40 * level) * math.log(10) / 10
-        slope = torch.linspace(1, -1, x.shape[1]) * (6 * tilt - 2)
-        noise = top + slope + 0.5 * torch.randn(x.shape, generator=generator)
-        x = torch.logaddexp(x * BANK_SCALE, noise) / BANK_SCALE
-    masks = max(1, frames // 150)
-    return spec_augment(x, generator, masks, time_ratio=min(0.05, 12 / frames), freq_masks=1, freq_width=15)
+def _spec(spec: str) -> tuple[str, float]:
+    path, _, times = spec.rpartition("=")
+    if not path or Path(spec).exists():
+        return spec, 1.0
+    try:
+        value = float(times)
+    except ValueError:
+        return spec, 1.0
+    if not 0 < value < math.inf:
+        raise UsageError(f"{spec}: a manifest is heard a positive number of times ({times})")
+    return path, value
 
 
-def collate(rows: list[Float[Tensor, "_ M"]], ids: list[list[int]]) -> SpeechBatch:
-    lengths, id_lengths = torch.tensor([len(r) for r in rows]), torch.tensor([len(i) for i in ids])
-    features = torch.zeros(len(rows), _up(int(lengths.max()), FRAMES_STEP), rows[0].shape[1])
-    padded = torch.zeros(len(rows), _up(int(id_lengths.max()), IDS_STEP), dtype=torch.long)
-    for at, (row, own) in enumerate(zip(rows, ids, strict=True)):
-        features[at, : len(row)] = row
-        padded[at, : len(own)] = torch.tensor(own, dtype=torch.long)
-    return SpeechBatch(features, lengths, padded, id_lengths)
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-def training_batches(
-    features: list[Float[Tensor, "_ M"]], ids: list[list[int]], budget: int, seed: int, start: int = 0,
-    easy: int = 0, short: int = 200, join: float = 0.2, most: int = 1600,
-) -> Iterator[tuple[int, SpeechBatch]]:  # fmt: skip
-    """Endless (epoch, batch) from batch `start` on: the same for one seed, wherever it starts.
-
-    The first `easy` epochs hold only utterances under `short` frames, unchanged, since CTC finds its alignment
-    on those soon (the curriculum of Amodei et al. 2016, section 3.2). Then that limit grows by a fifth an epoch up
-    to 5 s; the epochs after that hold all, joined in part and augmented."""
-    lengths, step, epoch = [len(f) for f in features], 0, 0
-    while True:
-        generator = torch.Generator().manual_seed(seed * 1000003 + epoch)
-        limit = short * 1.2 ** max(0, epoch + 1 - easy)
-        first = epoch < easy or limit < 500
-        few = [[i] for i, length in enumerate(lengths) if length < limit]
-        groups = few if first else join_some(lengths, join, most, generator)
-        for batch in bucketed(groups, lengths, budget, generator):
-            if step >= start:
-                own = torch.Generator().manual_seed(seed * 7919 + step)
-                rows = [torch.cat([features[i] for i in group]).float() for group in batch]
-                rows = rows if first else [augment(row, own) for row in rows]
-                yield epoch, collate(rows, [[id for i in group for id in ids[i]] for group in batch])
-            step += 1
-        epoch += 1
-
-
-@torch.inference_mode()
-def greedy_texts(
-    model: JointConformer, tokenizer: Tokenizer, features: list[Float[Tensor, "_ M"]], budget: int = 8000
-) -> list[str]:
-    """Transcripts by the CTC output's best path, in the order of `features`."""
-    lengths, texts = [len(f) for f in features], [""] * len(features)
-    for groups in bucketed([[i] for i in range(len(lengths))], lengths, budget, torch.Generator()):
-        rows = [i for (i,) in groups]
-        batch = collate([features[i].float() for i in rows], [[] for _ in rows])
-        frames, _, counts = model.encode(batch.features, batch.lengths)
-        for i, ids in zip(rows, ctc_greedy(model.ctc_logits(frames), counts, model.config.blank), strict=True):
-            texts[i] = tokenizer.decode(ids).strip()
-    return texts
+def _frames(path: str, row: Row) -> int:
+    seconds = row.fields.get("duration")
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        raise DataError(f"{path}: {row.name} has no duration ({seconds!r}), which is needed without a cache")
+    return max(1, round(seconds * RATE / HOP) - 2)

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -69,10 +71,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None 
     Floating-point tensors are stored as `dtype` where given."""
     from safetensors.torch import save
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        made.chmod(0o755)
+    with _replacing(folder) as made:
         tensors = {
             name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
             for name, tensor in checkpoint.model.state_dict().items()
@@ -86,6 +85,27 @@ def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None 
             checkpoint.tokenizer.save(made)
         if checkpoint.card:
             write_durably(made / "card.json", _json(checkpoint.card))
+
+
+def save_card(folder: Path, card: dict[str, Any]) -> None:
+    """Another card for a checkpoint folder, written as `save_folder` does; the rest stays to the byte. Raises
+    CheckpointError for a folder that is none of ours or damaged."""
+    _check_manifest(folder)
+    with _replacing(folder) as made:
+        for path in folder.iterdir():
+            if path.name not in ("card.json", "manifest.json"):
+                write_durably(made / path.name, path.read_bytes())
+        write_durably(made / "card.json", _json(card))
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A new folder to fill; with its manifest it then takes the place of `folder`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        made.chmod(0o755)
+        yield made
         sums = {path.name: sha256(path) for path in sorted(made.iterdir())}
         write_durably(made / "manifest.json", _json({"sha256": sums}))
         _replace_folder(made, folder)

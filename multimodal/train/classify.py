@@ -1,0 +1,216 @@
+"""Supervised classification of pictures: timm's augmentation and mixing, soft targets, accuracy.
+
+timm draws from the global generators of Python, numpy and torch. Here they are seeded from the item's own generator
+around each call and put back after it, so that a batch depends on nothing but its items.
+"""
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.models.clip import CLIP
+from multimodal.models.vit import ViT
+from multimodal.tokens.image import Preprocessing, preprocess, read_image
+from multimodal.train.captions import class_names
+from multimodal.train.loader import BROKEN, generator
+from multimodal.train.objective import Summed
+from multimodal.train.scores import top_shares
+from multimodal.train.sources import Sample, Source
+from multimodal.weights.folder import Checkpoint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """`randaugment`: timm's configuration string (Cubuk et al. 2020), empty for none. `smallest_crop`: share of the
+    area. `flip`, `erase`: chances of mirroring and of random erasing (Zhong et al. 2020). `mixup` (Zhang et al. 2018),
+    `cutmix` (Yun et al. 2019): alphas, 0 for none; partners are of the same micro-batch. `mix`: share of the pictures
+    that are mixed. `smoothing`: of the labels (Szegedy et al. 2016)."""
+
+    randaugment: str = "rand-m9-mstd0.5-inc1"
+    smallest_crop: float = 0.3
+    flip: float = 0.5
+    erase: float = 0.25
+    mixup: float = 0.2
+    cutmix: float = 1.0
+    mix: float = 1.0
+    smoothing: float = 0.1
+
+
+class Example(NamedTuple):
+    pixels: Float[Tensor, "3 H W"]
+    label: int
+    seed: int  # this item's part in the seed of its batch
+
+
+class Classified(NamedTuple):
+    pixels: Float[Tensor, "B 3 H W"]
+    targets: Float[Tensor, "B C"]  # rows sum to 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python's, numpy's and torch's (CPU) global generators seeded inside, and as before after it."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed an accelerator too
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
+    # timm asks for 0 bits at full magnitude, which Pillow refuses
+    return picture if bits >= 8 else ImageOps.posterize(picture, max(1, bits))
+
+
+class Augment:
+    """A labelled picture to an example; `labels` in the order of the model's outputs.
+
+    Raises UsageError for a string that timm does not understand."""
+
+    def __init__(self, labels: Sequence[str], record: Preprocessing, settings: AugmentSettings):
+        from timm.data import create_transform
+
+        self.index = {label: i for i, label in enumerate(labels)}
+        try:
+            self.transform = create_transform(
+                (3, *record.size), is_training=True, scale=(settings.smallest_crop, 1.0), hflip=settings.flip,
+                color_jitter=None, auto_augment=settings.randaugment or None, interpolation=record.interpolation,
+                mean=record.mean, std=record.std, re_prob=settings.erase, re_mode="pixel",
+            )  # fmt: skip
+        except (AssertionError, ValueError, KeyError) as error:
+            raise UsageError(f"--randaugment {settings.randaugment}: timm does not know it ({error!r})") from None
+        for operation in (o for t in self.transform.transforms for o in getattr(t, "ops", ()) if "Post" in o.name):
+            operation.aug_fn = _posterize
+
+    def __call__(self, sample: Sample, source: torch.Generator) -> Example:
+        picture = read_image(sample.media)
+        own, batch = torch.randint(2**31, (2,), generator=source).tolist()
+        with seeded(own):
+            return Example(self.transform(picture), self.index[sample.label], batch)
+
+
+class Mix:
+    """Examples to a batch, mixed by timm, each with its own partner and share."""
+
+    def __init__(self, classes: int, settings: AugmentSettings):
+        self.classes, self.settings = classes, settings
+
+    def __call__(self, examples: Sequence[Example]) -> Classified:
+        from timm.data.mixup import Mixup, mixup_target
+
+        s = self.settings
+        pixels, labels = torch.stack([e.pixels for e in examples]), torch.tensor([e.label for e in examples])
+        targets = mixup_target(labels, self.classes, smoothing=s.smoothing)
+        if s.mix and (s.mixup or s.cutmix):
+            mixup = Mixup(s.mixup, s.cutmix, None, s.mix, 0.5, "elem", True, s.smoothing, self.classes)
+            even = len(examples) // 2 * 2  # timm mixes even batches only; an odd one's last picture stays as it is
+            with seeded(generator(*(e.seed for e in examples)).initial_seed()):
+                _, targets[:even] = mixup(pixels[:even], labels[:even])
+        return Classified(pixels, targets)
+
+
+class SoftTargets(Summed):
+    """Cross-entropy against distributions, the mean over pictures."""
+
+    def forward(self, batch: Classified) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.model(batch.pixels).float(), batch.targets, reduction="sum")}
+
+    def counts(self, batch: Classified) -> dict[str, int]:
+        return {"loss": len(batch.targets)}
+
+
+def class_labels(source: Source, where: object, least: int = 2) -> tuple[str, ...]:
+    """The class ids of a source, sorted. Raises DataError where its items have no classes, or fewer than `least`."""
+    if not source.labels:
+        raise DataError(f"{where}: its items have no classes (a folder a class, .cls members or a label column)")
+    if len(source.labels) < least:
+        raise DataError(f"{where}: has the class {source.labels[0]!r} alone, and classification needs {least}")
+    return source.labels
+
+
+def names_of(labels: Sequence[str], files: Sequence[Path], sources: Sequence[str | Path]) -> list[str]:
+    """The first name that `files` or a `classes.jsonl` beside `sources` have for each class id, else the id with
+    spaces."""
+    known = class_names(files, sources)
+    return [known[label].names[0] if label in known else label.replace("_", " ") for label in labels]
+
+
+def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0) -> ViT:
+    """The ViT of a checkpoint, or the picture tower of a CLIP, with a head for `labels`: its own where the card says
+    that it was made for the same ones in this order, else a new one of zeros.
+
+    Raises CheckpointError for a model of another kind, or one that gives no vector a picture."""
+    model = start.model.image if isinstance(start.model, CLIP) else start.model
+    if not isinstance(model, ViT):
+        raise CheckpointError(f"{start.source}: is of kind {start.kind}; classification needs a vit or a clip")
+    if model.config.pool == "none":
+        raise CheckpointError(f"{start.source}: pools no vector that could be classified (pool 'none')")
+    if start.preprocessing is None:
+        raise CheckpointError(f"{start.source}: its preprocessing is not known, and is not guessed")
+    keep = model.head is not None and start.card.get("labels") == list(labels)
+    stack = replace(model.config.stack, drop_path=drop_path)
+    bias = model.config.head_bias if keep else True
+    made = ViT(replace(model.config, stack=stack, classes=len(labels), head_bias=bias))
+    own = {name: tensor for name, tensor in model.state_dict().items() if keep or not name.startswith("head.")}
+    made.load_state_dict(own, strict=False)
+    if not keep:
+        nn.init.zeros_(made.head.weight)
+        nn.init.zeros_(made.head.bias)
+    return made
+
+
+class Accuracy:
+    """Called with a model: the shares of a source's pictures whose label comes first, and among the first five.
+
+    `count`: about so many pictures, evenly spread. A broken one is logged and left out. Raises DataError for a source
+    whose classes are not all among `labels`."""
+
+    def __init__(
+        self, source: Source, labels: Sequence[str], record: Preprocessing, where: object, count: int | None = None,
+        batch: int = 100,
+    ):  # fmt: skip
+        unknown = sorted(set(class_labels(source, where, 1)) - set(labels))
+        if unknown:
+            raise DataError(f"{where}: has the class {unknown[0]!r}, which the model's {len(labels)} classes lack")
+        self.source, self.record, self.batch = source, record, batch
+        self.index = {label: i for i, label in enumerate(labels)}
+        self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
+
+    def _read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
+        for key in keys:
+            try:
+                sample = self.source.read(key)
+                yield preprocess(read_image(sample.media), self.record), self.index[sample.label]
+            except BROKEN as error:
+                log.warning("broken item left out: %s: %s", self.source.name(key), error)
+
+    @torch.inference_mode()
+    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
+        device, scores, labels = next(model.parameters()).device, [], []
+        for start in range(0, len(self.keys), self.batch):
+            if part := list(self._read(self.keys[start : start + self.batch])):
+                pixels, own = zip(*part, strict=True)
+                scores.append(model(torch.stack(pixels).to(device)).float().cpu())
+                labels += own
+        if not labels:
+            raise DataError(f"{self.source.name(0)} and all others cannot be read, so there is no accuracy")
+        return top_shares(torch.cat(scores), torch.tensor(labels))

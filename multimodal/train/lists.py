@@ -1,0 +1,66 @@
+"""Lists of items in text files: JSON lines and CSV, each row with its line number; a damaged row is a row too."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multimodal.errors import DataError
+
+CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".json", ".ndjson")
+
+
+class Line(NamedTuple):
+    number: int  # from 1
+    values: dict[str, Any]
+    fault: str = ""
+
+
+def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
+    """Rows of a CSV/TSV with a header line, or of a file with one JSON object a line. Raises DataError, naming the
+    line, where the file cannot be read on."""
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return _csv(path, data, separator) if path.suffix.lower() in CSV else _json(data)
+
+
+def _json(data: bytes) -> Iterator[Line]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            yield Line(number, {}, f"no JSON ({error})")
+            continue
+        if isinstance(values, dict):
+            yield Line(number, values)
+        else:
+            yield Line(number, {}, f"no JSON object ({str(values)[:40]})")
+
+
+def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
+    """`separator` None: the tab where the header has one (open_clip's default), else the comma."""
+    text = data.decode("utf-8", "surrogateescape")
+    mark = separator or ("\t" if "\t" in text.partition("\n")[0] else ",")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    header: list[str] = []
+    try:
+        for row in rows:
+            if not row:
+                continue
+            if not header:
+                header = [name.strip() for name in row]
+                continue
+            fault = ""
+            if len(row) != len(header):
+                fault = f"columns do not fit the header ({len(row)} instead of {len(header)})"
+            elif any("\udc80" <= c <= "\udcff" for value in row for c in value):
+                fault = f"not UTF-8 text ({row!r:.80})"
+            yield Line(rows.line_num, dict(zip(header, row, strict=False)), fault)
+    except csv.Error as error:
+        raise DataError(f"{path}: line {rows.line_num}: not CSV ({error})") from None

@@ -1,0 +1,114 @@
+r"""Goes on from any checkpoint that `load` accepts: ViT and CLIP on pictures, Whisper and joint Conformer on speech.
+
+    data=../shared/data
+    python recipes/finetune.py --model assets/clip-vit-16 --task classify --data $data/vision/caltech101/train \
+        --val $data/vision/caltech101/val --run tune --out clip-caltech --steps 300 --threads 1
+    python recipes/finetune.py --model assets/asr-conformer-en --data $data/speech/an4/train.jsonl \
+        --val $data/speech/an4/test.jsonl --run tune-an4 --out asr-an4 --steps 300 --threads 1
+
+Tasks: `classify` (a ViT, or a CLIP's picture tower with a new head), `match` (a CLIP on captions or templated class
+names), `transcribe` (Whisper's format), `recognise` (joint Conformer); without `--task`, `match` for a CLIP.
+`--freeze image text.stack` leaves parts as they are (`all`: all but a new head), `--lora_rank 8` learns low-rank
+adapters and adds them to the weights at the end. Tokenizer and preprocessing stay those of the start.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from finetune_jobs import Data, Job
+from finetune_pictures import classify, match
+from finetune_speech import recognise, transcribe
+from torch import nn
+
+from multimodal.errors import UsageError
+from multimodal.models.clip import CLIP
+from multimodal.models.seq2seq import JointConformer, SpeechToText
+from multimodal.models.vit import ViT
+from multimodal.train.adapt import AdaptSettings, adapt, merge
+from multimodal.train.loader import Loader
+from multimodal.train.loop import Loop, LoopSettings
+from multimodal.train.optim import OptimSettings
+from multimodal.train.report import write_report
+from multimodal.train.start import start
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+
+log = logging.getLogger(__name__)
+
+OWN = ("name", "summary", "figures", "command")  # of a card: true of the start only
+# task → kinds of checkpoint, and what makes the job
+TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., Job]]] = {
+    "match": ((CLIP,), match),
+    "classify": ((ViT, CLIP), classify),
+    "transcribe": ((SpeechToText,), transcribe),
+    "recognise": ((JointConformer,), recognise),
+}
+
+
+def _loop() -> LoopSettings:
+    optim = OptimSettings(rate=3e-4, warmup=30, weight_decay=0.05, average=0.99)
+    return LoopSettings(Path("tune"), 500, optim, save_every=100, evaluate_every=100)
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str
+    """checkpoint to begin with: a shipped name, a folder, a file, a hub's repository"""
+    out: Path
+    """folder of the trained checkpoint"""
+    data: Data
+    task: Literal["classify", "match", "transcribe", "recognise"] | None = None
+    half: bool = False
+    """store the weights as float16"""
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    loop: LoopSettings = field(default_factory=_loop)
+
+
+def job(s: Settings, begun: Checkpoint) -> Job:
+    """Raises UsageError where the model cannot be trained on this task."""
+    fit = [name for name, (kinds, _) in TASKS.items() if isinstance(begun.model, kinds)]
+    if not fit:
+        raise UsageError(f"--model {s.model}: a {begun.kind} cannot be fine-tuned (a vit, clip or speech-to-text can)")
+    if s.task is not None and s.task not in fit:
+        raise UsageError(f"--task {s.task}: not for a {begun.kind}, which can do {' or '.join(fit)}")
+    return TASKS[s.task or fit[0]][1](begun, s.data, s.loop.run / "cache", s.loop.seed)
+
+
+def main(s: Settings) -> dict[str, Any]:
+    torch.manual_seed(s.loop.seed)
+    begun = load(s.model)
+    made = job(s, begun)
+    adapt(made.tuned, s.adapt, made.fresh)
+    parameters = list(made.tuned.parameters())
+    learning = sum(p.numel() for p in parameters if p.requires_grad)
+    log.info("%d items; %d of %d parameters learn", len(made.source), learning, sum(p.numel() for p in parameters))
+    loader = Loader(
+        made.source, made.plan, made.prepare, made.collate, seed=s.loop.seed, workers=s.loop.workers,
+        micro=s.loop.accumulate,
+    )  # fmt: skip
+
+    def watch(model: nn.Module, step: int) -> dict[str, float]:
+        return made.measure(model, s.data.count)
+
+    def whole(model: nn.Module) -> dict[str, float] | None:
+        return made.measure(model.eval().to(s.loop.device), None) if made.measure else None
+
+    figures = {"before": whole(made.objective.model) if not made.fresh else None}
+    trained = merge(Loop(s.loop, made.objective, loader, watch if made.measure else None).fit())
+    figures |= {"after": whole(trained)}
+    log.info("%s: %s", s.out, figures)
+    done = made.finish(trained.cpu())
+    kept = {name: value for name, value in done.card.items() if name not in OWN}
+    card = kept | {"fine_tuned": {"from": s.model, "data": list(s.data.data), s.data.val or "val": figures}}
+    save_folder(dataclasses.replace(done, card=card), s.out, torch.float16 if s.half else None)
+    write_report(s.loop.run, s, [*s.data.data, *([s.data.val] if s.data.val else [])])
+    return figures
+
+
+if __name__ == "__main__":
+    start(main, Settings)

@@ -1,0 +1,52 @@
+"""What the tasks of finetune.py have in common: their data, and what they give to the loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from multimodal.train.classify import AugmentSettings
+from multimodal.train.loader import Plan
+from multimodal.train.objective import Objective
+from multimodal.weights.folder import Checkpoint
+
+
+def light() -> AugmentSettings:
+    """Weaker than from random weights: a run is short, and the start has seen much already."""
+    return AugmentSettings("rand-m5-n1-mstd0.5-inc1", 0.5, erase=0.0, mixup=0.0, cutmix=0.0, mix=0.0)
+
+
+@dataclass(frozen=True)
+class Data:
+    data: tuple[str, ...]
+    """folders, tars or lists of pictures with classes or captions; or JSONL manifests of recordings"""
+    val: str | None = None
+    """held-out data of the same form, to measure on"""
+    count: int | None = 500
+    """about so many items of it while training runs; all at the end"""
+    batch: int = 64
+    """pictures of a batch"""
+    frames: int = 4000
+    """most frames (10 ms) of recordings in a batch"""
+    language: str = "en"
+    """of recordings whose manifest does not say (Whisper's format)"""
+    classes: tuple[Path, ...] = (Path(__file__).with_name("classes.jsonl"),)
+    """JSONL of class names by id; one beside the data is read too"""
+    augment: AugmentSettings = field(default_factory=light)
+
+
+class Job(NamedTuple):
+    """`tuned`: the part that is frozen or gets adapters, `fresh` its new parts. `measure(model, count)`: figures on the
+    held-out data. `finish(model)`: what is saved."""
+
+    objective: Objective
+    tuned: nn.Module
+    fresh: tuple[str, ...]
+    source: Any
+    plan: Plan
+    prepare: Callable
+    collate: Callable
+    measure: Callable[[nn.Module, int | None], dict[str, float]] | None
+    finish: Callable[[nn.Module], Checkpoint]

@@ -1,0 +1,63 @@
+"""The tasks of finetune.py on pictures: classes, and captions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from evaluate_pictures import accuracy, read_labelled
+from finetune_jobs import Data, Job
+from torch import nn
+
+from multimodal.errors import CheckpointError
+from multimodal.train import contrast
+from multimodal.train.captions import Captions, class_names
+from multimodal.train.classify import Accuracy, Augment, Mix, SoftTargets, class_labels, classifier, names_of
+from multimodal.train.contrastive import Contrastive
+from multimodal.train.loader import shuffled
+from multimodal.train.pictures import Pictures
+from multimodal.train.sources import open_source
+from multimodal.weights.folder import Checkpoint
+
+
+def classify(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
+    """Classes of pictures, by a ViT or by the picture tower of a CLIP with a new head; the result is a ViT."""
+    source, record = open_source(d.data), begun.preprocessing
+    labels = class_labels(source, " ".join(d.data))
+    model = classifier(begun, labels)
+    val = open_source(d.val) if d.val else None
+    if val:
+        Accuracy(val, labels, record, d.val)  # names what does not fit before training
+
+    def finish(trained: nn.Module) -> Checkpoint:
+        card = begun.card | {"labels": list(labels), "names": names_of(labels, d.classes, d.data)}
+        return replace(begun, model=trained, tokenizer=None, card=card)
+
+    measure = lambda model, count: Accuracy(val, labels, record, d.val, count)(model)
+    return Job(
+        SoftTargets(model), model, ("head",), source, shuffled(len(source), d.batch, seed),
+        Augment(labels, record, d.augment), Mix(len(labels), d.augment), measure if val else None, finish,
+    )  # fmt: skip
+
+
+def match(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
+    """Pictures with their captions, or with templated names of their classes: all of a CLIP."""
+    model, record = begun.model, begun.preprocessing
+    if begun.tokenizer is None or record is None:
+        raise CheckpointError(f"{begun.source}: its tokenizer or its preprocessing is not known, and is not guessed")
+    image, context = model.config.image, model.config.text.context
+    pictures = Pictures(d.data, class_names(d.classes, d.data), record.size[0], cache=1000)
+    captions = Captions(pictures.concepts, contrast.TEMPLATES)
+    held = read_labelled(d.val, d.classes) if d.val else None
+    few = read_labelled(d.val, d.classes, d.count) if d.val else None
+    templates = {"templates": begun.card.get("templates", contrast.ZERO_SHOT)}
+    finish = lambda trained: replace(begun, model=trained, card=begun.card | templates)
+
+    def measure(model: nn.Module, count: int | None) -> dict[str, float]:
+        figures = accuracy(finish(model), few if count else held)
+        return {name: value for name, value in figures.items() if isinstance(value, float)}  # no counts
+
+    return Job(
+        Contrastive(model, captions.fits()), model, (), pictures, shuffled(len(pictures), d.batch, seed),
+        contrast.Prepare(captions, (record.size[0] // image.patch) * (record.size[1] // image.patch)),
+        contrast.Collate(begun.tokenizer, context, record, d.augment.smallest_crop, 0.5),
+        measure if held else None, finish,
+    )  # fmt: skip

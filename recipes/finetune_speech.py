@@ -1,0 +1,87 @@
+"""The tasks of finetune.py on speech: transcripts by a joint Conformer, and in Whisper's format."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from evaluate_speech import ErrorRates
+from finetune_jobs import Data, Job
+from torch import nn
+
+from multimodal.errors import CheckpointError, DataError
+from multimodal.tokens.tiktokens import WhisperTokenizer
+from multimodal.train import augment_speech, multitask
+from multimodal.train.buckets import Batching, speech_plan
+from multimodal.train.clips import Clip, Clips, Curriculum, curriculum
+from multimodal.train.recogniser import Recognition, most_ids
+from multimodal.train.scores import evenly, word_errors
+from multimodal.train.speech import Corpus
+from multimodal.weights.folder import Checkpoint
+
+
+def recognise(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
+    """Transcripts, by a joint Conformer."""
+    if begun.tokenizer is None:
+        raise CheckpointError(f"{begun.source}: its tokenizer is not known, and is not guessed")
+    bands = begun.model.config.encoder.bands
+    corpus, held = Corpus(d.data, cache, bands), Corpus([d.val], cache, bands) if d.val else None
+    corpus.encode(begun.tokenizer)
+    plan = speech_plan(corpus.lengths, corpus.times, Batching(d.frames, easy=0), seed)
+    terms = "joint" if begun.model.decoder is not None else "ctc"
+
+    def measure(model: nn.Module, count: int | None) -> dict[str, float]:
+        items = evenly(range(len(held)), count)
+        return ErrorRates(begun, [held.texts[i] for i in items], [held.frames(i) for i in items], "greedy")(model, 0)
+
+    return Job(
+        Recognition(begun.model, begun.tokenizer, terms), begun.model, (), corpus, plan,
+        augment_speech.Prepare(augment_speech.Augmentation(), most_ids(begun.model)), augment_speech.collate,
+        measure if held else None, lambda trained: replace(begun, model=trained),
+    )  # fmt: skip
+
+
+def transcribe(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
+    """Transcripts, and translations where the manifest has them, in Whisper's format."""
+    tokenizer, config = begun.tokenizer, begun.model.config
+    if not isinstance(tokenizer, WhisperTokenizer):
+        raise CheckpointError(f"{begun.source}: its tokenizer is not one of Whisper's format")
+    bands, window = config.encoder.bands, multitask.STEP * config.encoder.context
+    clips = Clips([Path(path) for path in d.data], cache, bands, d.language)
+    held = Clips([Path(d.val)], cache, bands, d.language) if d.val else None
+    if unknown := {clip.language for clip in clips.clips} - set(tokenizer.languages):
+        raise DataError(f"--data: the language {min(unknown)!r} is not one of the model's {len(tokenizer.languages)}")
+    # too long for the decoder: as too long for the window
+    room = config.decoder.context - multitask.MOST_PREVIOUS - 6  # control and time tokens
+    sizes = zip(clips.lengths, clips.clips, strict=True)
+    lengths = [size if _tokens(tokenizer, clip) <= room else window + 1 for size, clip in sizes]
+    if min(lengths) > window:
+        raise DataError(f"--data: none of {len(lengths)} recordings fits {window / 100:g} s and {room} tokens of text")
+    shares = Curriculum(window, max(window, d.frames), len(clips), easy=0, short=window, pairs=0.0, noise=0.0, full=1.0)
+    model = multitask.Lettered(begun.model, 0)  # a model that hears already needs no letters
+    model.head.requires_grad_(False)
+    return Job(
+        multitask.Multitask(model), begun.model, (), clips,
+        curriculum(shares, lengths, [clip.language for clip in clips.clips], seed),
+        multitask.Prepare(tokenizer, "", bands), multitask.collate,
+        partial(_heard, held, tokenizer, window) if held else None,
+        lambda trained: replace(begun, model=trained.speech),
+    )  # fmt: skip
+
+
+def _tokens(tokenizer: WhisperTokenizer, clip: Clip) -> int:
+    return max(len(tokenizer.encode(" " + text)) for text in (clip.text, clip.translation or ""))
+
+
+@torch.inference_mode()
+def _heard(
+    held: Clips, tokenizer: WhisperTokenizer, window: int, model: nn.Module, count: int | None
+) -> dict[str, float]:
+    """Error rates of greedy transcripts, in the language each clip has; clips longer than the window are left out."""
+    speech, wanted, found = model.speech, [], []
+    for i in evenly([i for i, size in enumerate(held.lengths) if size <= window], count):
+        mel = F.pad(held.mels[i].float(), (0, window - held.lengths[i])).to(next(model.parameters()).device)
+        found += multitask.write(speech, tokenizer, speech.encoder(mel[None]), [held.clips[i].language])
+        wanted.append(held.clips[i].text)
+    return word_errors(wanted, found)

@@ -1,0 +1,135 @@
+r"""Trains a captioner: the image encoder of a contrastive checkpoint under a new text decoder.
+
+    data=../shared/data
+    python recipes/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
+        --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
+        --classes recipes/classes.jsonl --sentences $data/text/multi30k/train.en.gz \
+        --without $data/vision/flickr8k-1000/test.jsonl --run captioner-run --out captioner
+    python recipes/evaluate.py --model captioner --data $data/vision/flickr8k-1000/test.jsonl
+
+COST
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import nn
+
+from multimodal.tasks.caption import caption
+from multimodal.tokens.files import read_json
+from multimodal.tokens.image import read_image
+from multimodal.train.adapt import freeze
+from multimodal.train.caption_data import AugmentSettings, Part, Prepare, caption_texts, sentences, texts_of, together
+from multimodal.train.caption_scores import caption_scores
+from multimodal.train.captioning import Captioning, DecoderSettings, begin, collate
+from multimodal.train.captions import class_names
+from multimodal.train.loader import Loader
+from multimodal.train.loop import Loop
+from multimodal.train.optim import OptimSettings
+from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
+from multimodal.train.sources import open_source
+from multimodal.train.start import start
+from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+from multimodal.weights.load import load
+
+log = logging.getLogger(__name__)
+
+
+def _loop() -> LoopSettings:
+    optim = OptimSettings(rate=1e-3, warmup=100, average=0.995)
+    return LoopSettings(Path("captioner-run"), 2000, optim, evaluate_every=250)
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: tuple[str, ...]  # pictures with captions
+    out: Path  # folder for the checkpoint that captions the validation pictures best
+    labelled: tuple[str, ...] = ()  # pictures with classes, of which templates make captions
+    classes: tuple[Path, ...] = ()  # JSONL of class names
+    sentences: tuple[Path, ...] = ()  # texts alone, a sentence a line
+    val: str | None = None  # validation pictures with captions; without it `hold` of the training ones are held out
+    hold: int = 80
+    without: tuple[str, ...] = ()  # test pictures: sentences like their captions are left out
+    init: str = "clip-vit-16"  # a model whose image encoder is used, or a captioner, which is trained on
+    freeze: tuple[str, ...] = ()  # parts that do not learn, such as `image`
+    batch: int = 48  # pictures with captions; labelled pictures and sentences come beside them
+    batch_labelled: int = 16
+    batch_sentences: int = 32
+    vocabulary: int = 2048
+    smoothing: float = 0.1
+    alone: float = 1.0  # weight of the sentences' loss
+    beams: int = 4  # of the search that captions validation pictures
+    card: Path | None = None  # JSON file of facts for the checkpoint's card
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    loop: LoopSettings = field(default_factory=_loop)
+
+
+class Judge:
+    """Captions the validation pictures, and keeps in `run/best` the best checkpoint so far, the later of equals."""
+
+    def __init__(self, settings: Settings, begun: Checkpoint, val: Part):
+        self.settings, self.begun, samples = settings, begun, [val.source.read(key) for key in val.keys]
+        self.pictures: list[Image.Image] = [read_image(sample.media) for sample in samples]
+        self.references = [sample.texts for sample in samples]
+        self.best, self.most = settings.loop.run / "best", -1.0
+        if settings.loop.resume and self.best.exists():
+            self.most = load_folder(self.best).card["validation"]["cider"]
+
+    def captions(self, model: nn.Module) -> list[str]:
+        checkpoint = replace(self.begun, model=model)
+        return [row["caption"] for row in caption(self.pictures, checkpoint, beam_size=self.settings.beams)]
+
+    def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
+        figures = caption_scores(self.captions(model), self.references)
+        if figures["cider"] >= self.most:
+            self.most = figures["cider"]
+            card = {"validation": figures | {"step": step, "pictures": len(self.pictures)}}
+            save_folder(replace(self.begun, model=model, card=card), self.best)
+        return figures
+
+
+def parts_of(settings: Settings) -> tuple[list[Part], Part]:
+    """What is trained on, and the validation pictures."""
+    pictures = Part.whole(open_source(settings.data), settings.batch)
+    if settings.val:
+        val = Part.whole(open_source(settings.val))
+    else:
+        pictures, val = pictures.held_out(settings.hold)
+    parts = [pictures]
+    if settings.labelled:
+        parts.append(Part.whole(open_source(settings.labelled), settings.batch_labelled))
+    if settings.sentences:
+        tests = [Part.whole(open_source(path)) for path in settings.without]
+        unseen = [text for part in (val, *tests) for text in texts_of(part)]
+        parts.append(Part.whole(sentences(settings.sentences, unseen), settings.batch_sentences))
+    log.info("items: %s, validation: %d", " + ".join(str(len(part.keys)) for part in parts), len(val.keys))
+    return parts, val
+
+
+def main(settings: Settings) -> None:
+    loop = settings.loop
+    torch.manual_seed(loop.seed)
+    names = {identity: concept.names for identity, concept in class_names(settings.classes, settings.labelled).items()}
+    parts, val = parts_of(settings)
+    begun = begin(load(settings.init), caption_texts(parts, names), settings.vocabulary, settings.decoder)
+    freeze(begun.model, settings.freeze)
+    prepare = Prepare(begun.tokenizer, begun.model.decoder.config.context, begun.preprocessing, settings.augment, names)
+    source, plan = together(parts, loop.seed)
+    loader = Loader(source, plan, prepare, collate, seed=loop.seed, workers=loop.workers, micro=loop.accumulate)
+    judge = Judge(settings, begun, val)
+    Loop(loop, Captioning(begun.model, settings.smoothing, settings.alone), loader, judge).fit()
+    best = load_folder(judge.best)
+    facts = read_json(settings.card) if settings.card else {}
+    save_folder(replace(best, card=facts | best.card), settings.out, torch.float16)
+    examples = zip(val.keys, judge.captions(best.model), strict=True)
+    data = [*settings.data, *settings.labelled, *settings.classes, *settings.sentences]
+    write_report(loop.run, settings, data, [f"{val.source.name(key)}: {text}" for key, text in examples][:20])
+
+
+if __name__ == "__main__":
+    start(main, Settings)

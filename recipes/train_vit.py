@@ -1,0 +1,120 @@
+r"""Trains a vision transformer to classify pictures, from random weights or from any ViT or CLIP that `load` accepts.
+
+    data=../shared/data/vision/tiny-imagenet
+    python recipes/train_vit.py --data "$data/train-*.tar" --val $data/val-0000.tar \
+        --run vit-run --out vit-tiny --threads 1
+
+`--data` and `--val` are folders with a folder a class, WebDataset tars with `.cls`, or lists with a label column. Also
+`--init assets/clip-vit-16` (a new head on its picture tower), `--resume`, and several processes through torchrun.
+"""
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from multimodal.blocks.stack import transformer
+from multimodal.errors import UsageError
+from multimodal.models.vit import ViT, ViTConfig
+from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from multimodal.train.classify import (
+    Accuracy,
+    Augment,
+    AugmentSettings,
+    Mix,
+    SoftTargets,
+    class_labels,
+    classifier,
+    names_of,
+)
+from multimodal.train.loader import Loader, shuffled
+from multimodal.train.loop import Loop, LoopSettings
+from multimodal.train.optim import OptimSettings
+from multimodal.train.report import write_report
+from multimodal.train.sources import open_source
+from multimodal.train.start import start
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Of a new model; with `--init` only `drop_path` counts."""
+
+    image: int = 64
+    """pixels of a side"""
+    patch: int = 8
+    width: int = 192
+    layers: int = 6
+    heads: int = 3
+    drop_path: float = 0.05
+    """largest chance to leave out a block (Huang et al. 2016)"""
+
+
+def _loop() -> LoopSettings:
+    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=100, weight_decay=0.1, average=0.998)
+    return LoopSettings(Path("vit-run"), 2000, optim)
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: tuple[str, ...]
+    """labelled pictures to train on"""
+    out: Path
+    """folder of the trained checkpoint"""
+    val: str | None = None
+    """labelled pictures to measure the accuracy on"""
+    count: int | None = 1000
+    """about so many of them while it runs; all at the end"""
+    classes: tuple[Path, ...] = (Path(__file__).with_name("classes.jsonl"),)
+    """JSONL of class names by id; one beside the data is read too"""
+    init: str | None = None
+    """checkpoint to begin with, instead of random weights"""
+    batch: int = 128
+    model: ModelSettings = field(default_factory=ModelSettings)
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    loop: LoopSettings = field(default_factory=_loop)
+
+
+def begin(s: Settings, labels: tuple[str, ...]) -> Checkpoint:
+    """The model that training begins with, and the preprocessing it will be used with."""
+    torch.manual_seed(s.loop.seed)
+    if s.init is not None:
+        known = load(s.init)
+        return Checkpoint(classifier(known, labels, s.model.drop_path), preprocessing=known.preprocessing)
+    m = s.model
+    if m.image % m.patch or m.width % m.heads:
+        raise UsageError(f"--image {m.image} --width {m.width}: no multiples of --patch {m.patch} --heads {m.heads}")
+    stack = transformer(m.width, m.layers, m.heads, 4 * m.width, drop_path=m.drop_path)
+    config = ViTConfig((m.image, m.image), m.patch, stack, pool="mean", class_token=False, classes=len(labels))
+    record = Preprocessing(config.image, "shortest", "bilinear", IMAGENET_MEAN, IMAGENET_STD, 0, 1.0)
+    return Checkpoint(ViT(config), preprocessing=record)
+
+
+def main(s: Settings) -> dict[str, float]:
+    source = open_source(s.data)
+    labels = class_labels(source, " ".join(s.data))
+    names = names_of(labels, s.classes, s.data)
+    begun = begin(s, labels)
+    loader = Loader(
+        source, shuffled(len(source), s.batch, s.loop.seed), Augment(labels, begun.preprocessing, s.augment),
+        Mix(len(labels), s.augment), seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
+    )  # fmt: skip
+    log.info("%d pictures of %d classes", len(source), len(labels))
+    val = open_source(s.val) if s.val else None
+    watch = Accuracy(val, labels, begun.preprocessing, s.val, s.count) if val else None
+    trained = Loop(s.loop, SoftTargets(begun.model), loader, watch).fit()
+    figures = Accuracy(val, labels, begun.preprocessing, s.val)(trained.to(s.loop.device)) if val else {}
+    card = {"labels": labels, "names": names, "figures": {s.val: figures | {"pictures": len(val)}} if val else {}}
+    save_folder(dataclasses.replace(begun, model=trained.cpu(), card=card), s.out, torch.float16)
+    log.info("%s: %s", s.out, figures)
+    write_report(s.loop.run, s, [*s.data, *([s.val] if s.val else [])])
+    return figures
+
+
+if __name__ == "__main__":
+    start(main, Settings)

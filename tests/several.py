@@ -1,0 +1,70 @@
+"""Starts functions in several processes, as torchrun would, without importing torch anew for each."""
+
+import functools
+import multiprocessing.forkserver
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+# what the first optimizer, DDP and FSDP2 import late
+CONTEXT.set_forkserver_preload(["several_cases", "torch._dynamo.convert_frame", "torch.onnx", "torch.distributed.fsdp"])
+HERE = Path(__file__).parent
+LIMIT = 300  # seconds; a starved machine is slow, a hang is longer
+
+
+def spawn(function: Callable, world: int, *args: Any) -> list[Any]:
+    """What `function(*args)` gives in each of `world` processes: its result, or the exception as text."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    _serve()
+    ends, processes = [], []
+    for rank in range(world):
+        mine, theirs = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_run, args=(function, rank, world, port, args, theirs), daemon=False)
+        process.start()
+        theirs.close()
+        ends.append(mine)
+        processes.append(process)
+    try:
+        return [_receive(end, time.monotonic() + LIMIT) for end in ends]
+    finally:
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+@functools.cache
+def _serve() -> None:
+    """Starts the process that imports torch once; Python 3.11 does not tell it where the tests are."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
+    multiprocessing.forkserver.ensure_running()
+    os.environ.pop("PYTHONPATH")
+    os.environ.update({} if before is None else {"PYTHONPATH": before})
+
+
+def _receive(end: Any, until: float) -> Any:
+    if not end.poll(max(0.0, until - time.monotonic())):
+        return f"no answer in {LIMIT} s"
+    try:
+        return end.recv()
+    except EOFError:
+        return "died"
+
+
+def _run(function: Callable, rank: int, world: int, port: int, args: tuple, end: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    try:
+        end.send(function(*args))
+    except BaseException as error:
+        end.send(f"{type(error).__name__}: {error}")

@@ -1,0 +1,536 @@
+"""The loop: exact resume, what is not finite, signals, full disks, precisions, compiled and recomputed blocks."""
+
+import errno
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+import tiny_run
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from multimodal.errors import CheckpointError, TrainingError, UsageError
+from multimodal.models.speech import ConformerEncoder
+from multimodal.train import state as states
+from multimodal.train.device import moved, recompute_blocks
+from multimodal.train.optim import OptimSettings
+from multimodal.train.settings import LoopSettings
+from multimodal.train.signals import Stopped
+from multimodal.train.snapshot import snapshot
+from multimodal.train.watch import Watch
+
+STEPS = 8  # two epochs of three batches, and two batches
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    """Without TensorBoard files, which would take longer than the training."""
+    monkeypatch.setattr("multimodal.train.loop.Watch", Quiet)
+
+
+class Quiet(Watch):
+    def __init__(self, *_):
+        self.rows, self.figures = [], []
+
+    def step(self, number, metrics, **more):
+        self.rows.append((number, metrics, more))
+
+    def evaluated(self, number, figures):
+        self.figures.append((number, figures))
+
+    def close(self):
+        pass
+
+
+def stop_at(loop, *steps: int):
+    """The loop is asked to stop during these steps."""
+    step = loop.step
+
+    def stopping(batches):
+        if loop.done + 1 in steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(batches)
+
+    loop.step = stopping
+    return loop
+
+
+def assert_same(a, b, where: str = ""):
+    """Byte for byte."""
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, where
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for name in a:
+            assert_same(a[name], b[name], f"{where}/{name}")
+    elif isinstance(a, list | tuple):
+        for number, (one, two) in enumerate(zip(a, b, strict=True)):
+            assert_same(one, two, f"{where}/{number}")
+    else:
+        assert a == b, where
+
+
+def learned(loop) -> dict:
+    """Weights, moments, average and counters, as a copy."""
+    state = snapshot(loop)
+    return _copied({name: state[name] for name in ("model", "optimizers", "average", "counters", "done")})
+
+
+def _copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    loop = tiny_run.loop(tmp_path_factory.mktemp("unbroken"), steps=STEPS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multimodal.train.loop.Watch", Quiet)
+        loop.fit()
+    return loop
+
+
+# at the first step, within an epoch, at its end (3, 6), twice in one epoch, at the last step but one
+POINTS = [(1,), (2,), (3,), (4,), (5,), (6,), (7,), (1, 2), (4, 5), (2, 4, 6)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("points", POINTS, ids=str)
+def test_a_resumed_run_is_the_unbroken_one(tmp_path, unbroken, points, workers):
+    for number, point in enumerate(points):
+        loop = stop_at(tiny_run.loop(tmp_path, steps=STEPS, workers=workers, resume=number > 0), point)
+        with pytest.raises(Stopped, match="SIGTERM"):
+            loop.fit()
+        assert loop.done == point
+        torch.manual_seed(12345)  # the next process has other random states
+    loop = tiny_run.loop(tmp_path, steps=STEPS, workers=workers, resume=True)
+    loop.fit()
+    assert loop.done == STEPS
+    assert_same(learned(loop), learned(unbroken))
+
+
+def test_the_run_depends_on_dropout_augmentation_and_order(tmp_path, unbroken):
+    """Else the test above would show nothing."""
+    final = unbroken.objective.model.state_dict()
+    for name, options in {"seed": {"seed": 1}, "dropout": {"net": tiny_run.model(drop=0.0)}}.items():
+        loop = tiny_run.loop(tmp_path / name, steps=STEPS, **options)
+        loop.fit()
+        assert not torch.equal(loop.objective.model.state_dict()["head.weight"], final["head.weight"])
+
+
+def test_accumulated_micro_batches_are_the_whole_batch(tmp_path):
+    """Without what is drawn for each micro-batch anew."""
+    loops = []
+    for accumulate in (1, 2, 4):
+        net = tiny_run.model(drop=0.0).double()
+        loop = tiny_run.loop(tmp_path / str(accumulate), accumulate=accumulate, net=net)
+        batches = next(loop.loader.start(0)).batches
+        loop.objective.backward(loop, [moved(batch, "cpu", torch.float64) for batch in batches])
+        loops.append([p.grad for p in net.parameters()])
+    assert_close(loops[0], loops[1], atol=1e-6, rtol=1e-6)
+    assert_close(loops[0], loops[2], atol=1e-6, rtol=1e-6)
+
+
+def test_resume_without_a_state_begins(tmp_path, unbroken, caplog):
+    caplog.set_level("INFO")
+    loop = tiny_run.loop(tmp_path, steps=STEPS, resume=True)
+    loop.fit()
+    assert f"--resume: no state in {tmp_path / 'states'}, so the run begins" in caplog.messages
+    assert_same(learned(loop), learned(unbroken))
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(tmp_path):
+    tiny_run.loop(tmp_path, steps=1).fit()
+    with pytest.raises(UsageError, match=r"--run .*: holds state-000000001; go on with --resume, or name another"):
+        tiny_run.loop(tmp_path, steps=2).fit()
+
+
+def test_a_finished_run_goes_on_with_more_steps(tmp_path, caplog):
+    caplog.set_level("INFO")
+    tiny_run.loop(tmp_path, steps=2).fit()
+    loop = tiny_run.loop(tmp_path, steps=2, resume=True)
+    loop.fit()
+    assert loop.done == 2
+    optim = OptimSettings(rate=1e-3, optimizer="muon", warmup=2, average=0.9, weight_decay=0.3)
+    loop = tiny_run.loop(tmp_path, steps=5, resume=True, optim=optim)
+    loop.fit()
+    assert loop.done == 5
+    changes = "--rate 0.001 (was 0.01), --weight_decay 0.3 (was 0.05), --steps 5 (was 2)"
+    assert caplog.messages[-1] == f"resumed after step 2, now with {changes}"
+    assert loop.optimizers[0].param_groups[0]["weight_decay"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"width": 24}, "size mismatch for "),
+        ({"optim": OptimSettings()}, "the optimizer was Muon, now it is AdamW"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_said_in_one_line(tmp_path, changes, cause):
+    tiny_run.loop(tmp_path, steps=1).fit()
+    with pytest.raises(CheckpointError) as caught:
+        tiny_run.loop(tmp_path, steps=2, resume=True, **changes).fit()
+    assert str(caught.value).startswith(f"{tmp_path / 'states'}: state of step 1: does not fit this run: ")
+    assert cause in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# what is not finite
+
+
+def poisoned(loop, steps: list[int], kind: str):
+    """In these steps the gradient (and the loss) is not finite."""
+    backward = loop.objective.backward
+
+    def poisoning(engine, batches):
+        metrics = backward(engine, batches)
+        if loop.done + 1 in steps:
+            loop.objective.model.head.weight.grad[0, 0] = math.inf if kind == "inf gradient" else math.nan
+            return metrics | ({"loss": math.nan} if kind == "nan loss" else {})
+        return metrics
+
+    loop.objective.backward = poisoning
+    return loop
+
+
+@pytest.mark.parametrize("kind", ["nan loss", "nan gradient", "inf gradient"])
+def test_what_is_not_finite_changes_nothing(tmp_path, caplog, kind):
+    loop = poisoned(tiny_run.loop(tmp_path, steps=3), [2, 3], kind)
+    batches = loop.loader.start(0)
+    loop.step(next(batches).batches)
+    before = learned(loop)
+    loop.step(next(batches).batches)
+    after = learned(loop)
+    for name in ("model", "optimizers", "average"):
+        assert_same(before[name], after[name])
+    assert (loop.not_finite, loop.in_row, loop.done) == (1, 1, 2)
+    assert caplog.messages[0].startswith("step 2 left out: loss ")
+
+
+def test_a_run_ends_after_many_in_a_row(tmp_path):
+    loop = poisoned(tiny_run.loop(tmp_path, steps=20, save_every=1, most_not_finite=3), [2, 4, 5, 6, 7], "nan loss")
+    line = r"step 6: 3 steps in a row were not finite \(--most_not_finite\); the newest state is of step 5"
+    with pytest.raises(TrainingError, match=line):
+        loop.fit()
+    assert loop.not_finite == 4
+    found = states.newest_state(tmp_path / "states")
+    assert all(tensor.isfinite().all() for tensor in found["model"].values())
+    assert found["counters"]["in_row"] == 2  # a resumed run does not begin to count anew
+
+
+def test_real_items_that_are_not_finite(tmp_path):
+    """A NaN in the data, all the way through the model."""
+    loop = tiny_run.loop(tmp_path, tiny_run.Pictures(nan=(0,)), steps=9)
+    model = loop.fit()
+    assert loop.not_finite >= 2
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+
+
+def test_batch_norms_forget_what_was_not_finite(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(240, 5))
+    loop = tiny_run.loop(tmp_path, tiny_run.Pictures(nan=(0, 1)), net=net, optim=OptimSettings(average=0.9))
+    loop.fit()
+    assert loop.not_finite
+    assert net[1].running_mean.isfinite().all()
+    assert net[1].num_batches_tracked == 2 * (7 - loop.not_finite)
+
+
+def test_broken_items_are_counted_and_a_step_without_items_changes_nothing(tmp_path):
+    loop = tiny_run.loop(tmp_path, tiny_run.Pictures(broken=(3, 9)), steps=6)
+    loop.fit()
+    assert 2 <= loop.loader.broken <= 4  # two epochs, of which each leaves out four items
+    before = learned(loop)
+    assert math.isnan(loop.step([])["loss"])
+    assert_same(before["model"], learned(loop)["model"])
+    assert loop.not_finite == 0
+
+
+def test_overflows_of_the_loss_scale_are_no_faults(tmp_path):
+    loop = tiny_run.loop(tmp_path, steps=4)
+    loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)  # overflows in float32
+    before = learned(loop)["model"]
+    batches = loop.loader.start(0)
+    loop.step(next(batches).batches)
+    assert (loop.scaler.get_scale(), loop.not_finite) == (2.0**126, 0)
+    assert_same(before, learned(loop)["model"])
+    loop.scaler.update(2.0**10)
+    metrics = loop.step(next(batches).batches)
+    assert loop.scaler.get_scale() == 2.0**10
+    assert 0 < metrics["norm"] < 100  # of the gradient itself, not of the scaled one
+    assert not torch.equal(before["head.weight"], loop.objective.model.head.weight)
+    loop.scaler.update(1.0)
+    poisoned(loop, [3], "nan gradient")
+    loop.step(next(batches).batches)
+    assert loop.not_finite == 1  # at a scale of 1 it is no overflow
+
+
+def test_gradients_are_clipped(tmp_path):
+    loop = tiny_run.loop(tmp_path, optim=OptimSettings(clip=1e-3))
+    metrics = loop.step(next(loop.loader.start(0)).batches)
+    assert metrics["norm"] > 0.01
+    total = torch.stack([p.grad.norm() for p in loop.objective.model.parameters()]).norm()
+    assert total.item() == pytest.approx(1e-3, rel=1e-3)
+    loop = tiny_run.loop(tmp_path, optim=OptimSettings(clip=0.0))
+    again = loop.step(next(loop.loader.start(0)).batches)["norm"]
+    total = torch.stack([p.grad.norm() for p in loop.objective.model.parameters()]).norm()
+    assert total.item() == pytest.approx(again, rel=1e-4) == metrics["norm"]
+
+
+# saving
+
+
+def test_a_full_disk_stops_the_run_at_its_end_only(tmp_path, monkeypatch, caplog):
+    loop = tiny_run.loop(tmp_path, steps=6, save_every=2)
+    save = torch.save
+
+    def full(state, file):
+        if state["done"] >= 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(TrainingError, match="state-000000006: the state cannot be saved: No space left on device"):
+        loop.fit()
+    assert loop.done == 6
+    assert sum("training goes on" in message for message in caplog.messages) == 2
+    assert [path.name for path in states.saved_states(tmp_path / "states")] == ["state-000000002"]
+    monkeypatch.setattr(torch, "save", save)
+    assert tiny_run.loop(tmp_path, steps=6, save_every=2, resume=True).fit()
+
+
+def test_a_save_that_fails_once_is_made_good_by_the_next(tmp_path, monkeypatch):
+    save = torch.save
+
+    def full(state, file):
+        if state["done"] == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    tiny_run.loop(tmp_path, steps=4, save_every=2).fit()
+
+
+# evaluation
+
+
+def test_the_average_is_evaluated_at_its_steps_and_after_the_last(tmp_path):
+    seen = []
+
+    def evaluate(model, step):
+        assert not model.training
+        seen.append((step, model.state_dict()["head.weight"].clone()))
+        return {"figure": 1.0}
+
+    loop = tiny_run.loop(tmp_path, steps=5, evaluate=evaluate, evaluate_every=2)
+    model = loop.fit()
+    assert [step for step, _ in seen] == [2, 4, 5]
+    assert torch.equal(seen[-1][1], loop.average.weights["head.weight"])
+    assert torch.equal(seen[-1][1], model.head.weight)
+    assert not torch.equal(loop.objective.model.head.weight, model.head.weight)
+
+
+def test_a_signal_ends_an_evaluation_at_once_and_resume_makes_it_good(tmp_path):
+    seen = []
+
+    def evaluate(model, step):
+        seen.append(step)
+        if len(seen) == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(60)
+        return {}
+
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        tiny_run.loop(tmp_path, steps=3, evaluate=evaluate, evaluate_every=2).fit()
+    tiny_run.loop(tmp_path, steps=3, evaluate=evaluate, evaluate_every=2, resume=True).fit()
+    assert seen == [2, 2, 3]
+
+
+# signals, in a process of its own
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import tiny_run, torch
+import multimodal.train.state as state
+from pathlib import Path
+from dataclasses import dataclass
+from multimodal.train.loop import LoopSettings
+from multimodal.train.start import start
+
+torch.set_num_threads(1)
+
+@dataclass
+class Settings:
+    loop: LoopSettings
+
+def main(settings):
+    loop = tiny_run.loop(settings.loop.run, steps=100_000, workers=settings.loop.workers, save_every=100_000)
+    step, save = loop.step, torch.save
+    def told(batches):
+        metrics = step(batches)
+        if loop.done == 2:
+            print("training", flush=True)
+        return metrics
+    def slow(*values):
+        print("saving", flush=True)
+        time.sleep(1)
+        save(*values)
+    loop.step, torch.save = told, slow
+    loop.fit()
+
+if __name__ == "__main__":
+    start(main, Settings, sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "group"),
+    [(signal.SIGTERM, 2, True), (signal.SIGUSR1, 0, False), (signal.SIGINT, 2, True)],
+    ids=["SIGTERM", "SIGUSR1", "SIGINT"],
+)
+def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
+    """Once while it trains, and again while it saves; to the process, or to its workers too."""
+    program = tmp_path / "recipe.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, program, Path(__file__).parent, "--run", tmp_path / "run", "--steps", "100000",
+               "--workers", str(workers)]  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as run:
+        send = (lambda: os.killpg(run.pid, number)) if group else (lambda: run.send_signal(number))
+        assert run.stdout.readline() == "training\n"
+        began = time.monotonic()
+        send()
+        assert run.stdout.readline() == "saving\n"
+        send()
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 75, err
+    assert time.monotonic() - began < 30
+    assert "Traceback" not in err
+    line = f"recipe.py: stopped by {number.name}; the state is saved, go on with --resume"
+    assert err.splitlines()[-1] == line
+    assert out == ""
+    assert states.newest_state(tmp_path / "run" / "states")["done"] >= 2
+
+
+# precisions and blocks
+
+
+def test_bfloat16_weights_have_an_average_in_float32(tmp_path):
+    loop = tiny_run.loop(tmp_path, precision="bfloat16", steps=3)
+    model = loop.fit()
+    assert {p.dtype for p in loop.objective.model.parameters()} == {torch.bfloat16}
+    assert {t.dtype for t in loop.average.weights.values()} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    again = tiny_run.loop(tmp_path, precision="bfloat16", steps=3, resume=True)
+    again.fit()
+    assert_same(learned(again), learned(loop))
+
+
+def test_autocast_is_near_float32(tmp_path):
+    losses = []
+    for precision in ("float32", "autocast", "bfloat16"):
+        loop = tiny_run.loop(tmp_path / precision, precision=precision)
+        losses.append(loop.step(next(loop.loader.start(0)).batches)["loss"])
+        kinds = {p.dtype for p in loop.objective.model.parameters()}
+        assert kinds == {torch.bfloat16 if precision == "bfloat16" else torch.float32}
+    assert losses[0] not in losses[1:]
+    assert_close(losses, [losses[0]] * 3, atol=0.05, rtol=0)
+
+
+def test_checkpointing_by_flag_gives_the_same_weights(tmp_path):
+    loops = []
+    for checkpointing in (False, True):
+        loops.append(tiny_run.loop(tmp_path / str(checkpointing), checkpointing=checkpointing, steps=2))
+        loops[-1].fit()
+    assert loops[1].objective.model.stack.checkpointing
+    assert_same(*map(learned, loops))
+
+
+def test_checkpointing_a_conformer_gives_the_same_gradients():
+    gradients, recomputed = [], []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        encoder = ConformerEncoder(tiny.conformer(conv_norm="layer", dropout=0.2)).train()
+        if checkpointing:
+            recompute_blocks(encoder)
+        calls = []
+        encoder.blocks[0].feed_after.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        torch.manual_seed(1)
+        encoder(torch.randn(2, 24, 8), torch.tensor([24, 16]))[0].square().sum().backward()
+        gradients.append([p.grad for p in encoder.parameters()])
+        recomputed.append(len(calls))
+    assert_close(gradients[0], gradients[1], atol=0, rtol=0)
+    assert recomputed == [1, 2]
+
+
+def test_checkpointing_refuses_batch_norms_and_other_models():
+    with pytest.raises(UsageError, match="--checkpointing: batch norms"):
+        recompute_blocks(ConformerEncoder(tiny.conformer(conv_norm="batch")))
+    with pytest.raises(UsageError, match="--checkpointing: the model has no blocks"):
+        recompute_blocks(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"steps": 0}, "--steps 0: must be 1 or more"),
+        ({"steps": -5}, "--steps -5: must be 1 or more"),
+        ({"accumulate": 0}, "--accumulate 0: must be 1 or more"),
+        ({"workers": -1}, "--workers -1: must be 0 or more"),
+        ({"save_every": 0}, "--save_every 0: must be 1 or more"),
+        ({"keep": 1}, "--keep 1: must be 2 or more"),
+        ({"device": "gpu"}, "--device gpu: no such device"),
+        ({"precision": "float16"}, "--precision float16: needs a GPU, not --device cpu"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_flag(changes, line):
+    with pytest.raises(UsageError) as caught:
+        LoopSettings(Path("run"), **{"steps": 1} | changes)
+    assert str(caught.value).startswith(line)
+
+
+def test_compile_without_a_compiler_is_refused(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UsageError, match=r"--compile: needs a C\+\+ compiler on a CPU"):
+        LoopSettings(Path("run"), 1, compile=True)
+
+
+COMPILED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import tiny_run, torch
+from pathlib import Path
+torch.set_num_threads(1)
+losses = []
+for compile in (False, True):
+    loop = tiny_run.loop(Path(sys.argv[2]), net=tiny_run.model(drop=0.0), compile=compile)
+    steps = loop.loader.start(0)
+    losses.append([loop.step(next(steps).batches)["loss"] for _ in range(3)])
+compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+assert compiled > 0, "nothing was compiled"
+torch.testing.assert_close(*losses, atol=1e-4, rtol=1e-4)
+assert list(loop.objective.model.state_dict()) == list(tiny_run.model().state_dict())
+assert loop.trained()(torch.zeros(1, 3, 8, 12)).shape == (1, 5)
+print("compiled", compiled)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_alike(tmp_path):
+    """In a process without the checker of shapes, under which tracing fails."""
+    command = [sys.executable, "-c", COMPILED, Path(__file__).parent, tmp_path]
+    run = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.startswith("compiled ")
