@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from multimodal.train.classify import AugmentSettings
 from multimodal.train.loader import Plan
 from multimodal.train.objective import Objective
+from multimodal.train.optim import demand
 from multimodal.weights.folder import Checkpoint
 
 
@@ -32,9 +33,15 @@ class Data:
     """most frames (10 ms) of recordings in a batch"""
     language: str = "en"
     """of recordings whose manifest does not say (Whisper's format)"""
+    head: Literal["names", "zeros"] = "names"
+    """what a CLIP's new head for `classify` begins with: the text vectors of the class names, or nothing"""
     classes: tuple[Path, ...] = (Path(__file__).with_name("classes.jsonl"),)
     """JSONL of class names by id; one beside the data is read too"""
     augment: AugmentSettings = field(default_factory=light)
+
+    def __post_init__(self):
+        for name in ("batch", "frames", "count"):
+            demand(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1, "1 or more")
 
 
 class Job(NamedTuple):

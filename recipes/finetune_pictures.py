@@ -3,11 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from evaluate_pictures import accuracy, read_labelled
 from finetune_jobs import Data, Job
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError
+from multimodal.models.clip import CLIP
+from multimodal.models.vit import ViT
+from multimodal.tasks.zeroshot import ZeroShotClassifier
 from multimodal.train import contrast
 from multimodal.train.captions import Captions, class_names
 from multimodal.train.classify import Accuracy, Augment, Mix, SoftTargets, class_labels, classifier, names_of
@@ -23,12 +28,16 @@ def classify(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
     source, record = open_source(d.data), begun.preprocessing
     labels = class_labels(source, " ".join(d.data))
     model = classifier(begun, labels)
+    names = names_of(labels, d.classes, d.data)
+    if isinstance(begun.model, CLIP) and begun.tokenizer is not None and d.head == "names":
+        some = Accuracy(source, labels, record, " ".join(d.data), 16)
+        named_head(begun, model, names, torch.stack([pixels for pixels, _ in some.read(some.keys)]))
     val = open_source(d.val) if d.val else None
     if val:
         Accuracy(val, labels, record, d.val)  # names what does not fit before training
 
     def finish(trained: nn.Module) -> Checkpoint:
-        card = begun.card | {"labels": list(labels), "names": names_of(labels, d.classes, d.data)}
+        card = begun.card | {"labels": list(labels), "names": names}
         return replace(begun, model=trained, tokenizer=None, card=card)
 
     measure = lambda model, count: Accuracy(val, labels, record, d.val, count)(model)
@@ -36,6 +45,18 @@ def classify(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
         SoftTargets(model), model, ("head",), source, shuffled(len(source), d.batch, seed),
         Augment(labels, record, d.augment), Mix(len(labels), d.augment), measure if val else None, finish,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def named_head(begun: Checkpoint, model: ViT, names: list[str], pixels: Float[Tensor, "B 3 H W"]) -> None:
+    """Fills the head with the text vectors of the names, seen through the projection of the pictures: so it begins with
+    the order of classes that the CLIP gives each picture without training (Wortsman et al. 2022), and with logits of
+    about the same size, by the mean length of the vectors of some pictures."""
+    clip, pooled = begun.model, begun.model.image(pixels)
+    vectors = ZeroShotClassifier(begun, names).weights
+    if clip.image_project is not None:
+        pooled, vectors = clip.image_project(pooled), vectors @ clip.image_project.weight
+    model.head.weight.copy_(clip.logit_scale.exp() / pooled.norm(dim=-1).mean() * vectors)
 
 
 def match(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:

@@ -50,8 +50,9 @@ def transcribe(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
     bands, window = config.encoder.bands, multitask.STEP * config.encoder.context
     clips = Clips([Path(path) for path in d.data], cache, bands, d.language)
     held = Clips([Path(d.val)], cache, bands, d.language) if d.val else None
-    if unknown := {clip.language for clip in clips.clips} - set(tokenizer.languages):
-        raise DataError(f"--data: the language {min(unknown)!r} is not one of the model's {len(tokenizer.languages)}")
+    known = set(tokenizer.languages if tokenizer.multilingual else ("en",))
+    if unknown := {clip.language for clip in clips.clips} - known:
+        raise DataError(f"--data: the language {min(unknown)!r} is not one of the model's {len(known)}")
     # too long for the decoder: as too long for the window
     room = config.decoder.context - multitask.MOST_PREVIOUS - 6  # control and time tokens
     sizes = zip(clips.lengths, clips.clips, strict=True)

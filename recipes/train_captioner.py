@@ -4,10 +4,17 @@ r"""Trains a captioner: the image encoder of a contrastive checkpoint under a ne
     python recipes/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
         --classes recipes/classes.jsonl --sentences $data/text/multi30k/train.en.gz \
-        --without $data/vision/flickr8k-1000/test.jsonl --run captioner-run --out captioner
-    python recipes/evaluate.py --model captioner --data $data/vision/flickr8k-1000/test.jsonl
+        --without $data/vision/flickr8k-1000/test.jsonl --init assets/clip-vit-16 --freeze image --encoder_layers 4 \
+        --steps 380 --evaluate_every 60 --run captioner-run --out captioner --card recipes/captioner_card.json
+    python recipes/evaluate.py --model captioner --data $data/vision/flickr8k-1000/test.jsonl --beams 4
 
-COST
+Multi30k describes Flickr30k's photographs, those of Flickr8k among them: `--without` leaves out its sentences that are
+like captions of the test pictures, and those like captions of validation pictures are left out always.
+
+Cost: 0.1 to 0.3 s a step on one core (AMD EPYC with AVX-512 bf16), 1.3 GB of memory. The run measured here was stopped
+at step 85 of 700 and resumed with 380: too short to end on a plateau. On the 100 test pictures BLEU-4
+9.0 and CIDEr 19.1 (of 100; beam 4). To judge by: one caption for all pictures, chosen on the test pictures themselves,
+has 6.4 and 14.0, a person's caption against the other four 20.6 and 86.6.
 """
 
 import logging
@@ -40,8 +47,8 @@ log = logging.getLogger(__name__)
 
 
 def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=1e-3, warmup=100, average=0.995)
-    return LoopSettings(Path("captioner-run"), 2000, optim, evaluate_every=250)
+    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=30, average=0.98)
+    return LoopSettings(Path("captioner-run"), 2000, optim, evaluate_every=200)
 
 
 @dataclass(frozen=True)
@@ -56,13 +63,13 @@ class Settings:
     without: tuple[str, ...] = ()  # test pictures: sentences like their captions are left out
     init: str = "clip-vit-16"  # a model whose image encoder is used, or a captioner, which is trained on
     freeze: tuple[str, ...] = ()  # parts that do not learn, such as `image`
-    batch: int = 48  # pictures with captions; labelled pictures and sentences come beside them
-    batch_labelled: int = 16
-    batch_sentences: int = 32
-    vocabulary: int = 2048
+    batch: int = 20  # pictures with captions; labelled pictures and sentences come beside them
+    batch_labelled: int = 4
+    batch_sentences: int = 24
+    vocabulary: int = 1536
     smoothing: float = 0.1
     alone: float = 1.0  # weight of the sentences' loss
-    beams: int = 4  # of the search that captions validation pictures
+    beams: int = 1  # of the search that captions validation pictures
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)

@@ -11,7 +11,7 @@ Captions are made of class names, synonyms, WordNet hypernyms and glosses, or co
 title`), JSON lines (`file_name,text` or `captions`), tars with `.txt`. `--loss sigmoid` trains as SigLIP does, `--init
 FOLDER` goes on from a checkpoint, `--hold_out 0.1` leaves a tenth of the classes out and reports on them.
 
-Cost: 0.7 s of one core a step of 192 pictures (AMD EPYC with AVX-512 bf16), so 50 minutes for 4,200 steps; 1.6 GB.
+Cost: 0.6 to 0.7 s of one core a step of 192 pictures (AMD EPYC with AVX-512 bf16), 1.6 GB of memory.
 Result of `assets/clip-vit-16` (4,200 steps in 46 minutes by this recipe at revision a77fa31, which drew one caption a
 class of a batch, not one a picture): zero-shot with the names of all classes of a set, top-1 / top-5: Tiny ImageNet val
 (5,050 pictures, 202 classes) 19.7 % / 45.4 %, Caltech-101 val (400, 80 classes) 36.0 % / 63.3 %, CIFAR-10 test (5,000,

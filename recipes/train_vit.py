@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from multimodal.blocks.stack import transformer
-from multimodal.errors import UsageError
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from multimodal.train.classify import (
@@ -31,7 +30,7 @@ from multimodal.train.classify import (
 )
 from multimodal.train.loader import Loader, shuffled
 from multimodal.train.loop import Loop, LoopSettings
-from multimodal.train.optim import OptimSettings
+from multimodal.train.optim import OptimSettings, demand
 from multimodal.train.report import write_report
 from multimodal.train.sources import open_source
 from multimodal.train.start import start
@@ -53,6 +52,13 @@ class ModelSettings:
     heads: int = 3
     drop_path: float = 0.05
     """largest chance to leave out a block (Huang et al. 2016)"""
+
+    def __post_init__(self):
+        for name in ("image", "patch", "width", "layers", "heads"):
+            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        demand("image", self.image, self.image % self.patch == 0, f"a multiple of --patch {self.patch}")
+        demand("width", self.width, self.width % self.heads == 0, f"a multiple of --heads {self.heads}")
+        demand("drop_path", self.drop_path, 0 <= self.drop_path < 1, "0 to under 1")
 
 
 def _loop() -> LoopSettings:
@@ -79,6 +85,9 @@ class Settings:
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     loop: LoopSettings = field(default_factory=_loop)
 
+    def __post_init__(self):
+        demand("batch", self.batch, self.batch >= 1, "1 or more")
+
 
 def begin(s: Settings, labels: tuple[str, ...]) -> Checkpoint:
     """The model that training begins with, and the preprocessing it will be used with."""
@@ -87,8 +96,6 @@ def begin(s: Settings, labels: tuple[str, ...]) -> Checkpoint:
         known = load(s.init)
         return Checkpoint(classifier(known, labels, s.model.drop_path), preprocessing=known.preprocessing)
     m = s.model
-    if m.image % m.patch or m.width % m.heads:
-        raise UsageError(f"--image {m.image} --width {m.width}: no multiples of --patch {m.patch} --heads {m.heads}")
     stack = transformer(m.width, m.layers, m.heads, 4 * m.width, drop_path=m.drop_path)
     config = ViTConfig((m.image, m.image), m.patch, stack, pool="mean", class_token=False, classes=len(labels))
     record = Preprocessing(config.image, "shortest", "bilinear", IMAGENET_MEAN, IMAGENET_STD, 0, 1.0)

@@ -34,16 +34,17 @@ BANDS = 80
 
 
 def loop_settings() -> LoopSettings:
-    optim = OptimSettings(2e-3, "muon", "wsd", warmup=150, decay=0.25, weight_decay=0.02, average=0.998)
-    return LoopSettings(Path("run-whisper"), 8000, optim, threads=1, save_every=400, evaluate_every=1000)
+    optim = OptimSettings(2e-3, "muon", "wsd", warmup=150, decay=0.3, weight_decay=0.02, average=0.998)
+    return LoopSettings(Path("run-whisper"), 7800, optim, threads=1, save_every=400, evaluate_every=1000)
 
 
 @dataclass(frozen=True)
 class Settings:
     """`train`, `valid`: manifests of speak_languages.py. `vocabulary`: text tokens. `width`, `heads`, `layers`
     (encoder), `words` (layers of the decoder), `hidden` (times the width): sizes of the model. `context`: tokens of
-    the decoder. `translated`: share of the windows that are also translated. `most_valid`: utterances of each
-    language that are scored while it trains."""
+    the decoder. `translated`: share of the windows that are also translated. `confused`: share of
+    the text tokens that the decoder reads as others. `most_valid`: utterances of each language that are scored while
+    it trains."""
 
     train: list[Path]
     valid: list[Path]
@@ -56,7 +57,8 @@ class Settings:
     hidden: int = 4
     dropout: float = 0.0
     context: int = 160
-    translated: float = 0.5
+    translated: float = 0.3
+    confused: float = 0.15
     most_valid: int = 24
     curriculum: Curriculum = field(default_factory=Curriculum)
     loop: LoopSettings = field(default_factory=loop_settings)
@@ -109,7 +111,7 @@ def main(s: Settings) -> None:
     print(f"{len(data)} clips, {sum(data.lengths) / 360000:.2f} h, {left_out} too long; {tokenizer.vocab_size} tokens; "
           f"{len(alphabet)} letters; {size / 1e6:.2f} M parameters", flush=True)  # fmt: skip
     plan = curriculum(s.curriculum, data.lengths, [clip.language for clip in data.clips], s.loop.seed)
-    prepare = Prepare(tokenizer, alphabet, BANDS, translated=s.translated)
+    prepare = Prepare(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
     loader = Loader(data, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate)
     scorer = partial(evaluate, data=held_out, tokenizer=tokenizer, window=s.curriculum.window, most=s.most_valid)
     trained = Loop(s.loop, Multitask(model), loader, scorer).fit()

@@ -93,11 +93,12 @@ def changed(before: torch.nn.Module, after: torch.nn.Module, prefix: str = "") -
 
 def test_a_frozen_tower_learns_only_its_new_head(recipe, clip, squares, tmp_path):
     options = ["--task", "classify", "--freeze", "all", "--steps", "40", "--rate", "3e-2", "--smoothing", "0"]
+    options += ["--head", "zeros"]
     figures = run(recipe, clip, squares, tmp_path, *options)
     found = losses(tmp_path)
     assert found[0] == pytest.approx(math.log(4), abs=1e-5)  # a head of zeros
     assert np.mean(found[-5:]) < 0.7 * found[0]
-    assert figures["before"] is None
+    assert figures["before"] == {"top1": 0.25, "top5": 1.0}
     assert figures["after"]["top1"] > 0.8
     start_, made = load_folder(clip), load_folder(tmp_path / "out")
     assert made.kind == "vit"
@@ -108,6 +109,20 @@ def test_a_frozen_tower_learns_only_its_new_head(recipe, clip, squares, tmp_path
     own = {name: t for name, t in made.model.state_dict().items() if not name.startswith("head.")}
     assert own.keys() == start_.model.image.state_dict().keys()
     assert all(torch.equal(t, start_.model.image.state_dict()[name]) for name, t in own.items())
+
+
+def test_a_head_of_names_begins_with_the_zero_shot_classes(recipe, clip, squares):
+    from finetune_jobs import Data
+    from finetune_pictures import classify
+
+    from multimodal.tasks.zeroshot import ZeroShotClassifier
+
+    begun, pictures = load_folder(clip), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    made = classify(begun, Data((str(squares),), batch=8), squares, 0)
+    wanted = ZeroShotClassifier(begun, [f"{name} square" for name in sets.COLOURS]).probabilities(pictures)
+    found = made.tuned.eval()(pictures).softmax(1)
+    assert torch.equal(found.argsort(1), wanted.argsort(1))
+    torch.testing.assert_close(found, wanted, atol=0.3, rtol=0)  # the lengths of vectors differ a little
 
 
 def test_adapters_of_a_clip_resume_and_merge_into_a_plain_one(recipe, clip, squares, tmp_path):

@@ -189,7 +189,6 @@ def test_broken_validation_pictures_are_left_out(recipe, squares, tmp_path, capl
     ({"--data": "{one}"}, "one: has the class 'red_square' alone"),
     ({"--val": "{other}"}, "other: has the class 'odd', which the model's 4 classes lack"),
     ({"--randaugment": "rand-q9"}, "--randaugment rand-q9: timm does not know it"),
-    ({"--patch": "5"}, "--image 16 --width 32: no multiples of --patch 5 --heads 2"),
     ({"--init": "asr-conformer-en"}, "asr-conformer-en: is of kind joint_conformer"),
     ({"--classes": "{flat}/none.jsonl"}, "none.jsonl: missing"),
 ])  # fmt: skip
@@ -217,3 +216,18 @@ def test_help_names_the_flags(recipe, capsys):
 
 def test_labels_are_sorted_class_ids(squares):
     assert list(class_labels(open_source(squares), squares)) == LABELS
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--patch", "5"], "--image 16: must be a multiple of --patch 5"),
+    (["--patch", "0"], "--patch 0: must be 1 or more"),
+    (["--heads", "3"], "--width 32: must be a multiple of --heads 3"),
+    (["--smallest_crop", "0"], "--smallest_crop 0.0: must be over 0"),
+    (["--cutmix", "-1"], "--cutmix -1.0: must be 0 or more"),
+    (["--batch", "0"], "--batch 0: must be 1 or more"),
+])  # fmt: skip
+def test_values_out_of_range_are_wrong_flags(recipe, squares, tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit) as end:
+        run(recipe, squares, tmp_path, *options)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err

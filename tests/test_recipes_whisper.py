@@ -188,6 +188,19 @@ def test_previous_text_is_heard_but_not_scored(clips, tokenizer):
     assert letters == spelled(clips.clips[0].text)
 
 
+def test_confused_tokens_are_read_but_never_wanted(clips, tokenizer):
+    item = clips.read(Sample((0,), 128))
+    plain, confused = (
+        collate([Prepare(tokenizer, "", 80, timestamps=1.0, confused=share)(item, generator(4))])
+        for share in (0.0, 1.0)
+    )
+    assert confused.targets.equal(plain.targets)
+    control = plain.ids >= tokenizer.eot
+    assert confused.ids[control].equal(plain.ids[control])
+    assert not confused.ids[0].equal(plain.ids[0])
+    assert int(confused.ids.max()) < tokenizer.vocab_size
+
+
 def test_times_are_where_the_sound_is(clips, tokenizer):
     item = clips.read(Sample((0, 1), 200, cut=True))
     for seed in range(20):

@@ -61,7 +61,10 @@ def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
         ([*BASE, "--optimizer", "sgd"], "invalid choice 'sgd' for argument '--optimizer'. Expected one of"),
         ([*BASE, "--sizes", "3"], "Unrecognized options: --sizes, 3"),
         ([*BASE, "--size"], "Missing value for argument '--size'"),
-        (BASE[2:], "Missing from test_start.py: --run PATH (required)"),
+        (
+            BASE[2:],
+            "Missing from test_start.py: --run PATH folder of the states, the metrics and the report (required)",
+        ),
         ([*BASE, "--rate", "-1"], "--rate -1.0: must be a positive number"),
         ([*BASE, "--steps", "-3"], "--steps -3: must be 1 or more"),
         ([*BASE, "--device", "gpu" * 100], f"--device {'gpu' * 100}: no such device"),
@@ -84,7 +87,7 @@ def test_wrong_flags_are_one_line_and_code_2(capsys, flags, line):
         (FileNotFoundError(2, "No such file or directory", "words.txt"), 1,
          "error: words.txt: No such file or directory"),
         (Stopped("SIGTERM"), 75, "stopped by SIGTERM; the state is saved, go on with --resume"),
-        (KeyboardInterrupt(), 130, "stopped by SIGINT; nothing was saved"),
+        (KeyboardInterrupt(), 130, "stopped by SIGINT outside of the training loop"),
     ],
 )  # fmt: skip
 def test_how_a_run_ends(capsys, error, code, line):

@@ -14,6 +14,8 @@ from multimodal.train.loader import Loader, shuffled
 from multimodal.train.loop import Loop, LoopSettings
 from multimodal.train.objective import Summed
 from multimodal.train.optim import OptimSettings
+from multimodal.train.snapshot import snapshot
+from multimodal.train.watch import Watch
 
 ITEMS, BATCH = 28, 8  # three batches an epoch, with a rest
 
@@ -82,3 +84,47 @@ def loop(run: Path, source: Pictures | None = None, width: int = 0, evaluate=Non
         micro=s.accumulate, most_broken=0.5,
     )  # fmt: skip
     return Loop(s, Classify(net or model(width)), loader, evaluate)
+
+
+class Quiet(Watch):
+    def __init__(self, *_):
+        self.rows, self.figures = [], []
+
+    def step(self, number, metrics, **more):
+        self.rows.append((number, metrics, more))
+
+    def evaluated(self, number, figures):
+        self.figures.append((number, figures))
+
+    def close(self):
+        pass
+
+
+def assert_same(a, b, where: str = ""):
+    """Byte for byte."""
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, where
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for name in a:
+            assert_same(a[name], b[name], f"{where}/{name}")
+    elif isinstance(a, list | tuple):
+        for number, (one, two) in enumerate(zip(a, b, strict=True)):
+            assert_same(one, two, f"{where}/{number}")
+    else:
+        assert a == b, where
+
+
+def learned(loop) -> dict:
+    """Weights, moments, average and counters, as a copy."""
+    state = snapshot(loop)
+    return _copied({name: state[name] for name in ("model", "optimizers", "average", "counters", "done")})
+
+
+def _copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value

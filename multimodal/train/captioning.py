@@ -82,13 +82,13 @@ class Captioning(Summed):
 class DecoderSettings:
     """`encoder_layers`: how many of the encoder's first layers are used (0: all). `drop_path`: of the encoder."""
 
-    width: int = 192
-    layers: int = 4
-    heads: int = 3
-    context: int = 32
-    dropout: float = 0.1
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    context: int = 28
+    dropout: float = 0.05
     encoder_layers: int = 0
-    drop_path: float = 0.1
+    drop_path: float = 0.0
 
 
 def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> Captioner:

@@ -5,6 +5,7 @@ around each call and put back after it, so that a batch depends on nothing but i
 """
 
 import logging
+import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from multimodal.tokens.image import Preprocessing, preprocess, read_image
 from multimodal.train.captions import class_names
 from multimodal.train.loader import BROKEN, generator
 from multimodal.train.objective import Summed
+from multimodal.train.optim import demand
 from multimodal.train.scores import top_shares
 from multimodal.train.sources import Sample, Source
 from multimodal.weights.folder import Checkpoint
@@ -35,19 +37,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """`randaugment`: timm's configuration string (Cubuk et al. 2020), empty for none. `smallest_crop`: share of the
-    area. `flip`, `erase`: chances of mirroring and of random erasing (Zhong et al. 2020). `mixup` (Zhang et al. 2018),
-    `cutmix` (Yun et al. 2019): alphas, 0 for none; partners are of the same micro-batch. `mix`: share of the pictures
-    that are mixed. `smoothing`: of the labels (Szegedy et al. 2016)."""
+    """Raises UsageError for a value out of its range."""
 
     randaugment: str = "rand-m9-mstd0.5-inc1"
+    """timm's configuration string (Cubuk et al. 2020), empty for none"""
     smallest_crop: float = 0.3
+    """share of the picture's area"""
     flip: float = 0.5
+    """chance to be mirrored"""
     erase: float = 0.25
+    """chance that a rectangle is erased (Zhong et al. 2020)"""
     mixup: float = 0.2
+    """alpha of mixup (Zhang et al. 2018), 0 for none; partners are of the same micro-batch"""
     cutmix: float = 1.0
+    """alpha of CutMix (Yun et al. 2019), 0 for none; with both, each picture has either"""
     mix: float = 1.0
+    """share of the pictures that are mixed"""
     smoothing: float = 0.1
+    """of the labels (Szegedy et al. 2016)"""
+
+    def __post_init__(self):
+        demand("smallest_crop", self.smallest_crop, 0 < self.smallest_crop <= 1, "over 0, up to 1")
+        for name in ("flip", "erase", "mix"):
+            demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
+        for name in ("mixup", "cutmix"):
+            demand(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 or more")
+        demand("smoothing", self.smoothing, 0 <= self.smoothing < 1, "0 to under 1")
 
 
 class Example(NamedTuple):
@@ -195,7 +210,8 @@ class Accuracy:
         self.index = {label: i for i, label in enumerate(labels)}
         self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
 
-    def _read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
+    def read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
+        """Pixels and class index of each whole picture."""
         for key in keys:
             try:
                 sample = self.source.read(key)
@@ -207,7 +223,7 @@ class Accuracy:
     def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
         device, scores, labels = next(model.parameters()).device, [], []
         for start in range(0, len(self.keys), self.batch):
-            if part := list(self._read(self.keys[start : start + self.batch])):
+            if part := list(self.read(self.keys[start : start + self.batch])):
                 pixels, own = zip(*part, strict=True)
                 scores.append(model(torch.stack(pixels).to(device)).float().cpu())
                 labels += own

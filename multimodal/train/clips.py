@@ -155,9 +155,9 @@ class Curriculum:
     window: int = 600
     budget: int = 5600
     epoch: int = 4000
-    easy: int = 3
-    short: int = 120
-    growth: float = 1.25
+    easy: int = 15
+    short: int = 200
+    growth: float = 1.15
     pairs: float = 0.1
     noise: float = 0.05
     full: float = 0.12

@@ -22,7 +22,7 @@ from multimodal.train.processes import Processes
 from multimodal.train.settings import LoopSettings
 from multimodal.train.shard_states import save_shards
 from multimodal.train.signals import Stop, Stopped
-from multimodal.train.snapshot import restore, snapshot
+from multimodal.train.snapshot import restore, seed, snapshot
 from multimodal.train.state import newest, read_state, save_state, saved_states
 from multimodal.train.watch import Watch
 
@@ -94,7 +94,7 @@ class Loop:
         was no whole item."""
         s = self.settings
         # dropout of a resumed run is that of an unbroken one, and each process drops other things
-        torch.manual_seed(s.seed * 1_000_003 + self.done + (self.rank << 40))
+        seed(s.seed * 1_000_003 + self.done + (self.rank << 40))
         self.objective.train().zero_grad()
         before = [buffer.clone() for buffer in self.statistics]
         metrics = {"loss": math.nan, "norm": math.nan}
@@ -132,7 +132,8 @@ class Loop:
         log.warning("step %d left out: loss %g, norm %g", self.done + 1, metrics["loss"], metrics["norm"])
 
     def fit(self) -> nn.Module:
-        """Runs to the last step; gives the trained model (averaged), in float32 and eval mode on the CPU.
+        """Runs to the last step; gives the trained model (averaged), in float32 and eval mode on the CPU. Of several
+        processes only the first comes back: the others end here (SystemExit 0), so that a recipe saves once.
 
         Raises Stopped after a signal, with the state saved; TrainingError where too many steps in a row were not
         finite or the last state could not be saved; CheckpointError where a state does not fit; UsageError where

@@ -29,10 +29,12 @@ MOST_PREVIOUS = 24  # tokens of the text before that are kept
 
 
 class Row(NamedTuple):
-    """What the decoder reads; tokens from `scored` on are to be predicted, the previous text is not."""
+    """A line of tokens, of which those from `scored` on are to be predicted, the previous text not. `read`: what the
+    decoder is given in their place (None: the same)."""
 
     ids: list[int]
     scored: int
+    read: list[int] | None = None
 
 
 class Segment(NamedTuple):
@@ -98,7 +100,9 @@ def spelled(text: str) -> str:
 @dataclass(frozen=True)
 class Prepare:
     """Makes a window of a sample: places the clips, adds loudness, noise and masks, and writes the rows. The shares
-    `timestamps` of the rows have times, `translated` of the windows that can have it a second row in English."""
+    `timestamps` of the rows have times, `translated` of the windows that can have it a second row in English;
+    `confused` of the text tokens are read as random ones, so that a decoder which knows the sentences by heart
+    must listen."""
 
     tokenizer: WhisperTokenizer
     alphabet: str
@@ -106,6 +110,7 @@ class Prepare:
     augmented: bool = True
     timestamps: float = 0.5
     translated: float = 1.0
+    confused: float = 0.0
 
     def __call__(self, item: Spoken, chance: torch.Generator) -> Window:
         if not item.clips:
@@ -122,9 +127,18 @@ class Prepare:
         if told and not cut and all(clip.translation for clip in item.clips):
             english = [s._replace(text=c.translation) for s, c in zip(segments, item.clips, strict=True)]
             rows.append(speech_row(self.tokenizer, english, language, "translate", stamped))
+        rows = [self._confused(row, chance) for row in rows]
         whole = " ".join(s.text for s in segments if s.end is not None)
         letters = [] if cut else [self.alphabet.find(c) + 1 for c in spelled(whole)]
         return Window(mel, rows, [letter for letter in letters if letter])
+
+    def _confused(self, row: Row, chance: torch.Generator) -> Row:
+        if not self.augmented or not self.confused:
+            return row
+        wrong = (torch.rand(len(row.ids), generator=chance) < self.confused).tolist()
+        others = torch.randint(0, self.tokenizer.eot, (len(row.ids),), generator=chance).tolist()
+        swap = [w and i < self.tokenizer.eot for w, i in zip(wrong, row.ids, strict=True)]
+        return row._replace(read=[o if s else i for s, o, i in zip(swap, others, row.ids, strict=True)])
 
     def _silent(self, item: Spoken, chance: torch.Generator) -> Window:
         width = item.sample.frames
@@ -184,7 +198,7 @@ def collate(windows: list[Window]) -> MultitaskBatch:
     targets = torch.full((len(rows), longest), UNSCORED)
     for number, (row, _) in enumerate(rows):
         count = len(row.ids) - 1
-        ids[number, :count] = torch.tensor(row.ids[:-1])
+        ids[number, :count] = torch.tensor((row.read or row.ids)[:-1])
         targets[number, row.scored - 1 : count] = torch.tensor(row.ids[row.scored :])
     counts = torch.tensor([len(window.letters) for window in windows])
     letters = torch.zeros(len(windows), max(1, int(counts.max())), dtype=torch.long)

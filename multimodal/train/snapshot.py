@@ -77,6 +77,13 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
 
 
+def seed(number: int) -> None:
+    """Of all libraries."""
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % (2**32 - 5))  # a prime, so that the high bits count
+
+
 def random_state() -> dict[str, Any]:
     kind, words, *rest = np.random.get_state()
     return {

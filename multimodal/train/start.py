@@ -1,7 +1,7 @@
 """How a recipe starts: flags from its settings, log on stderr, errors as one line, documented exit codes.
 
 0: done. 1: a file or a value could not be used, or the run could not go on. 2: wrong flags. 75: stopped by SIGTERM,
-SIGUSR1 or Ctrl-C with the state saved, so run it again with `--resume`. 130: Ctrl-C before there was a state to save.
+SIGUSR1 or Ctrl-C with the state saved, so run it again with `--resume`. 130: Ctrl-C outside of the training loop.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
     except Stopped as stopped:
         _end(EXIT_CODE, f"{prog}: stopped by {stopped}; the state is saved, go on with --resume")
     except KeyboardInterrupt:
-        _end(130, f"{prog}: stopped by SIGINT; nothing was saved")
+        _end(130, f"{prog}: stopped by SIGINT outside of the training loop")
     except OSError as error:
         if error.filename is None:
             raise

@@ -1,5 +1,6 @@
 """A run seen while it runs: one progress line, `metrics.jsonl` and TensorBoard files, every few steps."""
 
+import contextlib
 import json
 import logging
 import math
@@ -97,14 +98,19 @@ class Watch:
         self.since = time.monotonic()  # the time spent on it is no training time
 
     def log(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        for name, value in row.items():
-            if name != "step":
-                self.board.add_scalar(name, value, row["step"])
+        """A full disk costs the row, not the run."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            for name, value in row.items():
+                if name != "step":
+                    self.board.add_scalar(name, value, row["step"])
+        except OSError as error:
+            log.warning("%s: step %d is not logged: %s", self.path, row["step"], error.strerror or error)
 
     def close(self) -> None:
-        self.board.close()
+        with contextlib.suppress(OSError):  # what could not be written was said by `log`
+            self.board.close()
 
 
 def _step(line: str) -> int | float:
