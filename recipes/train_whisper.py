@@ -7,8 +7,9 @@ language identification, times, no speech.
 COST AND RESULT
 """
 
+import json
+import logging
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,8 @@ from multimodal.train.scores import bleu, word_errors
 from multimodal.train.start import start
 from multimodal.weights.folder import Checkpoint, save_folder
 
+log = logging.getLogger(__name__)
+
 BANDS = 80
 
 
@@ -40,26 +43,33 @@ def loop_settings() -> LoopSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """`train`, `valid`: manifests of speak_languages.py. `vocabulary`: text tokens. `width`, `heads`, `layers`
-    (encoder), `words` (layers of the decoder), `hidden` (times the width): sizes of the model. `context`: tokens of
-    the decoder. `translated`: share of the windows that are also translated. `confused`: share of
-    the text tokens that the decoder reads as others. `most_valid`: utterances of each language that are scored while
-    it trains."""
-
     train: list[Path]
+    """manifests of speak_languages.py"""
     valid: list[Path]
+    """held-out ones, scored while it trains"""
     out: Path
+    """folder of the trained checkpoint"""
+    card: Path | None = None
+    """JSON file of facts to store with the weights"""
     vocabulary: int = 640
+    """text tokens"""
     width: int = 144
     heads: int = 3
     layers: int = 4
+    """of the encoder"""
     words: int = 2
+    """layers of the decoder"""
     hidden: int = 4
+    """width inside a block, in widths"""
     dropout: float = 0.0
     context: int = 160
+    """tokens of the decoder"""
     translated: float = 0.3
+    """share of the windows that are also translated"""
     confused: float = 0.15
+    """share of the text tokens that the decoder reads as others, so that it must listen"""
     most_valid: int = 24
+    """utterances of each language that are scored"""
     curriculum: Curriculum = field(default_factory=Curriculum)
     loop: LoopSettings = field(default_factory=loop_settings)
 
@@ -79,44 +89,54 @@ def tokenizer_of(s: Settings, data: Clips) -> SmallWhisperTokenizer:
     return SmallWhisperTokenizer.train(texts, s.vocabulary, languages, s.curriculum.window // STEP + 1)
 
 
-def evaluate(model: Lettered, step: int, data: Clips, tokenizer: WhisperTokenizer, window: int, most: int) -> dict:
-    """Greedy texts of held-out clips in whole windows: WER of each language, BLEU into English, languages found."""
-    scores: dict[str, float] = {}
-    hits, silent, count = 0, 0, 0
-    for language in sorted({clip.language for clip in data.clips}):
-        own = [i for i, c in enumerate(data.clips) if c.language == language and data.lengths[i] <= window][:most]
-        mels = torch.stack([F.pad(data.mels[i].float(), (0, window - data.lengths[i])) for i in own])
-        with torch.inference_mode():
-            frames = model.speech.encoder(mels)
-        heard, clips = listen(model.speech, tokenizer, frames), [data.clips[i] for i in own]
-        hits, count = hits + sum(found == language for found in heard.languages), count + len(own)
-        silent += sum(share > 0.6 for share in heard.no_speech)
-        texts = write(model.speech, tokenizer, frames, [language] * len(own))
-        scores[f"wer_{language}"] = word_errors([c.text for c in clips], texts, language)["wer"]
-        if all(c.translation for c in clips):
-            texts = write(model.speech, tokenizer, frames, [language] * len(own), "translate")
-            scores[f"bleu_{language}"] = bleu([c.translation for c in clips], texts)
-        print(f"{language}: {clips[0].text!r} -> {texts[0]!r}", flush=True)
-    return scores | {"language": hits / count, "taken_for_silence": silent / count}
+class Scores:
+    """For the loop: greedy texts of held-out clips in whole windows. `examples`: the last ones, wanted and found."""
+
+    def __init__(self, data: Clips, tokenizer: WhisperTokenizer, window: int, most: int):
+        fitting = [i for i in range(len(data)) if data.lengths[i] <= window]
+        languages = sorted({data.clips[i].language for i in fitting})
+        self.sets = {code: [i for i in fitting if data.clips[i].language == code][:most] for code in languages}
+        self.data, self.tokenizer, self.window, self.examples = data, tokenizer, window, []
+
+    def __call__(self, model: Lettered, step: int) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        hits, silent, self.examples = [], [], []
+        for language, own in self.sets.items():
+            clips, mels = [self.data.clips[i] for i in own], [self.data.mels[i].float() for i in own]
+            with torch.inference_mode():
+                frames = model.speech.encoder(torch.stack([F.pad(m, (0, self.window - m.shape[1])) for m in mels]))
+            heard = listen(model.speech, self.tokenizer, frames)
+            hits += [found == language for found in heard.languages]
+            silent += [share > 0.6 for share in heard.no_speech]
+            texts = write(model.speech, self.tokenizer, frames, [language] * len(own))
+            scores[f"wer_{language}"] = word_errors([c.text for c in clips], texts, language)["wer"]
+            self.examples += [f"{c.text} | {text}" for c, text in zip(clips, texts, strict=True)][:3]
+            if all(c.translation for c in clips):
+                texts = write(model.speech, self.tokenizer, frames, [language] * len(own), "translate")
+                scores[f"bleu_{language}"] = bleu([c.translation for c in clips], texts)
+                self.examples += [f"{c.translation} | {text}" for c, text in zip(clips, texts, strict=True)][:3]
+        return scores | {"language": sum(hits) / len(hits), "taken_for_silence": sum(silent) / len(silent)}
 
 
 def main(s: Settings) -> None:
     torch.manual_seed(s.loop.seed)
-    cache = s.loop.run / "cache"
+    window, cache = s.curriculum.window, s.loop.run / "cache"
     data, held_out = Clips(s.train, cache, BANDS), Clips(s.valid, cache, BANDS)
     tokenizer, alphabet = tokenizer_of(s, data), letters_of([clip.text for clip in data.clips])
     model = Lettered(SpeechToText(config(s, tokenizer)), len(alphabet))
-    size = sum(p.numel() for p in model.speech.parameters())
-    left_out = sum(length > s.curriculum.window for length in data.lengths)
-    print(f"{len(data)} clips, {sum(data.lengths) / 360000:.2f} h, {left_out} too long; {tokenizer.vocab_size} tokens; "
-          f"{len(alphabet)} letters; {size / 1e6:.2f} M parameters", flush=True)  # fmt: skip
+    log.info(
+        "%d clips, %.2f h, %d longer than the window; %d tokens; %.2f M parameters", len(data),
+        sum(data.lengths) / 360000, sum(length > window for length in data.lengths), tokenizer.vocab_size,
+        sum(p.numel() for p in model.speech.parameters()) / 1e6,
+    )  # fmt: skip
     plan = curriculum(s.curriculum, data.lengths, [clip.language for clip in data.clips], s.loop.seed)
     prepare = Prepare(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
     loader = Loader(data, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate)
-    scorer = partial(evaluate, data=held_out, tokenizer=tokenizer, window=s.curriculum.window, most=s.most_valid)
-    trained = Loop(s.loop, Multitask(model), loader, scorer).fit()
-    save_folder(Checkpoint(trained.speech, tokenizer), s.out, dtype=torch.float16)
-    write_report(s.loop.run, s, [*s.train, *s.valid])
+    scores = Scores(held_out, tokenizer, window, s.most_valid)
+    trained = Loop(s.loop, Multitask(model), loader, scores).fit()
+    card = json.loads(s.card.read_text(encoding="utf-8")) if s.card else {}
+    save_folder(Checkpoint(trained.speech, tokenizer, card=card), s.out, dtype=torch.float16)
+    write_report(s.loop.run, s, [*s.train, *s.valid], scores.examples)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def test_four_decoders_are_scored_and_the_card_gets_the_figures(recipe, manifest
     figures = json.loads(capsys.readouterr().out)
     assert figures["sample"]["utterances"] == 2
     for decoder in ("greedy", "ctc", "attention", "joint"):
-        assert 0 <= figures["sample"][decoder]["cer"] <= figures["sample"][decoder]["wer"]
+        assert 0 <= figures["sample"][decoder]["cer"] < 1.5
+        assert 0 <= figures["sample"][decoder]["wer"] < 1.5
     assert figures["sample"]["joint"]["wer"] < 0.2
     written = load_folder(folder)
     assert written.card["figures"] == figures

@@ -307,8 +307,8 @@ def test_recipe_learns_saves_and_the_model_transcribes(manifests, tmp_path, monk
     monkeypatch.setattr(recipe.Multitask, "backward", watched)
     recipe.start(recipe.main, recipe.Settings, flags(manifests, tmp_path, 40))
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
-    assert 5 < first < 12, first
-    assert last < 0.6 * first, (first, last)
+    assert 8 < first < 25, first
+    assert last < 0.5 * first, (first, last)
     checkpoint = load_folder(tmp_path / "model")
     assert isinstance(checkpoint.tokenizer, SmallWhisperTokenizer)
     assert checkpoint.model.config.encoder.context == 100

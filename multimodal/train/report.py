@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multimodal.train.sources import expanded
+
 LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]
 WHOLE = 1 << 30  # bytes; a larger file is known by its size, its first and its last MiB
 PART = 1 << 20
@@ -39,8 +41,9 @@ def fingerprint(path: Path) -> str:
 
 
 def data_hashes(sources: Iterable[str | Path]) -> dict[str, str]:
-    """Fingerprints of local sources; a URL is named and not read again."""
-    return {str(s): fingerprint(Path(s)) if Path(s).exists() else "not local" for s in sources}
+    """Fingerprints of local files and folders, with patterns resolved; a URL is named and not read again."""
+    parts = [part for source in sources for part in expanded(str(source))]
+    return {part: fingerprint(Path(part)) if Path(part).exists() else "not local" for part in parts}
 
 
 def versions() -> dict[str, str]:

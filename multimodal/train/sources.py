@@ -143,7 +143,7 @@ def open_source(
     if not isinstance(data, str | Path):
         options = {"path": path, "text": text, "label": label, "separator": separator, "cache": cache}
         return joined([open_source(part, **options) for part in data])
-    parts = _expanded(str(data))
+    parts = expanded(str(data))
     if not parts:
         raise DataError(f"{data}: no such file or folder (0 found)")
     if all(_is_tar(part) for part in parts):
@@ -161,6 +161,8 @@ class _Names(NamedTuple):
 def _open_one(part: str, names: _Names, separator: str | None, cache: Path | None) -> Items:
     if not is_remote(part) and Path(part).is_dir():
         return Items(part, _folder_rows(Path(part)))
+    if not is_remote(part) and not Path(part).exists():
+        raise DataError(f"{part}: no such file or folder")
     if _ending(part) not in CSV + JSONL:
         known = " ".join((*TARS, *CSV, *JSONL))
         raise DataError(f"{part}: neither a folder nor a list or tar ({known}; ends in {_ending(part) or 'nothing'!r})")
@@ -169,7 +171,7 @@ def _open_one(part: str, names: _Names, separator: str | None, cache: Path | Non
     return Items(part, (_list_row(line, Path(part).name, base, names) for line in lines), cache=cache)
 
 
-def _expanded(data: str) -> list[str]:
+def expanded(data: str) -> list[str]:
     """Local paths and URLs, `::`, braces, globs and folders of tars resolved."""
     if Path(data).is_dir():
         return _folder_tars(Path(data)) or [data]
@@ -184,7 +186,7 @@ def _expanded(data: str) -> list[str]:
     found = []
     for part in parts:
         if is_remote(part) or not glob.has_magic(part) or Path(part).exists():
-            found += [part] if part == data else _expanded(part)
+            found += [part] if part == data else expanded(part)
         else:
             found += sorted(glob.glob(part))
     return found
