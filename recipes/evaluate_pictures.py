@@ -14,7 +14,7 @@ from multimodal.tokens.image import Preprocessing, preprocess, read_image
 from multimodal.train.captions import class_names
 from multimodal.train.classify import Accuracy
 from multimodal.train.pictures import named_concept
-from multimodal.train.scores import top_shares
+from multimodal.train.scores import evenly, top_shares
 from multimodal.train.sources import open_source
 from multimodal.weights.folder import Checkpoint
 
@@ -53,16 +53,29 @@ def read_labelled(source: str | Path, classes: Sequence[Path], count: int | None
 
 
 @torch.inference_mode()
+def cosines(checkpoint: Checkpoint, labelled: Labelled, size: int = 100) -> Tensor:
+    """Of all pictures with all names [N C]."""
+    classifier = ZeroShotClassifier(checkpoint, labelled.names)
+    device = next(checkpoint.model.parameters()).device
+    batches = labelled.batches(size, checkpoint.preprocessing)
+    found = [checkpoint.model.encode_image(part.to(device)) @ classifier.weights.T for part in batches]
+    return torch.cat(found).cpu().float()
+
+
+def examples(checkpoint: Checkpoint, labelled: Labelled, count: int = 10) -> list[str]:
+    """Label and the first three names found, of a few pictures."""
+    keys = list(evenly(range(len(labelled.labels)), count))
+    few = Labelled([labelled.pictures[key] for key in keys], labelled.labels[keys], labelled.names)
+    rows = zip(few.labels.tolist(), cosines(checkpoint, few).topk(min(3, len(few.names))).indices.tolist(), strict=True)
+    return [f"{few.names[label]} | {', '.join(few.names[i] for i in best)}" for label, best in rows]
+
+
 def accuracy(checkpoint: Checkpoint, labelled: Labelled, size: int = 100) -> dict[str, float]:
     """Top-1 and top-5 among the names of all classes of the set, with the templates of the checkpoint's card.
 
     Where the card has `held_out`, names that were not trained on: also of their pictures, among all names
     (`unseen_top1`) and among the unseen names only (`unseen_apart_top1`)."""
-    classifier = ZeroShotClassifier(checkpoint, labelled.names)
-    device = next(checkpoint.model.parameters()).device
-    batches = labelled.batches(size, checkpoint.preprocessing)
-    scores = torch.cat([checkpoint.model.encode_image(part.to(device)) @ classifier.weights.T for part in batches])
-    scores = scores.cpu().float()
+    scores = cosines(checkpoint, labelled, size)
     figures = {"pictures": len(labelled.labels), "classes": len(labelled.names)} | top_shares(scores, labelled.labels)
     held = torch.tensor([name in checkpoint.card.get("held_out", ()) for name in labelled.names])
     own = held[labelled.labels]

@@ -5,16 +5,20 @@ r"""Trains the shipped English recogniser: a Conformer with a CTC output and a s
         synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr --out asr-first
     python recipes/train_asr.py --init asr-first --train $data/speechocean762/train.jsonl=2 $data/an4/train.jsonl=2 \
         $data/fsdd/train.jsonl synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr-2 \
-        --out asr-conformer-en --steps 20000 --easy 0 --rate 1e-3 --schedule wsd --decay 0.3 --average 0.9995 \
+        --out asr-conformer-en --steps 8000 --easy 0 --rate 1e-3 --schedule wsd --decay 0.375 --average 0.9995 \
         --freq_masks 2
 
-`synth` is made by speak.py. A manifest is heard so many times an epoch as `=TIMES` says (0.5: a random half). `--init`
-keeps the tokenizer and the sizes of its checkpoint; `--terms ctc` or `attention` trains one output alone; `--no-cache`
-makes features in `--workers` while it trains. What is random about an utterance depends on the epoch and its number
-alone, so a run that is stopped and goes on with `--resume` gives the same weights.
+`synth` is made by speak.py (4 h for the first, 5 h of other sentences for the second). A manifest is heard so many
+times an epoch as `=TIMES` says (0.5: a random half). `--init` keeps the tokenizer and the sizes of its checkpoint;
+`--terms ctc` or `attention` trains one output alone; `--no-cache` makes features in `--workers` while it trains. What
+is random about an utterance depends on the epoch and its number alone, so a run that is stopped and goes on with
+`--resume` gives the same weights.
 
-Cost: COST
-Word error rates in percent (evaluate.py), CTC best path / CTC prefix beam / attention / joint: RESULT
+Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
+Padding of its batches 6.5 %. Word error rates in percent (evaluate.py, all of each test split), CTC best path / CTC
+prefix beam / attention / joint: AN4 10.6 / 9.7 / 8.1 / 6.1, FSDD 4.0 / 3.7 / 1.0 / 1.0, speechocean762 62.9 / 63.0 /
+47.3 / 47.3, LJSpeech (never seen) 83.1 / 85.5 / 78.9 / 74.0. The shipped weights came of the recipe before it moved
+onto the loop of now; 6 steps of both were compared and are equal.
 """
 
 import json

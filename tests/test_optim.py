@@ -1,5 +1,6 @@
 """Settings of the optimizers, schedules, groups, and the average of the weights."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -41,7 +42,7 @@ def test_a_bad_value_is_named_with_its_flag(change, line):
 def test_the_rate_rises_stays_and_comes_down(s):
     shares = [share_of_peak(s, step, 100) for step in range(100)]
     assert shares[:10] == [pytest.approx((step + 1) / 10) for step in range(10)]
-    assert all(a >= b for a, b in zip(shares[9:], shares[10:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(shares[9:]))
     assert max(shares) == 1
     assert 0.1 <= shares[-1] < 0.12
 

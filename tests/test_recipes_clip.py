@@ -82,7 +82,7 @@ def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, lo
     shown = [Image.new("RGB", (50, 40), colour) for colour in COLOURS.values()]
     best = [row["scores"][0]["label"] for row in classifier.results(shown)]
     assert best == [f"{name} square" for name in COLOURS]
-    assert (tmp_path / "run" / "report" / "report.md").exists()
+    assert "## Examples" in (tmp_path / "run" / "report" / "report.md").read_text()
     # and it can be gone on from, by the same loss
     again = settings(recipe, squares, tmp_path / "again", {"steps": 2}, {"loss": loss}, init=str(tmp_path / "model"))
     recipe.main(again)

@@ -82,7 +82,7 @@ def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path):
     assert made.card["labels"] == LABELS
     assert made.card["names"] == ["blue square", "green square", "red square", "yellow square"]
     assert made.card["figures"] == {str(squares): {"top1": 1.0, "top5": 1.0, "pictures": 32}}
-    assert (tmp_path / "run" / "report" / "report.md").is_file()
+    assert "## Examples" in (tmp_path / "run" / "report" / "report.md").read_text()
     import evaluate
 
     shown = evaluate.main(evaluate.Settings(str(tmp_path / "out"), (f"own={squares}",)))

@@ -105,9 +105,13 @@ def test_what_a_killed_save_left_is_removed_by_the_next(states):
 
 
 def test_a_stop_while_saving_leaves_those_before(states):
-    with pytest.raises(KilledError), saving(states, 3) as part:
-        (part / "state.pt").write_bytes(b"half")
-        raise KilledError
+    def killed_save() -> None:
+        with saving(states, 3) as part:
+            (part / "state.pt").write_bytes(b"half")
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        killed_save()
     assert names(states) == ["state-000000001", "state-000000002"]
 
 

@@ -28,7 +28,7 @@ from multimodal.train.captions import class_names
 from multimodal.train.loader import BROKEN, generator
 from multimodal.train.objective import Summed
 from multimodal.train.optim import demand
-from multimodal.train.scores import top_shares
+from multimodal.train.scores import evenly, top_shares
 from multimodal.train.sources import Sample, Source
 from multimodal.weights.folder import Checkpoint
 
@@ -197,7 +197,7 @@ class Accuracy:
     """Called with a model: the shares of a source's pictures whose label comes first, and among the first five.
 
     `count`: about so many pictures, evenly spread. A broken one is logged and left out. Raises DataError for a source
-    whose classes are not all among `labels`."""
+    whose classes are not all among `labels`. `examples`: label and guess of a few pictures of the last call."""
 
     def __init__(
         self, source: Source, labels: Sequence[str], record: Preprocessing, where: object, count: int | None = None,
@@ -209,6 +209,7 @@ class Accuracy:
         self.source, self.record, self.batch = source, record, batch
         self.index = {label: i for i, label in enumerate(labels)}
         self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
+        self.examples: list[str] = []
 
     def read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
         """Pixels and class index of each whole picture."""
@@ -229,4 +230,7 @@ class Accuracy:
                 labels += own
         if not labels:
             raise DataError(f"{self.source.name(0)} and all others cannot be read, so there is no accuracy")
+        guesses, known = torch.cat(scores).argmax(1).tolist(), list(self.index)
+        rows = evenly(list(zip(labels, guesses, strict=True)), 10)
+        self.examples = [f"{known[label]} | {known[guess]}" for label, guess in rows]
         return top_shares(torch.cat(scores), torch.tensor(labels))
