@@ -5,7 +5,7 @@
 A set is a manifest of recordings in one language (train/clips.py), or the word `noise`: silence, white and pink
 noise, tones and clicks of random level, `--noise` windows of each. A recording is one window, prepared as
 `transcribe` does and decoded without times; the language is given for transcription and translation. Recordings
-longer than the window are left out and counted.
+longer than the window are left out and counted. 4,000 sentences take about 100 s of one core.
 """
 
 from collections.abc import Sequence

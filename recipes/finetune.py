@@ -11,7 +11,10 @@ Tasks: `classify` (a ViT, or a CLIP's picture tower with a head that begins with
 without `--task`, `match` for a CLIP. `--freeze image text.stack` leaves parts as they are (`all`: all but a new head),
 `--lora_rank 8` learns low-rank adapters and adds them to the weights at the end. Tokenizer and preprocessing stay.
 
-Result of the second command with `--steps 60`: greedy WER of AN4 test 20.8 % before, 19.0 % after.
+Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 pictures of 80 classes, 36.0 % before
+(zero-shot; its training had these pictures): `--task classify --rate 3e-4` 39.8 %, `--lora_rank 8 --rate 1e-3` 37.5 %,
+`--freeze all --rate 1e-3` 35.5 %, `--task match --lora_rank 8 --rate 1e-3` 40.0 %; 1 to 3 minutes each. The recogniser
+of revision a77fa31 on AN4 with 60 steps: greedy WER 20.8 % before, 19.0 % after.
 """
 
 import dataclasses
