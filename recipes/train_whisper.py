@@ -5,10 +5,10 @@ language identification, times, no speech.
         --run run-whisper --out whisper-mini --card recipes/whisper_card.json
 
 Data: speak_languages.py, 48,000 clips, 32 h (47 clips longer than the window of 6 s are left out). Cost: 8,600 steps of
-0.37 s, 53 minutes of one core with bfloat16 instructions; 1.97 M parameters, 4 MB. Result (evaluate.py on sentences of
+0.4 s, about an hour of one core with bfloat16 instructions; 2.0 M parameters, 4 MB. Result (evaluate.py on sentences of
 Multi30k's test_2016, greedy): WER en 10.6, de 8.2, fr 14.9, cs 11.3 %, by a voice it never heard 11.7, 10.9, 13.7,
 15.0 %; languages found 100 %; no speech on noise 99.6 %; BLEU into English de 15.9, fr 15.8, cs 11.3. Of the sentences
-2.4 % are longer than the window. These weights came of six legs with `--resume`, see whisper_card.json: the settings
+2.4 % are longer than the window. These weights came of five legs with `--resume`, see whisper_card.json: the settings
 below are those of the last ones, and one unbroken run with them has not been measured.
 """
 
