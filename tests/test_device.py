@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from multimodal.errors import UsageError
 from multimodal.models.speech import ConformerEncoder
-from multimodal.train.device import recompute_blocks
+from multimodal.train.device import counted, recompute_blocks
 from multimodal.train.settings import LoopSettings
 
 
@@ -136,3 +136,20 @@ def test_compiled_blocks_train_alike(tmp_path):
     run = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.startswith("compiled ")
+
+
+def test_arithmetic_is_counted_forward_and_backward():
+    layer, x = nn.Linear(8, 4, bias=False), torch.randn(5, 8, requires_grad=True)
+    loss, flops = counted(lambda: layer(x).sum())
+    assert flops == 2 * 5 * 8 * 4
+    _, flops = counted(lambda: layer(x).sum().backward())
+    assert flops == 3 * 2 * 5 * 8 * 4  # gradients of the input and of the weights
+    assert loss.ndim == 0
+
+
+def test_the_first_step_is_counted_where_the_peak_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr("multimodal.train.loop.peak_flops", lambda: 1e12)
+    loop = tiny_run.loop(tmp_path, steps=2)
+    loop.fit()
+    weights = sum(p.numel() for p in loop.objective.model.parameters() if p.ndim == 2)
+    assert loop.flops > 4 * weights

@@ -24,14 +24,15 @@ from multimodal.train.signals import Stopped
 STEPS = 8  # two epochs of three batches, and two batches
 
 
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def _quiet():
     """Without TensorBoard files, which would take longer than the training, and threads, which so small matrices do
-    not pay for."""
-    monkeypatch.setattr("multimodal.train.loop.Watch", tiny_run.Quiet)
+    not pay for. For the whole module: sums depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multimodal.train.loop.Watch", tiny_run.Quiet)
+        yield
     torch.set_num_threads(threads)
 
 
@@ -51,9 +52,7 @@ def stop_at(loop, *steps: int):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     loop = tiny_run.loop(tmp_path_factory.mktemp("unbroken"), steps=STEPS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("multimodal.train.loop.Watch", tiny_run.Quiet)
-        loop.fit()
+    loop.fit()
     return loop
 
 

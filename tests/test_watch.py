@@ -51,6 +51,16 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path: Path):
     assert rows(tmp_path)[0]["skipped"] == 1
 
 
+def test_the_share_of_the_peak_is_that_of_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("multimodal.train.watch.peak_flops", lambda: 1e9)
+    watch = Watch(tmp_path, total=1, every=1, world=2)
+    watch.flops = 1e6
+    watch.step(1, {"loss": 1.0}, rate=0.1, items=30, wait=0.0)
+    watch.close()
+    row = rows(tmp_path)[0]
+    assert row["mfu"] == pytest.approx(row["samples_per_s"] * 1e6 / 2e9)
+
+
 def test_the_progress_line_names_what_is_asked():
     row = {"step": 50, "loss": 2.3456, "lr": 3e-4, "samples_per_s": 311.4, "wait_share": 0.021, "memory_bytes": 34e8}
     line = progress(row | {"mfu": 0.351, "broken": 0, "skipped": 2}, 4200, 2470.0)

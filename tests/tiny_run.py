@@ -88,7 +88,7 @@ def loop(run: Path, source: Pictures | None = None, width: int = 0, evaluate=Non
 
 class Quiet(Watch):
     def __init__(self, *_):
-        self.rows, self.figures = [], []
+        self.rows, self.figures, self.flops = [], [], None
 
     def step(self, number, metrics, **more):
         self.rows.append((number, metrics, more))

@@ -2,13 +2,36 @@
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from multimodal.errors import UsageError
+
+Result = TypeVar("Result")
+
+# dense bfloat16 matrix FLOP/s without sparsity, from the makers' data sheets
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
+
+
+def peak_flops() -> float | None:
+    """Of the current GPU; None on a CPU or a GPU that is not listed."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def counted(function: Callable[[], Result]) -> tuple[Result, int]:
+    """What `function()` gives, and how many floating-point operations its matrix products, convolutions and attention
+    took, forward and backward. Compiled blocks run uncompiled for it."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        result = function()
+    return result, counter.get_total_flops()
 
 
 def check_device(device: str, precision: str, compiled: bool) -> None:

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from multimodal.errors import CheckpointError, TrainingError, UsageError
-from multimodal.train.device import compile_blocks, moved, recompute_blocks, running_statistics
+from multimodal.train.device import (
+    compile_blocks,
+    counted,
+    moved,
+    peak_flops,
+    recompute_blocks,
+    running_statistics,
+)
 from multimodal.train.loader import Loader, Step
 from multimodal.train.objective import Objective
 from multimodal.train.optim import Average, optimizers, set_learning_rate, share_of_peak
@@ -64,6 +71,7 @@ class Loop:
         self.average = Average(objective.model, s.optim.average) if s.optim.average else None
         self.states = s.run / "states"
         self.done = 0  # steps
+        self.flops: int | None = None  # of the first step of this process
         self.saved = self.evaluated = -1  # the step it was done last at
         self.unsaved: TrainingError | None = None  # why the last save failed
         self.not_finite = self.in_row = 0  # steps that were left out: in all, since the last good one
@@ -100,7 +108,7 @@ class Loop:
         metrics = {"loss": math.nan, "norm": math.nan}
         if batches:
             floating = torch.bfloat16 if s.precision == "bfloat16" else None
-            metrics = self.objective.backward(self, [moved(batch, self.device, floating) for batch in batches])
+            metrics = self._backward([moved(batch, self.device, floating) for batch in batches])
             self.parallel.finish()
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
@@ -112,6 +120,13 @@ class Loop:
             if self.scaler.is_enabled():
                 self.scaler.update()
         self.done += 1
+        return metrics
+
+    def _backward(self, batches: list[Any]) -> dict[str, float]:
+        """The first step on a GPU whose peak is known counts its arithmetic."""
+        if self.flops is not None or not peak_flops():
+            return self.objective.backward(self, batches)
+        metrics, self.flops = counted(lambda: self.objective.backward(self, batches))
         return metrics
 
     def _update(self) -> None:
@@ -142,7 +157,7 @@ class Loop:
         if s.threads:
             torch.set_num_threads(s.threads)
         self.begin()
-        watch = Watch(s.run, s.steps, s.log_every, self.done, s.device) if self.rank == 0 else None
+        watch = Watch(s.run, s.steps, s.log_every, self.done, s.device, self.world) if self.rank == 0 else None
         steps = self.loader.start(self.done)
         # PyTorch's fused attention for CPUs is several times slower backwards than matrix products on short rows
         attention = sdpa_kernel(SDPBackend.MATH) if self.kind == "cpu" else nullcontext()
@@ -189,6 +204,8 @@ class Loop:
         if self.done % s.log_every == 0 or self.done == s.steps:
             broken = sum(self.processes.counts(broken))
         if watch:
+            if watch.flops is None and self.flops and step.count:
+                watch.flops = self.flops / step.count
             watch.step(self.done, metrics, rate=rate, items=step.count * self.world, wait=step.waited,
                        padding=step.padding, broken=broken, skipped=self.not_finite)  # fmt: skip
         if self.in_row >= s.most_not_finite:

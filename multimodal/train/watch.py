@@ -13,18 +13,9 @@ from typing import Any
 
 import torch
 
+from multimodal.train.device import peak_flops
+
 log = logging.getLogger(__name__)
-
-# dense bfloat16 matrix FLOP/s without sparsity, from the makers' data sheets
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
-
-
-def peak_flops() -> float | None:
-    """Of the current GPU; None on a CPU or a GPU that is not listed."""
-    if not torch.cuda.is_available():
-        return None
-    name = torch.cuda.get_device_name()
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def memory(device: str) -> int:
@@ -38,11 +29,11 @@ def memory(device: str) -> int:
 class Watch:
     """Means over the last `every` steps of what is logged, written to `run`.
 
-    `flops`: arithmetic of one step in forward and backward, for the share of the GPU's peak (MFU). A resumed run
-    adds to the files; lines of steps that it does again replace the old ones."""
+    `flops`: arithmetic of an item in forward and backward, for the share of the peak of `world` GPUs (MFU). A resumed
+    run adds to the files; lines of steps that it does again replace the old ones."""
 
-    def __init__(self, run: Path, total: int, every: int, done: int = 0, device: str = "cpu"):
-        self.run, self.total, self.every, self.device = run, total, every, device
+    def __init__(self, run: Path, total: int, every: int, done: int = 0, device: str = "cpu", world: int = 1):
+        self.run, self.total, self.every, self.device, self.world = run, total, every, device, world
         self.flops: float | None = None
         self.first, self.began, self.since = done, time.monotonic(), time.monotonic()
         self.sums: dict[str, float] = {}
@@ -84,7 +75,7 @@ class Watch:
         row |= {"lr": rate, "samples_per_s": self.items / seconds, "wait_share": self.wait / seconds,
                 "memory_bytes": memory(self.device), "broken": broken, "skipped": skipped}  # fmt: skip
         if self.flops and (peak := peak_flops()):
-            row["mfu"] = self.flops * self.steps / seconds / peak
+            row["mfu"] = self.flops * self.items / seconds / (peak * self.world)
         left = (time.monotonic() - self.began) / max(1, number - self.first) * (self.total - number)
         self.log(row)
         print(progress(row, self.total, left), file=sys.stderr, flush=True)
