@@ -59,6 +59,7 @@ class Recorder:
 
     rows: dict[int, float]
     figures: dict[int, float]
+    flops = None
 
     def __init__(self, *_: Any):
         Recorder.rows, Recorder.figures = {}, {}

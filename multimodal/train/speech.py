@@ -48,15 +48,23 @@ def read_features(source: Source, number: int, bands: int = 80) -> Float[Tensor,
     return filterbank(read_audio(source.read(number).media, on_truncated="warn"), bands)
 
 
-def load_features(source: Source, cache: Path, bands: int = 80) -> list[Float[Tensor, "_ M"] | None]:
+def load_features(
+    source: Source, cache: Path, bands: int = 80, where: str = "", most_broken: float = 1.0
+) -> list[Float[Tensor, "_ M"] | None]:
     """`read_features` of every item as float16, computed once for a `cache` folder; None for a broken one, which is
-    logged by name."""
+    logged by name. Raises DataError, naming `where`, as soon as more than `most_broken` of all are broken."""
     rows = [source.row(number) for number in range(len(source))]
     known = "\n".join(f"{row.media} {_stamp(row.media)} {row.fault}" for row in rows)
     key = hashlib.sha256(f"{bands}\n{known}".encode()).hexdigest()[:16]
     path = cache / f"features-{key}.npz"
     if not path.exists():
-        made = [_read_or_log(source, number, bands) for number in range(len(source))]
+        made = []
+        for number in range(len(source)):
+            made.append(_read_or_log(source, number, bands))
+            broken = sum(not len(row) for row in made) if not len(made[-1]) else 0
+            if broken > most_broken * len(source):
+                many = f"{broken} of the first {number + 1} recordings are broken"
+                raise DataError(f"{where}: {many}, more than {most_broken:.1%} of its {len(source)}")
         cache.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")  # several processes may come here
         with part.open("wb") as file:
@@ -79,7 +87,8 @@ def _read_or_log(source: Source, number: int, bands: int) -> np.ndarray:
     try:
         return read_features(source, number, bands).half().numpy()
     except BROKEN as error:
-        log.warning("broken recording left out: %s: %s", source.name(number), " ".join(str(error).split()))
+        name, cause = source.name(number), " ".join(str(error).split())
+        log.warning("broken recording left out: %s: %s", name, cause.removeprefix(f"{name}: "))
         return np.zeros((0, bands), np.float16)
 
 
@@ -109,7 +118,7 @@ class Corpus:
 
     def _add(self, source: Source, path: str, before: int, cache: Path | None, most_broken: float) -> int:
         """Takes over what is whole of a manifest; gives how many items that are."""
-        found = load_features(source, cache, self.bands) if cache else None
+        found = load_features(source, cache, self.bands, path, most_broken) if cache else None
         whole = [i for i in range(len(source)) if (not source.row(i).fault if found is None else found[i] is not None)]
         if (broken := len(source) - len(whole)) > most_broken * len(source):
             raise DataError(f"{path}: {broken} of {len(source)} recordings are broken, more than {most_broken:.1%}")
