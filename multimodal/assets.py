@@ -9,7 +9,7 @@ _ROOTS = (_HERE / "assets", _HERE.parent / "assets")  # an installed wheel, then
 
 
 def asset(*parts: str) -> Path:
-    """Path of a shipped file or folder, `asset("vocabularies", "gpt2.tiktoken")`.
+    """Path of a shipped file or folder, `asset("vocabularies", "gpt2.tiktoken.gz")`.
 
     Raises CheckpointError naming it when neither an installed wheel nor a checkout has it.
     """

@@ -2,7 +2,9 @@
 
 import base64
 import binascii
+import gzip
 import re
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,11 +26,13 @@ _RANKS = {"gpt2": 50256, "multilingual": 50257}
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Tokens and their ranks, of a file in tiktoken's format. Raises CheckpointError naming it."""
+    """Tokens and their ranks, of a file in tiktoken's format (`.gz`: compressed). Raises CheckpointError naming it."""
     try:
-        pairs = (line.split() for line in path.read_bytes().splitlines() if line)
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        pairs = (line.split() for line in data.splitlines() if line)
         return {base64.b64decode(token): int(rank) for token, rank in pairs}
-    except (OSError, ValueError, binascii.Error) as error:
+    except (OSError, EOFError, zlib.error, ValueError, binascii.Error) as error:
         raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
 
 
@@ -37,7 +41,7 @@ def _encoding(name: Literal["gpt2", "multilingual"]) -> "tiktoken.Encoding":
     """The plain vocabulary. Control tokens are left out of it, so that no text can spell one."""
     import tiktoken
 
-    path = asset("vocabularies", f"{name}.tiktoken")
+    path = asset("vocabularies", f"{name}.tiktoken.gz")
     ranks = read_ranks(path)
     if sorted(ranks.values()) != list(range(_RANKS[name])):
         raise CheckpointError(f"{path}: {len(ranks)} tokens, not {_RANKS[name]}")
