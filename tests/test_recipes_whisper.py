@@ -273,6 +273,30 @@ def test_manifest_without_language_is_refused_by_name(tmp_path):
         read_clips(path)
 
 
+def test_a_broken_recording_is_left_out_with_its_text(tmp_path, monkeypatch, caplog):
+    sounds = [(300, "tief"), (2500, "hoch"), (300, "noch tief")]
+    for number, (pitch, _) in enumerate(sounds):
+        with wave.open(str(tmp_path / f"{number}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16000)
+            file.writeframes((9000 * np.sin(np.arange(8000) * pitch * 2 * np.pi / 16000)).astype("<i2").tobytes())
+    (tmp_path / "1.wav").write_bytes(b"RIFF")
+    rows = [{"audio_filepath": f"{i}.wav", "text": text, "language": "de"} for i, (_, text) in enumerate(sounds)]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        DataError, match=r"data\.jsonl: 1 of the first 2 recordings are broken, more than 5\.0% of its 3"
+    ):
+        Clips([path], tmp_path / "cache")
+    monkeypatch.setattr("multimodal.train.clips.MOST_BROKEN", 0.5)
+    for _ in range(2):  # computed, then from the cache
+        clips = Clips([path], tmp_path / "cache")
+        assert [clip.text for clip in clips.clips] == ["tief", "noch tief"]
+        assert all(length > 0 for length in clips.lengths)
+    assert "1.wav" in caplog.text
+
+
 # the recipes
 
 

@@ -1,7 +1,7 @@
 """Spoken sentences in several languages as cached log-mel frames, noise, and the order in which a run meets them."""
 
 import hashlib
-import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,15 @@ from torch import Tensor
 from multimodal.errors import DataError
 from multimodal.tokens.audio import read_audio
 from multimodal.tokens.mel import HOP, RATE, log_mel
-from multimodal.train.loader import generator
+from multimodal.train.lists import read_list
+from multimodal.train.loader import BROKEN, generator
+from multimodal.train.speech import stamp
 
 FRAMES_STEP = 64  # widths are multiples of it: oneDNN compiles a kernel for each new shape
 EDGE = 2  # frames kept before and after the sound of a clip
+MOST_BROKEN = 0.05  # share of a manifest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,16 +60,14 @@ class Spoken(NamedTuple):
 def read_clips(manifest: Path, language: str | None = None) -> list[Clip]:
     """Lines of {"audio_filepath", "text", "language", "translation"}; paths are relative to the manifest. `language`:
     of lines that do not say. Raises DataError."""
-    try:
-        records = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines() if line.strip()]
-        records = [{"language": language} | record if language else record for record in records]
-        default = {} if language is None else {"language": language}
-        found = [
-            Clip(manifest.parent / r["audio_filepath"], r["text"], r["language"], r.get("translation"))
-            for r in (default | record for record in records)
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{manifest}: no manifest of audio_filepath, text and language ({error!r})") from None
+    found = []
+    for line in read_list(manifest):
+        values = ({} if language is None else {"language": language}) | line.values
+        lacks = [name for name in ("audio_filepath", "text", "language") if not isinstance(values.get(name), str)]
+        if line.fault or lacks:
+            raise DataError(f"{manifest} line {line.number}: {line.fault or 'no ' + ', '.join(lacks)}")
+        path = manifest.parent / values["audio_filepath"]
+        found.append(Clip(path, values["text"], values["language"], values.get("translation")))
     if not found:
         raise DataError(f"{manifest}: no utterances (0 lines)")
     return found
@@ -79,8 +82,9 @@ def trimmed(wave: Float[Tensor, "T"]) -> Float[Tensor, "_"]:
 
 
 def cached_mels(manifest: Path, clips: Sequence[Clip], cache: Path, bands: int) -> list[Float[Tensor, "M _"]]:
-    """`log_mel` of each trimmed clip as float16, computed once for a `cache` folder and mapped from its file."""
-    names = "\n".join(f"{c.path.resolve()} {c.path.stat().st_size}" for c in clips)
+    """`log_mel` of each trimmed clip as float16, computed once for a `cache` folder and mapped from its file. A broken
+    recording is logged by name and has no frames. Raises DataError as soon as more than `MOST_BROKEN` of all are."""
+    names = "\n".join(f"{c.path.resolve()} {stamp(str(c.path))}" for c in clips)
     key = hashlib.sha256(f"{bands} {EDGE}\n{names}".encode()).hexdigest()[:16]
     path = cache / f"{manifest.stem}-{key}.npy"
     sizes = path.with_suffix(".lengths.npy")
@@ -89,9 +93,12 @@ def cached_mels(manifest: Path, clips: Sequence[Clip], cache: Path, bands: int) 
         part, lengths = path.with_suffix(".part"), []
         with part.open("wb") as file:
             for clip in clips:
-                mel = log_mel(trimmed(read_audio(clip.path)), bands).T.half().contiguous()
+                mel = _read_or_log(clip, bands)
                 lengths.append(len(mel))
                 file.write(mel.numpy().tobytes())
+                if (broken := lengths.count(0)) > MOST_BROKEN * len(clips):
+                    many = f"{broken} of the first {len(lengths)} recordings are broken"
+                    raise DataError(f"{manifest}: {many}, more than {MOST_BROKEN:.1%} of its {len(clips)}")
         np.save(sizes, np.array(lengths))
         part.rename(path)
     lengths = np.load(sizes).tolist()
@@ -99,16 +106,27 @@ def cached_mels(manifest: Path, clips: Sequence[Clip], cache: Path, bands: int) 
     return [rows.T for rows in torch.from_numpy(frames).split(lengths)]
 
 
+def _read_or_log(clip: Clip, bands: int) -> Float[Tensor, "_ M"]:
+    try:
+        return log_mel(trimmed(read_audio(clip.path)), bands).T.half().contiguous()
+    except BROKEN as error:
+        cause = " ".join(str(error).split()).removeprefix(f"{clip.path}: ")
+        log.warning("broken recording left out: %s: %s", clip.path, cause)
+        return torch.zeros(0, bands, dtype=torch.half)
+
+
 class Clips:
-    """A `Source` of samples over the clips of some manifests."""
+    """A `Source` of samples over the clips of some manifests; broken ones are left out with their texts."""
 
     def __init__(self, manifests: Sequence[Path], cache: Path, bands: int = 80, language: str | None = None):
         self.clips: list[Clip] = []
         self.mels: list[Tensor] = []
         for manifest in manifests:
             clips = read_clips(manifest, language)
-            self.clips += clips
-            self.mels += cached_mels(manifest, clips, cache, bands)
+            mels = cached_mels(manifest, clips, cache, bands)
+            whole = [i for i, mel in enumerate(mels) if mel.shape[1]]
+            self.clips += [clips[i] for i in whole]
+            self.mels += [mels[i] for i in whole]
         self.lengths = [mel.shape[1] for mel in self.mels]
 
     def __len__(self) -> int:

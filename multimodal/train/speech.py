@@ -54,7 +54,7 @@ def load_features(
     """`read_features` of every item as float16, computed once for a `cache` folder; None for a broken one, which is
     logged by name. Raises DataError, naming `where`, as soon as more than `most_broken` of all are broken."""
     rows = [source.row(number) for number in range(len(source))]
-    known = "\n".join(f"{row.media} {_stamp(row.media)} {row.fault}" for row in rows)
+    known = "\n".join(f"{row.media} {stamp(row.media)} {row.fault}" for row in rows)
     key = hashlib.sha256(f"{bands}\n{known}".encode()).hexdigest()[:16]
     path = cache / f"features-{key}.npz"
     if not path.exists():
@@ -75,7 +75,7 @@ def load_features(
     return [part if len(part) else None for part in parts]
 
 
-def _stamp(media: object) -> tuple[int, ...]:
+def stamp(media: object) -> tuple[int, ...]:
     """Size and time of a file, so that a changed one is read again."""
     if not isinstance(media, str) or not os.path.exists(media):
         return ()
