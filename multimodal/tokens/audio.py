@@ -7,7 +7,8 @@ What a reader must hear about is an error: no file, no sound, no finite samples,
 import glob
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tokens.container import FORMATS, ends_inside_page, promised_seconds, starts_without_index
+from multimodal.tokens.container import FORMATS, ends_inside, promised_seconds, starts_without_index
+from multimodal.tokens.damage import HOLE_SECONDS, JITTER_SECONDS, TIMELESS, WHOLE, Clock, Damage
 from multimodal.tokens.files import open_media
 from multimodal.tokens.mono import MonoMixer, Resampler
+from multimodal.tokens.places import tell_place
 
 SAMPLE_RATE = 16000
 AUDIO = "wav w64 flac mp3 ogg oga opus m4a m4b aac mka aif aiff aifc caf au amr wma"
@@ -26,51 +29,10 @@ VIDEO = "mp4 m4v mov webm mkv 3gp avi mpg mpeg"
 SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO}".split()}
 # Frames of a codec hold 10-100 ms; the mix and the resampler are called for about this much at once.
 GATHER_SECONDS = 1.0
-# Estimated lengths and codec priming stay below both.
-SHORT_SECONDS, SHORT_SHARE = 0.5, 0.02
-# A stream cut from a broadcast starts inside a group of dependent packets; a few of them may not decode.
-LEADING_PACKETS = 10
-# A jump of the container's clock that is no pause: Opus leaves out at most 0.4 s of silence (RFC 7587, DTX).
-HOLE_SECONDS = 0.45
 
 
 class TruncatedAudio(UserWarning):
     """A recording ends before its header says, or has damaged parts, and the caller asked for what is there."""
-
-
-@dataclass
-class _Progress:
-    """What has been decoded: seconds of sound, the last end on the container's clock, packets that failed."""
-
-    name: str
-    seconds: float = 0.0
-    end: float = 0.0
-    failed: int = 0
-    pending: int = 0
-    holes: float = 0.0
-
-    def good(self, frame) -> None:
-        if self.seconds or self.pending > LEADING_PACKETS:
-            self.failed += self.pending
-        self.pending = 0
-        length = frame.samples / frame.sample_rate
-        start = self.end if frame.time is None else frame.time
-        if self.seconds and start - self.end > HOLE_SECONDS:
-            self.holes += start - self.end
-        self.seconds += length
-        self.end = max(self.end, start + length)
-
-    def problem(self, promised: float | None, cut: bool) -> str | None:
-        """The one-line complaint, or None. Failed packets after the last good one count only as missing time."""
-        missing = (promised or 0) - max(self.seconds, self.end)
-        of = f" of {promised:.2f} s" if promised else ""
-        if (missing > SHORT_SECONDS and missing > SHORT_SHARE * promised) or cut:
-            return f"{self.name}: the recording ends early (got {self.seconds:.2f} s{of})"
-        if self.failed:
-            return f"{self.name}: damaged, {self.failed} packets cannot be decoded (got {self.seconds:.2f} s{of})"
-        if self.holes:
-            return f"{self.name}: damaged, {self.holes:.2f} s are missing inside (got {self.seconds:.2f} s{of})"
-        return None
 
 
 def stream_audio(
@@ -78,19 +40,28 @@ def stream_audio(
     rate: int = SAMPLE_RATE,
     chunk_seconds: float | int = 30.0,
     on_truncated: str = "error",
+    channel: int | None = None,
+    damage: list[Damage] | None = None,
 ) -> Iterator[Float[Tensor, "T"]]:
     """The first audio stream of a file (or of a file's bytes) as mono float32 chunks at `rate` Hz, within [-1, 1].
 
-    Joined chunks equal the whole; all but the last have `chunk_seconds`. Antiphase channels do not cancel (`mono.py`).
+    Joined chunks equal the whole; all but the last have `chunk_seconds`. Antiphase channels do not cancel (`mono.py`);
+    `channel` (0-based) gives that one alone, unmixed. What is lost inside (packets that fail, holes) is silence of the
+    same length, so that what follows keeps its time, as far as the container tells it; `damage` is given each span.
     AudioError, when the reading reaches it: not a readable recording, no sound, NaN or infinite samples. A recording
-    that ends more than 0.5 s and 2 % before its header says, or is damaged inside (packets that fail, a hole of
-    0.45 s or more), raises after the last chunk; `on_truncated="warn"` gives one TruncatedAudio warning instead.
+    that ends more than 0.5 s and 2 % before its header says, or is damaged inside, raises after the last chunk;
+    `on_truncated="warn"` gives one TruncatedAudio warning instead, "ignore" none (`damage` tells it).
     """
-    if on_truncated not in ("error", "warn"):
-        raise UsageError(f"on_truncated: must be 'error' or 'warn' ({on_truncated!r})")
+    if on_truncated not in ("error", "warn", "ignore"):
+        raise UsageError(f"on_truncated: must be 'error', 'warn' or 'ignore' ({on_truncated!r})")
     if rate < 1 or not chunk_seconds * rate >= 1:
         raise UsageError(f"rate and chunk_seconds: a chunk must hold a sample (rate {rate}, {chunk_seconds} s)")
-    return _chunks(_samples(source, rate, on_truncated), round(chunk_seconds * rate))
+    if channel is not None and channel < 0:
+        raise UsageError(f"channel: channels are counted from 0 ({channel})")
+    if on_truncated == "ignore" and damage is None:
+        raise UsageError("on_truncated 'ignore': needs a list for `damage`, which tells what is lost (None)")
+    pieces = _samples(source, rate, on_truncated, channel, [] if damage is None else damage)
+    return _chunks(pieces, round(chunk_seconds * rate))
 
 
 def read_audio(
@@ -146,13 +117,29 @@ def _chunks(pieces: Iterator[Float32[np.ndarray, "n"]], size: int) -> Iterator[F
         yield torch.from_numpy(np.concatenate(held))
 
 
-def _samples(source: str | Path | bytes, rate: int, on_truncated: str) -> Iterator[Float32[np.ndarray, "n"]]:
-    """Pieces of the resampled mono sound, then the verdict on how it ended."""
+def count_channels(source: str | Path | bytes) -> int:
+    """Channels of the first audio stream, as its first decoded frame has them. AudioError as `stream_audio`."""
     import av
 
-    name = "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
+    name = _name(source)
+    with _opened(source, name) as (container, _):
+        for packet in container.demux(container.streams.audio[0]):
+            with suppress(av.error.FFmpegError):
+                for frame in packet.decode():
+                    return frame.layout.nb_channels
+    raise AudioError(f"{name}: no sound in it (0 samples)")
+
+
+def _name(source: str | Path | bytes) -> str:
+    return "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
+
+
+@contextmanager
+def _opened(source: str | Path | bytes, name: str) -> Iterator[tuple]:
+    """The container, which has an audio stream, and the file below it."""
+    import av
+
     with open_media(source, name, AudioError) as file:
-        cut = ends_inside_page(file)
         try:
             container = av.open(file, options={"format_whitelist": FORMATS}, metadata_errors="ignore")
         except (av.error.FFmpegError, ValueError) as error:
@@ -163,73 +150,130 @@ def _samples(source: str | Path | bytes, rate: int, on_truncated: str) -> Iterat
             if not container.streams.audio:
                 kinds = ", ".join(stream.type for stream in container.streams) or "no streams"
                 raise AudioError(f"{name}: no audio stream ({container.format.name}: {kinds})")
-            progress = _Progress(name)
-            promised = promised_seconds(container, file)
-            for piece in _converted(_frames(container, progress), rate, progress):
-                yield np.clip(piece, -1, 1)
-    if not progress.seconds:
-        raise AudioError(f"{name}: no sound in it (0 samples, {progress.pending} packets failed)")
-    problem = progress.problem(promised, cut)
+            if container.streams.audio[0].codec_context is None:
+                raise AudioError(f"{name}: its sound has a codec that cannot be decoded ({container.format.name})")
+            yield container, file
+
+
+def _samples(
+    source: str | Path | bytes, rate: int, on_truncated: str, channel: int | None, damage: list[Damage]
+) -> Iterator[Float32[np.ndarray, "n"]]:
+    """Pieces of the resampled mono sound, then the verdict on how it ended."""
+    name = _name(source)
+    with _opened(source, name) as (container, file):
+        cut = ends_inside(file)
+        clock = _clock(name, container, file)
+        if clock.timeless and clock.promised:
+            clock.scale = cache(partial(_scale, source, name))
+        for piece in _converted(_sounds(container, file, clock), rate, clock, channel):
+            yield np.clip(piece, -1, 1)
+    if not clock.seconds:
+        raise AudioError(f"{name}: no sound in it (0 samples, {clock.pending} packets failed)")
+    problem = clock.finish(cut)
+    damage += clock.lost
     if problem and on_truncated == "error":
         raise AudioError(problem)
-    if problem:
+    if problem and on_truncated == "warn":
         warnings.warn(TruncatedAudio(problem), stacklevel=2)
+
+
+def _clock(name: str, container, file) -> Clock:
+    stream, promised = container.streams.audio[0], promised_seconds(container, file)
+    length = promised or (container.duration / 1e6 if container.duration else None)
+    start = None if stream.start_time is None else float(stream.start_time * stream.time_base)
+    timeless = container.format.name in TIMELESS
+    pause = JITTER_SECONDS if timeless or stream.codec_context.name.startswith(WHOLE) else HOLE_SECONDS
+    return Clock(name, start, length, promised, timeless, pause)
+
+
+def _scale(source: str | Path | bytes, name: str) -> float:
+    """How much longer the losses are than their bytes tell: in mp3 of varying bit rate the promise decides."""
+    with _opened(source, name) as (container, file):
+        clock = _clock(name, container, file)
+        for _ in _sounds(container, file, clock):
+            pass
+    guessed = sum(span.end - span.start for span in clock.lost)
+    scale = 1 + (clock.promised - clock.seconds) / guessed if guessed else 1.0
+    return scale if 0.5 < scale < 2 else 1.0
 
 
 def _cause(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error).splitlines()[0]
 
 
-def _frames(container, progress: _Progress) -> Iterator:
-    """Decoded frames; packets that fail are counted, and a container that breaks off ends the sound."""
+def _sounds(container, file, clock: Clock) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
+    """(rate, samples) of each frame, with silence for what is lost; a container that breaks off ends the sound."""
     import av
 
-    packets = container.demux(container.streams.audio[0])
+    stream = container.streams.audio[0]
+    packets, tick = container.demux(stream), float(stream.time_base or 0)
     while True:
         try:
             packet = next(packets)
         except StopIteration:
             return
-        except av.error.FFmpegError:
-            progress.failed += 1
+        except (av.error.FFmpegError, OSError, IndexError):  # the last: a stream that damage made up
+            clock.broken = True
             return
+        known = not clock.timeless or not packet.size or tell_place(packet, tick, file, clock)
         try:
-            frames = packet.decode()
+            frames = [frame for frame in packet.decode() if frame.samples] if known else []
+            known = known and all(_has_its_planes(frame) for frame in frames)
         except av.error.FFmpegError:
-            progress.pending += 1
-            continue
+            known = False
+        frames = frames if known else []
+        clock.packet(known)
         for frame in frames:
-            if frame.samples:
-                progress.good(frame)
-                yield frame
+            sound, rate = _planar(frame), frame.sample_rate
+            time = None if frame.pts is None else frame.pts * tick
+            silent = round(clock.frame(time, frame.samples / rate) * rate)
+            for start in range(0, silent, rate):
+                yield rate, np.zeros((len(sound), min(rate, silent - start)), np.float32)
+            yield rate, sound
 
 
-def _converted(frames: Iterator, rate: int, progress: _Progress) -> Iterator[Float32[np.ndarray, "n"]]:
+def _converted(
+    sounds: Iterator[tuple[int, Float32[np.ndarray, "C n"]]], rate: int, clock: Clock, channel: int | None
+) -> Iterator[Float32[np.ndarray, "n"]]:
     """Frames to mono at `rate`. A stream that changes rate or channels midway goes on with a new mixer."""
     kind, held, count = None, [], 0
     mixer = resampler = None
 
     def push() -> Float32[np.ndarray, "n"]:
-        return resampler.push(mixer.mix(_finite(np.concatenate(held, axis=1), progress)))
+        return resampler.push(mixer.mix(_finite(np.concatenate(held, axis=1), clock)))
 
-    for frame in frames:
-        sound = _planar(frame)
-        if (frame.sample_rate, len(sound)) != kind:
+    for source_rate, sound in sounds:
+        sound = _channel(sound, channel, clock)
+        if (source_rate, len(sound)) != kind:
             if held:
                 yield push()
             if kind:
                 yield from (resampler.push(mixer.flush()), resampler.flush())
-            kind, held, count = (frame.sample_rate, len(sound)), [], 0
-            mixer, resampler = MonoMixer(len(sound), frame.sample_rate), Resampler(frame.sample_rate, rate)
+            kind, held, count = (source_rate, len(sound)), [], 0
+            mixer, resampler = MonoMixer(len(sound), source_rate), Resampler(source_rate, rate)
         held.append(sound)
         count += sound.shape[1]
-        if count >= GATHER_SECONDS * frame.sample_rate:
+        if count >= GATHER_SECONDS * source_rate:
             yield push()
             held, count = [], 0
     if held:
         yield push()
     if kind:
         yield from (resampler.push(mixer.flush()), resampler.flush())
+
+
+def _channel(sound: Float32[np.ndarray, "C n"], channel: int | None, clock: Clock) -> Float32[np.ndarray, "D n"]:
+    if channel is None:
+        return sound
+    if channel >= len(sound):
+        raise UsageError(f"channel {channel}: {clock.name} has {len(sound)}, counted from 0 (at {clock.seconds:.2f} s)")
+    return sound[channel : channel + 1]
+
+
+def _has_its_planes(frame) -> bool:
+    """PyAV counts the planes of more than 8 channels past their list's end; reading those would end the process."""
+    channels = frame.layout.nb_channels
+    return channels <= 8 or not frame.format.is_planar or len(frame.planes) == channels
 
 
 def _planar(frame) -> Float32[np.ndarray, "C n"]:
@@ -241,11 +285,11 @@ def _planar(frame) -> Float32[np.ndarray, "C n"]:
         return (sound.astype(np.float32) - 128) / 128
     if sound.dtype.kind == "i":
         return sound.astype(np.float32) / np.float32(2.0 ** (8 * sound.dtype.itemsize - 1))
-    return sound.astype(np.float32)
+    return sound.astype(np.float32, copy=False)
 
 
-def _finite(sound: Float32[np.ndarray, "C n"], progress: _Progress) -> Float32[np.ndarray, "C n"]:
+def _finite(sound: Float32[np.ndarray, "C n"], clock: Clock) -> Float32[np.ndarray, "C n"]:
     if not np.isfinite(sound).all():
         value = sound[~np.isfinite(sound)][0]
-        raise AudioError(f"{progress.name}: not a finite sample within {progress.seconds:.2f} s of the start ({value})")
+        raise AudioError(f"{clock.name}: not a finite sample within {clock.seconds:.2f} s of the start ({value})")
     return sound

@@ -6,7 +6,11 @@ import struct
 # The demuxers that may be tried. Playlists and scripts (hls, concat, dash) are left out: they name other files and
 # addresses, which a recording given by a stranger must not make us open.
 FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
+# Containers whose demuxer gives the header's own length.
+KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
 # Sizes that a writer to a pipe leaves in a WAV header, since it cannot come back to fill them in.
+W64 = bytes.fromhex("72696666 2e91cf11 a5d628db 04c10000")
+ASF_FILE = bytes.fromhex("a1dcab8c 47a9cf11 8ee400c0 0c205365")
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
 
 
@@ -15,14 +19,18 @@ def promised_seconds(container, file: io.BufferedIOBase) -> float | None:
     kinds, stream = set(container.format.name.split(",")), container.streams.audio[0]
     if "wav" in kinds:
         return _wav_seconds(file)
+    if "asf" in kinds:
+        return _asf_seconds(file)
     if kinds & {"matroska", "webm"}:
         return _matroska_seconds(container, stream)
-    if kinds & {"mov", "flac", "caf", "aiff"} or ("mp3" in kinds and _counts_frames(file)):
+    if kinds & {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"} or (
+        "mp3" in kinds and _counts_frames(file)
+    ):
         return float(stream.duration * stream.time_base) if stream.duration else None
     return None
 
 
-def _at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
+def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
     """Bytes at an offset, leaving the place where the demuxer reads as it was."""
     place = file.tell()
     file.seek(offset)
@@ -34,15 +42,25 @@ def _at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
 def _wav_seconds(file: io.BufferedIOBase) -> float | None:
     """Size of the data chunk over the byte rate (PyAV's duration is already cut down to the file's size)."""
     offset, byte_rate = 12, 0
-    while len(header := _at(file, offset, 8)) == 8:
+    while len(header := bytes_at(file, offset, 8)) == 8:
         name, size = struct.unpack("<4sI", header)
         if name == b"fmt ":
-            byte_rate = struct.unpack("<I", _at(file, offset + 16, 4))[0]
+            byte_rate = struct.unpack("<I", bytes_at(file, offset + 16, 4))[0]
         if name == b"data":
             known = byte_rate and not any(size in span for span in PLACEHOLDERS)
             return size / byte_rate if known else None
         offset += 8 + size + size % 2
     return None
+
+
+def _asf_seconds(file: io.BufferedIOBase) -> float | None:
+    """Play duration of the file properties (in 0.1 µs) without the preroll (ms); a broadcast has none."""
+    head = bytes_at(file, 0, 65536)
+    at = head.find(ASF_FILE)
+    if at < 0 or len(head) < at + 92:
+        return None
+    play, _, preroll, flags = struct.unpack("<QQQI", head[at + 64 : at + 92])
+    return None if flags & 1 else max(0.0, play / 1e7 - preroll / 1e3) or None
 
 
 def _matroska_seconds(container, stream) -> float | None:
@@ -57,22 +75,46 @@ def _matroska_seconds(container, stream) -> float | None:
 
 def _counts_frames(file: io.BufferedIOBase) -> bool:
     """Whether an mp3 starts with a Xing, Info or VBRI frame; else its duration is a guess from the bit rate."""
-    head = _at(file, 0, 10)
+    head = bytes_at(file, 0, 10)
     tag = 0
     if head[:3] == b"ID3" and len(head) == 10:
         tag = 10 + sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
-    frame = _at(file, tag, 4096)
+    frame = bytes_at(file, tag, 4096)
     return any(mark in frame for mark in (b"Xing", b"Info", b"VBRI"))
 
 
-def ends_inside_page(file: io.BufferedIOBase) -> bool:
-    """Whether an Ogg file stops inside its last page. (Its length is found at its end, so it promises none.)"""
-    if _at(file, 0, 4) != b"OggS":
-        return False
+def ends_inside(file: io.BufferedIOBase) -> bool:
+    """Whether a file is shorter than its own structure says, for kinds whose length is not promised in seconds."""
+    place = file.tell()
     end = file.seek(0, 2)
-    file.seek(0)
+    file.seek(place)
+    head = bytes_at(file, 0, 24)
+    if head[:4] == b"OggS":
+        return _ends_inside_page(file, end)
+    size = 0
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        size = 8 + struct.unpack("<I", head[4:8])[0]
+    elif head[:16] == W64:
+        size = struct.unpack("<Q", head[16:24])[0]
+    elif head[:4] == b"caff":
+        size = _caf_size(file)
+    return end < size * 0.98 and not any(size - 8 in span for span in PLACEHOLDERS)
+
+
+def _caf_size(file: io.BufferedIOBase) -> int:
+    offset = 8
+    while len(header := bytes_at(file, offset, 12)) == 12:
+        size = struct.unpack(">q", header[4:])[0]
+        offset += 12 + max(0, size)  # -1: the last chunk goes to the end, whatever it is
+        if size < 0:
+            break
+    return offset
+
+
+def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
+    """Whether an Ogg file stops inside its last page. (Its length is found at its end, so it promises none.)"""
     start = max(0, end - 2 * 65307)  # the largest page is 65,307 bytes
-    tail = _at(file, start, end - start)
+    tail = bytes_at(file, start, end - start)
     page = tail[tail.rfind(b"OggS") :]
     segments = page[26] if len(page) > 26 else 255
     return len(page) < 27 + segments + sum(page[27 : 27 + segments])
@@ -81,10 +123,10 @@ def ends_inside_page(file: io.BufferedIOBase) -> bool:
 def starts_without_index(file: io.BufferedIOBase) -> bool:
     """Whether an MP4 that could not be opened lacks its index: recorders write it last, so a cut file has none."""
     offset, kinds = 0, []
-    while len(header := _at(file, offset, 8)) == 8:
+    while len(header := bytes_at(file, offset, 8)) == 8:
         size, kind = struct.unpack(">I4s", header)
         if size == 1:
-            size = int.from_bytes(_at(file, offset + 8, 8), "big")
+            size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
         kinds.append(kind)
         if size < 8:
             break

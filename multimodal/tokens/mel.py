@@ -61,6 +61,16 @@ def _mel_power(wave: Float[Tensor, "... T"], bands: int, fft: int) -> Float[Tens
     return torch.cat(blocks, dim=-1)
 
 
+def log10_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
+    """log10 of the mel power of every whole window in `wave`, at least -10: what `log_mel` scales."""
+    return _mel_power(wave, bands, WINDOW).clamp_(min=1e-10).log10_()
+
+
+def scaled_mel(log: Float[Tensor, "... M F"], peak: Float[Tensor, "... 1 1"] | float) -> Float[Tensor, "... M F"]:
+    """`log10_mel` held at most 8 decades below the whole recording's `peak`, scaled to about [-1, 1]."""
+    return (log.clamp(min=peak - 8) + 4) / 4
+
+
 def log_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
     """Whisper's input: log10 mel power, at most 8 decades below its maximum, scaled to about [-1, 1].
 
@@ -72,10 +82,8 @@ def log_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "...
         raise AudioError(f"waveform: too short for one mel frame ({wave.shape[-1]} samples)")
     flat = wave.float().reshape(-1, 1, wave.shape[-1])
     padded = F.pad(flat, (WINDOW // 2, WINDOW // 2), mode="reflect").squeeze(1)
-    power = _mel_power(padded, bands, WINDOW)[..., : wave.shape[-1] // HOP]
-    log = power.clamp(min=1e-10).log10()
-    log = torch.maximum(log, log.amax(dim=(-2, -1), keepdim=True) - 8)
-    return ((log + 4) / 4).reshape(*wave.shape[:-1], bands, -1)
+    log = log10_mel(padded, bands)[..., : wave.shape[-1] // HOP]
+    return scaled_mel(log, log.amax(dim=(-2, -1), keepdim=True)).reshape(*wave.shape[:-1], bands, -1)
 
 
 def pad_or_trim(wave: Float[Tensor, "... T"], length: int = WHISPER_SAMPLES) -> Float[Tensor, "... L"]:
