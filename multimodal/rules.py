@@ -1,9 +1,11 @@
-"""Whisper's rules for the next token (Radford et al. 2022, section 4.5), as `search` takes them."""
+"""Whisper's rules for the next token (Radford et al. 2022, section 4.5), as `search` takes them.
+
+They write into the logits they get."""
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.search import Rule
@@ -14,7 +16,9 @@ def suppress(tokens: Sequence[int]) -> Rule:
     index = torch.tensor(sorted(set(tokens)), dtype=torch.long)
 
     def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        return logits.index_fill(-1, index.to(logits.device), -torch.inf)
+        nonlocal index
+        index = index.to(logits.device)
+        return logits.index_fill_(-1, index, -torch.inf)
 
     return rule
 
@@ -36,34 +40,37 @@ def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_firs
     are more probable than any text token, a time must follow. As openai-whisper's ApplyTimestampRules."""
 
     def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        token = torch.arange(logits.shape[-1], device=logits.device)
-        text, made = token < begin, ids[:, start:]
-        forbidden = _out_of_order(made, token, begin, eot) | (token == no_timestamps)
+        made, text, times = ids[:, start:], logits[:, :begin], logits[:, begin:]
+        logits[:, no_timestamps] = -torch.inf
         if not made.shape[1]:
-            forbidden |= text
+            text.fill_(-torch.inf)
             if latest_first is not None:
-                forbidden |= token > begin + latest_first
-        logprobs = logits.masked_fill(forbidden, -torch.inf).log_softmax(-1)
-        timely = logprobs[:, begin:].logsumexp(-1) > logprobs[:, :begin].amax(-1)
-        return logits.masked_fill(forbidden | (timely[:, None] & text), -torch.inf)
+                times[:, latest_first + 1 :] = -torch.inf
+            return logits
+        closing, earliest = _pairs(made, begin, times.shape[1])
+        times.masked_fill_(torch.arange(times.shape[1], device=times.device) < earliest[:, None], -torch.inf)
+        _forbid(logits[:, :eot], closing)
+        _forbid(text, times.logsumexp(-1) > text.amax(-1))
+        return logits
 
     return rule
 
 
-def _out_of_order(made: Int[Tensor, "B N"], token: Int[Tensor, "V"], begin: int, eot: int) -> Tensor:
-    """[B V]: what the pairs and the order of times forbid after the ids `made`."""
-    rows, count = made.shape
+def _pairs(made: Int[Tensor, "B N"], begin: int, count: int) -> tuple[Bool[Tensor, "B"], Int[Tensor, "B"]]:
+    """Which rows wait for the second time of a pair or the end, and the first of `count` times that may follow."""
     is_time = made >= begin
-    last = is_time[:, -1] if count else is_time.new_zeros(rows)
-    before = is_time[:, -2] if count > 1 else is_time.new_ones(rows)
-    closing = last & ~before  # one time of a pair: the second, equal or later, or the end must follow
-    forbidden = (last & before)[:, None] & (token >= begin)
-    forbidden = forbidden | (closing[:, None] & (token < eot))
-    if count:
-        latest = made.masked_fill(~is_time, -1).amax(-1)  # times do not go back, so the last is the largest
-        earliest = torch.where(closing, latest, latest + 1)
-        forbidden |= (latest >= begin)[:, None] & (token >= begin) & (token < earliest[:, None])
-    return forbidden
+    last = is_time[:, -1]
+    before = is_time[:, -2] if made.shape[1] > 1 else torch.ones_like(last)
+    closing = last & ~before
+    latest = made.masked_fill(~is_time, begin - 1).amax(-1) - begin  # times do not go back, so the last is the largest
+    earliest = torch.where(closing, latest, latest + 1)
+    return closing, earliest.masked_fill(last & before, count)
+
+
+def _forbid(logits: Float[Tensor, "B W"], rows: Bool[Tensor, "B"]) -> None:
+    """All tokens of these rows. To ask whether there are any is cheap on a processor and a wait on an accelerator."""
+    if logits.device.type != "cpu" or rows.any():
+        logits.masked_fill_(rows[:, None], -torch.inf)
 
 
 def no_speech_probability(logits: Float[Tensor, "B V"], no_speech: int) -> Float[Tensor, "B"]:

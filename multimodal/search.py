@@ -1,22 +1,30 @@
 """Decoding: greedy, sampled and beam search over any next-token function.
 
-A step is `step(ids [B T], cache) -> logits [B T V]`; the caller owns the cache, and the step appends to it. A rule
-is `rule(ids so far [B T], next logits [B V]) -> logits [B V]` and forbids a token with -inf.
+A step is `step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 of the T positions; the caller owns the cache,
+and the step appends to it. All that a step knows of a row lies in ids and cache: rows are copied, and left out once
+they have ended. A rule is `rule(ids so far [B T], next logits [B V]) -> logits [B V]`, forbids a token with -inf, and
+may write into the logits it gets.
+
+Prompts of different length are padded on the left (`left_padded`), and the cache is made with their `start`. Rules
+and results then are those of each prompt alone.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.distributions import Categorical
 
 from multimodal.blocks.cache import Cache
 
 Step = Callable[[Tensor, Cache], Tensor]
 Rule = Callable[[Tensor, Tensor], Tensor]
+PAUSE = 8  # steps between two looks at what has ended, on an accelerator, where each look waits for the device
 
 
 class Decoded(NamedTuple):
@@ -26,131 +34,216 @@ class Decoded(NamedTuple):
     logprobs: list[float]
 
 
+def left_padded(
+    prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
+    """Prompts as one batch, and how many ids at the begin of each row are padding: `start` of a cache."""
+    size = max(map(len, prompts))
+    rows = [[0] * (size - len(prompt)) + list(prompt) for prompt in prompts]
+    return torch.tensor(rows, device=device), torch.tensor([size - len(prompt) for prompt in prompts], device=device)
+
+
 def over_source(
-    decode: Callable[..., Tensor], source: Float[Tensor, "B S D"], valid: Bool[Tensor, "B S"] | None = None
+    decode: Callable[..., Tensor], source: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"] | None = None
 ) -> Step:
-    """A step of a decoder with cross-attention, `decode(ids, source, valid, cache=cache)`.
-
-    Beams of one source share it: it is repeated to as many rows as the search asks for."""
-    held = source, valid
-
-    def step(ids: Tensor, cache: Cache) -> Tensor:
-        nonlocal held
-        if len(ids) != len(held[0]):
-            count = len(ids) // len(source)
-            held = tuple(None if part is None else part.repeat_interleave(count, 0) for part in (source, valid))
-        return decode(ids, *held, cache=cache)
-
-    return step
+    """A step of a decoder with cross-attention, `decode(ids, source, valid, cache=cache)`; all beams of one source
+    attend to the one copy of it."""
+    return lambda ids, cache: decode(ids, source, valid, cache=cache)
 
 
 def greedy(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int, rules: Sequence[Rule] = ()
-) -> Decoded:
-    """The most probable token each time, until every row has ended or `max_new` tokens are there."""
-    return _one_by_one(step, prompt, cache, lambda logits: logits.argmax(-1), eos, max_new, rules)
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
+    rules: Sequence[Rule] = (),
+) -> Decoded:  # fmt: skip
+    """The most probable token each time, until every row has ended or has `max_new` tokens (one number, or one a
+    prompt)."""
+    return _one_by_one(step, prompt, cache, lambda logits, live: logits.argmax(-1), eos, max_new, rules)
 
 
 def sample(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int, temperature: float,
-    generator: torch.Generator, rules: Sequence[Rule] = (),
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
+    temperature: float, generators: Sequence[torch.Generator], copies: int = 1, rules: Sequence[Rule] = (),
 ) -> Decoded:  # fmt: skip
-    """Tokens drawn from softmax(logits / temperature). The log-probabilities are those at temperature 1."""
+    """Tokens drawn from softmax(logits / temperature). The log-probabilities are those at temperature 1.
+
+    Each prompt gives `copies` rows, which stand together, and draws by its own generator, so that its draws are those
+    it would get alone, and with the same seed those of openai-whisper. All generators are on one device."""
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0; use greedy for 0 ({temperature})")
+    if len(generators) != len(prompt):
+        raise ValueError(f"{len(generators)} generators for {len(prompt)} prompts")
 
-    def draw(logits: Tensor) -> Tensor:
-        chances = (logits / temperature).softmax(-1).to(generator.device)
-        return torch.multinomial(chances, 1, generator=generator)[:, 0].to(logits.device)
+    def draw(logits: Tensor, live: list[int | None]) -> Tensor:
+        chances = Categorical(logits=logits / temperature, validate_args=False).probs.to(generators[0].device)
+        tokens = torch.zeros(len(logits), dtype=torch.long, device=chances.device)
+        for at, number in enumerate(live):
+            if number is not None:
+                own = slice(at * copies, (at + 1) * copies)
+                tokens[own] = torch.multinomial(chances[own], 1, generator=generators[number])[:, 0]
+        return tokens.to(logits.device)
 
-    return _one_by_one(step, prompt, cache, draw, eos, max_new, rules)
+    return _one_by_one(step, prompt, cache, draw, eos, max_new, rules, copies)
+
+
+def _limits(max_new: int | Sequence[int], prompt: Int[Tensor, "B T"], cache: Cache) -> list[int]:
+    """Tokens that each prompt may get. A padded batch runs on for its longest answer, so the model cannot tell that
+    a row has left its context: that is told here."""
+    limits = [max_new] * len(prompt) if isinstance(max_new, int) else list(max_new)
+    if len(limits) != len(prompt):
+        raise ValueError(f"max_new has {len(limits)} limits for {len(prompt)} prompts")
+    if cache.start is not None and cache.context is not None:
+        for size, limit in zip((prompt.shape[1] - cache.start).tolist(), limits, strict=True):
+            if size + limit - 1 > cache.context:
+                raise ValueError(f"max_new {limit} after {size} ids leaves the context {cache.context}")
+    return limits
+
+
+def _next_logits(step: Step, new: Tensor, cache: Cache, ids: Tensor, rules: Sequence[Rule]) -> Float[Tensor, "B V"]:
+    logits = step(new, cache)[:, -1]
+    # rules write into their own copy, and passes over the vocabulary want it in a row
+    logits = logits.to(torch.float32, copy=bool(rules), memory_format=torch.contiguous_format)
+    for rule in rules:
+        logits = rule(ids, logits)
+    return logits
+
+
+def _rows(places: list[int], width: int, device: torch.device) -> Int[Tensor, "R"]:
+    """The rows of the prompts at these places, `width` each."""
+    firsts = torch.tensor(places, device=device)[:, None] * width
+    return (firsts + torch.arange(width, device=device)).flatten()
 
 
 @torch.inference_mode()
 def _one_by_one(
-    step: Step, prompt: Tensor, cache: Cache, choose: Callable[[Tensor], Tensor], eos: int, max_new: int,
-    rules: Sequence[Rule],
+    step: Step, prompt: Tensor, cache: Cache, choose: Callable[[Tensor, list[int | None]], Tensor], eos: int,
+    max_new: int | Sequence[int], rules: Sequence[Rule], copies: int = 1,
 ) -> Decoded:  # fmt: skip
-    ids, new = prompt, prompt
-    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    sums = torch.zeros(len(prompt), device=prompt.device)
-    for _ in range(max_new):
-        logits = _ruled(step(new, cache)[:, -1].float(), ids, rules)
-        token = torch.where(ended, eos, choose(logits))
+    """`choose` gets the logits and, for each prompt in the batch, its number, or None once all its rows have ended."""
+    limits = _limits(max_new, prompt, cache)
+    limit = torch.tensor(limits, device=prompt.device).repeat_interleave(copies)
+    if max(limits) < 1:
+        return Decoded([[] for _ in limit], [0.0] * len(limit))
+    ids, new, sums, ended = prompt, prompt, torch.zeros(len(limit), device=prompt.device), limit <= 0
+    live: list[int | None] = [number if most > 0 else None for number, most in enumerate(limits)]
+    numbers, found = list(range(len(prompt))), {}
+
+    def take(places: list[int]) -> None:
+        made = ids[:, prompt.shape[1] :].unflatten(0, (-1, copies))
+        for at in places:
+            number = numbers[at]
+            rows = [_until(row[: limits[number]], eos) for row in made[at].tolist()]
+            found[number] = rows, sums[at * copies : (at + 1) * copies].tolist()
+
+    for count in range(1, max(limits) + 1):
+        logits = _next_logits(step, new, cache, ids, rules)
+        if count == 1 and copies > 1:
+            spread = torch.arange(len(prompt), device=ids.device).repeat_interleave(copies)
+            logits, ids = logits[spread], ids[spread]
+            cache.reorder_rows(spread)
+        token = torch.where(ended, eos, choose(logits, live))
         sums += torch.where(ended, 0, logits.log_softmax(-1).gather(1, token[:, None])[:, 0])
-        ended |= token == eos
+        ended |= (token == eos) | (limit <= count)
         new = token[:, None]
         ids = torch.cat([ids, new], 1)
-        if ended.all():
+        if ids.device.type != "cpu" and count % PAUSE:
+            continue
+        over = ended.unflatten(0, (-1, copies)).all(1).tolist()
+        live = [None if done else number for number, done in zip(numbers, over, strict=True)]
+        if all(over):
             break
-    return Decoded([_until(row, eos) for row in ids[:, prompt.shape[1] :].tolist()], sums.tolist())
-
-
-def _ruled(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], rules: Sequence[Rule]) -> Float[Tensor, "B V"]:
-    for rule in rules:
-        logits = rule(ids, logits)
-    return logits
+        if 2 * sum(over) >= len(over):  # half of the batch only waits: the others go on without it
+            take([at for at, done in enumerate(over) if done])
+            kept = [at for at, done in enumerate(over) if not done]
+            numbers = live = [numbers[at] for at in kept]
+            rows = _rows(kept, copies, ids.device)
+            ids, new, sums, ended, limit = ids[rows], new[rows], sums[rows], ended[rows], limit[rows]
+            cache.reorder_rows(rows)
+            cache.reorder_sources(_rows(kept, 1, ids.device))
+    take(list(range(len(numbers))))
+    ordered = [found[number] for number in range(len(prompt))]
+    return Decoded([row for rows, _ in ordered for row in rows], [total for _, totals in ordered for total in totals])
 
 
 def _until(ids: list[int], eos: int) -> list[int]:
     return ids[: ids.index(eos)] if eos in ids else ids
 
 
+@dataclass
+class _Prompt:
+    """One prompt of a beam search: `limit` new tokens at most; (ids, score) of each sequence that has ended, in
+    order, and of the chosen one, once there is no more to be won."""
+
+    limit: int
+    ended: list[tuple[list[int], float]] = field(default_factory=list)
+    chosen: tuple[list[int], float] | None = None
+
+
 @torch.inference_mode()
 def beam(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int, beams: int,
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int], beams: int,
     rules: Sequence[Rule] = (), length_penalty: float | None = None, patience: float = 1.0,
     scorer: Rule | None = None,
 ) -> Decoded:  # fmt: skip
     """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended
-    (Kasai et al. 2022), and the best of them is returned. With `patience` infinite it goes on until no going
-    sequence can still win, since a sure model fills the places with poor endings before its answer is done.
+    (Kasai et al. 2022) or at its `max_new`, and the best of them is returned. With `patience` infinite it goes on
+    until no going sequence can still win, since a sure model fills the places with poor endings before its answer
+    is done.
 
     `length_penalty` None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0
-    by the sum. `scorer` turns (ids, log-probabilities) into the scores to add up, as for joint CTC decoding."""
+    by the sum. `scorer` turns (ids, log-probabilities) into the scores to add up, as for joint CTC decoding; with
+    one all prompts stay in the batch to the end."""
     wanted = beams * patience if math.isinf(patience) else round(beams * patience)
-    finished: list[list[tuple[list[int], float]]] = [[] for _ in prompt]
     if beams < 1 or wanted < 1:
         raise ValueError(f"beams {beams} with patience {patience} leave nothing to search")
-    ids, new, sums = prompt, prompt, torch.zeros(len(prompt), device=prompt.device)
-    for _ in range(max_new):
-        scores = _ruled(step(new, cache)[:, -1].float(), ids, rules).log_softmax(-1)
+    prompts = [_Prompt(limit, chosen=None if limit > 0 else ([], 0.0)) for limit in _limits(max_new, prompt, cache)]
+    ids, new, sums, held = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
+    for count in range(1, max(one.limit for one in prompts) + 1):
+        scores = _next_logits(step, new, cache, ids, rules).log_softmax(-1)
         scores = scores if scorer is None else scorer(ids, scores)
-        rows, tokens, kept = _best(scores, sums, ids[:, prompt.shape[1] :], eos, beams, finished, wanted)
-        _keep(cache, torch.tensor(rows, device=ids.device), len(ids))
+        rows, tokens, kept = _best(scores, sums, ids[:, prompt.shape[1] :], eos, beams, held, wanted)
+        if rows != list(range(len(ids))):
+            cache.reorder_rows(torch.tensor(rows, device=ids.device))
         new = torch.tensor(tokens, device=ids.device)[:, None]
         ids = torch.cat([ids[rows], new], 1)
-        sums = torch.tensor(kept, device=sums.device)
-        going = sums.unflatten(0, (len(prompt), -1)).amax(1).tolist()
-        if all(_settled(*pair, wanted, max_new, length_penalty) for pair in zip(finished, going, strict=True)):
+        for at, one in enumerate(held):
+            own = slice(at * beams, (at + 1) * beams)
+            full = count >= one.limit
+            if one.chosen is None and (full or _settled(one.ended, max(kept[own]), wanted, one.limit, length_penalty)):
+                made, fill = ids[own, prompt.shape[1] :].tolist(), 1 if math.isinf(wanted) else beams
+                one.chosen = _ranked(one.ended, made, kept[own], fill, length_penalty)
+        going = [at for at, one in enumerate(held) if one.chosen is None]
+        if not going:
             break
-    made, totals = ids[:, prompt.shape[1] :].unflatten(0, (len(prompt), -1)), sums.unflatten(0, (len(prompt), -1))
-    chosen = [
-        _ranked(ended, rows, scores, 1 if math.isinf(wanted) else beams, length_penalty)
-        for ended, rows, scores in zip(finished, made.tolist(), totals.tolist(), strict=True)
-    ]
+        if scorer is None and 2 * len(going) <= len(held):
+            left = _rows(going, beams, ids.device)
+            ids, new, kept = ids[left], new[left], [kept[row] for row in left.tolist()]
+            held = [held[at] for at in going]
+            cache.reorder_rows(left)
+            cache.reorder_sources(_rows(going, 1, ids.device))
+        sums = torch.tensor(kept, device=sums.device)
+    chosen = [one.chosen for one in prompts]
     return Decoded([row for row, _ in chosen], [score for _, score in chosen])
 
 
 def _best(
     scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], made: Int[Tensor, "R T"], eos: int, beams: int,
-    finished: list[list], wanted: int | float,
+    prompts: list[_Prompt], wanted: int | float,
 ) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
     """Source row, token and score of the `beams` best continuations of each prompt; those that end are put in
-    `finished`, unless it is full."""
+    its `ended`, unless it is full."""
     top = scores.topk(min(beams + 1, scores.shape[1]))
     totals = (sums[:, None] + top.values).nan_to_num(nan=-torch.inf).tolist()
-    followers, width = top.indices.tolist(), len(scores) // len(finished)
+    followers, width = top.indices.tolist(), len(scores) // len(prompts)
     rows, tokens, kept = [], [], []
-    for group, ended in enumerate(finished):
+    for group, one in enumerate(prompts):
         own = range(group * width, (group + 1) * width)
         pairs = [(totals[row][i], row, token) for row in own for i, token in enumerate(followers[row])]
         going = []
         for total, row, token in sorted(pairs, key=lambda pair: -pair[0]):
             if token != eos:
                 going.append((total, row, token))
-            elif len(ended) < wanted:
-                ended.append((made[row].tolist(), total))
+            elif len(one.ended) < wanted:
+                one.ended.append((made[row].tolist(), total))
             if len(going) == beams:
                 break
         # a vocabulary smaller than the beam leaves places, which no continuation of theirs can win
@@ -158,15 +251,6 @@ def _best(
         for column, values in zip((kept, rows, tokens), zip(*going, strict=True), strict=True):
             column.extend(values)
     return rows, tokens, kept
-
-
-def _keep(cache: Cache, rows: Int[Tensor, "R"], before: int) -> None:
-    """Cache rows as the beams now are. Beams of one prompt share its source, which therefore stays in place."""
-    if len(rows) != before:
-        cache.reorder(rows)
-    elif not rows.equal(torch.arange(before, device=rows.device)):
-        for layer in cache.self_attention:
-            layer.reorder(rows)
 
 
 def _settled(

@@ -178,6 +178,18 @@ def test_a_long_cache_grows_by_doubling():
     assert len(rooms) <= 3
 
 
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_cache_with_room_never_moves(first):
+    cache, kept = LayerCache(room=20), noise(2, H, 20, 4)
+    places = set()
+    for begin, end in [(0, first), *((i, i + 1) for i in range(first, 20))]:
+        key, value = cache.append(kept[:, :, begin:end], -kept[:, :, begin:end])
+        places.add(key.data_ptr())
+        assert torch.equal(key, kept[:, :, :end])
+        assert torch.equal(value, -key)
+    assert len(places) == 1
+
+
 def test_cross_attention_projects_its_source_once():
     module, x, source, cache = attention(), noise(B, T, D), noise(B, S, D), LayerCache()
     parts = [module(x[:, :2], source, cache=cache), module(x[:, 2:], torch.zeros_like(source), cache=cache)]

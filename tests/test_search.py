@@ -1,6 +1,8 @@
 """Search against openai-whisper's decoder on the same random weights, and against enumeration."""
 
 import itertools
+import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from tiny_whisper import whispers
 from multimodal import rules, search
 from multimodal.blocks.stack import transformer
 from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.tasks import whisper_decode
+from multimodal.tasks.whisper_options import WhisperOptions
 
 # openai-whisper leaves its vocabulary file open and calls numpy in an old way
 pytestmark = [
@@ -22,16 +26,15 @@ pytestmark = [
 def test_tokens_equal_openai_whisper(beam_size, without_timestamps):
     from whisper.decoding import DecodingOptions, decode
 
-    from multimodal.tasks.whisper_windows import WhisperOptions, decode_window
-
     theirs, checkpoint = whispers()
     options = {"language": "en", "beam_size": beam_size, "without_timestamps": without_timestamps, "sample_len": 16}
     for seed in range(4):
         mel = torch.randn(80, 3000, generator=torch.Generator().manual_seed(seed)) * seed
         expected = decode(theirs, mel, DecodingOptions(fp16=False, **options))
         with torch.no_grad():
-            features = checkpoint.model.encoder(mel[None])
-        found = decode_window(checkpoint, features, [], WhisperOptions(**options), 0.0, torch.Generator())
+            features = checkpoint.model.encoder(mel[None])[0]
+        request = whisper_decode.Decode(features, [], "en", 0.0, 0)
+        (found,) = whisper_decode.decode(checkpoint, WhisperOptions(**options), [request])
         assert found.tokens == expected.tokens
         assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-4)
         assert found.no_speech_prob == pytest.approx(expected.no_speech_prob, abs=1e-6)
@@ -82,6 +85,151 @@ def test_batched_equals_alone_and_logprobs_are_the_models(decode):
         assert together.logprobs[row] == pytest.approx(logprob_of(model, prompt.tolist(), ended), abs=1e-4)
 
 
+def seeded(numbers):
+    return [torch.Generator().manual_seed(number) for number in numbers]
+
+
+def drawn(*arguments, numbers, **options):
+    return search.sample(*arguments, temperature=1.5, copies=3, generators=seeded(numbers), **options)
+
+
+def unnumbered(decode):
+    return lambda *arguments, numbers, **options: decode(*arguments, **options)
+
+
+SEARCHES = {
+    "greedy": unnumbered(search.greedy),
+    "sample": drawn,
+    "beam": unnumbered(partial(search.beam, beams=3)),
+    "impatient": unnumbered(partial(search.beam, beams=3, patience=0.4)),
+    "patient": unnumbered(partial(search.beam, beams=3, patience=math.inf, length_penalty=0.6)),
+}
+UNEQUAL = [12, 8, 2, 5, 10, 1]
+PROMPTS = [[1], [2, 3, 4, 5, 6], [3, 4], [6, 5, 4, 3], [5, 1, 1], [2]]
+
+
+@pytest.mark.parametrize("limits", [UNEQUAL, 7])
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("heard", [False, True])
+def test_prompts_of_any_length_and_limit_are_decoded_as_each_alone(name, limits, heard):
+    decode, model, sizes = SEARCHES[name], listener() if heard else language_model(), []
+    sources, valid = torch.randn(6, 9, 5), torch.arange(9) < torch.tensor([9, 4, 7, 9, 1, 5])[:, None]
+
+    def search_rows(rows, limits):
+        prompt, start = search.left_padded([PROMPTS[row] for row in rows])
+        step = search.over_source(model, sources[rows], valid[rows]) if heard else step_of(model)
+
+        def counted(ids, cache):
+            sizes.append(len(ids))
+            return step(ids, cache)
+
+        rule = rules.suppress_first([0], prompt.shape[1])
+        return decode(counted, prompt, model.new_cache(start), eos=0, max_new=limits, rules=[rule], numbers=rows)
+
+    together = search_rows(range(6), limits)
+    if limits == UNEQUAL:
+        assert sizes[-1] < max(sizes)  # those that end first are left out
+    copies = len(together.ids) // 6
+    for row, limit in enumerate(limits if isinstance(limits, list) else [limits] * 6):
+        alone, own = search_rows([row], limit), slice(row * copies, (row + 1) * copies)
+        assert alone.ids == together.ids[own]
+        assert together.logprobs[own] == pytest.approx(alone.logprobs, abs=1e-5)
+        assert max(map(len, alone.ids)) <= limit
+
+
+def listener():
+    torch.manual_seed(5)
+    config = transformer(16, 2, 2, 32, source_width=5)
+    model = TextTransformer(TextConfig(7, 12, config, causal=True, tied=False))
+    with torch.no_grad():
+        model.embed.weight.mul_(50)
+        model.head.weight.mul_(4)
+    return model.eval()
+
+
+def test_left_padding_changes_no_logits_and_stays_finite():
+    model, (prompt, start) = language_model(), search.left_padded(PROMPTS)
+    cache, more = model.new_cache(start, room=8), torch.randint(7, (6, 4), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        first, second = model(prompt, cache=cache), model(more[:, :2], cache=cache)
+        rows = torch.tensor([4, 0, 0, 1])
+        cache.cut(6)
+        cache.reorder(rows)
+        third = model(more[rows, 1:], cache=cache)
+        assert first.isfinite().all()
+        for row, own in enumerate(PROMPTS):
+            alone = model(torch.tensor([own + more[row, :2].tolist()]))[0]
+            assert (torch.cat([first, second], 1)[row, start[row] :] - alone).abs().max() < 1e-5
+        for row, number in enumerate(rows.tolist()):
+            ids = [*PROMPTS[number], more[number, 0].item(), *more[number, 1:].tolist()]
+            alone = model(torch.tensor([ids]))[0, -3:]
+            assert (third[row] - alone).abs().max() < 1e-5
+    assert model.new_cache(torch.tensor([0, 0])).start is None  # nothing is padded, so nothing is masked
+
+
+def test_logits_of_the_last_positions_are_those_of_all():
+    torch.manual_seed(5)
+    model = TextTransformer(TextConfig(50, 12, transformer(16, 2, 2, 32), causal=True, tied=True)).eval()
+    for rows, count in itertools.product((1, 2, 3), (1, 2, 5)):
+        ids = torch.randint(50, (rows, count))
+        with torch.no_grad():
+            full = model.states(ids) @ model.embed.weight.T
+            assert (model(ids) - full).abs().max() < 1e-6
+            for last in (1, 2, 9):
+                assert (model(ids, last=last) - full[:, -last:]).abs().max() < 1e-6
+
+
+def test_draws_do_not_depend_on_when_the_neighbours_end():
+    model, prompt = language_model(), torch.tensor([[1], [2], [3]])
+    states = []
+    for numbers, limits in (([0, 1, 2], [3, 11, 5]), ([0], [3]), ([1], [11]), ([2], [5])):
+        generators = seeded(numbers)
+        search.sample(step_of(model), prompt[numbers], model.new_cache(), eos=0, max_new=limits, temperature=1.0,
+                      generators=generators, copies=2)  # fmt: skip
+        states += [generator.get_state() for generator in generators]
+    for together, alone in zip(states[:3], states[3:], strict=True):
+        assert torch.equal(together, alone)
+
+
+def test_a_limit_beyond_the_context_and_missing_limits_are_refused():
+    model, (prompt, start) = language_model(), search.left_padded([[1, 2, 3], [1]])
+    with pytest.raises(ValueError, match="max_new 11 after 3 ids leaves the context 12"):
+        search.greedy(step_of(model), prompt, model.new_cache(start), eos=0, max_new=11)
+    with pytest.raises(ValueError, match="1 limits for 2 prompts"):
+        search.greedy(step_of(model), prompt, model.new_cache(start), eos=0, max_new=[3])
+    with pytest.raises(ValueError, match="1 generators for 2 prompts"):
+        drawn(step_of(model), prompt, model.new_cache(start), eos=0, max_new=3, numbers=[1])
+    for name, decode in SEARCHES.items():
+        none = decode(step_of(model), prompt, model.new_cache(start), eos=0, max_new=0, numbers=[0, 1])
+        assert none.ids == [[]] * (6 if name == "sample" else 2)
+
+
+def test_drawn_tokens_equal_openai_whispers():
+    from whisper.decoding import DecodingOptions, decode
+
+    theirs, checkpoint = whispers()
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    prompt = list(tokenizer.sot_sequence("en", "transcribe", True))
+    options = WhisperOptions(language="en")
+    mels = torch.stack([torch.randn(80, 3000, generator=torch.Generator().manual_seed(i)) * i for i in range(3)])
+    with torch.no_grad():
+        features = model.encoder(mels)
+    for temperature in (0.4, 1.0):
+        found = search.sample(
+            search.over_source(model.decoder, features), torch.tensor([prompt] * 3), model.decoder.new_cache(),
+            eos=tokenizer.eot, max_new=16, temperature=temperature, generators=seeded(range(3)), copies=4,
+            rules=whisper_decode.window_rules(tokenizer, len(prompt), options),
+        )  # fmt: skip
+        for i, mel in enumerate(mels):
+            torch.manual_seed(i)
+            expected = decode(theirs, mel, DecodingOptions(
+                fp16=False, language="en", temperature=temperature, best_of=4, sample_len=16))  # fmt: skip
+            own = slice(4 * i, 4 * i + 4)
+            tokens, logprob = search.best(search.Decoded(found.ids[own], found.logprobs[own]))
+            assert tokens == expected.tokens
+            assert logprob / (len(tokens) + 1) == pytest.approx(expected.avg_logprob, abs=1e-4)
+
+
 def test_one_beam_is_greedy():
     model, prompt = language_model(), torch.tensor([[2, 3]])
     arguments = {"eos": 0, "max_new": 9}
@@ -90,12 +238,12 @@ def test_one_beam_is_greedy():
 
 
 def test_sampling_follows_the_seed_and_the_distribution():
-    model, prompt = language_model(), torch.tensor([[1]]).repeat(4000, 1)
+    model, prompt = language_model(), torch.tensor([[1]])
 
     def draw(seed, rules=(), temperature=1.0):
         generator = torch.Generator().manual_seed(seed)
         return search.sample(step_of(model), prompt, model.new_cache(), eos=0, max_new=1, temperature=temperature,
-                             generator=generator, rules=rules).ids  # fmt: skip
+                             generators=[generator], copies=4000, rules=rules).ids  # fmt: skip
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
@@ -120,11 +268,12 @@ def test_timestamp_rule_equals_openai_whispers():
 
     tokenizer = get_tokenizer(True, language="en")
     begin, eot = tokenizer.timestamp_begin, tokenizer.eot
-    ours = rules.timestamps(begin, eot, tokenizer.no_timestamps, start=2, latest_first=50)
-    theirs = ApplyTimestampRules(tokenizer, 2, 50)
     generator = torch.Generator().manual_seed(0)
     tails = [[], [begin], [begin, 5], [begin, 5, begin + 9], [begin, 5, begin + 9, begin + 9], [begin, 5, 6]]
-    for tail in tails:
+    tails += [[7], [7, 8], [begin, 5, begin + 1500], [begin, 5, begin + 1500, begin + 1500], [7, begin]]
+    for tail, latest in itertools.product(tails, [50, None]):
+        ours = rules.timestamps(begin, eot, tokenizer.no_timestamps, start=2, latest_first=latest)
+        theirs = ApplyTimestampRules(tokenizer, 2, latest)
         ids = torch.tensor([[1, 2, *tail]] * 3)
         logits = torch.randn(3, 51865, generator=generator)
         logits[1, begin:] += 12  # times are likely

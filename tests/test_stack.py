@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from multimodal.blocks import masks
+from multimodal.blocks.cache import Cache
 from multimodal.blocks.layers import ACTIVATIONS, DropPath, FeedForward, make_norm
 from multimodal.blocks.stack import Block, Stack, transformer
 
@@ -70,6 +71,19 @@ def test_states_are_each_blocks_input_and_then_the_output():
         assert torch.equal(after if i < 2 else stack.norm(after), states[i + 1])
     assert torch.equal(out, states[-1])
     assert torch.equal(stack(x), out)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_rows_in_a_row_may_share_a_source(cached):
+    stack, source = randomized(Stack(config(source_width=5))), noise(2, 7, 5, seed=1)
+    x, mask = noise(6, T, D), masks.over_keys(masks.padding(torch.tensor([7, 4]), 7))
+    caches = [Cache(3), Cache(3)] if cached else [None, None]
+    for part in (x[:, :4], x[:, 4:]) if cached else (x,):
+        shared = stack(part, source, source_mask=mask, cache=caches[0])
+        full = stack(part, source.repeat_interleave(3, 0), source_mask=mask.repeat_interleave(3, 0), cache=caches[1])
+        assert_close(shared, full, atol=1e-5, rtol=0)
+    if cached:
+        assert len(caches[0].cross_attention[0].key) == 2
 
 
 @pytest.mark.parametrize("shared", [1, 2])

@@ -88,7 +88,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        source: Float[Tensor, "B S _"] | None = None,
+        source: Float[Tensor, "_ S _"] | None = None,
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         rotate: Callable[[Tensor], Tensor] | None = None,
         cache: LayerCache | None = None,

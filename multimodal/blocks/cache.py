@@ -1,16 +1,18 @@
 """Key/value caches. The caller owns them; attention only appends and reads."""
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of one attention, in a buffer that doubles when full, so appending is amortised O(1)."""
+    """Keys and values of one attention, in a buffer of at least `room` positions that doubles when full, so that
+    appending is amortised O(1)."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 0) -> None:
         self._key: Tensor | None = None
         self._value: Tensor | None = None
-        self.length = 0
+        self.length, self.room = 0, room
 
     @property
     def key(self) -> Float[Tensor, "B K S E"] | None:
@@ -25,26 +27,27 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
         """Adds T positions; returns all that are held."""
         end = self.length + key.shape[2]
-        if not self.length:  # empty, or cut to nothing
-            self._key, self._value = key, value
+        if not self.length and end >= self.room:  # empty, or cut to nothing
+            self._key, self._value = key.contiguous(), value.contiguous()
         else:
-            if end > self._key.shape[2]:
-                self._key, self._value = self._grown(self._key, end), self._grown(self._value, end)
+            if self._key is None or end > self._key.shape[2]:
+                self._key, self._value = self._grown(self._key, key, end), self._grown(self._value, value, end)
             self._key[:, :, self.length : end] = key
             self._value[:, :, self.length : end] = value
         self.length = end
         return self.key, self.value
 
-    def _grown(self, held: Tensor, need: int) -> Tensor:
-        batch, heads, _, width = held.shape
-        room = held.new_empty(batch, heads, max(2 * self.length, need, 32), width)
-        room[:, :, : self.length] = held[:, :, : self.length]
+    def _grown(self, held: Tensor | None, new: Tensor, need: int) -> Tensor:
+        batch, heads, _, width = new.shape
+        room = new.new_empty(batch, heads, max(2 * self.length, need, self.room, 32), width)
+        if held is not None:
+            room[:, :, : self.length] = held[:, :, : self.length]
         return room
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Keeps these rows of the batch, in this order (beam search)."""
         if self._key is not None:
-            self._key, self._value = self._key[rows], self._value[rows]
+            self._key, self._value = self._key.index_select(0, rows), self._value.index_select(0, rows)
 
     def cut(self, length: int) -> None:
         """Forgets the positions from `length` on."""
@@ -52,20 +55,57 @@ class LayerCache:
 
 
 class Cache:
-    """The caches of a stack: one for self-attention and one for cross-attention per layer."""
+    """The caches of a stack: one for self-attention and one for cross-attention per layer.
 
-    def __init__(self, layers: int) -> None:
-        self.self_attention = [LayerCache() for _ in range(layers)]
+    `start`: how many positions at the begin of each row are padding. `room`: positions to make room for at once.
+    Several rows in a row may share one source; then the cross-attention has that many fewer rows."""
+
+    def __init__(self, layers: int, start: Int[Tensor, "B"] | None = None, room: int = 0) -> None:
+        self.self_attention = [LayerCache(room) for _ in range(layers)]
         self.cross_attention = [LayerCache() for _ in range(layers)]
+        self.source_mask: Bool[Tensor, "P 1 1 S"] | None = None
+        self.context: int | None = None  # positions that the model has
+        self.start = start if start is not None and start.any() else None
 
     @property
     def length(self) -> int:
         """Positions already seen by self-attention."""
         return self.self_attention[0].length
 
+    @property
+    def has_source(self) -> bool:
+        return bool(self.cross_attention) and self.cross_attention[0].key is not None
+
+    def text_positions(self, count: int) -> Int[Tensor, "B T"] | None:
+        """Of the next `count` ids of each row, without its padding; None: they go on from `length` in all rows."""
+        if self.start is None:
+            return None
+        return torch.arange(self.length, self.length + count, device=self.start.device) - self.start[:, None]
+
+    def real(self, count: int) -> Bool[Tensor, "B S"] | None:
+        """Which of the keys are ids of the text, once `count` more have come; None: all."""
+        if self.start is None:
+            return None
+        return torch.arange(self.length + count, device=self.start.device) >= self.start[:, None]
+
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        for layer in self.self_attention + self.cross_attention:
+        """Keeps these rows, each with its source."""
+        self.reorder_rows(rows)
+        self.reorder_sources(rows)
+
+    def reorder_rows(self, rows: Int[Tensor, "B"]) -> None:
+        """Keeps these rows; the sources stay as they are."""
+        for layer in self.self_attention:
             layer.reorder(rows)
+        if self.start is not None:
+            self.start = self.start[rows]
+
+    def reorder_sources(self, sources: Int[Tensor, "P"]) -> None:
+        """Keeps these sources; the rows stay as they are."""
+        for layer in self.cross_attention:
+            layer.reorder(sources)
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask[sources]
 
     def cut(self, length: int) -> None:
         """Forgets the target positions from `length` on; the source stays."""

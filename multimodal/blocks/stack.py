@@ -53,9 +53,9 @@ class Branch(nn.Module):
         self.post = config.post_norm
 
     def forward(self, x: Float[Tensor, "B T D"], function: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
-        if self.post:
-            return self.norm(x + self.drop(self.scale(function(x))))
-        return x + self.drop(self.scale(function(self.norm(x))))
+        branch = self.scale(function(x if self.post else self.norm(x)))
+        x = x + (self.drop(branch) if self.training else branch)
+        return self.norm(x) if self.post else x
 
 
 class Block(nn.Module):
@@ -74,16 +74,23 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        source: Float[Tensor, "B S _"] | None = None,
+        source: Float[Tensor, "P S _"] | None = None,
         mask: Tensor | None = None,
         source_mask: Tensor | None = None,
         rotate: Callable | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
     ) -> Float[Tensor, "B T D"]:
+        """B may be a multiple of P: then equally many rows in a row attend to each source."""
         own, crossed = caches or (None, None)
         x = self.attention_branch(x, lambda h: self.attention(h, mask=mask, rotate=rotate, cache=own))
         if self.cross is not None:
-            x = self.cross_branch(x, lambda h: self.cross(h, source, mask=source_mask, cache=crossed))
+            sources = len(source if crossed is None or crossed.key is None else crossed.key)
+
+            def attend(h: Tensor) -> Tensor:  # rows of one source are more queries to it
+                queries = h.reshape(sources, -1, h.shape[-1])
+                return self.cross(queries, source, mask=source_mask, cache=crossed).reshape(h.shape)
+
+            x = self.cross_branch(x, attend)
         return self.feed_branch(x, self.feed)
 
 
@@ -102,7 +109,7 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        source: Float[Tensor, "B S _"] | None = None,
+        source: Float[Tensor, "P S _"] | None = None,
         mask: Tensor | None = None,
         source_mask: Tensor | None = None,
         valid: Bool[Tensor, "B T"] | None = None,

@@ -62,7 +62,7 @@ class JointConformer(nn.Module):
         return self.ctc(frames)
 
     def attend(
-        self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "B S D"], valid: Bool[Tensor, "B S"],
+        self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"],
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T V"]:  # fmt: skip
         """Next-token logits of the attention decoder."""

@@ -36,29 +36,47 @@ class TextTransformer(nn.Module):
         self.positions = nn.Parameter(torch.empty(config.context, config.width).normal_(std=0.01))
         nn.init.normal_(self.embed.weight, std=0.02)
         self.stack = Stack(config.stack)
+        # any module from states to logits; a tied decoder has none and takes the embedding's transpose
         self.head = nn.Linear(config.width, config.vocabulary, bias=False) if config.tied is False else None
 
     def states(
         self,
         ids: Int[Tensor, "B T"],
-        source: Float[Tensor, "B S _"] | None = None,
-        source_valid: Bool[Tensor, "B S"] | None = None,
+        source: Float[Tensor, "P S _"] | None = None,
+        source_valid: Bool[Tensor, "P S"] | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """`valid` marks real tokens of rows padded on the right; it is not for cached calls."""
+        """`valid` marks real tokens of rows padded on the right; it is not for cached calls, whose rows are padded
+        on the left (see `new_cache`). With a cache `source` and `source_valid` are read on the first call only. B
+        may be a multiple of P: then equally many rows in a row attend to each source."""
         past = cache.length if cache else 0
-        count = ids.shape[1]
-        if past + count > self.config.context:
-            raise ValueError(f"text of {past + count} tokens is longer than the context {self.config.context}")
-        x = self.embed(ids) + self.positions[past : past + count]
-        mask = causal(count, past + count, ids.device) if self.config.causal and count > 1 else None
+        x = self.embed(ids) + self._positions(past, ids.shape[1], cache)
+        mask = self._mask(past, ids.shape[1], cache, ids.device)
         if valid is not None:
             mask = over_keys(valid) if mask is None else mask & over_keys(valid)
         source_mask = None
-        if source is not None and source_valid is not None:
+        if cache is not None and cache.has_source:
+            source_mask = cache.source_mask
+        elif source is not None and source_valid is not None:
             source, source_mask = torch.where(source_valid[..., None], source, 0), over_keys(source_valid)
+            if cache is not None:
+                cache.source_mask = source_mask
         return self.stack(x, source, mask, source_mask, valid, cache=cache)
+
+    def _positions(self, past: int, count: int, cache: Cache | None) -> Float[Tensor, "*B T D"]:
+        context, index = self.config.context, cache.text_positions(count) if cache else None
+        if past + count > context and (index is None or not past):
+            raise ValueError(f"text of {past + count} tokens is longer than the context {context}")
+        # in the padding, and past the end of rows that have ended while others go on, any position will do
+        return self.positions[past : past + count] if index is None else self.positions[index.clamp(0, context - 1)]
+
+    def _mask(self, past: int, count: int, cache: Cache | None, device: torch.device) -> Bool[Tensor, "..."] | None:
+        mask = causal(count, past + count, device) if self.config.causal and count > 1 else None
+        real = cache.real(count) if cache else None
+        if real is None:
+            return mask
+        return over_keys(real) if mask is None else mask & over_keys(real)
 
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         if self.head is not None:
@@ -66,12 +84,17 @@ class TextTransformer(nn.Module):
         return nn.functional.linear(states, self.embed.weight)
 
     def forward(
-        self, ids: Int[Tensor, "B T"], source: Float[Tensor, "B S _"] | None = None,
-        source_valid: Bool[Tensor, "B S"] | None = None, valid: Bool[Tensor, "B T"] | None = None,
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """Next-token logits."""
-        return self.logits(self.states(ids, source, source_valid, valid, cache))
+        self, ids: Int[Tensor, "B T"], source: Float[Tensor, "P S _"] | None = None,
+        source_valid: Bool[Tensor, "P S"] | None = None, valid: Bool[Tensor, "B T"] | None = None,
+        cache: Cache | None = None, last: int | None = None,
+    ) -> Float[Tensor, "B N V"]:  # fmt: skip
+        """Next-token logits, of all positions or of the `last` ones alone."""
+        states = self.states(ids, source, source_valid, valid, cache)
+        return self.logits(states if last is None else states[:, -last:])
 
-    def new_cache(self) -> Cache:
-        return Cache(self.config.stack.layers)
+    def new_cache(self, start: Int[Tensor, "B"] | None = None, room: int = 0) -> Cache:
+        """`start`: how many ids at the begin of each row are padding (left padding, for prompts of different
+        length). `room`: positions to make room for at once, where the length is known."""
+        cache = Cache(self.config.stack.layers, start, room)
+        cache.context = self.config.context
+        return cache

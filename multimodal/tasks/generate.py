@@ -42,5 +42,5 @@ def generate(
     if temperature == 0:
         return tokenizer.decode(greedy(step, rows, cache, **options).ids[0])
     generator = torch.Generator().manual_seed(seed)
-    found = sample(step, rows, cache, temperature=temperature, generator=generator, **options)
+    found = sample(step, rows, cache, temperature=temperature, generators=[generator], **options)
     return tokenizer.decode(found.ids[0])

@@ -1,0 +1,190 @@
+"""Number formats for inference: int8 linear maps, packed ones, and models that hold them."""
+
+import gc
+import weakref
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from multimodal import search
+from multimodal.blocks.attention import Attention, AttentionConfig
+from multimodal.blocks.blocked import QUERIES, BlockedAttention
+from multimodal.blocks.int8 import Int8Linear, weight_levels
+from multimodal.blocks.packed import PackedLinear
+from multimodal.errors import UsageError
+from multimodal.models.clip import CLIP
+from multimodal.models.seq2seq import JointConformer, SpeechToText
+from multimodal.weights import compute
+from multimodal.weights.compute import for_inference
+from multimodal.weights.folder import Checkpoint
+
+SIZES = [(384, 384), (1000, 64), (3, 5), (1, 7), (33, 257)]
+
+
+def linear(out: int, wide: int, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(out)
+    return nn.Linear(wide, out, bias=bias)
+
+
+def speech(model_class: type[nn.Module] = SpeechToText, config: object = tiny.SPEECH) -> Checkpoint:
+    return Checkpoint(tiny.randomized(model_class(config)).eval(), source="tiny")
+
+
+@pytest.mark.parametrize(("out", "wide"), SIZES)
+def test_int8_is_the_float_map_within_the_steps(out: int, wide: int):
+    plain, x = linear(out, wide), torch.randn(2, 9, wide) * torch.logspace(-3, 3, 9)[:, None]
+    with torch.inference_mode():
+        made, right = Int8Linear(plain.weight, plain.bias)(x), plain(x)
+    # half a step of each of the two factors, at the most in every product
+    weight, levels = plain.weight.detach(), weight_levels()
+    peak = x.abs().amax(-1, keepdim=True)
+    step = x.abs().sum(-1, keepdim=True) * weight.abs().amax(1) / levels / 2 + weight.abs().sum(1) * peak / 127 / 2
+    step = step + wide * peak * weight.abs().amax(1) / levels / 127 / 4
+    assert made.shape == right.shape
+    assert ((made - right).abs() <= step * 1.001 + 1e-5).all()
+    assert (made - right).norm() <= 0.02 * right.norm()
+
+
+@pytest.mark.parametrize(("out", "wide"), SIZES)
+def test_int8_row_alone_is_the_row_in_a_batch(out: int, wide: int):
+    plain, x = linear(out, wide), torch.randn(37, wide)
+    x[3], x[5] = 1e4, torch.nan  # a neighbour that is loud, one that is broken
+    made = Int8Linear(plain.weight, plain.bias)
+    for count in (1, 2, 8, 17):
+        parts = torch.cat([made(part) for part in x.split(count)])
+        assert torch.equal(parts.nan_to_num(7), made(x).nan_to_num(7))
+
+
+def test_int8_keeps_zeros_and_does_not_hide_what_is_not_finite():
+    made = Int8Linear(linear(6, 8).weight)
+    assert torch.equal(made(torch.zeros(2, 8)), torch.zeros(2, 6))
+    rows = torch.ones(3, 8)
+    rows[0, 2], rows[1, 3] = torch.nan, torch.inf
+    assert (~made(rows)[:2].isfinite()).all()
+    assert made(rows)[2].isfinite().all()
+    assert torch.equal(Int8Linear(torch.zeros(4, 8))(rows[2:]), torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+def test_int8_sums_are_exact_at_the_largest_values(rows: int):
+    signs = torch.where(torch.arange(1536) % 3 == 0, -1.0, 1.0)
+    exact = Int8Linear(torch.stack([signs, -signs]))(signs.repeat(rows, 1))
+    assert torch.allclose(exact, torch.tensor([1536.0, -1536.0]).expand(rows, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("out", "wide"), SIZES)
+def test_packed_is_the_float_map(out: int, wide: int):
+    for bias in (True, False):
+        plain, x = linear(out, wide, bias), torch.randn(2, 3, wide)
+        with torch.inference_mode():
+            packed = PackedLinear(plain.weight, plain.bias)
+            assert torch.allclose(packed(x), plain(x), atol=1e-5)
+            assert torch.allclose(packed(x[:1, :1].transpose(0, 1)), plain(x[:1, :1]), atol=1e-5)
+
+
+def test_blocked_attention_is_attention():
+    torch.manual_seed(0)
+    plain, blocked = Attention(AttentionConfig(16, 2)), Attention(AttentionConfig(16, 2))
+    blocked.load_state_dict(plain.state_dict())
+    blocked.__class__ = BlockedAttention
+    x = torch.randn(2, QUERIES + 7, 16)
+    with torch.inference_mode():
+        assert torch.allclose(blocked(x), plain(x), atol=1e-6)
+        assert torch.equal(blocked(x[:1]), blocked(x)[:1])
+        with pytest.raises(ValueError, match="takes no mask"):
+            blocked(x, mask=torch.ones(507, 507, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("compute_type", ["auto", "float32", "bfloat16", "int8"])
+def test_speech_model_in_another_format(compute_type: str):
+    given = speech()
+    before = {name: tensor.clone() for name, tensor in given.model.state_dict().items()}
+    made = for_inference(given, compute_type).model
+    mel, ids = torch.randn(2, 8, 20), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    with torch.inference_mode():
+        frames = given.model.encoder(mel)
+        found = made.encoder(mel)
+        assert found.dtype == (torch.bfloat16 if compute_type == "bfloat16" else torch.float32)
+        assert (found - frames).norm() <= (1e-5 if compute_type == "float32" else 0.03) * frames.norm()
+        right, logits = given.model.decoder(ids, frames), made.decoder(ids, found).float()
+    assert (logits - right).norm() <= (1e-5 if compute_type == "float32" else 0.08) * right.norm()
+    assert given.model.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in given.model.state_dict().items())
+    assert not any(isinstance(module, Int8Linear | PackedLinear) for module in given.model.modules())
+    assert made.config == given.model.config
+    assert made.encoder.positions.device.type == "cpu"
+
+
+def test_int8_decodes_the_same_tokens_in_a_batch_as_alone():
+    model = for_inference(speech(), "int8").model
+    torch.manual_seed(1)
+    source, prompt = torch.randn(3, 10, tiny.WIDTH), torch.tensor([[1, 2]] * 3)
+
+    def decode(rows: slice) -> search.Decoded:
+        step = search.over_source(model.decoder, source[rows])
+        return search.greedy(step, prompt[rows], model.decoder.new_cache(), eos=0, max_new=8)
+
+    assert decode(slice(0, 3)).ids == [decode(slice(i, i + 1)).ids[0] for i in range(3)]
+
+
+@pytest.mark.parametrize("compute_type", ["auto", "float32", "int8"])
+def test_joint_model(compute_type: str):
+    given = speech(JointConformer, tiny.JOINT)
+    made = for_inference(given, compute_type).model
+    inputs = torch.randn(2, 24, 8), torch.tensor([24, 17]), torch.tensor([[1, 2], [3, 4]])
+    with torch.inference_mode():
+        right, found = given.model(*inputs), made(*inputs)
+    assert torch.allclose(found[0], right[0], atol=1e-5)
+    assert torch.equal(found[1], right[1])
+    assert (found[2] - right[2]).norm() <= (0.05 if compute_type == "int8" else 1e-5) * right[2].norm()
+
+
+def test_made_once_and_what_stays_is_shared():
+    given = speech()
+    made = for_inference(given, "int8")
+    assert for_inference(given, "int8").model is made.model
+    assert for_inference(given, "float32").model is not made.model
+    assert made.model.decoder.embed.weight is given.model.decoder.embed.weight
+    assert for_inference(made, "auto").model is made.model
+    assert for_inference(made, "int8").model is made.model
+    with pytest.raises(UsageError, match="compute_type 'float32' on cpu: the model already computes in int8 on cpu"):
+        for_inference(made, "float32")
+    with torch.no_grad():
+        given.model.decoder.embed.weight.mul_(2)
+    assert for_inference(given, "int8").model is not made.model
+
+
+def test_a_model_that_is_gone_leaves_nothing_behind():
+    given = speech()
+    models = [weakref.ref(given.model), weakref.ref(for_inference(given, "int8").model)]
+    del given
+    gc.collect()
+    assert [model() for model in models] == [None, None]
+
+
+def test_without_bfloat16_the_encoder_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compute, "fast_bfloat16", lambda: False)
+    given, mel = speech(), torch.randn(1, 8, 20)
+    made = for_inference(given, "auto")
+    assert made.model.encoder.positions is given.model.encoder.positions
+    assert torch.equal(made.model.encoder(mel), given.model.encoder(mel))
+
+
+@pytest.mark.parametrize(
+    ("compute_type", "device", "message"),
+    [
+        ("fp8", "cpu", r"compute_type 'fp8': unknown \(known: auto, float32, bfloat16, float16, int8\)"),
+        ("int8", "cuda", "compute_type 'int8': is for a CPU, not for device cuda"),
+        ("float16", "cpu", "compute_type 'float16': is for a GPU, not for device cpu"),
+    ],
+)
+def test_refusals(compute_type: str, device: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        for_inference(speech(), compute_type, device)
+
+
+def test_other_models_are_refused():
+    with pytest.raises(UsageError, match="model tiny: is a clip, a compute_type needs a speech model"):
+        for_inference(speech(CLIP, tiny.CLIPS["softmax"]))
