@@ -116,10 +116,23 @@ def test_ctc_alone_has_no_decoder(recipe, manifest, tmp_path):
         run(recipe, manifest, tmp_path / "b", "--init", str(tmp_path / "out"), "--steps", "4")
 
 
+def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
+    lines = run(recipe, manifest, tmp_path, "--chunk", "4", "--left", "8", "--steps", "4")
+    assert lines[0]["loss"] > 0
+    model = load_folder(tmp_path / "out").model
+    features = torch.randn(1, 100, 80)
+    with torch.no_grad():
+        whole, _ = model.encoder(features, torch.tensor([100]))
+    stream = model.encoder.stream()
+    parts = [stream.push(features[:, :50]), stream.push(features[:, 50:], last=True)]
+    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
         (["--terms", "rnnt"], 2, "rnnt"),
+        (["--left", "8"], 1, "--left 8"),
         (["--train", "absent.jsonl"], 1, "absent.jsonl"),
         (["--train", "tones.jsonl=0"], 1, "tones.jsonl=0"),
         (["--init", "absent"], 1, "absent"),

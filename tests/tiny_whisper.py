@@ -30,3 +30,44 @@ def whispers():
         words[50364:51865:10] *= 1.8
         words[50257] = 0.46 * (words[26757] + words[14257])  # near the likeliest two
     return theirs, WHISPER_OPENAI.load(dict(theirs.state_dict()), {"dims": DIMS}, "tiny")
+
+
+@cache
+def tiny_joint():
+    """A joint CTC/attention model with random weights and its tokenizer."""
+    from multimodal.blocks.attention import AttentionConfig
+    from multimodal.blocks.conv import ConformerConfig
+    from multimodal.blocks.stack import transformer
+    from multimodal.models.seq2seq import JointConformer, JointConformerConfig
+    from multimodal.models.speech import ConformerEncoderConfig
+    from multimodal.models.text import TextConfig
+    from multimodal.tokens.text import BytePairTokenizer
+    from multimodal.weights.folder import Checkpoint
+
+    sentences = ["the cat sat on the mat", "a dog ran over the hill", "seven birds sang", "we went home", "rain fell"]
+    tokenizer = BytePairTokenizer.train(sentences, 280)
+    size = tokenizer.vocab_size
+    block = ConformerConfig(AttentionConfig(16, 2, relative=True), 32, 7)
+    encoder = ConformerEncoderConfig(bands=40, block=block, layers=2, subsample=4, channels=8)
+    decoder = TextConfig(size, 600, transformer(16, 1, 2, 32, source_width=16), causal=True, tied=True)
+    torch.manual_seed(2)
+    model = JointConformer(JointConformerConfig(encoder, size, decoder)).eval()
+    with torch.no_grad():
+        model.ctc.weight.mul_(4)
+        model.ctc.bias[-1] += 2.5  # blanks between the tokens
+    return Checkpoint(model, tokenizer, None, "joint", {"language": "en"})
+
+
+# a random model writes language tokens, which only openai-whisper would then show as text
+SUPPRESSED = [-1, *range(50259, 50358)]
+RATE = 16000
+
+
+def sound(seconds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    time = torch.arange(int(seconds * RATE)) / RATE
+    loudness = (0.5 + 0.5 * torch.sin(2 * torch.pi * 0.7 * time)) * 0.3
+    return loudness * (torch.sin(2 * torch.pi * 300 * time) + 0.3 * torch.randn(len(time), generator=generator))
+
+
+COMMON = {"language": "en", "temperature": 0.0, "sample_len": 10, "suppress_tokens": SUPPRESSED}

@@ -1,4 +1,6 @@
-"""Convolutions before and between attention: patch and frame stems, the Conformer module and block."""
+"""Convolutions before and between attention: patch and frame stems, the Conformer module and block.
+
+What runs over a stream keeps the frames that its next output still needs (`SubsampleStream`, `Tail`)."""
 
 from dataclasses import dataclass
 
@@ -8,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
+from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.layers import DropPath, FeedForward
 
 
@@ -49,17 +52,48 @@ class Subsample(nn.Module):
     def forward(
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
-        x = self._zeroed(features[:, None], lengths)
-        x, lengths = F.relu(self.first(x)), (lengths + 1) // 2
-        for depthwise, pointwise in zip(self.depthwise, self.pointwise, strict=True):
-            x, lengths = depthwise(self._zeroed(x, lengths)), (lengths + 1) // 2
-            x = F.relu(pointwise(x))
-        return self.project(x.transpose(1, 2).flatten(2)), lengths
+        x = features[:, None]
+        for stage in range(len(self.depthwise) + 1):
+            x = self.halve(stage, F.pad(self._zeroed(x, lengths), (0, 0, 1, 1)))
+            lengths = (lengths + 1) // 2
+        return self.flat(x), lengths
+
+    def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
+        """One of the convolutions, T = ⌊(F - 1) / 2⌋: the frame before the first and after the last are in `x`."""
+        conv = self.depthwise[stage - 1] if stage else self.first
+        x = F.conv2d(x, conv.weight, conv.bias, 2, (0, 1), groups=conv.groups)
+        return F.relu(self.pointwise[stage - 1](x) if stage else x)
+
+    def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:
+        """The output frames of the last convolution's."""
+        return self.project(x.transpose(1, 2).flatten(2))
 
     @staticmethod
     def _zeroed(x: Float[Tensor, "B C F M"], lengths: Int[Tensor, "B"]) -> Float[Tensor, "B C F M"]:
         valid = torch.arange(x.shape[2], device=x.device) < lengths[:, None]
         return torch.where(valid[:, None, :, None], x, 0)
+
+
+class SubsampleStream:
+    """`Subsample` of features that come in parts. Output t is made of frames factor·t ± (factor - 1), so it waits for
+    one later frame of each convolution; `last` gives what the end of the stream leaves."""
+
+    def __init__(self, stem: Subsample):
+        self.stem = stem
+        self.held: list[Tensor | None] = [None] * (len(stem.depthwise) + 1)
+
+    def push(self, features: Float[Tensor, "B F M"], last: bool = False) -> Float[Tensor, "B T D"]:
+        x = features[:, None]
+        for stage, held in enumerate(self.held):
+            edges = int(held is None), int(last)  # padding, as both ends of the whole have it
+            x = F.pad(x if held is None else torch.cat([held, x], 2), (0, 0, *edges))
+            count = max(x.shape[2] - 1, 0) // 2
+            self.held[stage] = x[:, :, 2 * count :]
+            x = self.stem.halve(stage, x) if count else self._none(stage, x)
+        return self.stem.flat(x)
+
+    def _none(self, stage: int, x: Tensor) -> Float[Tensor, "B C 0 M"]:
+        return x.new_zeros(len(x), self.stem.first.out_channels, 0, (x.shape[3] + 1) // 2)
 
 
 class MaskedGroupNorm(nn.GroupNorm):
@@ -90,6 +124,19 @@ class ConformerConfig:
     conv_causal: bool = False
 
 
+class Tail:
+    """The frames of a stream that a causal convolution still sees, zeros before its begin."""
+
+    def __init__(self) -> None:
+        self.frames: Tensor | None = None
+
+    def before(self, x: Float[Tensor, "B D T"], count: int) -> Float[Tensor, "B D S"]:
+        """`x` after the last `count` frames before it, S = T + `count`; keeps those for the next call."""
+        joined = F.pad(x, (count, 0)) if self.frames is None else torch.cat([self.frames, x], -1)
+        self.frames = joined[..., joined.shape[-1] - count :]
+        return joined
+
+
 class ConformerConvolution(nn.Module):
     """norm, pointwise, GLU, depthwise, norm, SiLU, pointwise (Gulati et al. 2020, figure 2)."""
 
@@ -106,9 +153,13 @@ class ConformerConvolution(nn.Module):
         # an even kernel (the paper's 32) sees one frame more of the past than of the future
         self.pad = (kernel - 1, 0) if config.conv_causal else (kernel // 2, (kernel - 1) // 2)
 
-    def forward(self, x: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
-        x = zero_padded(F.glu(self.expand(self.before(x)), -1), valid)
-        x = self.depthwise(F.pad(x.transpose(1, 2), self.pad)).transpose(1, 2)
+    def forward(
+        self, x: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None, tail: Tail | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """`tail`: `x` goes on a stream, which a causal convolution can."""
+        x = zero_padded(F.glu(self.expand(self.before(x)), -1), valid).transpose(1, 2)
+        x = F.pad(x, self.pad) if tail is None else tail.before(x, self.pad[0])
+        x = self.depthwise(x).transpose(1, 2)
         return self.project(F.silu(self._normed(x, valid)))
 
     def _normed(self, x: Float[Tensor, "B T D"], valid: Tensor | None) -> Float[Tensor, "B T D"]:
@@ -136,13 +187,15 @@ class ConformerBlock(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "B T D"], mask: Tensor | None = None, valid: Bool[Tensor, "B T"] | None = None,
-        rotate: object | None = None,
+        rotate: object | None = None, past: tuple[LayerCache, Tail] | None = None,
     ) -> Float[Tensor, "B T D"]:  # fmt: skip
+        """`past`: `x` goes on a stream of which this was seen."""
+        cache, tail = past or (None, None)
         x = x + 0.5 * self.drop(self.feed_before(self.feed_before_norm(x)))
         if self.conv_first:
-            x = x + self.drop(self.convolution(x, valid))
-        x = x + self.drop(self.attention(self.attention_norm(x), mask=mask, rotate=rotate))
+            x = x + self.drop(self.convolution(x, valid, tail))
+        x = x + self.drop(self.attention(self.attention_norm(x), mask=mask, rotate=rotate, cache=cache))
         if not self.conv_first:
-            x = x + self.drop(self.convolution(x, valid))
+            x = x + self.drop(self.convolution(x, valid, tail))
         x = x + 0.5 * self.drop(self.feed_after(self.feed_after_norm(x)))
         return self.norm(x)

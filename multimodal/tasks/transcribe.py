@@ -1,96 +1,203 @@
 """Speech to text: any recording, any speech model of the suite."""
 
-from dataclasses import fields
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from multimodal.errors import AudioError, UsageError
-from multimodal.models.seq2seq import JointConformer, SpeechToText
-from multimodal.tasks import joint_windows, whisper_windows
-from multimodal.tasks.whisper_windows import WhisperOptions
-from multimodal.tokens.audio import read_audio, stream_audio
-from multimodal.tokens.languages import language_code
+from multimodal.errors import MultimodalError, UsageError
+from multimodal.tasks import accounts, schedule
+from multimodal.tasks.recording import Recording
+from multimodal.tasks.streams import Open, Opened, Stream, opener
+from multimodal.tasks.whisper_decode import batch_key
+from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions, options_for
+from multimodal.tasks.whisper_windows import Heard
+from multimodal.tokens.audio import count_channels
+from multimodal.tokens.mel import HOP, RATE
+from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 DEFAULT_MODEL = "asr-conformer-en"
+Source = str | Path | bytes | Tensor
+Result = dict[str, Any]
 
 
-def transcribe(
-    audio: str | Path | bytes | Tensor, model: str | Path | Checkpoint = DEFAULT_MODEL, *,
-    language: str | None = None, task: str = "transcribe", beam_size: int | None = None, batch_size: int = 8,
-    on_truncated: str = "error", **options: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """The text of a recording, in openai-whisper's shape: `text`, `language` and `segments`, each with `id`, `seek`
-    (10 ms frames), `start`, `end` (seconds), `text`, `tokens`, `temperature`, `avg_logprob`, `compression_ratio` and
-    `no_speech_prob`.
+def transcribe(audio: Source, model: str | Path | Checkpoint = DEFAULT_MODEL, **options: Any) -> Result:
+    """The text of a recording: a file, its bytes, or mono samples [T] at 16 kHz.
 
-    `audio`: a file, its bytes, or mono samples [T] at 16 kHz. `language`: code or English name; None: detected by a
-    Whisper model that knows several. `beam_size` None: greedy (CTC best path for a joint model). `batch_size`:
-    windows decoded at once by a joint model. `on_truncated`: "error", or "warn" to take a recording that ends early.
-    `options` are those of Whisper (`WhisperOptions`), for Whisper models only, except a `temperature` of 0.
+    As in openai-whisper `text`, `language` and `segments`, each with `id`, `seek` (10 ms frames), `start`, `end`
+    (seconds), `text`, `tokens`, `temperature`, `avg_logprob`, `compression_ratio`, `no_speech_prob`, with
+    `word_timestamps` also `words`, with `multilingual` `language`, with `split_channels` `speaker`. Then
+    `language_probability` (where it was detected), `duration`, `transcribed` [[start, end], …] and `skipped`
+    [{start, end, reason}], which together are the whole recording, `damaged` [{start, end, what}], and with
+    `decode_log` a `log` of every attempt at every window.
 
-    Raises AudioError (unreadable, empty, not finite), UsageError (an option that the model does not have),
-    CheckpointError."""
-    checkpoint = model if isinstance(model, Checkpoint) else load(model)
-    if beam_size is not None and beam_size < 1:
-        raise UsageError(f"beam_size: must be at least 1 ({beam_size})")
-    if batch_size < 1:
+    `options`: `WhisperOptions` or, for a CTC model, `CtcOptions`, and those of `transcribe_many`. Raises AudioError
+    (unreadable, empty, not finite), UsageError (an option that the model does not have), CheckpointError."""
+    ((_, result),) = transcribe_many([audio], model, **options)
+    if isinstance(result, MultimodalError):
+        raise result
+    return result
+
+
+def transcribe_many(
+    sources: Iterable[Source], model: str | Path | Checkpoint = DEFAULT_MODEL, *, batch_size: int = 8,
+    on_progress: Callable[[Source, float, float], None] | None = None,
+    on_segments: Callable[[Source, list[dict[str, Any]]], None] | None = None, **options: Any,
+) -> Iterator[tuple[Source, Result | MultimodalError]]:  # fmt: skip
+    """(source, its `transcribe` result) in the order of the sources; an error of one recording stands in its place.
+
+    Up to `batch_size` recordings, or windows that are independent, are decoded side by side; the text does not depend
+    on it. `on_progress(source, seconds done, seconds in all)` and `on_segments(source, new segments, without `id`)`
+    are called on the way. Raises as `transcribe`, but for a recording's own errors, before anything is read."""
+    if not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size: must be at least 1 ({batch_size})")
-    if task not in ("transcribe", "translate"):
-        raise UsageError(f"task: is neither 'transcribe' nor 'translate' ({task!r})")
-    language = None if language is None else language_code(language)
-    if isinstance(checkpoint.model, SpeechToText):
-        chosen = whisper_options(language=language, task=task, beam_size=beam_size, **options)
-        samples = _checked(audio) if isinstance(audio, Tensor) else read_audio(audio, on_truncated=on_truncated)
-        return whisper_windows.transcribe_windows(samples, checkpoint, chosen)
-    if not isinstance(checkpoint.model, JointConformer):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, transcription needs a speech model")
-    known = _joint_language(checkpoint, language, task, options)
-    chunks = [_checked(audio)] if isinstance(audio, Tensor) else stream_audio(audio, on_truncated=on_truncated)
-    segments = joint_windows.transcribe_windows(chunks, checkpoint, beam_size, batch_size)
-    return {"text": " ".join(segment["text"] for segment in segments), "segments": segments, "language": known}
+    checkpoint = model if isinstance(model, Checkpoint) else load(model)
+    chosen = options_for(checkpoint, options)
+    checkpoint = for_inference(checkpoint, chosen.compute_type, _device(chosen.device, checkpoint))
+    open_, serve = opener(checkpoint, chosen)
+    watch = _Watch(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
+    answers = schedule.run(_streams(sources, chosen, open_, watch), serve, batch_size, batch_key)
+    return _collected(answers, checkpoint, chosen, watch)
 
 
-def whisper_options(**options: Any) -> WhisperOptions:
-    """Raises UsageError for a name or a combination of values that Whisper does not know."""
-    names = {field.name for field in fields(WhisperOptions)}
-    if unknown := sorted(set(options) - names):
-        raise UsageError(f"option {unknown[0]!r}: unknown (known: {', '.join(sorted(names))})")
-    chosen = WhisperOptions(**options)
-    temperatures = chosen.temperature if isinstance(chosen.temperature, tuple | list) else [chosen.temperature]
-    if not temperatures or any(not value >= 0 for value in temperatures):
-        raise UsageError(f"temperature: needs values of 0 or more ({chosen.temperature!r})")
-    if chosen.patience is not None and (chosen.beam_size is None or not chosen.patience > 0):
-        raise UsageError(f"patience: needs a beam_size and a value above 0 ({chosen.patience})")
-    if chosen.length_penalty is not None and not 0 <= chosen.length_penalty <= 1:
-        raise UsageError(f"length_penalty: must lie between 0 and 1 ({chosen.length_penalty})")
-    for name in ("best_of", "sample_len"):
-        if (value := getattr(chosen, name)) is not None and value < 1:
-            raise UsageError(f"{name}: must be at least 1 ({value})")
-    return chosen
+def _device(name: str | None, checkpoint: Checkpoint) -> torch.device:
+    """The device of this name, or the model's own. Raises UsageError."""
+    if name is None:
+        return next(checkpoint.model.parameters()).device
+    try:
+        torch.zeros(1, device=name).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"device {name!r}: cannot be used ({str(error).splitlines()[0]})") from None
+    return torch.device(name)
 
 
-def _joint_language(checkpoint: Checkpoint, language: str | None, task: str, options: dict[str, Any]) -> str | None:
-    """The one language of a joint model, if its card names it; what such a model cannot do is refused."""
-    own = checkpoint.card.get("language")
-    if language is not None and own is not None and language != own:
-        raise UsageError(f"language {language!r}: {checkpoint.source} knows {own!r} only")
-    if task != "transcribe":
-        raise UsageError(f"task {task!r}: {checkpoint.source} can only transcribe")
-    for name, value in options.items():
-        if name != "temperature" or value != 0:
-            raise UsageError(f"option {name!r} = {value!r}: is for Whisper models, {checkpoint.source} has it not")
-    return own or language
+@dataclass
+class _Watch:
+    progress: Callable[[Source, float, float], None]
+    segments: Callable[[Source, list[dict[str, Any]]], None]
+
+    def __call__(self, job: "_Job", channel: "_Channel", reached: int, segments: list[dict[str, Any]]) -> None:
+        """`reached`: samples of the channel."""
+        channel.reached = min(reached, channel.opened.samples)
+        if channel.speaker is not None:
+            for segment in segments:
+                segment["speaker"] = channel.speaker
+        if segments:
+            self.segments(job.source, segments)
+        done, whole = sum(one.reached for one in job.channels), channel.opened.samples
+        self.progress(job.source, done / job.count / RATE, whole / RATE)
 
 
-def _checked(wave: Tensor) -> Tensor:
-    if wave.ndim != 1 or not wave.is_floating_point():
-        raise AudioError(f"samples: must be one row of floats (shape {list(wave.shape)}, {wave.dtype})")
-    if not wave.numel():
-        raise AudioError("samples: there are none (0)")
-    if not wave.isfinite().all():
-        raise AudioError(f"samples: {int((~wave.isfinite()).sum())} of {wave.numel()} are not finite")
-    return wave.detach().float().cpu()
+@dataclass
+class _Channel:
+    """One recording: all of a source, or a channel of it."""
+
+    recording: Recording
+    speaker: str | None
+    opened: Opened | None = None
+    parts: list[Heard] = field(default_factory=list)
+    reached: int = 0
+
+    @property
+    def account(self) -> list[accounts.Span]:
+        spans = [*self.opened.gaps, *(span for part in self.parts for span in part.account)]
+        return accounts.tiled(spans, self.opened.samples)
+
+
+@dataclass
+class _Job:
+    """A source, of `count` channels, and what is known of it so far."""
+
+    source: Source
+    count: int = 1
+    channels: list[_Channel] = field(default_factory=list)
+    error: MultimodalError | None = None
+
+
+Answer = tuple[_Job, _Channel | None, Heard | None]
+
+
+def _streams(
+    sources: Iterable[Source], options: WhisperOptions | CtcOptions, open_: Open, watch: _Watch
+) -> Iterator[Generator[Any, Any, Answer]]:
+    """The streams of all sources, opened when their turn comes; after those of each source one that says so."""
+    for source in sources:
+        job = _Job(source)
+        try:
+            for channel in _channels(job, options):
+                channel.opened = open_(channel.recording, partial(_tell, watch, job, channel))
+                for stream in channel.opened.streams:
+                    yield _tagged(job, channel, stream)
+                    if job.error is not None:  # nothing more of this source is of use
+                        raise job.error
+        except MultimodalError as error:
+            job.error = error
+        yield _tagged(job, None, None)
+
+
+def _channels(job: _Job, options: WhisperOptions | CtcOptions) -> Iterator[_Channel]:
+    if options.split_channels:
+        job.count = 1 if isinstance(job.source, Tensor) else count_channels(job.source)
+    for number in range(job.count):
+        chosen = number if options.split_channels else None
+        recording = Recording(job.source, channel=chosen, on_truncated=options.on_truncated)
+        job.channels.append(_Channel(recording, f"channel {number + 1}" if options.split_channels else None))
+        yield job.channels[-1]
+
+
+def _tell(watch: _Watch, job: _Job, channel: _Channel, seek: int, segments: list[dict[str, Any]]) -> None:
+    watch(job, channel, seek * HOP, segments)
+
+
+def _tagged(job: _Job, channel: _Channel | None, stream: Stream | None) -> Generator[Any, Any, Answer]:
+    heard = None
+    try:
+        heard = None if stream is None else (yield from stream)
+    except MultimodalError as error:
+        job.error = error
+    return job, channel, heard
+
+
+def _collected(
+    answers: Iterable[Answer], checkpoint: Checkpoint, options: WhisperOptions | CtcOptions, watch: _Watch
+) -> Iterator[tuple[Source, Result | MultimodalError]]:
+    for job, channel, heard in answers:
+        if channel is None:
+            yield job.source, job.error or _result(job, checkpoint, options)
+        elif heard is not None:
+            channel.parts.append(heard)
+            if not channel.opened.told:
+                watch(job, channel, heard.account[-1].stop, heard.segments)
+
+
+def _result(job: _Job, checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> Result:
+    channels, opened = job.channels, job.channels[0].opened
+    segments = [segment for channel in channels for part in channel.parts for segment in part.segments]
+    if len({channel.opened.language for channel in channels}) > 1:
+        for channel in channels:
+            for segment in (segment for part in channel.parts for segment in part.segments):
+                segment.setdefault("language", channel.opened.language)
+    if len(channels) > 1:
+        segments.sort(key=lambda segment: segment["start"])
+    if isinstance(options, CtcOptions):
+        text = " ".join(segment["text"] for segment in segments)
+    elif len(channels) > 1:
+        text = "".join(segment["text"] for segment in segments)
+    else:
+        text = checkpoint.tokenizer.decode([token for part in channels[0].parts for token in part.tokens])
+    result = {"text": text, "segments": [{"id": i, **segment} for i, segment in enumerate(segments)]}
+    result["language"] = opened.language
+    if opened.probability is not None:
+        result["language_probability"] = opened.probability
+    result |= accounts.entries(accounts.together([channel.account for channel in channels]))
+    result["damaged"] = [one._asdict() for one in channels[0].recording.damage]
+    if options.decode_log:
+        log = ((channel.speaker, entry) for channel in channels for part in channel.parts for entry in part.log)
+        result["log"] = [entry if speaker is None else {**entry, "speaker": speaker} for speaker, entry in log]
+    return result

@@ -1,220 +1,247 @@
 """Whisper over a recording: windows of 30 s, each starting where the last one's text ended (openai/whisper)."""
 
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal import rules, search
-from multimodal.errors import CheckpointError, UsageError
-from multimodal.models.seq2seq import SpeechToText
-from multimodal.tokens.mel import HOP, RATE, log_mel, pad_or_trim
+from multimodal.tasks import guards
+from multimodal.tasks.accounts import Span, painted
+from multimodal.tasks.whisper_decode import Align, Decode, Encode, Identify, Result, draw_seed
+from multimodal.tasks.whisper_options import WhisperOptions
+from multimodal.tokens.mel import HOP, RATE, pad_or_trim
 from multimodal.tokens.text import WhisperTokenizer
-from multimodal.weights.folder import Checkpoint
 
 STRIDE = 2  # mel frames a position of the encoder, and so a step of the time tokens
+FRAMES_PER_SECOND = RATE // HOP
 
 
-@dataclass(frozen=True)
-class WhisperOptions:
-    """openai-whisper's options, with its names and defaults. `seed` makes sampled fallbacks repeatable."""
+class Sound(NamedTuple):
+    """What a stream hears. `mel(seek, count)` gives mel frames in rising order, of which there are `content`; the
+    encoder takes `size` at once. `silent(seek, count)`: there is nothing but digital silence."""
 
-    language: str | None = None
-    task: Literal["transcribe", "translate"] = "transcribe"
-    temperature: float | Sequence[float] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    beam_size: int | None = None
-    best_of: int | None = None
-    patience: float | None = None
-    length_penalty: float | None = None
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
-    no_speech_threshold: float | None = 0.6
-    condition_on_previous_text: bool = True
-    initial_prompt: str | None = None
-    without_timestamps: bool = False
-    max_initial_timestamp: float | None = 1.0
-    suppress_blank: bool = True
-    suppress_tokens: str | Sequence[int] | None = "-1"
-    sample_len: int | None = None
-    seed: int = 0
+    mel: Callable[[int, int], Float[Tensor, "M F"]]
+    content: int
+    size: int
+    silent: Callable[[int, int], bool]
 
 
-class Result(NamedTuple):
-    """One decoded window, as openai-whisper's DecodingResult."""
+@dataclass
+class Heard:
+    """What a stream leaves: segments and their tokens, the account of its samples, and the log of its decoding."""
 
-    tokens: list[int]
-    text: str
-    avg_logprob: float
-    no_speech_prob: float
-    temperature: float
-
-    @property
-    def compression_ratio(self) -> float:
-        return compression_ratio(self.text)
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    account: list[Span] = field(default_factory=list)
+    log: list[dict[str, Any]] = field(default_factory=list)
 
 
-def compression_ratio(text: str) -> float:
-    """UTF-8 size over its zlib size: above about 2.4 a text repeats itself."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))
+class Window(NamedTuple):
+    """Where the loop is: mel frame `seek`, `count` frames that are heard, the encoder's `features` of them."""
+
+    seek: int
+    count: int
+    features: Tensor
+    language: str | None
 
 
-@torch.inference_mode()
-def transcribe_windows(wave: Float[Tensor, "T"], checkpoint: Checkpoint, options: WhisperOptions) -> dict[str, Any]:
-    """`text`, `segments` and `language` of a recording at 16 kHz."""
-    model, tokenizer = _parts(checkpoint)
-    size = STRIDE * model.config.encoder.context
-    device = model.encoder.positions.device
-    mel = log_mel(F.pad(wave, (0, size * HOP)), model.config.encoder.bands)  # silence after the end, to cut from
-    content = mel.shape[-1] - size
-    if options.language is None:
-        first = model.encoder(mel[None, :, :size].to(device))
-        language = "en" if not tokenizer.multilingual else detect_language(checkpoint, first)
-        options = replace(options, language=language)
-    prompt = tokenizer.encode(" " + options.initial_prompt.strip()) if options.initial_prompt else []
-    tokens, segments, seek, reset = list(prompt), [], 0, 0
-    generator = torch.Generator().manual_seed(options.seed)
-    while seek < content:
-        count = min(size, content - seek)
-        window = pad_or_trim(mel[:, seek : seek + count], size)[None].to(device)
-        result = decode_with_fallback(checkpoint, model.encoder(window), tokens[reset:], options, generator)
-        if _is_silent(result, options):
-            seek += count
-            continue
-        found, advance = split(result, tokenizer, seek, count)
-        segments += [{"id": len(segments) + i, **segment} for i, segment in enumerate(found)]
-        tokens += [token for segment in found for token in segment["tokens"]]
-        seek += advance
+Found = tuple[list[dict[str, Any]], int, list[Span]]  # a window's segments, where to go on, what was skipped in it
+
+
+class WhisperStream:
+    """openai-whisper's loop over clips of a recording, as a generator of requests to the model (`whisper_decode`)."""
+
+    def __init__(
+        self, sound: Sound, clips: Sequence[tuple[int, int]], tokenizer: WhisperTokenizer, context: int,
+        options: WhisperOptions, language: str | None, tell: Callable[[int, list[dict[str, Any]]], None] | None = None,
+    ):  # fmt: skip
+        """`clips`: mel frames [start, stop) that are heard. `context`: positions of the decoder. `tell`: is called
+        after each window with the mel frame that was reached and the new segments."""
+        self.sound, self.clips, self.tokenizer, self.options = sound, clips, tokenizer, options
+        self.language, self.tell, self.room = language, tell or (lambda seek, segments: None), context // 2 - 1
+        self.heard, self.prompt, self.last_speech = Heard(), Prompt.of(tokenizer, options), 0.0
+        self.reset = False  # whether the initial prompt is forgotten
+        self.forgotten = 0  # tokens of the text that are not told any more
+
+    def run(self) -> Generator[Any, Any, Heard]:
+        for start, stop in self.clips:
+            seek = start
+            while seek < stop:
+                before, count = seek, min(self.sound.size, self.sound.content - seek, stop - seek)
+                if self.sound.silent(seek, count):
+                    segments, seek, spans = [], seek + count, [_span(seek, seek + count, "silence")]
+                else:
+                    segments, seek, spans = yield from self._window(seek, count)
+                seek = seek if seek > before else before + count  # no rule keeps times without timestamps in order
+                end = min(seek, stop)
+                self.heard.account += painted(before * HOP, end * HOP, None, spans)
+                self.heard.segments += segments
+                self.tell(end, segments)
+        return self.heard
+
+    def _window(self, seek: int, count: int) -> Generator[Any, Any, Found]:
+        options = self.options
+        features = yield Encode(pad_or_trim(self.sound.mel(seek, count), self.sound.size))
+        window = Window(seek, count, features, (yield from self._language(features)))
+        result, silent = yield from self._decoded(window)
+        if silent:
+            return [], seek + count, [_span(seek, seek + count, "no_speech")]
+        segments, advance, closed = split(result, self.tokenizer, seek, count)
+        following, spans = seek + advance, []
+        if options.cut_loops:
+            segments, spans = self._unlooped(segments, result)
+        if options.word_timestamps:
+            segments, following, skipped = yield from self._worded(window, segments, following, closed)
+            if segments is None:
+                return [], following, skipped
+            spans += skipped
+        for segment in segments:
+            if segment["start"] == segment["end"] or not segment["text"].strip():
+                segment |= {"text": "", "tokens": []} | ({"words": []} if options.word_timestamps else {})
+            if options.multilingual:
+                segment["language"] = window.language
+        self.heard.tokens += [token for segment in segments for token in segment["tokens"]]
         if not options.condition_on_previous_text or result.temperature > 0.5:
-            reset = len(tokens)
-    return {"text": tokenizer.decode(tokens[len(prompt) :]), "segments": segments, "language": options.language}
+            self.reset, self.forgotten = True, len(self.heard.tokens)
+        return segments, following, spans
+
+    def _language(self, features: Tensor) -> Generator[Any, Any, str | None]:
+        if not self.options.multilingual:
+            return self.language
+        chances = yield Identify(features)
+        return max(self.options.languages or chances, key=lambda code: chances.get(code, 0.0))
+
+    def _decoded(self, window: Window) -> Generator[Any, Any, tuple[Result, bool]]:
+        """The first temperature whose text neither repeats itself nor is improbable, else the last one's; and whether
+        nothing was said."""
+        previous = self.prompt.before(self.heard.tokens[self.forgotten :], self.reset, self.room)
+        for temperature in self.options.temperature:
+            seed = draw_seed(self.options.seed, window.seek, temperature)
+            result = yield Decode(window.features, previous, window.language, temperature, seed)
+            failed = failure(result, self.options)
+            silent = is_silent(result, self.options)
+            if self.options.decode_log:
+                self._note(window, result, failed, silent, len(previous))
+            if failed is None:
+                break
+        return result, silent
+
+    def _note(self, window: Window, result: Result, failed: str | None, silent: bool, prompt: int) -> None:
+        self.heard.log.append({
+            "seek": window.seek, "start": window.seek / FRAMES_PER_SECOND,
+            "end": (window.seek + window.count) / FRAMES_PER_SECOND, "language": window.language,
+            "prompt_tokens": prompt, "temperature": result.temperature, "avg_logprob": result.avg_logprob,
+            "compression_ratio": result.compression_ratio, "no_speech_prob": result.no_speech_prob,
+            "fallback": failed, "no_speech": silent, "tokens": result.tokens, "text": result.text,
+        })  # fmt: skip
+
+    def _unlooped(self, segments: list[dict[str, Any]], result: Result) -> tuple[list[dict[str, Any]], list[Span]]:
+        limit = self.options.compression_ratio_threshold
+        repetitive = limit is not None and result.compression_ratio > limit
+        kept, cuts = guards.cut_loops(segments, self.tokenizer.eot, repetitive)
+        if not cuts:
+            return segments, []
+        kept = [{**segment, "text": _text(self.tokenizer, segment["tokens"])} for segment in kept]
+        return kept, [Span(round(start * RATE), round(end * RATE), "repetition") for start, end in cuts]
+
+    def _worded(
+        self, window: Window, segments: list[dict[str, Any]], following: int, closed: bool
+    ) -> Generator[Any, Any, tuple[list[dict[str, Any]] | None, int, list[Span]]]:
+        """Segments with words, where to go on, and what is skipped; None for segments: the window is to be heard again
+        from there."""
+        from multimodal.tasks.whisper_words import add_words
+
+        options, eot = self.options, self.tokenizer.eot
+        seek, limit = window.seek, options.hallucination_silence_threshold
+        texts = [token for segment in segments for token in segment["tokens"] if token < eot]
+        timings = (yield Align(window.features, texts, window.count, window.language)) if texts else []
+        marks = {"prepend": options.prepend_punctuations, "append": options.append_punctuations}
+        add_words(segments, timings, last_speech=self.last_speech, **marks)
+        seen = guards.Seen(seek, window.count, self.sound.size, self.sound.content, self.last_speech)
+        ended = guards.last_end(segments)
+        if not closed and ended is not None and ended > seen.start:
+            following = round(ended * FRAMES_PER_SECOND)
+            if limit is not None and seen.limit - ended <= limit:
+                following = seek + window.count
+        spans = []
+        if limit is not None:
+            if gap := guards.leading_gap(segments, seen, limit):
+                return None, seek + gap, [_span(seek, seek + gap, "hallucination")]
+            if found := guards.hallucination(segments, seen, limit):
+                first, following, before = found
+                spans = [Span(round(max(before, seen.start) * RATE), following * HOP, "hallucination")]
+                segments = segments[:first]
+        ended = guards.last_end(segments)
+        self.last_speech = self.last_speech if ended is None else ended
+        return segments, following, spans
 
 
-def _parts(checkpoint: Checkpoint) -> tuple[SpeechToText, WhisperTokenizer]:
-    if not isinstance(checkpoint.tokenizer, WhisperTokenizer):
-        raise CheckpointError(f"{checkpoint.source}: its vocabulary is not one of Whisper's, so it cannot transcribe")
-    return checkpoint.model, checkpoint.tokenizer
+class Prompt(NamedTuple):
+    """What is told to the decoder before the text that it has written."""
+
+    initial: list[int]
+    hot: list[int]
+    carried: bool
+
+    @classmethod
+    def of(cls, tokenizer: WhisperTokenizer, options: WhisperOptions) -> "Prompt":
+        initial, hot = (tokenizer.encode(" " + text.strip()) if text else [] for text in
+                        (options.initial_prompt, options.hotwords))  # fmt: skip
+        return cls(initial, hot, options.carry_initial_prompt)
+
+    def before(self, text: list[int], reset: bool, room: int) -> list[int]:
+        """At most `room` tokens: hot words, the initial prompt (until `reset`, or always if carried), and as much of
+        the end of the text as is left room for."""
+        if self.carried:
+            lead = (self.hot + self.initial)[:room]
+        else:
+            lead, text = self.hot[:room], text if reset else self.initial + text
+        return lead + text[len(text) - min(len(text), room - len(lead)) :]
 
 
-@torch.inference_mode()
-def detect_language(checkpoint: Checkpoint, features: Float[Tensor, "1 T D"]) -> str:
-    """Code of the most probable language, from the logits after <|startoftranscript|>."""
-    model, tokenizer = _parts(checkpoint)
-    start = torch.tensor([[tokenizer.sot]], device=features.device)
-    logits = model.decoder(start, features)[0, 0, list(tokenizer.language_tokens)]
-    return tokenizer.languages[int(logits.argmax())]
-
-
-def decode_with_fallback(
-    checkpoint: Checkpoint, features: Float[Tensor, "1 T D"], previous: list[int], options: WhisperOptions,
-    generator: torch.Generator,
-) -> Result:  # fmt: skip
-    """The first temperature whose text neither repeats itself nor is improbable, else the last one's."""
-    temperatures = options.temperature if isinstance(options.temperature, Sequence) else [options.temperature]
-    if not temperatures:
-        raise UsageError(f"temperature: needs at least one value ({options.temperature!r})")
-    for temperature in temperatures:
-        result = decode_window(checkpoint, features, previous, options, temperature, generator)
-        if not _needs_fallback(result, options):
-            break
-    return result
+def _span(start: int, stop: int, reason: str) -> Span:
+    return Span(start * HOP, stop * HOP, reason)
 
 
 def _improbable(result: Result, options: WhisperOptions) -> bool:
     return options.logprob_threshold is not None and result.avg_logprob < options.logprob_threshold
 
 
-def _needs_fallback(result: Result, options: WhisperOptions) -> bool:
+def failure(result: Result, options: WhisperOptions) -> str | None:
+    """Why the next temperature must be tried: the figure that is beyond its threshold."""
     ratio, silence = options.compression_ratio_threshold, options.no_speech_threshold
     if _improbable(result, options):
-        return silence is None or result.no_speech_prob <= silence  # no fallback in silence
-    return ratio is not None and result.compression_ratio > ratio
+        heard = silence is None or result.no_speech_prob <= silence  # no fallback in silence
+        return "avg_logprob" if heard else None
+    return "compression_ratio" if ratio is not None and result.compression_ratio > ratio else None
 
 
-def _is_silent(result: Result, options: WhisperOptions) -> bool:
+def is_silent(result: Result, options: WhisperOptions) -> bool:
+    """Whether nothing was said. Words of `hotwords` alone are no sign of speech, however probable they are: the
+    prompt makes them so."""
     if options.no_speech_threshold is None or result.no_speech_prob <= options.no_speech_threshold:
         return False
-    return options.logprob_threshold is None or result.avg_logprob <= options.logprob_threshold
+    if options.logprob_threshold is None or result.avg_logprob <= options.logprob_threshold:
+        return True
+    return guards.read_back(result.text, options.hotwords)
 
 
-@torch.inference_mode()
-def decode_window(
-    checkpoint: Checkpoint, features: Float[Tensor, "1 T D"], previous: list[int], options: WhisperOptions,
-    temperature: float, generator: torch.Generator,
-) -> Result:  # fmt: skip
-    """Text tokens and time tokens of one window, given the tokens of the text before it."""
-    model, tokenizer = _parts(checkpoint)
-    context = model.config.decoder.context
-    kept = [tokenizer.sot_prev, *previous[-(context // 2 - 1) :]] if previous else []
-    prompt = [*kept, *tokenizer.sot_sequence(options.language, options.task, not options.without_timestamps)]
-    room = min(options.sample_len or context // 2, context - len(prompt) + 1)
-    step, silence = _watched(search.over_source(model.decoder, features), len(kept), tokenizer.no_speech)
-    common = {"eos": tokenizer.eot, "max_new": room, "rules": window_rules(tokenizer, len(prompt), options)}
-    ids, cache = torch.tensor([prompt], device=features.device), model.decoder.new_cache()
-    if temperature == 0 and options.beam_size is not None:
-        beams = {"beams": options.beam_size, "patience": options.patience or 1.0}
-        found = search.beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
-    elif temperature == 0:
-        found = search.greedy(step, ids, cache, **common)
-    else:
-        ids = ids.repeat(options.best_of or 1, 1)
-        found = search.sample(step, ids, cache, temperature=temperature, generator=generator, **common)
-    tokens, logprob = search.best(found, options.length_penalty)
-    text = tokenizer.decode([token for token in tokens if token < tokenizer.timestamp_begin]).strip()
-    return Result(tokens, text, logprob / (len(tokens) + 1), silence[0], float(temperature))
-
-
-def _watched(step: search.Step, position: int, no_speech: int) -> tuple[search.Step, list[float]]:
-    """The step, and a list in which its first call leaves the no-speech probability after `position`."""
-    seen: list[float] = []
-
-    def watched(ids: Tensor, cache: Any) -> Tensor:
-        logits = step(ids, cache)
-        if not seen:
-            seen.append(rules.no_speech_probability(logits[:1, position], no_speech).item())
-        return logits
-
-    return watched, seen
-
-
-def window_rules(tokenizer: WhisperTokenizer, start: int, options: WhisperOptions) -> list[search.Rule]:
-    """What may not come next, for a prompt of `start` ids."""
-    listed = options.suppress_tokens or ()
-    chosen = [int(token) for token in (listed.split(",") if isinstance(listed, str) else listed)]
-    found = []
-    if options.suppress_blank:
-        found.append(rules.suppress_first([*tokenizer.encode(" "), tokenizer.eot], start))
-    if chosen:  # as openai-whisper: without a list even the control tokens stay allowed
-        never = [token for token in chosen if token >= 0] + ([*tokenizer.non_speech_tokens()] if -1 in chosen else [])
-        t = tokenizer
-        never += [t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech]
-        found.append(rules.suppress(never))
-    if not options.without_timestamps:
-        latest = options.max_initial_timestamp
-        steps = round(latest / tokenizer.SECONDS_PER_TIMESTAMP) if latest else None
-        begin = tokenizer.timestamp_begin
-        found.append(rules.timestamps(begin, tokenizer.eot, tokenizer.no_timestamps, start, steps))
-    return found
-
-
-def split(result: Result, tokenizer: WhisperTokenizer, seek: int, count: int) -> tuple[list[dict[str, Any]], int]:
-    """Segments of a window that starts at mel frame `seek` and holds `count` frames, and how far to go on.
+def split(result: Result, tokenizer: WhisperTokenizer, seek: int, count: int) -> tuple[list[dict[str, Any]], int, bool]:
+    """Segments of a window that starts at mel frame `seek` and holds `count` frames, how far to go on, and whether
+    the text ends with one time token, so that no speech follows.
 
     Between two time tokens in a row one segment ends and the next begins; text after the last such pair is left
     to the next window."""
     tokens, begin = result.tokens, tokenizer.timestamp_begin
     times = [token >= begin for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if times[i - 1] and times[i]]
-    closed = times[-2:] == [False, True]  # one time at the end: no speech after it
+    closed = times[-2:] == [False, True]
     if not cuts:
         last = next((token - begin for token in reversed(tokens) if token >= begin), 0)
         seconds = last * tokenizer.SECONDS_PER_TIMESTAMP if last else count * HOP / RATE
-        return [_segment(result, tokenizer, seek, tokens, 0.0, seconds)], count
+        return [_segment(result, tokenizer, seek, tokens, 0.0, seconds)], count, closed
     if closed:
         cuts.append(len(tokens))
     segments = []
@@ -222,18 +249,25 @@ def split(result: Result, tokenizer: WhisperTokenizer, seek: int, count: int) ->
         part = tokens[start:end]
         first, last = ((part[i] - begin) * tokenizer.SECONDS_PER_TIMESTAMP for i in (0, -1))
         segments.append(_segment(result, tokenizer, seek, part, first, last))
-    return segments, count if closed else (tokens[cuts[-1] - 1] - begin) * STRIDE
+    return segments, count if closed else (tokens[cuts[-1] - 1] - begin) * STRIDE, closed
 
 
 def _segment(
     result: Result, tokenizer: WhisperTokenizer, seek: int, tokens: list[int], start: float, end: float
 ) -> dict[str, Any]:
-    """`start` and `end` in seconds from the window's begin. One without text or duration is emptied."""
+    """`start` and `end` in seconds from the window's begin."""
     offset = float(seek * HOP / RATE)
-    text = tokenizer.decode([token for token in tokens if token < tokenizer.eot])
-    empty = start == end or not text.strip()
     return {
-        "seek": seek, "start": offset + start, "end": offset + end, "text": "" if empty else text,
-        "tokens": [] if empty else tokens, "temperature": result.temperature, "avg_logprob": result.avg_logprob,
+        "seek": seek, "start": offset + start, "end": offset + end, "text": _text(tokenizer, tokens), "tokens": tokens,
+        "temperature": result.temperature, "avg_logprob": result.avg_logprob,
         "compression_ratio": result.compression_ratio, "no_speech_prob": result.no_speech_prob,
     }  # fmt: skip
+
+
+def _text(tokenizer: WhisperTokenizer, tokens: Sequence[int]) -> str:
+    return tokenizer.decode([token for token in tokens if token < tokenizer.eot])
+
+
+def held(mel: Float[Tensor, "M F"], first: int) -> Callable[[int, int], Float[Tensor, "M _"]]:
+    """A reader of a clip's frames that begin at frame `first` of the recording."""
+    return lambda seek, count: mel[:, seek - first : seek - first + count]

@@ -23,12 +23,16 @@ Terms = Literal["joint", "ctc", "attention"]
 
 
 def joint_config(
-    vocabulary: int, width: int, layers: int, decoder_layers: int, context: int, drop_path: float
-) -> JointConformerConfig:
-    """A Conformer of 4-fold subsampling, and a decoder of `context` positions (none of 0 layers)."""
+    vocabulary: int, width: int, layers: int, decoder_layers: int, context: int, drop_path: float, chunk: int = 0,
+    left: int = 0,
+) -> JointConformerConfig:  # fmt: skip
+    """A Conformer of 4-fold subsampling, and a decoder of `context` positions (none of 0 layers). With a `chunk` it
+    sees no frame of 40 ms after the chunk of so many (Chen et al. 2021), and `left` before it (0: all)."""
     attention = AttentionConfig(width, heads=4)
-    block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer")
-    encoder = ConformerEncoderConfig(80, block, layers, subsample=4, channels=32, rotary=True, drop_path=drop_path)
+    block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer", conv_causal=chunk > 0)
+    encoder = ConformerEncoderConfig(
+        80, block, layers, subsample=4, channels=32, rotary=True, chunk=chunk, drop_path=drop_path, left=left
+    )
     stack = transformer(width, decoder_layers, 4, 2 * width, source_width=width)
     decoder = TextConfig(vocabulary, context, stack, causal=True, tied=True) if decoder_layers else None
     return JointConformerConfig(encoder, vocabulary, decoder)

@@ -1,0 +1,102 @@
+"""A growing stream of 16-bit PCM, read in a thread, so that it is known when each sample came."""
+
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from multimodal.errors import AudioError, UsageError
+from multimodal.tokens.audio import TruncatedAudio
+from multimodal.tokens.mel import RATE
+from multimodal.tokens.mono import Resampler
+
+BLOCK_SECONDS = 0.1  # most of one reading
+AHEAD = 600  # readings that may wait: up to a minute, then the writer has to
+
+
+class Piece(NamedTuple):
+    """The next samples [T] at 16 kHz, and when they had come (seconds of `time.monotonic`)."""
+
+    samples: Tensor
+    arrived: float
+
+
+class PcmReader:
+    """Mono 16-bit little-endian samples of `rate` Hz from `read(n)`, which gives 1 to n bytes as soon as it has some,
+    and none at the end, as `os.read` of a descriptor. (A `sys.stdin.buffer.read1` that still waits in the thread when
+    the program ends makes Python abort.)
+
+    Raises UsageError for a rate outside of 1,000 to 384,000 Hz; AudioError at the end of an empty stream, or where it
+    cannot be read. Half a sample at the end gives a TruncatedAudio warning."""
+
+    def __init__(self, read: Callable[[int], bytes], rate: int = RATE, name: str = "stdin"):
+        if not 1000 <= rate <= 384000:
+            raise UsageError(f"rate: must be 1,000 to 384,000 Hz ({rate})")
+        self.rate, self.name, self._read = rate, name, read
+        self._queue: queue.Queue[tuple[float, bytes | Exception]] = queue.Queue(AHEAD)
+        self._come = self._taken = 0  # bytes; each is written by one thread only
+        self._stopped = False
+
+    def waiting(self) -> float:
+        """Seconds of sound that have come and are not taken yet."""
+        return (self._come - self._taken) / (2 * self.rate)
+
+    def __iter__(self) -> Iterator[Piece]:
+        # a daemon: a reading that waits for a silent writer must not keep the process
+        threading.Thread(target=self._follow, daemon=True).start()
+        resampler, half, arrived = Resampler(self.rate, RATE), b"", monotonic()
+        try:
+            while (entry := self._queue.get())[1]:
+                arrived, data = entry
+                if isinstance(data, Exception):
+                    raise AudioError(f"{self.name}: cannot be read ({data})") from None
+                self._taken += len(data)
+                data = half + data
+                whole = len(data) // 2 * 2
+                half = data[whole:]
+                yield Piece(_tensor(resampler.push(_floats(data[:whole]))), arrived)
+            if self._taken < 2:
+                raise AudioError(f"{self.name}: no samples in it ({self._taken} bytes)")
+            yield Piece(_tensor(resampler.flush()), arrived)
+            if half:
+                message = f"{self.name}: ends within a 16-bit sample ({self._taken} bytes, an odd number)"
+                warnings.warn(TruncatedAudio(message), stacklevel=2)
+        finally:
+            self._stopped = True
+
+    def _follow(self) -> None:
+        size = max(2, 2 * round(BLOCK_SECONDS * self.rate))
+        try:
+            while data := self._read(size):
+                self._come += len(data)
+                if not self._put(data):
+                    return
+            self._put(b"")
+        except (OSError, ValueError) as error:  # ValueError: it was closed
+            self._put(error)
+
+    def _put(self, data: bytes | Exception) -> bool:
+        """Waits for a place; False when nobody takes any more."""
+        entry = monotonic(), data
+        while not self._stopped:
+            try:
+                self._queue.put(entry, timeout=0.5)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def _floats(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<i2").astype(np.float32) / 32768
+
+
+def _tensor(samples: np.ndarray) -> Float[Tensor, "T"]:
+    return torch.from_numpy(samples)

@@ -1,0 +1,169 @@
+"""Recordings as the streams that hear them, of both kinds of speech models."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from multimodal.errors import UsageError
+from multimodal.tasks import joint_windows, pieces, whisper_decode
+from multimodal.tasks.accounts import Span
+from multimodal.tasks.joint_decode import tokenizer_of
+from multimodal.tasks.recording import MelReader, Recording, Survey
+from multimodal.tasks.recording import cut as samples_of
+from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions
+from multimodal.tasks.whisper_windows import STRIDE, Heard, Sound, WhisperStream, held
+from multimodal.tokens.mel import HOP, RATE
+from multimodal.weights.folder import Checkpoint
+
+Stream = Generator[Any, Any, Heard]
+Serve = Callable[[list[Any]], list[Any]]
+Tell = Callable[[int, list[dict[str, Any]]], None]
+
+
+class Opened(NamedTuple):
+    """A recording of `samples`: its language (None: not known), with what probability if it was detected, what is left
+    out (`gaps`), and the streams that hear the rest, in order. `told`: the streams call `tell` themselves."""
+
+    samples: int
+    language: str | None
+    probability: float | None
+    gaps: list[Span]
+    streams: Iterable[Stream]
+    told: bool = False
+
+
+Open = Callable[[Recording, Tell], Opened]
+
+
+def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tuple[Open, Serve]:
+    """What opens a recording for a model, and what answers its streams' requests.
+
+    Raises UsageError for a language or a task that the model does not know, CheckpointError for one that lacks its
+    vocabulary."""
+    if isinstance(options, WhisperOptions):
+        language, serve = named_language(checkpoint, options), whisper_decode.server(checkpoint, options)
+        if options.word_timestamps:
+            from multimodal.tasks.whisper_words import alignment_heads
+
+            alignment_heads(checkpoint)  # what is wrong with them is told before anything is read
+        return partial(_open_whisper, checkpoint, options, language, serve), serve
+    own = checkpoint.card.get("language")
+    if options.language is not None and own is not None and options.language != own:
+        raise UsageError(f"language {options.language!r}: {checkpoint.source} knows {own!r} only")
+    if options.task != "transcribe":
+        raise UsageError(f"task {options.task!r}: {checkpoint.source} can only transcribe")
+    open_ = partial(_open_joint, checkpoint, options, own or options.language)
+    return open_, partial(joint_windows.serve, checkpoint, options=options)
+
+
+def named_language(checkpoint: Checkpoint, options: WhisperOptions) -> str | None:
+    """The language that is given or the only one; None: it must be found. Raises UsageError for one, or a task, that
+    the model does not know."""
+    from multimodal.tasks.language import allowed_codes
+
+    tokenizer = whisper_decode.parts(checkpoint)[1]
+    allowed_codes(tokenizer, options.languages)
+    if not tokenizer.multilingual and options.multilingual:
+        raise UsageError(f"multilingual: {checkpoint.source} knows English only")
+    if tokenizer.multilingual and options.language is None:
+        return None
+    tokenizer.sot_sequence(options.language, options.task)
+    return options.language or "en"
+
+
+def _open_whisper(
+    checkpoint: Checkpoint, options: WhisperOptions, language: str | None, serve: Serve, recording: Recording,
+    tell: Tell,
+) -> Opened:  # fmt: skip
+    model, tokenizer = whisper_decode.parts(checkpoint)
+    size, bands = STRIDE * model.config.encoder.context, model.config.encoder.bands
+    several = options.language_detection_segments if language is None else 1
+    listened = several if several > 1 else 0
+    found, ear = pieces.listen(recording, options, bands=bands, windows=listened, size=size * HOP)
+    probability = None
+    if language is None:
+        language, probability = _identified(_listened(recording, found, bands, size), found, options, serve)
+    content, (peaks, powers) = found.samples // HOP, ear.levels()
+    clips, gaps = pieces.plan(options, content, pieces.speech(options, found, size if options.batched else None))
+    reader = MelReader(recording, bands, found.mel_peak, found.samples)
+
+    def silent(seek: int, count: int) -> bool:
+        return bool((peaks[seek : seek + count] < pieces.SILENCE).all())
+
+    sound, common = Sound(reader.window, content, size, silent), (model.config.decoder.context, options, language)
+    if options.batched:
+        parts = [part for clip in clips for part in pieces.cut(powers, *clip, size)]
+        streams = _independent(sound, parts, tokenizer, *common)
+    else:
+        streams = [WhisperStream(sound, clips, tokenizer, *common, tell).run()]
+    return Opened(found.samples, language, probability, gaps, streams, told=not options.batched)
+
+
+def _independent(sound: Sound, parts: Sequence[pieces.Clip], *common: Any) -> Iterator[Stream]:
+    """A stream for each part, which takes its mel when its turn comes."""
+    for start, stop in parts:
+        mel = sound.mel(start, stop - start)
+        yield WhisperStream(sound._replace(mel=held(mel, start)), [(start, stop)], *common).run()
+
+
+def _listened(recording: Recording, found: Survey, bands: int, size: int) -> Iterator[Float[Tensor, "M F"]]:
+    """The mel of each window that is listened to; without any the recording's begin, as openai-whisper has it."""
+    if not found.windows:
+        yield MelReader(recording, bands, found.mel_peak, found.samples).window(0, size)
+    for _, wave in found.windows:
+        yield MelReader(Recording(wave), bands, found.mel_peak, len(wave)).window(0, size)
+
+
+def _identified(
+    mels: Iterable[Float[Tensor, "M F"]], found: Survey, options: WhisperOptions, serve: Serve
+) -> tuple[str, float]:
+    """Language and its probability over all windows, of which each counts as much as there is speech in it."""
+    from multimodal.tasks.language import combine
+    from multimodal.tasks.vad import SpeechDetector, speech_share
+
+    heard = []
+    for mel in mels:
+        (features,) = serve([whisper_decode.Encode(mel)])
+        (chances,) = serve([whisper_decode.Identify(features)])
+        heard.append(chances)
+    weights = [1.0] * len(heard)
+    if len(heard) > 1:
+        for i, (_, wave) in enumerate(found.windows):
+            detector = SpeechDetector()
+            detector.push(wave)
+            weights[i] = speech_share(detector.probabilities(), 0, len(wave))
+    return combine(list(zip(heard, weights, strict=True)), options.languages)
+
+
+def _open_joint(
+    checkpoint: Checkpoint, options: CtcOptions, language: str | None, recording: Recording, tell: Tell
+) -> Opened:  # fmt: skip
+    found, ear = pieces.listen(recording, options)
+    longest, content = joint_windows.LONGEST // HOP, -(-found.samples // HOP)  # a started frame counts
+    _, powers = ear.levels()
+    clips, gaps = pieces.plan(options, content, pieces.speech(options, found, longest))
+    parts = [part for clip in clips for part in pieces.cut(powers, *clip, longest)]
+    sounds = samples_of(recording, [(start * HOP, min(stop * HOP, found.samples)) for start, stop in parts])
+    streams = (_joint(start, wave, checkpoint, options) for start, wave in sounds)
+    return Opened(found.samples, language, None, gaps, streams)
+
+
+def _joint(start: int, wave: Tensor, checkpoint: Checkpoint, options: CtcOptions) -> Stream:
+    stream, log, answer = joint_windows.stream(start, wave, checkpoint, options), [], None
+    while True:
+        try:
+            answer = yield stream.send(answer)
+        except StopIteration as stop:
+            window = stop.value
+            break
+        if options.decode_log:
+            log.append({
+                "seek": round(start / HOP), "start": start / RATE, "end": (start + len(wave)) / RATE,
+                "temperature": 0.0, "avg_logprob": answer.avg_logprob, "no_speech_prob": answer.no_speech_prob,
+                "tokens": answer.ids, "text": tokenizer_of(checkpoint).decode(answer.ids),
+            })  # fmt: skip
+    tokens = [token for segment in window.segments for token in segment["tokens"]]
+    return Heard(window.segments, tokens, [Span(start, start + len(wave), window.skipped)], log)

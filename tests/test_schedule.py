@@ -1,0 +1,74 @@
+"""Streams side by side."""
+
+import pytest
+
+from multimodal.errors import AudioError
+from multimodal.tasks.schedule import run
+
+
+def count(name, requests, log=None):
+    """Asks for as many squares as `requests` holds and returns their sum."""
+    total = 0
+    for request in requests:
+        total += yield request
+        if log is not None:
+            log.append(name)
+    return name, total
+
+
+def failing(requests):
+    for request in requests:
+        _ = yield request
+    raise AudioError("b.wav: broken")
+
+
+class Squares:
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, requests):
+        self.batches.append(list(requests))
+        return [request**2 for request in requests]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 9])
+def test_results_stand_in_the_order_of_the_streams_whatever_the_width(width):
+    serve = Squares()
+    streams = [count("a", [1, 2, 3]), count("b", []), count("c", [4]), failing([7]), count("d", [5, 6])]
+    *found, error, last = run(streams, serve, width)
+    assert found == [("a", 14), ("b", 0), ("c", 16)]
+    assert isinstance(error, AudioError)
+    assert last == ("d", 61)
+    assert max(map(len, serve.batches)) == min(width, 4)
+    assert sorted(request for batch in serve.batches for request in batch) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_streams_are_taken_when_a_place_is_free():
+    taken = []
+
+    def streams():
+        for i in range(6):
+            taken.append(i)
+            yield count(i, [i, i])
+
+    results = run(streams(), Squares(), 2)
+    assert next(results) == (0, 0)
+    assert taken == [0, 1, 2, 3]  # two have ended, two have begun
+    assert [name for name, _ in results] == [1, 2, 3, 4, 5]
+
+
+def test_requests_of_one_key_wait_for_each_other():
+    serve = Squares()
+    streams = [count("a", [1, 20]), count("b", [21, 2]), count("c", [3, 22]), count("d", [31])]
+    keys = {1: None, 2: None, 3: None, 20: 20, 21: 20, 22: 20, 31: 30}
+    assert [name for name, _ in run(streams, serve, 4, keys.get)] == ["a", "b", "c", "d"]
+    assert serve.batches == [[1, 3], [20, 21, 22], [2], [31]]
+
+
+def test_an_error_that_is_none_of_ours_is_not_hidden():
+    def broken():
+        yield 1
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(run([broken()], Squares(), 1))
