@@ -3,11 +3,14 @@
 import argparse
 import io
 import os
+import re
 import sys
 import warnings
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
-from multimodal import __version__
+from multimodal import __version__, cli_transcribe
+from multimodal.cli_transcribe import count, number
 from multimodal.errors import MultimodalError
 
 EXAMPLES = """examples:
@@ -19,11 +22,13 @@ EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> None:
     """Exits 0 when all went well, 1 when a file or value could not be used, 2 when the flags are wrong."""
-    options = parser().parse_args(arguments)
-    warnings.showwarning = _one_line
-    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is escaped, not an error
+    for stream in (sys.stdout, sys.stderr):  # a letter that the terminal's encoding lacks is escaped, not an error
         if isinstance(stream, io.TextIOWrapper):  # not where it is closed, or a program collects it
             stream.reconfigure(errors="backslashreplace")
+    options = parser().parse_args(arguments)
+    if check := vars(options).pop("check", None):
+        check(options)
+    warnings.showwarning = _one_line
     try:
         from multimodal import commands
 
@@ -58,7 +63,21 @@ def _one_line(message: Warning | str, category: type[Warning], *_: object, **__:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it."""
+    """Says what is wrong in one line, without the usage before it. A True/False flag may stand alone before a file's
+    name, and a value may begin with a minus sign and a digit."""
+
+    def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        filled: list[str] = []
+        for argument in given:
+            action = self._option_string_actions.get(filled[-1]) if filled else None
+            nargs = action.nargs if action is not None else 0
+            if nargs == "?" and argument not in ("True", "False"):
+                filled.append("True")
+            elif nargs is None and re.match(r"-\d", argument):
+                argument = f"{filled.pop()}={argument}"
+            filled.append(argument)
+        return super().parse_known_args(filled, namespace)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
@@ -72,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action="version", version=f"multimodal {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_classify, _transcribe, _caption, _generate, _models, _info, _convert, _validate, _env):
+    for add in (_classify, _transcribe, _evaluate, _caption, _generate, _models, _info, _convert, _validate, _env):
         add(commands)
     return top
 
@@ -84,37 +103,50 @@ def _classify(commands: argparse._SubParsersAction) -> None:
     p.add_argument("--labels_file", metavar="FILE", help="labels, one a line")
     p.add_argument("--templates", metavar="SET", help="clip80, clip7, none or a file; default: the model's own")
     p.add_argument("--format", choices=["table", "json", "csv"], default="table")
-    p.add_argument("--top", type=_count, metavar="N", help="labels a picture (default: 5 in the table, else all)")
-    p.add_argument("--batch_size", type=_count, default=32)
+    p.add_argument("--top", type=count, metavar="N", help="labels a picture (default: 5 in the table, else all)")
+    p.add_argument("--batch_size", type=count, default=32)
     _model(p, "clip-vit-16")
 
 
 def _transcribe(commands: argparse._SubParsersAction) -> None:
     p = commands.add_parser("transcribe", help="speech to text")
-    p.add_argument("audio", nargs="+", metavar="AUDIO", help="files, folders or globs")
-    p.add_argument("--output_format", "-f", choices=["txt", "vtt", "srt", "tsv", "json", "all"], default="all")
-    p.add_argument("--output_dir", "-o", default=".", metavar="DIR", help="where the outputs go (default: .)")
-    p.add_argument("--language", help="spoken language; default: detected, where the model has several")
-    p.add_argument("--task", choices=["transcribe", "translate"], default="transcribe")
-    p.add_argument("--beam_size", type=_count, help="beams; default: the model's usual decoding")
-    p.add_argument("--verbose", type=_boolean, default=True, help="print the text as it comes (default: True)")
-    _model(p, "asr-conformer-en")
+    cli_transcribe.add(p, _model)
+    p.set_defaults(check=partial(cli_transcribe.check, p))
+
+
+def _evaluate(commands: argparse._SubParsersAction) -> None:
+    p = commands.add_parser("evaluate", help="measure a model on data with known answers")
+    asr = p.add_subparsers(dest="kind", required=True, metavar="KIND").add_parser(
+        "asr", help="word and character error rates of transcripts", usage="%(prog)s MANIFEST [flags]",
+        formatter_class=cli_transcribe.Help,
+    )  # fmt: skip
+    asr.add_argument("manifest", metavar="MANIFEST", help="recordings and their texts: .jsonl, .csv, .tsv or tars")
+    _model(asr, "asr-conformer-en")
+    asr.add_argument("--report", metavar="FILE", help="errors by type and the worst utterances: .md or .html")
+    asr.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's, of both texts (default: "
+                     "english for English, else basic)")  # fmt: skip
+    asr.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
+    asr.add_argument("--limit", type=count, metavar="N", help="only the first N utterances")
+    asr.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    flags = cli_transcribe
+    for group in (flags._speed, flags._decoding, flags._checks, flags._voice, flags._language):
+        group(asr.add_argument_group(f"transcription: {group.__name__.strip('_')}"))
 
 
 def _caption(commands: argparse._SubParsersAction) -> None:
     p = commands.add_parser("caption", help="describe pictures with a captioner checkpoint")
     p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
     p.add_argument("--format", choices=["table", "json", "csv"], default="table")
-    p.add_argument("--beam_size", type=_count, default=1)
-    p.add_argument("--max_tokens", type=_count, default=40)
+    p.add_argument("--beam_size", type=count, default=1)
+    p.add_argument("--max_tokens", type=count, default=40)
     _model(p, None)
 
 
 def _generate(commands: argparse._SubParsersAction) -> None:
     p = commands.add_parser("generate", help="continue a text with a language model checkpoint")
     p.add_argument("prompt", metavar="TEXT")
-    p.add_argument("--max_tokens", type=_count, default=100)
-    p.add_argument("--temperature", type=float, default=0.0)
+    p.add_argument("--max_tokens", type=count, default=100)
+    p.add_argument("--temperature", type=number, default=0.0)
     p.add_argument("--seed", type=int, default=0)
     _model(p, None)
 
@@ -149,7 +181,7 @@ def _validate(commands: argparse._SubParsersAction) -> None:
         help="folder with a folder a class, WebDataset tars (also URLs), .csv, .tsv or .jsonl",
     )
     p.add_argument("--kind", choices=["auto", "image", "audio"], default="auto", help="auto: by the file's ending")
-    p.add_argument("--workers", type=_count, help="processes (default: one a core, at most 8)")
+    p.add_argument("--workers", type=count, help="processes (default: one a core, at most 8)")
     p.add_argument("--format", choices=["table", "json"], default="table")
     p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
     for name in ("path", "text", "label"):
@@ -162,23 +194,8 @@ def _env(commands: argparse._SubParsersAction) -> None:
     commands.add_parser("env", help="report versions and machine, for a bug report")
 
 
-def _model(p: argparse.ArgumentParser, default: str | None) -> None:
+def _model(p: argparse._ActionsContainer, default: str | None) -> None:
     p.add_argument("--model", "-m", default=default, required=default is None, metavar="MODEL",
                    help="shipped name, folder, .safetensors file or hf-hub:owner/name"
                    + (f" (default: {default})" if default else ""))  # fmt: skip
     p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
-    return number
-
-
-def _boolean(text: str) -> bool:
-    """openai-whisper's convention."""
-    values = {"True": True, "False": False}
-    if text not in values:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected True or False")
-    return values[text]

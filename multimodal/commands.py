@@ -15,7 +15,7 @@ from typing import Any
 from multimodal import __version__
 from multimodal.assets import shipped
 from multimodal.cli import fail, printable
-from multimodal.errors import AudioError, ImageError, MultimodalError, UsageError
+from multimodal.errors import ImageError, MultimodalError, UsageError
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families, load
 
@@ -25,7 +25,7 @@ def classify(options: Namespace) -> int:
     from multimodal.tokens.image import find_images
 
     labels, templates = _labels(options), _templates(options.templates)
-    files, code = _found(options.images, find_images)
+    files, code = found_files(options.images, find_images)
     classifier = ZeroShotClassifier(load(options.model, options.architecture), labels, templates)
     if len(labels) == 1 and classifier.model.config.loss == "softmax":
         warnings.warn("--labels: one label alone gets the score 1 in every picture", stacklevel=1)
@@ -37,34 +37,15 @@ def classify(options: Namespace) -> int:
 
 
 def transcribe(options: Namespace) -> int:
-    from multimodal.tasks.subtitles import clock, write_transcript
-    from multimodal.tasks.transcribe import transcribe as run
-    from multimodal.tokens.audio import find_audio
+    from multimodal.commands_transcribe import transcribe as run
 
-    files, code = _found(options.audio, find_audio)
-    folder = Path(options.output_dir)
-    stems = [file.stem for file in files]
-    if same := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise UsageError(f"{options.output_dir}: two recordings would both be written as {same}.*")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output_dir {folder}: cannot be made ({error.strerror})") from None
-    model = load(options.model, options.architecture)
-    for file in files:
-        try:
-            result = run(file, model, language=options.language, task=options.task, beam_size=options.beam_size)
-        except AudioError as error:
-            code = fail(error)
-            continue
-        if options.verbose:
-            for s in result["segments"]:
-                print(f"[{clock(s['start'])} --> {clock(s['end'])}]  {s['text'].strip()}", flush=True)
-        try:
-            write_transcript(result, file, folder, options.output_format)
-        except OSError as error:
-            code = fail(f"{error.filename}: cannot be written ({error.strerror})")
-    return code
+    return run(options)
+
+
+def evaluate(options: Namespace) -> int:
+    from multimodal.commands_evaluate import evaluate as run
+
+    return run(options)
 
 
 def caption(options: Namespace) -> int:
@@ -72,7 +53,7 @@ def caption(options: Namespace) -> int:
     from multimodal.tokens.image import find_images
 
     model = load(options.model, options.architecture)
-    files, code = _found(options.images, find_images)
+    files, code = found_files(options.images, find_images)
 
     def captions(batch: list[Path]) -> list[dict[str, Any]]:
         return run(batch, model, beam_size=options.beam_size, max_tokens=options.max_tokens)
@@ -190,9 +171,10 @@ class _Progress:
     def __init__(self, name: str):
         self.name, self.shown = printable(name), None if sys.stderr is not None and sys.stderr.isatty() else math.inf
 
-    def __call__(self, done: int, items: int, broken: int) -> None:
+    def __call__(self, done: int, items: int, broken: int | None = None) -> None:
         if self.shown is None or time.monotonic() - self.shown > 0.5:
-            print(f"\r{self.name}: {done} of {items}, {broken} broken\x1b[K", end="", file=sys.stderr, flush=True)
+            faults = f", {broken} broken" if broken is not None else ""
+            print(f"\r{self.name}: {done} of {items}{faults}\x1b[K", end="", file=sys.stderr, flush=True)
             self.shown = time.monotonic()
 
     def clear(self) -> None:
@@ -217,7 +199,7 @@ def env(_: Namespace) -> int:
     return 0
 
 
-def _found(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
+def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
     """The files that the arguments name, each once; an argument that names none is reported, the others go on."""
     files: dict[Path, None] = {}
     code = 0

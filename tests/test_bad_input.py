@@ -248,7 +248,8 @@ def test_own_checkpoints_need_no_heavy_package(models, pictures, tone, tmp_path)
         "try: main(sys.argv[1:])\n"
         "except SystemExit as stop: assert not stop.code, stop.code\n"
         "heavy = ('torchvision', 'torchaudio', 'timm', 'open_clip', 'transformers', 'torch._dynamo', 'sympy')\n"
-        "print('HEAVY', [name for name in heavy if name in sys.modules])"
+        "allowed = ('torchaudio',) if sys.argv[1] == 'transcribe' else ()\n"  # 0.1 s; it aligns the words of a CTC
+        "print('HEAVY', [name for name in heavy if name in sys.modules and name not in allowed])"
     )
     classify = ["classify", pictures, "--labels", "a,b", "-m", models / "clip"]
     transcribe = ["transcribe", tone, "-m", models / "asr", "-o", tmp_path]

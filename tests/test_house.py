@@ -22,11 +22,14 @@ FLOORS = [
     {"tokens"},
     {"blocks"},
     {"models"},
-    {"presets", "heads", "ctc", "ctc_prefix", "rules", "search"},
+    {"presets", "heads", "ctc", "ctc_prefix", "rules", "search", "fusion", "ngram", "graphs"},
     {"weights"},
     {"train"},
     {"tasks"},
-    {"", "cli", "commands", "__main__"},  # "": the package's own public names
+    {
+        *("", "cli", "cli_transcribe", "__main__"),  # "": the package's own public names
+        *("commands", "commands_transcribe", "commands_stream", "commands_evaluate", "commands_progress"),
+    },
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 

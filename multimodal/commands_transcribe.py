@@ -1,0 +1,198 @@
+"""What `multimodal transcribe` does with its flags (`cli_transcribe.py`)."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from multimodal.cli import printable
+from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
+from multimodal.commands import found_files
+from multimodal.commands_progress import Shown
+from multimodal.errors import MultimodalError, UsageError
+from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript, write_whole
+from multimodal.tokens.audio import find_audio
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
+
+STDIN = "stdin"  # the name of what comes through -
+PIECE = 1 << 20  # bytes of stdin held at once
+
+
+def transcribe(options: Namespace) -> int:
+    from multimodal.tasks.transcribe import transcribe_many
+
+    given = vars(options)
+    if given.get("threads"):
+        import torch
+
+        torch.set_num_threads(given["threads"])
+    if given.get("stream"):
+        from multimodal.commands_stream import stream
+
+        checkpoint = _checkpoint(given)
+        return stream(given, checkpoint, api_options(given, checkpoint))
+    with ExitStack() as stack:
+        piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-")) if "-" in options.audio else ""
+        files, code = found_files(options.audio, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
+        names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
+        outputs = _outputs(given, names)
+        if given.get("skip_existing"):
+            names = {file: name for file, name in names.items() if not _done(outputs, file, name)}
+        if not names:
+            return code
+        log = stack.enter_context(_log(given["decode_log"])) if "decode_log" in given else None
+        checkpoint = _checkpoint(given)
+        shown = stack.enter_context(Shown(given, names))
+        told = {"on_progress": shown.progress, "on_segments": shown.segments}
+        for file, result in transcribe_many(list(names), checkpoint, **told, **api_options(given, checkpoint)):
+            code = max(code, shown.attempt(partial(_finish, file, names[file], result, outputs, log)))
+            shown.ended(file)
+            if isinstance(result, dict):
+                shown.done(file, result)
+        return code
+
+
+def _finish(
+    file: Path, name: str, result: dict[str, Any] | MultimodalError, outputs: "_Outputs", log: IO[str] | None
+) -> None:
+    """Raises `result` where it is an error, and OSError where an output cannot be written."""
+    if isinstance(result, MultimodalError):
+        raise result
+    entries = result.pop("log", ())
+    outputs.write(file, name, result)
+    if log is not None:
+        log.writelines(json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries)
+        log.flush()
+
+
+def _stdin(folder: Path) -> Path:
+    """What stdin holds, as a file in `folder`."""
+    source = getattr(sys.stdin, "buffer", None)
+    if source is None or source.closed:
+        raise UsageError("-: stdin is closed")
+    if source.isatty():
+        raise UsageError("-: stdin is a terminal (pipe a recording into it)")
+    path = folder / STDIN
+    with path.open("wb") as file:
+        shutil.copyfileobj(source, file, PIECE)
+    if not path.stat().st_size:
+        raise UsageError("-: stdin holds nothing (0 bytes)")
+    return path
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """`folder` None: stdout."""
+
+    folder: Path | None
+    which: str
+    layout: Layout
+    plot: bool
+
+    def paths(self, file: Path) -> list[Path]:
+        names = [*(FORMATS if self.which == "all" else [self.which]), *(["png"] if self.plot else [])]
+        return [self.folder / f"{file.stem}.{name}" for name in names]
+
+    def write(self, file: Path, name: str, result: dict[str, Any]) -> None:
+        if self.folder is None:
+            text = FORMATS[self.which](result, self.layout)
+            sys.stdout.buffer.write(f"{text}\n".encode() if self.which == "json" else text.encode())
+            sys.stdout.flush()
+            return
+        write_transcript(result, file, self.folder, self.which, self.layout)
+        if self.plot:
+            from multimodal.tasks.plot import plot_transcript
+
+            write_whole(self.folder / f"{file.stem}.png", plot_transcript(result, file, name))
+
+
+def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
+    """Checked before anything is heard. Raises UsageError."""
+    layout = Layout(**{name: given[name] for name in LAYOUT if given.get(name)})
+    if layout.max_line_count and not layout.max_line_width:
+        warnings.warn("--max_line_count: has no effect without --max_line_width", stacklevel=1)
+    if layout.max_words_per_line and layout.max_line_count and layout.max_line_width:
+        warnings.warn("--max_words_per_line: has no effect with a line's width and count", stacklevel=1)
+    target = given.get("output_dir", ".")
+    which = given.get("output_format", "txt" if target == "-" else "all")
+    if target == "-":
+        if getattr(sys.stdout, "buffer", None) is None:
+            raise UsageError("--output_dir -: stdout is closed")
+        if len(files) > 1 and which not in ("txt", "json"):
+            raise UsageError(f"--output_format {which}: stdout takes one recording so, not {len(files)}")
+        return _Outputs(None, which, layout, False)
+    if same := next((stem for stem, count in Counter(file.stem for file in files).items() if count > 1), None):
+        raise UsageError(f"{target}: two recordings would both be written as {same}.*")
+    folder = Path(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output_dir {folder}: cannot be made ({error.strerror})") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--output_dir {folder}: cannot be written (Permission denied)")
+    return _Outputs(folder, which, layout, bool(given.get("plot")))
+
+
+def _done(outputs: _Outputs, file: Path, name: str) -> bool:
+    paths = outputs.paths(file)
+    if not all(path.exists() for path in paths):
+        return False
+    print(f"multimodal: skipped {printable(name)}: {printable(paths[0].name)} is there", file=sys.stderr)
+    return True
+
+
+def _log(path: str) -> IO[str]:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--decode_log {path}: cannot be written ({error.strerror})") from None
+
+
+def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:
+    name = given["model"]
+    if folder := given.get("model_dir"):
+        os.environ["HF_HUB_CACHE"] = folder  # read when huggingface_hub is first imported, which only a download does
+        if os.path.exists(inside := os.path.join(folder, name)):
+            name = inside
+    return load(name, given["architecture"])
+
+
+def api_options(given: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """Options of `multimodal.transcribe`: what was given, and this command's own defaults."""
+    import torch
+
+    chosen = {name: value for name, value in given.items() if name not in COMMAND_ONLY}
+    whisper, card = checkpoint.kind == "speech_to_text", checkpoint.card.get("transcribe")
+    if whisper:  # openai-whisper's command has other defaults than its function
+        own = card if isinstance(card, Mapping) else {}
+        chosen = {name: 5 for name in ("beam_size", "best_of") if name not in own} | chosen
+    if "temperature" in given or "temperature_increment_on_fallback" in given:
+        step = given.get("temperature_increment_on_fallback", 0.2 if whisper else None)
+        chosen["temperature"] = _temperatures(given.get("temperature", 0.0), step)
+    if given.get("fp16") is False:
+        chosen["compute_type"] = "float32"
+    if any(given.get(name) for name in NEED_WORDS):
+        chosen.setdefault("word_timestamps", True)
+    if "decode_log" in given:
+        chosen["decode_log"] = True
+    if torch.cuda.is_available():
+        chosen.setdefault("device", "cuda")
+    return chosen
+
+
+def _temperatures(first: float, step: float | None) -> list[float]:
+    """`first`, and steps up to 1."""
+    if step is None:
+        return [first]
+    return [first, *(round(first + i * step, 6) for i in range(1, int((1 - first + 1e-6) / step) + 1))]

@@ -1,0 +1,334 @@
+"""`multimodal transcribe` as a person uses it: flags, stdin and stdout, what is kept when something fails."""
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import test_cli
+from sets import wav
+from test_bad_input import ROOT
+from test_cli import one_line, run
+
+from multimodal import commands_transcribe
+from multimodal.errors import AudioError
+from multimodal.tasks import plot, subtitles
+from multimodal.tasks import transcribe as task
+
+models, tone = test_cli.models, test_cli.tone  # fixtures
+
+
+def heard(text: str, **more) -> dict:
+    segment = {"id": 0, "start": 0.0, "end": 1.0, "text": f" {text}"}
+    return {"text": f" {text}", "segments": [segment] if text else [], "language": "en", "duration": 1.0,
+            "transcribed": [[0.0, 1.0]], "skipped": [], "damaged": [], **more}  # fmt: skip
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """`transcribe_many` gives `fake.results` by the file's stem, else the stem itself; an exception is raised, an
+    AudioError takes the result's place. `fake.calls`: what was passed on."""
+    found = SimpleNamespace(results={}, calls=[])
+
+    def many(sources, model, *, on_progress=None, on_segments=None, **options):
+        found.calls.append(options)
+        for source in sources:
+            result = found.results.get(source.stem, heard(source.stem))
+            if isinstance(result, BaseException) and not isinstance(result, AudioError):
+                raise result
+            if isinstance(result, dict):
+                on_progress(source, 0.5, 1.0)
+                on_segments(source, result["segments"])
+                on_progress(source, 1.0, 1.0)
+            yield source, result
+
+    monkeypatch.setattr(task, "transcribe_many", many)
+    return found
+
+
+@pytest.fixture
+def clips(tmp_path):
+    """a.wav, b.wav, c.wav"""
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.wav").write_bytes(wav(0.5))
+    return folder
+
+
+@pytest.fixture
+def say(capsys, models):
+    """Runs `transcribe` with the tiny model."""
+    return lambda *arguments: run(capsys, "transcribe", "-m", models / "asr", *arguments)
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Makes bytes the standard input."""
+    with ExitStack() as files:
+
+        def give(data: bytes) -> None:
+            file = files.enter_context(tempfile.TemporaryFile())
+            file.write(data)
+            file.seek(0)
+            monkeypatch.setattr(sys, "stdin", files.enter_context(io.TextIOWrapper(file)))
+
+        yield give
+
+
+def test_stdin_to_files_and_stdout_and_nothing_stays_behind(say, piped, monkeypatch, tone, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    piped(tone.read_bytes())
+    code, _, err = say("-", "-o", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"stdin.{f}" for f in subtitles.FORMATS}
+    for style in subtitles.FORMATS:
+        piped(tone.read_bytes())
+        code, out, err = say("-", "-o", "-", "-f", style)
+        assert (code, err) == (0, "")
+        assert out == (tmp_path / "out" / f"stdin.{style}").read_text() + ("\n" if style == "json" else "")
+    piped(tone.read_bytes())
+    assert say("-", "-o", "-")[1] == (tmp_path / "out" / "stdin.txt").read_text()
+    for data, cause in ((b"", "-: stdin holds nothing"), (b"no sound " * 100, "error: stdin: not a recording")):
+        piped(data)
+        code, out, err = say("-", "-o", "-")
+        assert (code, out) == (1, "")
+        assert cause in one_line(err)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "stdin is closed" in one_line(say("-", tone, "-o", tmp_path / "out")[2])
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_several_recordings_on_stdout(say, fake, clips):
+    code, out, err = say(clips, "-o", "-")
+    assert (code, out, err) == (0, "a\nb\nc\n", "")
+    out = say(clips, "-o", "-", "-f", "json")[1]
+    assert [json.loads(line)["text"] for line in out.splitlines()] == [" a", " b", " c"]
+    code, out, err = say(clips, "-o", "-", "-f", "srt")
+    assert (code, out) == (1, "")
+    assert "srt" in one_line(err)
+
+
+def test_recordings_that_are_done_are_skipped_without_the_model(say, fake, clips, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert say(clips, "-o", out, "-f", "srt")[0] == 0
+    (out / "b.srt").unlink()
+    code, printed, err = say(clips, "-o", out, "-f", "srt", "--skip_existing", "True")
+    assert code == 0
+    assert err == "".join(f"multimodal: skipped {clips / name}.wav: {name}.srt is there\n" for name in "ac")
+    assert printed.endswith("]  b\n")
+    monkeypatch.setattr(commands_transcribe, "load", None)
+    code, printed, err = say(clips, "-o", out, "-f", "srt", "--skip_existing")
+    assert (code, printed, err.count("\n")) == (0, "", 3)
+
+
+def test_lines_of_several_files_stand_under_their_names(say, fake, clips, tmp_path):
+    for flags in ([], ["--batch_size", "1"]):
+        out = say(clips / "a.wav", clips / "b.wav", "-o", tmp_path / "out", *flags)[1]
+        lines = [f"{clips / name}.wav:\n[00:00.000 --> 00:01.000]  {name}\n" for name in "ab"]
+        assert out == "".join(lines)
+    assert say(clips, "-o", tmp_path / "out", "--verbose", "None")[1] == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_of_seconds_on_a_terminal_only(say, fake, clips, tmp_path, monkeypatch):
+    code, out, err = say(clips, "-o", tmp_path / "out", "--verbose", "False")
+    assert (code, out, err) == (0, "", "")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    fake.results = {"b": AudioError("b.wav: broken")}
+    assert say(clips, "-o", tmp_path / "out", "--verbose", "False")[:2] == (1, "")
+    assert "of 0 s of sound" in terminal.getvalue()
+    assert re.search(r"[\r\n]multimodal: error: b.wav: broken\n", terminal.getvalue())
+
+
+def test_what_failed_is_named_and_the_others_are_kept(say, fake, clips, tmp_path, monkeypatch):
+    whole = subtitles.write_whole
+
+    def full(path, data):
+        if path.name == "b.txt":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        whole(path, data)
+
+    monkeypatch.setattr(subtitles, "write_whole", full)
+    fake.results = {"a": AudioError("a.wav: cannot be read")}
+    code, _, err = say(clips, "-o", tmp_path / "out", "-f", "txt")
+    assert code == 1
+    assert err.splitlines() == [
+        "multimodal: error: a.wav: cannot be read",
+        f"multimodal: error: {tmp_path / 'out' / 'b.txt'}: cannot be written (No space left on device)",
+    ]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["c.txt"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left") as failed:
+        subtitles.write_transcript(heard("x"), Path("x.wav"), tmp_path, "txt")
+    assert failed.value.filename == str(tmp_path / "x.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_done_before_ctrl_c_is_kept(say, fake, clips, tmp_path):
+    fake.results = {"b": KeyboardInterrupt()}
+    code, _, err = say(clips, "-o", tmp_path / "out")
+    assert (code, err) == (130, "")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"a.{f}" for f in subtitles.FORMATS}
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(say, fake, clips, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    code, _, err = say(clips, "-o", tmp_path / "out")
+    assert code == 1
+    assert "--output_dir" in one_line(err)
+    assert fake.calls == []
+
+
+def test_damage_is_told_with_its_times(say, fake, clips, tmp_path):
+    span = {"start": 61.5, "end": 62.0, "what": "packets that cannot be decoded"}
+    fake.results = {"a": heard("a", damaged=[span])}
+    code, _, err = say(clips, "-o", tmp_path / "out")
+    assert code == 0
+    assert err == f"multimodal: warning: {clips / 'a.wav'}: 01:01.500 to 01:02.000: packets that cannot be decoded\n"
+    fake.results = {"a": heard("a", damaged=[span] * 50)}
+    lines = say(clips, "-o", tmp_path / "out")[2].splitlines()
+    assert len(lines) == 6
+    assert "45 more" in lines[-1]
+
+
+def test_a_recording_that_ends_early_is_transcribed_with_a_warning(say, models, tmp_path):
+    (tmp_path / "cut.wav").write_bytes(wav(1.0, promised=5.0))
+    with warnings.catch_warnings(action="default"):
+        code, _, err = say(tmp_path / "cut.wav", "-o", tmp_path / "out", "-f", "json")
+    assert code == 0
+    name = re.escape(str(tmp_path / "cut.wav"))
+    assert re.fullmatch(f"multimodal: warning: {name}: 00:01.000 to 00:05.000: .*ends early\n", err)
+    assert json.loads((tmp_path / "out" / "cut.json").read_text())["duration"] == pytest.approx(1.0, abs=0.01)
+    code, _, err = say(tmp_path / "cut.wav", "-o", tmp_path / "none", "--on_truncated", "error")
+    assert code == 1
+    assert "ends early" in one_line(err)
+
+
+def test_the_decode_log_is_lines_of_json(say, fake, clips, tmp_path):
+    fake.results = {"a": heard("a", log=[{"seek": 0, "temperature": 0.0}, {"seek": 0, "temperature": 0.2}])}
+    assert say(clips, "-o", tmp_path / "out", "--decode_log", tmp_path / "log.jsonl")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == [{"file": str(clips / "a.wav"), "seek": 0, "temperature": t} for t in (0.0, 0.2)]
+    assert "log" not in json.loads((tmp_path / "out" / "a.json").read_text())
+
+
+def test_a_picture_is_an_output_like_the_others(say, fake, clips, tmp_path, monkeypatch):
+    monkeypatch.setattr(plot, "plot_transcript", lambda result, audio, title: f"{audio.name} {title}".encode())
+    flags = [clips / "a.wav", "-o", tmp_path, "-f", "txt", "--plot"]
+    assert say(*flags)[0] == 0
+    assert (tmp_path / "a.png").read_text() == f"a.wav {clips / 'a.wav'}"
+    assert "skipped" in say(*flags, "--skip_existing")[2]
+    (tmp_path / "a.png").unlink()
+    assert say(*flags, "--skip_existing")[2] == ""
+    assert (tmp_path / "a.png").exists()
+
+
+def test_model_dir_is_where_a_model_is_looked_for_first(capsys, models, tone, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", "")
+    code, _, err = run(capsys, "transcribe", tone, "-m", "asr", "--model_dir", models, "-o", tmp_path / "out")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_stdout_is_one_line(models, tone):
+    shell = f"{sys.executable} -m multimodal transcribe {tone} -m {models / 'asr'} -o - > /dev/full"
+    done = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr == b"multimodal: error: output: cannot be written (No space left on device)\n"
+
+
+def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
+    piped(tone.read_bytes()[44:] * 3)
+    code, out, err = say("--stream", "-f", "json", "--vad_threshold", "0", "--vad_min_silence_duration_ms", "300")
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
+    assert {event["kind"] for event in events} >= {"final", "summary"}
+    assert events[-1]["figures"]["seconds"] == pytest.approx(3.0)
+    assert "3.00 s of sound" in err
+    assert err.count("\n") == 1
+    piped(tone.read_bytes()[44:])
+    code, out, _ = say("--stream", "-", "--vad_threshold", "0", "--rate", "8000")
+    assert code == 0
+    assert re.search(r"^final   \[00:0\d\.\d{3} --> 00:0\d\.\d{3}\] \(\d+\.\d\d s\)  ", out, re.M)
+    piped(b"")
+    assert "no samples" in one_line(say("--stream")[2])
+    piped(bytes(3200))
+    assert "rate" in one_line(say("--stream", "--rate", "1")[2])
+
+
+def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone):
+    """Of a microphone that goes on; Ctrl-C comes after a second of it."""
+    out_end, in_end = os.pipe()
+    sound = tone.read_bytes()[44:3244]
+
+    def play():
+        for number in range(3000):
+            if number == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.write(in_end, sound)
+            except BrokenPipeError:
+                return
+            time.sleep(0.01)
+
+    before = signal.getsignal(signal.SIGINT)
+    player = threading.Thread(target=play)
+    with os.fdopen(out_end, "rb") as microphone:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=microphone))
+        player.start()
+        code, out, err = say("--stream", "-f", "json", "--vad_threshold", "0")
+    player.join()
+    os.close(in_end)
+    assert code == 130
+    assert json.loads(out.splitlines()[-1])["figures"]["seconds"] > 0.5
+    assert "s of sound" in err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_evaluate_prints_figures_and_names_broken_lines(capsys, models, tone, tmp_path):
+    rows = [{"audio_filepath": "tone.wav", "text": "a photo"}, {"audio_filepath": "absent.wav", "text": "b"}]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["evaluate", "asr", tmp_path / "test.jsonl", "-m", models / "asr", "--beam_size", "1"]
+    code, out, err = run(capsys, *flags, "--output", "json", "--report", tmp_path / "r.md")
+    assert code == 1
+    assert "absent.wav" in one_line(err)
+    assert json.loads(out)["words"] == 2
+    assert (tmp_path / "r.md").exists()
+    code, out, err = run(capsys, *flags, "--limit", "1")
+    assert (code, err) == (0, "")
+    assert "WER" in out
+    in_the_way = tmp_path / "test.jsonl"
+    for flag, value, named in (
+        ("--report", tmp_path / "r.pdf", "r.pdf"),
+        ("--report", in_the_way / "r.md", str(in_the_way)),
+        ("--normalizer", "x", "--normalizer"),
+    ):
+        code, out, err = run(capsys, *flags, "--limit", "1", flag, value)
+        assert (code, out) == (1, "")
+        assert named in one_line(err)
+    code, _, err = run(capsys, "evaluate", "asr")
+    assert (code, err.count("\n")) == (2, 1)
