@@ -1,4 +1,5 @@
-"""The GPU's part of `transcribe.py`: encoder, one stream, and batches, beside transformers in the same run."""
+"""The GPU's part of `transcribe.py`: log-mel, encoder, one stream with CUDA graphs and without, and batches, beside
+peers in the same run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +9,9 @@ import torch
 import transcribe
 import transcribe_peers
 
-from multimodal import search
+from multimodal import graphs, search
+from multimodal.blocks.cache import Cache
+from multimodal.tokens.mel import log_mel
 from multimodal.weights.compute import for_inference
 
 TOKENS = 64
@@ -21,9 +24,21 @@ def measure(rounds: int) -> dict[str, Any]:
         return {}
     name = torch.cuda.get_device_name()
     with torch.inference_mode():
-        return {f"{name}, {size}": _of_size(size, rounds) for size in ("tiny", "base")} | {
-            f"{name}, large-v3-turbo, {BATCH} windows": _batched("large-v3-turbo", rounds)
-        }
+        found = {f"{name}, log-mel of 10 minutes": _mel(rounds)}
+        return (
+            found
+            | {f"{name}, {size}": _of_size(size, rounds) for size in ("tiny", "base")}
+            | {f"{name}, large-v3-turbo, {BATCH} windows": _batched("large-v3-turbo", rounds)}
+        )
+
+
+def _mel(rounds: int) -> dict[str, Any]:
+    import whisper
+
+    wave = torch.randn(600 * 16000, generator=torch.Generator().manual_seed(0)).to("cuda") * 0.1
+    ours, theirs = partial(log_mel, wave), partial(whisper.log_mel_spectrogram, wave)
+    found = transcribe.compare({"ours": _waited(ours)}, {"openai-whisper": _waited(theirs)}, rounds)
+    return found | {"largest difference from openai-whisper": (ours() - theirs()).abs().max().item()}
 
 
 def _of_size(size: str, rounds: int) -> dict[str, Any]:
@@ -61,11 +76,16 @@ def _runs(size: str, batch: int) -> tuple[tuple[dict, dict], tuple[dict, dict]]:
     frames = made.model.encoder(mel)
     prompt = torch.tensor([plain.tokenizer.sot_sequence("en", timestamps=False)] * batch, device="cuda")
 
-    def ours() -> None:
-        decoder = made.model.decoder
-        cache = decoder.new_cache(room=prompt.shape[1] + TOKENS)
-        step = search.over_source(partial(decoder, last=1), frames)
+    decoder, room = made.model.decoder, prompt.shape[1] + TOKENS
+
+    def greedy(step: search.Step, cache: Cache) -> None:
         search.greedy(step, prompt, cache, eos=plain.tokenizer.eot, max_new=TOKENS)
+
+    def ours() -> None:
+        greedy(*graphs.static_step(decoder, frames, None, room, last=1))
+
+    def without() -> None:
+        greedy(search.over_source(partial(decoder, last=1), frames), decoder.new_cache(room=room))
 
     def peer() -> None:
         theirs.generate(
@@ -75,7 +95,8 @@ def _runs(size: str, batch: int) -> tuple[tuple[dict, dict], tuple[dict, dict]]:
 
     encode = ({"ours": _waited(partial(made.model.encoder, mel))},
               {"transformers": _waited(partial(theirs.model.encoder, mel.half()))})  # fmt: skip
-    return encode, ({"ours": _waited(ours)}, {"transformers": _waited(peer)})
+    decode = {"ours": _waited(ours), "ours without graphs": _waited(without)}
+    return encode, (decode, {"transformers": _waited(peer)})
 
 
 def _waited(run: Callable[[], Any]) -> Callable[[], None]:

@@ -129,8 +129,8 @@ def _evaluate(commands: argparse._SubParsersAction) -> None:
     asr.add_argument("--limit", type=count, metavar="N", help="only the first N utterances")
     asr.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
     flags = cli_transcribe
-    for group in (flags._speed, flags._decoding, flags._checks, flags._voice, flags._language):
-        group(asr.add_argument_group(f"transcription: {group.__name__.strip('_')}"))
+    for group in (flags.speed, flags.decoding, flags.checks, flags.voice, flags.language):
+        group(asr.add_argument_group(f"transcription: {group.__name__}"))
 
 
 def _caption(commands: argparse._SubParsersAction) -> None:

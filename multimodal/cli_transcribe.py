@@ -19,7 +19,7 @@ NEED_WORDS = (*LAYOUT, "hallucination_silence_threshold", "plot")  # these turn 
 STREAMED = {
     "command", "audio", "model", "model_dir", "architecture", "stream", "rate", "threads", "device",
     "compute_type", "fp16", "output_format", "language", "task", "beam_size", "lm", "lm_weight", "lm_bonus",
-    "no_speech_threshold", "logprob_threshold", "vad_threshold", "vad_min_silence_duration_ms",
+    "no_speech_threshold", "logprob_threshold", "confidence_threshold", "vad_threshold", "vad_min_silence_duration_ms",
     "vad_max_speech_duration_s",
 }  # fmt: skip
 USAGE = "%(prog)s AUDIO [AUDIO ...] [flags]"
@@ -43,12 +43,12 @@ class Help(argparse.HelpFormatter):
 def add(p: argparse.ArgumentParser, add_model: Callable[..., None]) -> None:
     p.description, p.usage, p.formatter_class = DESCRIPTION, USAGE, Help
     _files(p.add_argument_group("input and output"), add_model)
-    _speed(p.add_argument_group("speed"))
-    _decoding(p.add_argument_group("decoding"))
-    _checks(p.add_argument_group("fallback, silence and loops"))
+    speed(p.add_argument_group("speed"))
+    decoding(p.add_argument_group("decoding"))
+    checks(p.add_argument_group("fallback, silence and loops"))
     _times(p.add_argument_group("times and subtitles"))
-    _voice(p.add_argument_group("voice activity (silero-vad) and channels"))
-    _language(p.add_argument_group("language"))
+    voice(p.add_argument_group("voice activity (silero-vad) and channels"))
+    language(p.add_argument_group("language"))
 
 
 def check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ def _files(g: Any, add_model: Callable[..., None]) -> None:
     _flag(g, "--rate HZ", "samples a second of --stream (default: 16000)", count)
 
 
-def _speed(g: Any) -> None:
+def speed(g: Any) -> None:
     _flag(g, "--device NAME", "such as cpu or cuda (default: cuda where there is one)")
     _flag(g, "--compute_type TYPE", "auto, float32, bfloat16, float16 or int8 (default: auto)",
           choices=["auto", "float32", "bfloat16", "float16", "int8"])  # fmt: skip
@@ -113,7 +113,7 @@ def _speed(g: Any) -> None:
     _flag(g, "--threads N", "processor threads; 0: torch's own (default: 0)", _or_none(_natural))
 
 
-def _decoding(g: Any) -> None:
+def decoding(g: Any) -> None:
     _flag(g, "--task TASK", "transcribe, or translate into English (default: transcribe)",
           choices=["transcribe", "translate"])  # fmt: skip
     _flag(g, "--beam_size N", "beams at temperature 0; 1: greedy (default: 5; a CTC with no decoder and no LM: 1)",
@@ -134,7 +134,7 @@ def _decoding(g: Any) -> None:
     _flag(g, "--lm_bonus BONUS", "for each word (default: 0)", number)
 
 
-def _checks(g: Any) -> None:
+def checks(g: Any) -> None:
     _flag(g, "--temperature T", "of the sampling, first one tried (default: 0)", _natural_number)
     _flag(g, "--temperature_increment_on_fallback STEP",
           "up to 1 where a text fails a threshold below; None: no fallback (default: 0.2)",
@@ -143,6 +143,8 @@ def _checks(g: Any) -> None:
           _or_none(number))  # fmt: skip
     _flag(g, "--logprob_threshold LOGPROB", "a text less probable a token has failed (default: -1)", _or_none(number))
     _flag(g, "--no_speech_threshold P", "a failed text is silence above this probability of it (default: 0.6)",
+          _or_none(number))  # fmt: skip
+    _flag(g, "--confidence_threshold P", "CTC models: a window whose words have less on average has none",
           _or_none(number))  # fmt: skip
     _flag(g, "--hallucination_silence_threshold SECONDS", "skip longer silences around improbable words *",
           _or_none(_natural_number))  # fmt: skip
@@ -156,14 +158,15 @@ def _times(g: Any) -> None:
     _switch(g, "--word_timestamps", "start, end and probability of each word (default: False)")
     _flag(g, "--prepend_punctuations MARKS", "go with the next word (default: \"'“¿([{-)")
     _flag(g, "--append_punctuations MARKS", "go with the word before (default: \"'.。,，!！?？:：”)]}、)")
+    _switch(g, "--words_on_sound", "Whisper models: words beside a pause begin and end with their sound")
     _switch(g, "--highlight_words", "srt, vtt: underline each word as it is spoken *")
     _flag(g, "--max_line_width N", "srt, vtt: letters a line *", _or_none(count))
     _flag(g, "--max_line_count N", "srt, vtt: lines a subtitle, with a width *", _or_none(count))
     _flag(g, "--max_words_per_line N", "srt, vtt: words a subtitle *", _or_none(count))
 
 
-def _voice(g: Any) -> None:
-    _switch(g, "--vad_filter", "decode only what sounds like speech (default: False)")
+def voice(g: Any) -> None:
+    _switch(g, "--vad_filter", "decode only what sounds like speech (default: True for CTC models, else False)")
     _flag(g, "--vad_threshold P", "speech above this probability (default: 0.5)", _probability)
     _flag(g, "--vad_min_speech_duration_ms MS", "drop shorter speech (default: 0)", _natural)
     _flag(g, "--vad_max_speech_duration_s SECONDS", "cut longer speech (default: inf)", _positive)
@@ -172,7 +175,7 @@ def _voice(g: Any) -> None:
     _switch(g, "--split_channels", "each channel is a speaker of its own")
 
 
-def _language(g: Any) -> None:
+def language(g: Any) -> None:
     _flag(g, "--language NAME", "code or English name (default: detected, where the model has several)", _or_none(str))
     _flag(g, "--languages A,B,…", "the only ones to choose from", _names)
     _switch(g, "--multilingual", "the language may change: detected for each window")

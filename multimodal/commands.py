@@ -96,7 +96,7 @@ def _wrapped(names: Iterable[str]) -> str:
 def info(options: Namespace) -> int:
     facts = describe(load(options.model, options.architecture))
     if options.format == "json":
-        _print_json(facts)
+        print_json(facts)
         return 0
     for key, value in facts.items():
         if isinstance(value, dict):
@@ -154,18 +154,18 @@ def validate(options: Namespace) -> int:
     reports = []
     for data in options.data:
         labels = class_names([Path(options.classes)] if options.classes else [], [data])
-        shown = _Progress(data)
+        shown = Progress(data)
         reports.append((data, run(open_source(data, **columns), options.kind, workers, labels, shown)))
         shown.clear()
     if options.format == "json":
-        _print_json([report.to_dict(data) for data, report in reports])
+        print_json([report.to_dict(data) for data, report in reports])
     else:
         for line in (line for data, report in reports for line in summary(data, report)):
             print(printable(line))
     return int(any(report.broken for _, report in reports))
 
 
-class _Progress:
+class Progress:
     """One line on a terminal's stderr, twice a second."""
 
     def __init__(self, name: str):
@@ -261,7 +261,7 @@ def _lines(path: str, flag: str) -> list[str]:
 
 def _print_results(results: list, rows: Iterator[list], header: list[str], style: str) -> None:
     if style == "json":
-        _print_json(results)
+        print_json(results)
     elif style == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(header)
@@ -275,7 +275,7 @@ def _print_results(results: list, rows: Iterator[list], header: list[str], style
             last = file
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Letters as they are where the terminal or file takes every one, else as JSON's escapes."""
     encoding = str(getattr(sys.stdout, "encoding", None)).lower().replace("-", "")
     print(json.dumps(value, ensure_ascii=encoding != "utf8", indent=1))

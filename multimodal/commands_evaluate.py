@@ -2,11 +2,13 @@
 
 import os
 import sys
+import warnings
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from multimodal.cli import fail, printable
-from multimodal.commands import _print_json, _Progress
+from multimodal.commands import Progress, print_json
 from multimodal.commands_transcribe import api_options
 from multimodal.errors import UsageError
 from multimodal.tasks.evaluate_asr import evaluate as run
@@ -25,18 +27,25 @@ def evaluate(options: Namespace) -> int:
     report = _report(options.report)
     checkpoint = load(options.model, options.architecture)
     asked = api_options(given, checkpoint)
-    shown = _Progress(options.manifest)
+    shown, warn = Progress(options.manifest), warnings.showwarning
+
+    def apart(*warning: Any, **rest: Any) -> None:
+        shown.clear()
+        warn(*warning, **rest)
+
     try:
+        warnings.showwarning = apart
         result = run(
             options.manifest, checkpoint, normalizer_name=options.normalizer, keep_marks=options.keep_marks,
             limit=options.limit, watch=shown, **asked,
         )  # fmt: skip
     finally:
+        warnings.showwarning = warn
         shown.clear()
     for line in result.broken:
         fail(line)
     if options.output == "json":
-        _print_json(record(result))
+        print_json(record(result))
     else:
         for line in summary(result):
             print(printable(line))

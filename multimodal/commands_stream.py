@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from multimodal.tasks.live import Event, LiveOptions
 
 # of LiveOptions: the flag, and its units in one of ours
-SPANS = {"silence": ("vad_min_silence_duration_ms", 1000), "longest": ("vad_max_speech_duration_s", 1),
-         "threshold": ("vad_threshold", 1)}  # fmt: skip
+SPANS = {"silence": ("vad_min_silence_duration_ms", 1000), "longest": ("vad_max_speech_duration_s", 1)}
 
 
 def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> int:
@@ -47,13 +46,13 @@ def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str,
     from multimodal.tasks.live import LiveOptions
     from multimodal.tasks.whisper_options import CtcOptions, options_for
 
-    chosen = options_for(checkpoint, api)
+    chosen = options_for(checkpoint, {**api, "vad_filter": False})  # live sound has its own
     if not isinstance(chosen, CtcOptions):
         raise UsageError(f"--stream: needs a CTC model, {checkpoint.source} is a {checkpoint.kind}")
     decode = JointOptions(**{f.name: getattr(chosen, f.name) for f in fields(JointOptions)})
     spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}
     rate = {"rate": given["rate"]} if "rate" in given else {}
-    return LiveOptions(decode=decode, **spans, **rate)
+    return LiveOptions(decode=decode, threshold=chosen.vad_threshold, **spans, **rate)
 
 
 @contextmanager

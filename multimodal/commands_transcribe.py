@@ -54,7 +54,7 @@ def transcribe(options: Namespace) -> int:
         log = stack.enter_context(_log(given["decode_log"])) if "decode_log" in given else None
         checkpoint = _checkpoint(given)
         shown = stack.enter_context(Shown(given, names))
-        told = {"on_progress": shown.progress, "on_segments": shown.segments}
+        told = {"on_progress": shown.progress, "on_segments": shown.segments, "in_order": outputs.folder is None}
         for file, result in transcribe_many(list(names), checkpoint, **told, **api_options(given, checkpoint)):
             code = max(code, shown.attempt(partial(_finish, file, names[file], result, outputs, log)))
             shown.ended(file)

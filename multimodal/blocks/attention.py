@@ -31,6 +31,7 @@ class AttentionConfig:
     dropout: float = 0.0
 
 
+_QKV = tuple[Tensor, Tensor, Tensor]
 _captured: list[tuple[nn.Module, Tensor]] | None = None
 
 
@@ -95,26 +96,26 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention sees what the
         cache holds before `x`, and cross-attention projects its source only on the first call."""
-        query = self.split(self.query(x))
-        query = rotate(query) if rotate else query
-        if source is not None and cache is not None and cache.key is not None:
-            key, value = cache.key, cache.value
-        else:
-            key, value = self.keys_values(x if source is None else source, rotate)
-            key, value = (key, value) if cache is None else cache.append(key, value)
+        query, key, value = self.project(x, source, rotate, cache)
         if self.relative is not None:
             query, term = self.relative(query, key.shape[2], self.scale)
             mask = merge(mask, term)
         if _captured is not None:
             _captured.append((self, attention_weights(query, key, mask, self.scale).detach()))
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=None if mask is None else _as_bias(mask, query),
-            dropout_p=self.config.dropout if self.training else 0.0,
+        return self.out(self.mix(query, key, value, mask).transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> _QKV:
+        query = self.split(self.query(x))
+        query = rotate(query) if rotate else query
+        if source is not None and cache is not None and (key := cache.key) is not None:
+            return query, key, cache.value
+        key, value = self.keys_values(x if source is None else source, rotate)
+        return query, *((key, value) if cache is None else cache.append(key, value))
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Float[Tensor, "B H T E"]:
+        # SDPA wants a float mask in the query's type (autocast changes the query's)
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-def _as_bias(mask: Tensor, query: Tensor) -> Tensor:
-    """SDPA wants a float mask in the query's type (autocast changes the query's)."""
-    return mask if mask.dtype == torch.bool else mask.to(query.dtype)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-ROWS = 64  # the batch that oneDNN lays the weights out for; as fast for one row, and the same layout for all
+ROWS = 512  # that oneDNN lays the weights out for: the layout that one row and few rows read the fastest
 
 
 class PackedLinear(nn.Module):

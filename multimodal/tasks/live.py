@@ -1,5 +1,6 @@
 """Transcription of sound while it comes: partial lines as it is spoken, final ones at its pauses."""
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
@@ -82,8 +83,8 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
 class _Detector(SpeechDetector):
     def take(self) -> list[float]:
         """Probabilities of the frames that were filled since the last call."""
-        found, self._found = self._found, []
-        return torch.cat([torch.zeros(0), *found]).tolist()
+        found, self._found = self._found.tolist(), array("f")
+        return found
 
 
 class _Live:

@@ -1,5 +1,6 @@
 """Which parts of a recording are heard: its clips, of these what is speech, cut at quiet places where too long."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +26,8 @@ class Ear:
 
     def __init__(self, detector: Any = None):
         self.detector, self.rest = detector, torch.zeros(0)
-        self._peaks: list[Tensor] = []
-        self._powers: list[Tensor] = []
+        # one growing buffer each: small tensors that stay, between large ones that go, would split the heap
+        self._peaks, self._powers = array("f"), array("f")
 
     def push(self, samples: Float[Tensor, "_"]) -> None:
         if self.detector is not None:
@@ -34,15 +35,15 @@ class Ear:
         sound = torch.cat([self.rest, samples])
         whole = len(sound) // HOP * HOP
         frames, self.rest = sound[:whole].unflatten(0, (-1, HOP)), sound[whole:].clone()
-        self._peaks.append(frames.abs().amax(1))
-        self._powers.append(frames.square().mean(1))
+        self._peaks.frombytes(frames.abs().amax(1).numpy().tobytes())
+        self._powers.frombytes(frames.square().mean(1).numpy().tobytes())
 
     def probabilities(self) -> Tensor:
         return torch.zeros(0) if self.detector is None else self.detector.probabilities()
 
     def levels(self) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"]]:
         """Of each whole frame the largest sample and the mean power."""
-        return torch.cat([torch.zeros(0), *self._peaks]), torch.cat([torch.zeros(0), *self._powers])
+        return torch.tensor(self._peaks), torch.tensor(self._powers)
 
 
 def listen(recording: Recording, options: SpeechOptions, **wanted: Any) -> tuple[Survey, Ear]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,10 +47,12 @@ def transcribe(audio: Source, model: str | Path | Checkpoint = DEFAULT_MODEL, **
 
 def transcribe_many(
     sources: Iterable[Source], model: str | Path | Checkpoint = DEFAULT_MODEL, *, batch_size: int = 8,
+    in_order: bool = True,
     on_progress: Callable[[Source, float, float], None] | None = None,
     on_segments: Callable[[Source, list[dict[str, Any]]], None] | None = None, **options: Any,
 ) -> Iterator[tuple[Source, Result | MultimodalError]]:  # fmt: skip
-    """(source, its `transcribe` result) in the order of the sources; an error of one recording stands in its place.
+    """(source, its `transcribe` result), in the order of the sources or, without `in_order`, each as soon as it is
+    there; an error of one recording stands in its place.
 
     Up to `batch_size` recordings, or windows that are independent, are decoded side by side; the text does not depend
     on it. `on_progress(source, seconds done, seconds in all)` and `on_segments(source, new segments, without `id`)`
@@ -63,7 +65,8 @@ def transcribe_many(
     open_, serve = opener(checkpoint, chosen)
     watch = _Watch(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
     answers = schedule.run(_streams(sources, chosen, open_, watch), serve, batch_size, batch_key)
-    return _collected(answers, checkpoint, chosen, watch)
+    results = _collected(answers, checkpoint, chosen, watch)
+    return ((job.source, result) for job, result in (_ordered(results) if in_order else results))
 
 
 def _device(name: str | None, checkpoint: Checkpoint) -> torch.device:
@@ -101,8 +104,14 @@ class _Channel:
     recording: Recording
     speaker: str | None
     opened: Opened | None = None
-    parts: list[Heard] = field(default_factory=list)
+    found: dict[int, Heard] = field(default_factory=dict)
+    told: int = 0
     reached: int = 0
+
+    @property
+    def parts(self) -> list[Heard]:
+        """What its streams heard, in their order."""
+        return [self.found[number] for number in sorted(self.found)]
 
     @property
     def account(self) -> list[accounts.Span]:
@@ -112,33 +121,43 @@ class _Channel:
 
 @dataclass
 class _Job:
-    """A source, of `count` channels, and what is known of it so far."""
+    """A source, of `count` channels, and what is known of it so far. `left`: streams that have not ended; `whole`: all
+    of them have begun."""
 
     source: Source
+    number: int
     count: int = 1
+    left: int = 0
+    whole: bool = False
     channels: list[_Channel] = field(default_factory=list)
     error: MultimodalError | None = None
 
 
-Answer = tuple[_Job, _Channel | None, Heard | None]
+class _Answer(NamedTuple):
+    job: _Job
+    channel: _Channel | None = None
+    number: int = 0
+    heard: Heard | None = None
 
 
 def _streams(
     sources: Iterable[Source], options: WhisperOptions | CtcOptions, open_: Open, watch: _Watch
-) -> Iterator[Generator[Any, Any, Answer]]:
+) -> Iterator[Generator[Any, Any, _Answer]]:
     """The streams of all sources, opened when their turn comes; after those of each source one that says so."""
-    for source in sources:
-        job = _Job(source)
+    for place, source in enumerate(sources):
+        job = _Job(source, place)
         try:
             for channel in _channels(job, options):
                 channel.opened = open_(channel.recording, partial(_tell, watch, job, channel))
-                for stream in channel.opened.streams:
-                    yield _tagged(job, channel, stream)
+                for number, stream in enumerate(channel.opened.streams):
+                    job.left += 1
+                    yield _tagged(stream, job, channel, number)
                     if job.error is not None:  # nothing more of this source is of use
                         raise job.error
         except MultimodalError as error:
             job.error = error
-        yield _tagged(job, None, None)
+        job.whole = True
+        yield _tagged(None, job)
 
 
 def _channels(job: _Job, options: WhisperOptions | CtcOptions) -> Iterator[_Channel]:
@@ -155,25 +174,40 @@ def _tell(watch: _Watch, job: _Job, channel: _Channel, seek: int, segments: list
     watch(job, channel, seek * HOP, segments)
 
 
-def _tagged(job: _Job, channel: _Channel | None, stream: Stream | None) -> Generator[Any, Any, Answer]:
+def _tagged(
+    stream: Stream | None, job: _Job, channel: _Channel | None = None, number: int = 0
+) -> Generator[Any, Any, _Answer]:
     heard = None
     try:
         heard = None if stream is None else (yield from stream)
     except MultimodalError as error:
         job.error = error
-    return job, channel, heard
+    return _Answer(job, channel, number, heard)
 
 
 def _collected(
-    answers: Iterable[Answer], checkpoint: Checkpoint, options: WhisperOptions | CtcOptions, watch: _Watch
-) -> Iterator[tuple[Source, Result | MultimodalError]]:
-    for job, channel, heard in answers:
-        if channel is None:
-            yield job.source, job.error or _result(job, checkpoint, options)
-        elif heard is not None:
-            channel.parts.append(heard)
-            if not channel.opened.told:
-                watch(job, channel, heard.account[-1].stop, heard.segments)
+    answers: Iterable[_Answer], checkpoint: Checkpoint, options: WhisperOptions | CtcOptions, watch: _Watch
+) -> Iterator[tuple[_Job, Result | MultimodalError]]:
+    """Each source as its last stream ends."""
+    for job, channel, number, heard in answers:
+        if channel is not None:
+            job.left -= 1
+        if heard is not None:
+            channel.found[number] = heard
+        while channel is not None and not channel.opened.told and (next_ := channel.found.get(channel.told)):
+            watch(job, channel, next_.account[-1].stop, next_.segments)
+            channel.told += 1
+        if job.whole and not job.left:
+            yield job, job.error or _result(job, checkpoint, options)
+
+
+def _ordered(results: Iterable[tuple[_Job, Any]]) -> Iterator[tuple[_Job, Any]]:
+    waiting, due = {}, 0
+    for job, result in results:
+        waiting[job.number] = job, result
+        while due in waiting:
+            yield waiting.pop(due)
+            due += 1
 
 
 def _result(job: _Job, checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> Result:

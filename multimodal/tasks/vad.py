@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import math
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,8 @@ class SpeechDetector:
     """Probabilities of speech of a recording that comes in pieces of any size."""
 
     def __init__(self):
-        self._model, self._state, self._found = silero(), None, []
+        self._model, self._state = silero(), None
+        self._found = array("f")  # one growing buffer: see pieces.Ear
         self._rest = torch.zeros(CONTEXT)  # the context, and then what does not fill a frame yet
 
     @torch.inference_mode()
@@ -128,16 +130,16 @@ class SpeechDetector:
             frames = (len(self._rest) - CONTEXT) // FRAME
             if frames:
                 found, self._state = self._model(_framed(self._rest), self._state)
-                self._found.append(found)
+                self._found.frombytes(found.numpy().tobytes())
                 self._rest = self._rest[frames * FRAME :].clone()
 
     @torch.inference_mode()
     def probabilities(self) -> Float[Tensor, "T"]:
         """One for each FRAME of what was taken so far, an unfilled last one with zeros after it."""
-        last = []
+        found = torch.tensor(self._found)
         if missing := (CONTEXT - len(self._rest)) % FRAME:
-            last = [self._model(_framed(F.pad(self._rest, (0, missing))), self._state)[0]]
-        return torch.cat([torch.zeros(0), *self._found, *last])
+            found = torch.cat([found, self._model(_framed(F.pad(self._rest, (0, missing))), self._state)[0]])
+        return found
 
 
 def _framed(samples: Tensor) -> Tensor:

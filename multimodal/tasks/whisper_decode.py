@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal import rules, search
+from multimodal import graphs, rules, search
 from multimodal.errors import CheckpointError
 from multimodal.models.seq2seq import SpeechToText
 from multimodal.tasks.whisper_options import WhisperOptions
@@ -124,13 +124,14 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
         ends.append(len(sot))
     features = torch.stack([request.features for request in requests])
     ids, start = search.left_padded(prompts, features.device)
+    limits = [min(most, context - len(prompt) + 1) for prompt in prompts]
+    step, cache = graphs.fast_step(model.decoder, features, start, ids.shape[1] + max(limits))
     # all start sequences are equally long: one model, one task
-    step, silence = _watched(search.over_source(model.decoder, features), ids.shape[1] - ends[0], tokenizer.no_speech)
+    step, silence = _watched(step, ids.shape[1] - ends[0], tokenizer.no_speech)
     common = {
-        "eos": tokenizer.eot, "max_new": [min(most, context - len(prompt) + 1) for prompt in prompts],
-        "rules": window_rules(tokenizer, ids.shape[1], options),
+        "eos": tokenizer.eot, "max_new": limits, "rules": window_rules(tokenizer, ids.shape[1], options),
     }  # fmt: skip
-    cache, copies = model.decoder.new_cache(start), 1
+    copies = 1
     if temperature == 0 and options.beam_size is not None:
         beams = {"beams": options.beam_size, "patience": options.patience or 1.0}
         found = search.beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)

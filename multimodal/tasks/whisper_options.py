@@ -54,7 +54,8 @@ class SpeechOptions:
 class WhisperOptions(SpeechOptions):
     """openai-whisper's options with its names and defaults, faster-whisper's `hotwords`, `batched` and `multilingual`,
     and our own: `seed` (of the sampled fallbacks), `languages` (the only ones that may be detected),
-    `language_detection_segments` (windows over the whole recording), `cut_loops`."""
+    `language_detection_segments` (windows over the whole recording), `cut_loops`, and `words_on_sound` (words beside a
+    pause begin and end with their sound, see `word_timing.on_sound`)."""
 
     temperature: Sequence[float] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     best_of: int | None = None
@@ -75,6 +76,7 @@ class WhisperOptions(SpeechOptions):
     prepend_punctuations: str = "\"'“¿([{-"
     append_punctuations: str = "\"'.。,，!！?？:：”)]}、"
     hallucination_silence_threshold: float | None = None
+    words_on_sound: bool = False
     languages: Sequence[str] | None = None
     language_detection_segments: int = 8
     multilingual: bool = False
@@ -85,7 +87,9 @@ class WhisperOptions(SpeechOptions):
 
 @dataclass(frozen=True)
 class CtcOptions(SpeechOptions, JointOptions):
-    """Of the joint CTC/attention model."""
+    """Of the joint CTC/attention model, which has no token for silence: voice activity detection is its gate."""
+
+    vad_filter: bool = True
 
 
 def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOptions | CtcOptions:
@@ -227,7 +231,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("prepend_punctuations", "append_punctuations"), _text),
     **dict.fromkeys(("initial_prompt", "hotwords", "device"), _maybe(_text)),
     **dict.fromkeys(("beam_size", "best_of", "sample_len"), _maybe(_count)),
-    **dict.fromkeys(("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"), _maybe(_number)),
+    **{
+        name: _maybe(_number)
+        for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "confidence_threshold")
+    },
     **dict.fromkeys(("max_initial_timestamp", "hallucination_silence_threshold"), _maybe(partial(_number, low=0.0))),
     **{f.name: _number for f in fields(SpeechOptions) if f.name.startswith("vad_") and f.name != "vad_filter"},
     "language": _maybe(lambda name, value: language_code(_text(name, value))),

@@ -11,6 +11,7 @@ from multimodal.tasks import guards
 from multimodal.tasks.accounts import Span, painted
 from multimodal.tasks.whisper_decode import Align, Decode, Encode, Identify, Result, draw_seed
 from multimodal.tasks.whisper_options import WhisperOptions
+from multimodal.tasks.word_timing import mel_level, on_sound
 from multimodal.tokens.mel import HOP, RATE, pad_or_trim
 from multimodal.tokens.text import WhisperTokenizer
 
@@ -157,6 +158,8 @@ class WhisperStream:
         seek, limit = window.seek, options.hallucination_silence_threshold
         texts = [token for segment in segments for token in segment["tokens"] if token < eot]
         timings = (yield Align(window.features, texts, window.count, window.language)) if texts else []
+        if options.words_on_sound:
+            timings = on_sound(timings, mel_level(self.sound.mel(seek, window.count)))
         marks = {"prepend": options.prepend_punctuations, "append": options.append_punctuations}
         add_words(segments, timings, last_speech=self.last_speech, **marks)
         seen = guards.Seen(seek, window.count, self.sound.size, self.sound.content, self.last_speech)

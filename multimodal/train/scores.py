@@ -1,11 +1,13 @@
 """Scores of what a model gave against what was wanted, as shares of 1."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from multimodal.errors import UsageError
 
 
 def evenly(items: Sequence[Any], count: int | None) -> Sequence[Any]:
@@ -15,18 +17,39 @@ def evenly(items: Sequence[Any], count: int | None) -> Sequence[Any]:
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def word_errors(references: Sequence[str], hypotheses: Sequence[str], language: str = "en") -> dict[str, float]:
-    """Corpus-level word and character error rates (jiwer): all errors over all words or characters of the references.
+def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
+    """Whisper's `english` one or its `basic` one for all other languages (Radford et al. 2022, appendix C), or `none`.
 
-    Both sides pass Whisper's normaliser first, the English one or that of all other languages (Radford et al. 2022,
-    appendix C)."""
-    import jiwer
+    `keep_marks`: the basic one keeps combining marks. It drops them else, and with them the vowel signs of Brahmic
+    scripts. Raises UsageError."""
     from whisper_normalizer.basic import BasicTextNormalizer
     from whisper_normalizer.english import EnglishTextNormalizer
 
-    normal = EnglishTextNormalizer() if language == "en" else BasicTextNormalizer()
-    wanted, found = [normal(text) for text in references], [normal(text) for text in hypotheses]
-    return {"wer": round(jiwer.wer(wanted, found), 4), "cer": round(jiwer.cer(wanted, found), 4)}
+    if keep_marks and name != "basic":
+        raise UsageError(f"keep_marks: is for the normalizer 'basic', not for {name!r}")
+    known: dict[str, Callable[[], Callable[[str], str]]] = {
+        "english": EnglishTextNormalizer,
+        "basic": lambda: BasicTextNormalizer(preserve_marks=keep_marks),
+        "none": lambda: str,
+    }
+    if name not in known:
+        raise UsageError(f"normalizer: {name!r} is none of {', '.join(known)}")
+    normal = known[name]()
+    return lambda text: " ".join(normal(text).split())
+
+
+def error_rates(wanted: Sequence[str], found: Sequence[str]) -> tuple[float, float]:
+    """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted."""
+    import jiwer
+
+    return float(jiwer.wer(list(wanted), list(found))), float(jiwer.cer(list(wanted), list(found)))
+
+
+def word_errors(references: Sequence[str], hypotheses: Sequence[str], language: str = "en") -> dict[str, float]:
+    """`error_rates` of texts that have passed Whisper's normaliser."""
+    normal = normalizer("english" if language == "en" else "basic")
+    wer, cer = error_rates([normal(text) for text in references], [normal(text) for text in hypotheses])
+    return {"wer": round(wer, 4), "cer": round(cer, 4)}
 
 
 def bleu(references: Sequence[str], hypotheses: Sequence[str]) -> float:

@@ -22,7 +22,8 @@ class Family:
     `config_from(config, tensors)` makes our frozen configuration; what neither the file nor the shapes say is
     refused with CheckpointError, never guessed. `tokenizer` and `preprocessing` get the folder (or None for a
     bare file) and the foreign configuration, and return None where the model has none or they are not known.
-    `complete` comes first and adds to the configuration what a file without one is known to mean."""
+    `complete` comes first and adds to the configuration what a file without one is known to mean. `card`: facts for the
+    card that the folder holds."""
 
     name: str
     model: type[nn.Module]
@@ -32,6 +33,7 @@ class Family:
     tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None] = lambda folder, config: None
     preprocessing: Callable[[Path | None, dict[str, Any]], Preprocessing | None] = lambda folder, config: None
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
+    card: Callable[[Path | None], dict[str, Any]] = lambda folder: {}
 
     def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
         """The checkpoint as ours. Raises CheckpointError naming the tensor that is missing, extra or misshapen."""
@@ -43,7 +45,8 @@ class Family:
             check(rows, model.state_dict(), tensors, where)
             fill(model, load_tensors(rows, tensors, where), where)
             tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
-        return Checkpoint(model.eval(), tokenizer, preprocessing, where, {"format": self.name})
+            card = {"format": self.name, **self.card(folder)}
+        return Checkpoint(model.eval(), tokenizer, preprocessing, where, card)
 
     @contextmanager
     def _naming(self, where: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.seq2seq import SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import SpeechEncoderConfig
 from multimodal.models.text import TextConfig
+from multimodal.tokens.files import read_json
 from multimodal.tokens.text import Tokenizer, tokenizer_from
 from multimodal.weights.family import Family
 from multimodal.weights.table import Row, Tensors, under, weight_and_bias
@@ -143,6 +144,13 @@ def _hf_rows(config: SpeechToTextConfig) -> list[Row]:
     ]
 
 
+def _hf_card(folder: Path | None) -> dict[str, Any]:
+    """The heads that word times come from, which Hugging Face keeps beside the weights."""
+    path = None if folder is None else folder / "generation_config.json"
+    heads = read_json(path).get("alignment_heads") if path is not None and path.exists() else None
+    return {} if heads is None else {"alignment_heads": heads}
+
+
 WHISPER_OPENAI = Family(
     "whisper", SpeechToText,
     lambda tensors, config: "encoder.conv1.weight" in tensors and "decoder.token_embedding.weight" in tensors,
@@ -155,5 +163,5 @@ WHISPER_HF = Family(
         and "model.decoder.embed_tokens.weight" in tensors
         and config.get("model_type", "whisper") == "whisper"
     ),
-    _hf_config, _hf_rows, lambda folder, config: _tokenizer(config["vocab_size"]),
+    _hf_config, _hf_rows, lambda folder, config: _tokenizer(config["vocab_size"]), card=_hf_card,
 )  # fmt: skip
