@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(hidden))
+        return self.down(self.dropout(hidden) if self.training else hidden)
 
 
 class LayerScale(nn.Module):

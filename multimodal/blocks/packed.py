@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 ROWS = 512  # that oneDNN lays the weights out for: the layout that one row and few rows read the fastest
 
+_product = torch.ops.mkldnn._linear_pointwise.default
+
 
 class PackedLinear(nn.Module):
     """x Wᵀ + b through oneDNN with weights packed in blocks, of a float map's `weight` [N K] and `bias` [N].
@@ -21,9 +23,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
-        rows = x.reshape(-1, self.in_features)
-        y = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return _product(x, self.packed, self.bias, "none", [], "")
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

@@ -48,12 +48,13 @@ class Branch(nn.Module):
         super().__init__()
         width = config.attention.width
         self.norm = make_norm(config.norm, width, config.norm_eps)
-        self.scale = LayerScale(width) if config.layer_scale else nn.Identity()
+        self.scale = LayerScale(width) if config.layer_scale else None
         self.drop = nn.Sequential(nn.Dropout(config.dropout), DropPath(drop_path))
         self.post = config.post_norm
 
     def forward(self, x: Float[Tensor, "B T D"], function: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
-        branch = self.scale(function(x if self.post else self.norm(x)))
+        branch = function(x if self.post else self.norm(x))
+        branch = branch if self.scale is None else self.scale(branch)
         x = x + (self.drop(branch) if self.training else branch)
         return self.norm(x) if self.post else x
 

@@ -1,4 +1,5 @@
-"""A transcript over its sound: log-mel spectrogram, words at their times, and the spans that were left out."""
+"""A transcript over its sound: log-mel spectrogram, words at their times, speech by the voice activity detector,
+and the spans that were left out."""
 
 import io
 import itertools
@@ -12,6 +13,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from multimodal.tasks.vad import FRAME, SpeechDetector, VadOptions, speech_spans
 from multimodal.tokens.audio import stream_audio
 from multimodal.tokens.mel import BANK_FFT, BANK_MEAN, BANK_SCALE, HOP, RATE, filterbank, mel_filters
 
@@ -25,7 +27,8 @@ FONT = 8.0  # points
 MISSING = "□"
 COLOURS = {"silence": "tab:gray", "no_speech": "tab:purple", "repetition": "tab:orange", "hallucination": "gold",
            "clip": "tab:brown", "damaged": "red"}  # fmt: skip
-HEARD = "tab:cyan"
+HEARD, VOICE = "tab:cyan", "lime"
+CURVE = 20.0  # bands: the height of a probability of 1
 VOICES = ["black", "tab:blue", "tab:purple", "tab:brown"]  # of the letters of each speaker
 BAR, LANE = 7.0, 13.0  # heights of a word's span and of a line of words, in bands
 DECIBELS = 10 / math.log(10)
@@ -55,7 +58,9 @@ def plot_transcript(result: dict[str, Any], audio: str | Path | bytes, title: st
         heading += f", of which the last {left_out:.1f} s are not drawn"
     figure.suptitle(shown(heading), x=0.01, ha="left", fontsize=11, parse_math=False, fontfamily=fonts(heading))
     axes = figure.subplots(count, 1, squeeze=False)[:, 0]
-    pieces = [_decibels(wave) for wave in itertools.islice(waves, count)]
+    sounds = list(itertools.islice(waves, count))
+    pieces = [_decibels(wave) for wave in sounds]
+    voice, probabilities = _voice(sounds)
     top = max((float(piece.max()) for piece in pieces), default=0.0)
     image = None
     for number, row in enumerate(axes):
@@ -65,6 +70,7 @@ def plot_transcript(result: dict[str, Any], audio: str | Path | bytes, title: st
             image = row.imshow(pieces[number].numpy(), origin="lower", aspect="auto", extent=extent, cmap="magma",
                                vmin=top - RANGE, vmax=top, interpolation="nearest")  # fmt: skip
         _draw(row, result, start, start + length)
+        _draw_voice(row, voice, probabilities)
     axes[-1].set_xlabel("time (s)")
     _legends(figure, axes, image, result)
     file = io.BytesIO()
@@ -82,6 +88,27 @@ def _decibels(wave: Float[Tensor, "T"]) -> Float[Tensor, "M F"]:
     """Mel power in dB, of a sine of full scale about 0."""
     loudest = float(mel_filters(BANDS, BANK_FFT).max()) * (400 / 4) ** 2  # half a Hann window's sum, squared
     return (filterbank(wave, BANDS).T * BANK_SCALE + BANK_MEAN - math.log(loudest)) * DECIBELS
+
+
+def _voice(sounds: list[Tensor]) -> tuple[list[tuple[float, float]], list[float]]:
+    """Seconds [start, end] of speech, unpadded, and its probability for each frame of the detector."""
+    detector = SpeechDetector()
+    for sound in sounds:
+        detector.push(sound)
+    probabilities, samples = detector.probabilities(), sum(map(len, sounds))
+    spans = speech_spans(probabilities, samples, VadOptions(min_silence_duration_ms=100, speech_pad_ms=0))
+    return [(a / RATE, b / RATE) for a, b in spans], probabilities.tolist()
+
+
+def _draw_voice(row: Any, voice: list[tuple[float, float]], probabilities: list[float]) -> None:
+    """Spans of speech above the line of what was transcribed, and the probability, from 0 to the height CURVE."""
+    start, end = row.get_xlim()
+    for a, b in voice:
+        if a < end and b > start:
+            row.hlines(5, max(a, start), min(b, end), color=VOICE, lw=4)
+    first, last = int(start * RATE / FRAME), math.ceil(end * RATE / FRAME)
+    own = probabilities[first:last]
+    row.plot([(first + i + 0.5) * FRAME / RATE for i in range(len(own))], [CURVE * p for p in own], color=VOICE, lw=0.8)
 
 
 def _draw(row: Any, result: dict[str, Any], start: float, end: float) -> None:
@@ -160,7 +187,10 @@ def _legends(figure: Any, axes: Any, image: Any, result: dict[str, Any]) -> None
     from matplotlib.cm import ScalarMappable
     from matplotlib.lines import Line2D
 
-    marks = [Line2D([], [], color=HEARD, lw=4, label="transcribed")]
+    marks = [
+        Line2D([], [], color=HEARD, lw=4, label="transcribed"),
+        Line2D([], [], color=VOICE, lw=4, label="speech by voice activity detection (line: its probability)"),
+    ]
     for reason in sorted({span["reason"] for span in result.get("skipped", ())}):
         marks.append(_patch(reason, label=f"skipped: {reason}"))
     if result.get("damaged"):
