@@ -9,9 +9,11 @@ import pytest
 import torch
 from tiny_whisper import COMMON, RATE, sound, tiny_joint, whispers
 
+from multimodal.assets import asset
 from multimodal.errors import AudioError, CheckpointError, UsageError
 from multimodal.tasks.transcribe import transcribe, transcribe_many
 from multimodal.tasks.whisper_windows import Prompt
+from multimodal.tokens.audio import read_audio
 
 # openai-whisper leaves its vocabulary file open and calls numpy in an old way
 pytestmark = [
@@ -229,6 +231,31 @@ def test_recordings_are_opened_when_their_turn_comes():
     assert len(taken) < 5
     with pytest.raises(UsageError, match="beams"):  # at the call, before anything is read
         transcribe_many(sources(), whispers()[1], beams=2)
+
+
+def test_a_short_recording_need_not_wait_for_a_long_one():
+    waves = [sound(65), sound(2)]
+    for in_order, expected in ((True, [0, 1]), (False, [1, 0])):
+        found = transcribe_many(waves, whispers()[1], batch_size=2, in_order=in_order, **COMMON)
+        assert [next(i for i, wave in enumerate(waves) if wave is source) for source, _ in found] == expected
+
+
+def test_words_begin_with_the_sound_where_that_is_asked():
+    wave = torch.cat([torch.zeros(RATE), read_audio(asset("sample", "german.flac"))])
+    common = {"vad_filter": False, "word_timestamps": True}
+    loose, fitted = (transcribe(wave, "whisper-mini", words_on_sound=on, **common) for on in (False, True))
+    assert loose["text"] == fitted["text"]
+    first, moved = (result["segments"][0]["words"][0]["start"] for result in (loose, fitted))
+    assert first < 0.9
+    assert moved == pytest.approx(1.05, abs=0.03)  # the first sound of the recording is at 0.05 s
+
+
+def test_a_joint_models_gates_are_accounted_for():
+    sure = transcribe(sound(6), tiny_joint(), **JOINT)
+    assert sure["text"]
+    for gate in ({"confidence_threshold": 1.1}, {"logprob_threshold": 0.0}, {"no_speech_threshold": -1.0}):
+        gated = transcribe(sound(6), tiny_joint(), **{**JOINT, **gate})
+        assert (gated["text"], gated["skipped"]) == ("", [{"start": 0.0, "end": 6.0, "reason": "no_speech"}])
 
 
 @pytest.mark.parametrize("options", [{"batched": False}, {"batched": True}, {}])

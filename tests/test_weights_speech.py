@@ -221,6 +221,13 @@ def test_hf_settings_that_change_the_result_are_refused(hf, change):
         WHISPER_HF.load(tensors(hf), hf.config.to_dict() | change, "tiny")
 
 
+def test_heads_for_word_times_come_from_the_folder(hf, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"alignment_heads": [[1, 0]], "max_length": 448}')
+    config = hf.config.to_dict()
+    assert WHISPER_HF.load(tensors(hf), config, "tiny", tmp_path).card["alignment_heads"] == [[1, 0]]
+    assert "alignment_heads" not in WHISPER_HF.load(tensors(hf), config, "tiny").card
+
+
 def test_hf_head_that_is_no_repeat_is_refused(hf):
     foreign = tensors(hf)
     foreign["proj_out.weight"][0, 0] += 1

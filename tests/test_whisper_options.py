@@ -90,9 +90,9 @@ def test_options_that_make_no_sense_are_refused_in_one_line(options, message):
 
 def test_a_ctc_model_has_its_own_options():
     joint = tiny_joint()
-    found = options_for(joint, {"beam_size": 2, "temperature": 0, "initial_prompt": None, "batched": False})
+    found = options_for(joint, {"beam_size": 2, "temperature": 0, "initial_prompt": None, "batched": True})
     assert found == CtcOptions(beam_size=2)
-    for name, value in (("initial_prompt", "x"), ("temperature", 0.5), ("hotwords", "a"), ("batched", True)):
+    for name, value in (("initial_prompt", "x"), ("temperature", 0.5), ("hotwords", "a"), ("best_of", 2)):
         with pytest.raises(UsageError, match=f"{name!r} = {value!r}: is for Whisper models, joint has it not"):
             options_for(joint, {name: value})
 

@@ -130,6 +130,8 @@ def _asks_nothing(name: str, value: Any) -> bool:
     known = {field.name for kind in (WhisperOptions, CtcOptions) for field in fields(kind)}
     if name not in known:
         return False
+    if name == "batched":  # a CTC model's windows are independent anyway
+        return isinstance(value, bool)
     return value is None or value is False or (name == "temperature" and checked(name, value) == (0.0,))
 
 
