@@ -6,50 +6,28 @@ from functools import partial
 
 import pytest
 import torch
+from tiny_whisper import RATE, sound, tiny_joint
 
 from multimodal import search
-from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.cache import Cache
-from multimodal.blocks.conv import ConformerConfig
 from multimodal.blocks.stack import transformer
 from multimodal.ctc_prefix import PrefixScorer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.fusion import NeuralScorer, fused, word_starts
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig
-from multimodal.models.speech import ConformerEncoderConfig
+from multimodal.models.seq2seq import JointConformer
 from multimodal.models.text import TextConfig, TextTransformer
 from multimodal.tasks import joint_windows, schedule
 from multimodal.tasks.joint_windows import JointBeam, JointOptions, decode_windows, phrases
 from multimodal.tasks.word_timing import WordTiming
 from multimodal.tokens.mel import filterbank
-from multimodal.tokens.text import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 
-RATE = 16000
-SENTENCES = ["the cat sat on the mat", "a dog ran over the hill", "seven birds sang", "we went home", "rain fell"]
 BEST_PATH = JointOptions(beam_size=1)
-
-
-def sound(seconds, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    time = torch.arange(int(seconds * RATE)) / RATE
-    loudness = (0.5 + 0.5 * torch.sin(2 * torch.pi * 0.7 * time)) * 0.3
-    return loudness * (torch.sin(2 * torch.pi * 300 * time) + 0.3 * torch.randn(len(time), generator=generator))
 
 
 @pytest.fixture(scope="module")
 def joint():
-    tokenizer = BytePairTokenizer.train(SENTENCES, 280)
-    size = tokenizer.vocab_size
-    block = ConformerConfig(AttentionConfig(16, 2, relative=True), 32, 7)
-    encoder = ConformerEncoderConfig(bands=40, block=block, layers=2, subsample=4, channels=8)
-    decoder = TextConfig(size, 600, transformer(16, 1, 2, 32, source_width=16), causal=True, tied=True)
-    torch.manual_seed(2)
-    model = JointConformer(JointConformerConfig(encoder, size, decoder)).eval()
-    with torch.no_grad():
-        model.ctc.weight.mul_(4)
-        model.ctc.bias[-1] += 2.5  # blanks between the tokens
-    return Checkpoint(model, tokenizer, None, "joint", {"language": "en"})
+    return tiny_joint()
 
 
 def transcribed(wave, checkpoint, options, width=4, longest=joint_windows.LONGEST):
