@@ -34,7 +34,8 @@ def transcribed(wave, checkpoint, options, width=4, longest=joint_windows.LONGES
     """What the streams of a recording's windows return."""
     pieces = zip(range(0, len(wave), longest), wave.split(longest), strict=True)
     streams = (joint_windows.stream(*piece, checkpoint, options) for piece in pieces)
-    return list(schedule.run(streams, lambda requests: joint_windows.serve(checkpoint, requests, options), width))
+    found = schedule.run(streams, lambda requests: joint_windows.serve(checkpoint, requests, options), width)
+    return sorted(found, key=lambda window: window.start)
 
 
 def test_greedy_is_the_ctc_best_path(joint):

@@ -31,7 +31,7 @@ class AttentionConfig:
     dropout: float = 0.0
 
 
-_QKV = tuple[Tensor, Tensor, Tensor]
+QKV = tuple[Tensor, Tensor, Tensor]
 _captured: list[tuple[nn.Module, Tensor]] | None = None
 
 
@@ -44,6 +44,10 @@ def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
         yield _captured
     finally:
         _captured = before
+
+
+def capturing() -> bool:
+    return _captured is not None
 
 
 def attention_weights(
@@ -86,6 +90,14 @@ class Attention(nn.Module):
         key = self.split(self.key(source))
         return (rotate(key) if rotate else key), self.split(self.value(source))
 
+    def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> QKV:
+        query = self.split(self.query(x))
+        query = rotate(query) if rotate else query
+        if source is not None and cache is not None and (key := cache.key) is not None:
+            return query, key, cache.value
+        key, value = self.keys_values(x if source is None else source, rotate)
+        return query, *((key, value) if cache is None else cache.append(key, value))
+
     def forward(
         self,
         x: Float[Tensor, "B T D"],
@@ -102,20 +114,10 @@ class Attention(nn.Module):
             mask = merge(mask, term)
         if _captured is not None:
             _captured.append((self, attention_weights(query, key, mask, self.scale).detach()))
-        return self.out(self.mix(query, key, value, mask).transpose(1, 2).flatten(2))
-
-    def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> _QKV:
-        query = self.split(self.query(x))
-        query = rotate(query) if rotate else query
-        if source is not None and cache is not None and (key := cache.key) is not None:
-            return query, key, cache.value
-        key, value = self.keys_values(x if source is None else source, rotate)
-        return query, *((key, value) if cache is None else cache.append(key, value))
-
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Float[Tensor, "B H T E"]:
         # SDPA wants a float mask in the query's type (autocast changes the query's)
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
-        return F.scaled_dot_product_attention(
+        mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip
+        return self.out(mixed.transpose(1, 2).flatten(2))

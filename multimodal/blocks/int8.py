@@ -16,30 +16,27 @@ class Int8Linear(nn.Module):
     The products add up exactly in 32 bits, so a row is the same to the bit in any batch. PyTorch's dynamic quantised
     linear has one activation scale for the whole batch, so there a row depends on its neighbours."""
 
-    weight: Int8[Tensor, "N K"]
-    steps: Float[Tensor, "N"]
-    bias: Float[Tensor, "N"] | None
-
     def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None):
         super().__init__()
         weight, levels = weight.detach().float(), weight_levels()
         peaks = weight.abs().amax(1, keepdim=True).clamp_min(1e-30)
-        self.register_buffer("weight", (weight * (levels / peaks)).round().to(torch.int8))
-        self.register_buffer("steps", peaks[:, 0] / (levels * LEVELS))
-        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        rounded: Int8[Tensor, "N K"] = (weight * (levels / peaks)).round().to(torch.int8)
+        # in a tuple: to look a module's tensors up takes as long as the small products
+        self.tensors = rounded.t(), peaks[:, 0] / levels, None if bias is None else bias.detach().float()
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
+        weight, weight_steps, bias = self.tensors
         rows = x.reshape(-1, x.shape[-1])
-        peaks = rows.abs().amax(1, keepdim=True).clamp_min_(1e-30)  # a row that is not finite stays so
-        levels = (rows * (LEVELS / peaks)).round_().to(torch.int8)
+        steps = rows.abs().amax(1, True).clamp_min_(1e-30).mul_(1 / LEVELS)  # a row that is not finite stays so
+        levels = rows.div(steps).round_().to(torch.int8)
         # each factor in a step of its own: a fused sum may round otherwise at the end of a vector than inside it
-        y = torch._int_mm(levels, self.weight.t()).mul(self.steps).mul_(peaks)
-        if self.bias is not None:
-            y.add_(self.bias)
-        return y.reshape(*x.shape[:-1], -1)
+        y = torch._int_mm(levels, weight).to(torch.float32).mul_(weight_steps).mul_(steps)
+        if bias is not None:
+            y.add_(bias)
+        return y.view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[1]}, {self.weight.shape[0]}, bias={self.bias is not None}"
+        return f"{self.tensors[0].shape[0]}, {self.tensors[0].shape[1]}, bias={self.tensors[2] is not None}"
 
 
 @cache

@@ -8,9 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from multimodal.blocks.attention import Attention
 from multimodal.blocks.blocked import BlockedAttention
-from multimodal.blocks.fused import FusedAttention
+from multimodal.blocks.fused import can_fuse, fuse
 from multimodal.blocks.int8 import Int8Linear
 from multimodal.blocks.packed import PackedLinear, can_pack
 from multimodal.errors import UsageError
@@ -118,27 +117,19 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _replace_linears(decoder: TextTransformer | None, kind: type[nn.Module]) -> None:
-    """Puts this `kind` in the place of the decoder's linear maps; logits through the embedding get one of their own."""
+    """Puts this `kind` in the place of the decoder's linear maps, those of query, key and value as one; logits through
+    the embedding get one of their own."""
     if decoder is None:
         return
     for block in decoder.stack.blocks:
-        for attention in (block.attention, block.cross):
-            if attention is not None:
-                attention.__class__ = FusedAttention
-                attention.qkv = _fused(attention, kind) if attention is block.attention else None
+        if can_fuse(block):
+            fuse(block)
     for module in list(decoder.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 setattr(module, name, kind(child.weight, child.bias))
     if decoder.head is None:
         decoder.head = kind(decoder.embed.weight)
-
-
-def _fused(attention: Attention, kind: type[nn.Module]) -> nn.Module:
-    """One map to query, key and value."""
-    maps = [attention.query, attention.key, attention.value]
-    biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in maps]
-    return kind(torch.cat([x.weight for x in maps]), None if maps[0].bias is None else torch.cat(biases))
 
 
 def _state(model: nn.Module) -> tuple[tuple[int, int], ...]:
