@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 from multimodal import search
-from multimodal.blocks.attention import Attention, AttentionConfig
+from multimodal.blocks.attention import Attention, AttentionConfig, capture_attention
 from multimodal.blocks.blocked import QUERIES, BlockedAttention
+from multimodal.blocks.fused import FusedBlock, can_fuse
 from multimodal.blocks.int8 import Int8Linear, weight_levels
 from multimodal.blocks.packed import PackedLinear
+from multimodal.blocks.stack import Block, BlockConfig
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.seq2seq import JointConformer, SpeechToText
@@ -82,6 +85,7 @@ def test_packed_is_the_float_map(out: int, wide: int):
             packed = PackedLinear(plain.weight, plain.bias)
             assert torch.allclose(packed(x), plain(x), atol=1e-5)
             assert torch.allclose(packed(x[:1, :1].transpose(0, 1)), plain(x[:1, :1]), atol=1e-5)
+            assert torch.allclose(packed.gelu(x), nn.functional.gelu(plain(x)), atol=1e-5)
 
 
 def test_blocked_attention_is_attention():
@@ -95,6 +99,37 @@ def test_blocked_attention_is_attention():
         assert torch.equal(blocked(x[:1]), blocked(x)[:1])
         with pytest.raises(ValueError, match="takes no mask"):
             blocked(x, mask=torch.ones(507, 507, dtype=torch.bool))
+
+
+def _stepped(decoder: nn.Module, ids: torch.Tensor, source: torch.Tensor, start: torch.Tensor | None) -> torch.Tensor:
+    """Logits of the last ids, each after all before it."""
+    cache = decoder.new_cache(start, room=ids.shape[1])
+    first = decoder(ids[:, :3], source, cache=cache)
+    return torch.cat([first, *(decoder(ids[:, at : at + 1], source, cache=cache) for at in range(3, ids.shape[1]))], 1)
+
+
+@pytest.mark.parametrize("start", [None, torch.tensor([0, 2, 1, 0])])
+@pytest.mark.parametrize("sources", [1, 2, 4])
+def test_steps_of_a_fused_decoder_are_those_of_the_plain_one(sources: int, start: torch.Tensor | None):
+    given = speech()
+    fused, plain = for_inference(given, "float32").model.decoder, given.model.decoder
+    assert all(type(block) is FusedBlock for block in fused.stack.blocks)
+    torch.manual_seed(0)
+    ids, source = torch.randint(0, 9, (4, 7)), torch.randn(sources, 10, tiny.WIDTH)
+    with torch.inference_mode():
+        right, found = _stepped(plain, ids, source, start), _stepped(fused, ids, source, start)
+        assert torch.allclose(found[:, 2:], right[:, 2:], atol=1e-5)
+        with capture_attention() as attended:  # nothing that is seen of the plain model is hidden by the fused one
+            assert torch.allclose(_stepped(fused, ids, source, start)[:, 2:], right[:, 2:], atol=1e-5)
+    assert len(attended) == 5 * 2 * len(fused.stack.blocks)
+
+
+def test_blocks_that_have_no_short_way_stay_as_they_are():
+    config = BlockConfig(AttentionConfig(8, 2), 16, cross=AttentionConfig(8, 2))
+    assert can_fuse(Block(config))
+    for other in ({"post_norm": True}, {"norm": "rms"}, {"layer_scale": True}, {"cross": None},
+                  {"attention": AttentionConfig(8, 2, kv_heads=1)}):  # fmt: skip
+        assert not can_fuse(Block(replace(config, **other)))
 
 
 @pytest.mark.parametrize("compute_type", ["auto", "float32", "bfloat16", "int8"])

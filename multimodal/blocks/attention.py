@@ -86,16 +86,13 @@ class Attention(nn.Module):
     def split(self, x: Float[Tensor, "B S _"]) -> Float[Tensor, "B _ S E"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
-    def keys_values(self, source: Float[Tensor, "B S _"], rotate: Callable | None) -> tuple[Tensor, Tensor]:
-        key = self.split(self.key(source))
-        return (rotate(key) if rotate else key), self.split(self.value(source))
-
     def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> QKV:
         query = self.split(self.query(x))
         query = rotate(query) if rotate else query
         if source is not None and cache is not None and (key := cache.key) is not None:
             return query, key, cache.value
-        key, value = self.keys_values(x if source is None else source, rotate)
+        key, value = (self.split(part(x if source is None else source)) for part in (self.key, self.value))
+        key = rotate(key) if rotate else key
         return query, *((key, value) if cache is None else cache.append(key, value))
 
     def forward(

@@ -86,10 +86,12 @@ def _feed(feed: FeedForward) -> Callable[[Tensor], Tensor]:
 
 def can_fuse(block: Block) -> bool:
     """Whether it is the block that `FusedBlock` has the way for: norms before, cross-attention, a key each head."""
+    if block.cross is None:
+        return False
     branches = block.attention_branch, block.cross_branch, block.feed_branch
-    return block.cross is not None and not (
-        any(branch.post or branch.scale or type(branch.norm) is not nn.LayerNorm for branch in branches)
-        or any(one.heads != one.kv_heads or one.relative for one in (block.attention, block.cross))
+    return not (
+        any(branch.post or branch.scale is not None or type(branch.norm) is not nn.LayerNorm for branch in branches)
+        or any(one.heads != one.kv_heads or one.relative is not None for one in (block.attention, block.cross))
         or block.attention.heads != block.cross.heads
     )
 

@@ -28,8 +28,10 @@ BANK_FLOOR = 1e-9
 BANK_MEAN = -10.0
 BANK_SCALE = 4.75
 
-# Frames transformed at once: the spectrum stays in the processor's cache (2.5 times faster than all at once).
+# Frames transformed at once by one thread: the spectrum stays in the processor's cache (2.5 times faster than all at
+# once). Several threads wait for each other after each operation, so they take fewer and larger blocks.
 BLOCK_FRAMES = 1024
+BLOCK_FRAMES_SHARED = 4096  # a thread
 
 
 @lru_cache(maxsize=8)
@@ -53,10 +55,11 @@ def _mel_power(wave: Float[Tensor, "... T"], bands: int, fft: int) -> Float[Tens
     """Mel power of every whole window in `wave`, in blocks of frames: ⌊(T − 400) / 160⌋ + 1 frames."""
     window = torch.hann_window(WINDOW, device=wave.device)
     filters = mel_filters(bands, fft).to(wave.device)
-    blocks = []
-    for frames in wave.unfold(-1, WINDOW, HOP).split(BLOCK_FRAMES, dim=-2):
+    threads, blocks = torch.get_num_threads(), []
+    size = BLOCK_FRAMES if threads == 1 else threads * BLOCK_FRAMES_SHARED
+    for frames in wave.unfold(-1, WINDOW, HOP).split(size, dim=-2):
         spectrum = torch.fft.rfft(frames * window, n=fft)
-        power = spectrum.real.square() + spectrum.imag.square()
+        power = spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)
         blocks.append(filters @ power.transpose(-1, -2))
     return torch.cat(blocks, dim=-1)
 
