@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = 0
     except OSError as error:
         code = fail(f"{error.filename or 'output'}: {error.strerror or error}")
+    except Warning as warning:  # python -W error
+        code = fail(warning)
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)

@@ -110,7 +110,7 @@ def speed(g: Any) -> None:
     _switch(g, "--fp16", "False: float32; True: automatic (default: True)")
     _flag(g, "--batch_size N", "recordings or windows side by side; the text does not depend on it (default: 8)", count)
     _switch(g, "--batched", "cut at pauses and decode the pieces independently, instead of Whisper's own order")
-    _flag(g, "--threads N", "processor threads; 0: torch's own (default: 0)", _or_none(_natural))
+    _flag(g, "--threads N", "processor threads; 0: torch's own (default: 0)", _or_none(_threads))
 
 
 def decoding(g: Any) -> None:
@@ -145,10 +145,10 @@ def checks(g: Any) -> None:
     _flag(g, "--no_speech_threshold P", "a failed text is silence above this probability of it (default: 0.6)",
           _or_none(number))  # fmt: skip
     _flag(g, "--confidence_threshold P", "CTC models: a window whose words have less on average has none",
-          _or_none(number))  # fmt: skip
+          _or_none(_probability))  # fmt: skip
     _flag(g, "--hallucination_silence_threshold SECONDS", "skip longer silences around improbable words *",
           _or_none(_natural_number))  # fmt: skip
-    _switch(g, "--cut_loops", "leave out text that goes round in a loop (default: True)")
+    _switch(g, "--cut_loops", "leave out text that goes round in a loop, and digital silence (default: True)")
 
 
 def _times(g: Any) -> None:
@@ -231,6 +231,12 @@ def _int(text: str) -> int:
 def _natural(text: str) -> int:
     if _int(text) < 0:
         raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    if _natural(text) > 1024:  # torch starts them all
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 1024")
     return int(text)
 
 

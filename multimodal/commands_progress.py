@@ -1,8 +1,10 @@
 """What a person sees while recordings are transcribed."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ class Shown:
         self.seconds: dict[Path, tuple[float, float]] = {}
         self.held: list[str] = []  # what was said of the ends of recordings
         self.bar: Any = None
+        self.code = 0
 
     def __enter__(self) -> "Shown":
         if self.bar_wanted:
@@ -57,14 +60,15 @@ class Shown:
 
     def segments(self, source: Path, new: list[dict[str, Any]]) -> None:
         if self.lines and self.live:
-            self._print(source, new)
+            self._try_print(source, new)
 
     def done(self, source: Path, result: dict[str, Any]) -> None:
         if self.lines:
-            self._print(source, result["segments"])
+            self._try_print(source, result["segments"])
         spans = result.get("damaged", ())
         for span in spans[:DAMAGE]:
-            self._warn(source, f"{clock(span['start'])} to {clock(span['end'])}: {span['what']}")
+            until = f" to {clock(span['end'])}" if span["end"] > span["start"] else ""  # how much is lost is not known
+            self._warn(source, f"{clock(span['start'])}{until}: {span['what']}")
         if len(spans) > DAMAGE:
             self._warn(source, f"{len(spans) - DAMAGE} more such spans, the last to {clock(spans[-1]['end'])}")
         if spans:  # told with its times, so not once more
@@ -100,6 +104,17 @@ class Shown:
     def _failed(self, text: str) -> int:
         self.say(f"error: {text}")
         return 1
+
+    def _try_print(self, source: Path, segments: list[dict[str, Any]]) -> None:
+        """The outputs are files: the work goes on where stdout is full, or its reader, such as head, has gone."""
+        try:
+            self._print(source, segments)
+        except OSError as error:
+            self.lines = False
+            with suppress(OSError):  # what is left in the buffer must not fail again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                self.code = self._failed(f"stdout: cannot be written ({error.strerror})")
 
     def _print(self, source: Path, segments: list[dict[str, Any]]) -> None:
         """Each segment once; a file's name before its first where there are several."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -55,6 +56,9 @@ def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str,
     return LiveOptions(decode=decode, threshold=chosen.vad_threshold, **spans, **rate)
 
 
+POLL = 0.1  # seconds after which Ctrl-C is noticed
+
+
 @contextmanager
 def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
     """What reads stdin up to its end or Ctrl-C, so that what was said before is still written; and whether it came.
@@ -71,8 +75,10 @@ def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
         interrupted.append(which)
 
     def read(size: int) -> bytes:
-        data = os.read(number, size)  # a thread that waits in a buffered read at exit aborts Python
-        return b"" if interrupted else data
+        while not interrupted:  # a writer that is silent must not keep the program after Ctrl-C
+            if select.select([number], [], [], POLL)[0]:
+                return os.read(number, size)  # a thread that waits in a buffered read at exit aborts Python
+        return b""
 
     before = signal.signal(signal.SIGINT, stop)
     try:

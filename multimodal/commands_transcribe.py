@@ -3,17 +3,18 @@
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import warnings
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from multimodal.cli import printable
 from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
@@ -43,7 +44,10 @@ def transcribe(options: Namespace) -> int:
         checkpoint = _checkpoint(given)
         return stream(given, checkpoint, api_options(given, checkpoint))
     with ExitStack() as stack:
-        piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-")) if "-" in options.audio else ""
+        piped = ""
+        if "-" in options.audio:
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
+            piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-"))
         files, code = found_files(options.audio, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
         names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
         outputs = _outputs(given, names)
@@ -53,14 +57,21 @@ def transcribe(options: Namespace) -> int:
             return code
         log = stack.enter_context(_log(given["decode_log"])) if "decode_log" in given else None
         checkpoint = _checkpoint(given)
+        chosen = api_options(given, checkpoint)
+        _warn_of_no_effect(chosen, checkpoint)
         shown = stack.enter_context(Shown(given, names))
         told = {"on_progress": shown.progress, "on_segments": shown.segments, "in_order": outputs.folder is None}
-        for file, result in transcribe_many(list(names), checkpoint, **told, **api_options(given, checkpoint)):
+        for file, result in transcribe_many(list(names), checkpoint, **told, **chosen):
             code = max(code, shown.attempt(partial(_finish, file, names[file], result, outputs, log)))
             shown.ended(file)
             if isinstance(result, dict):
                 shown.done(file, result)
-        return code
+        return max(code, shown.code)
+
+
+def _terminated(number: int, _: Any) -> NoReturn:
+    """The temporary file of stdin does not stay behind."""
+    sys.exit(128 + number)
 
 
 def _finish(
@@ -72,8 +83,11 @@ def _finish(
     entries = result.pop("log", ())
     outputs.write(file, name, result)
     if log is not None:
-        log.writelines(json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries)
-        log.flush()
+        try:
+            log.writelines(json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries)
+            log.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, log.name) from None
 
 
 def _stdin(folder: Path) -> Path:
@@ -84,6 +98,8 @@ def _stdin(folder: Path) -> Path:
     if source.isatty():
         raise UsageError("-: stdin is a terminal (pipe a recording into it)")
     path = folder / STDIN
+    if path.exists():  # - stands twice on the command line
+        return path
     with path.open("wb") as file:
         shutil.copyfileobj(source, file, PIECE)
     if not path.stat().st_size:
@@ -133,7 +149,10 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
             raise UsageError(f"--output_format {which}: stdout takes one recording so, not {len(files)}")
         return _Outputs(None, which, layout, False)
     if same := next((stem for stem, count in Counter(file.stem for file in files).items() if count > 1), None):
-        raise UsageError(f"{target}: two recordings would both be written as {same}.*")
+        both = " and ".join(str(file) for file in [file for file in files if file.stem == same][:2])
+        raise UsageError(f"{target}: {both} would both be written as {same}.*")
+    if not target:
+        raise UsageError("--output_dir: an empty name ('')")
     folder = Path(target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,11 +171,17 @@ def _done(outputs: _Outputs, file: Path, name: str) -> bool:
     return True
 
 
-def _log(path: str) -> IO[str]:
+@contextmanager
+def _log(path: str) -> Iterator[IO[str]]:
     try:
-        return open(path, "w", encoding="utf-8")
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed below, whose failure was told before)
     except OSError as error:
         raise UsageError(f"--decode_log {path}: cannot be written ({error.strerror})") from None
+    try:
+        yield file
+    finally:
+        with suppress(OSError):  # what could not be written was told with its recording
+            file.close()
 
 
 def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:
@@ -189,6 +214,16 @@ def api_options(given: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, A
     if torch.cuda.is_available():
         chosen.setdefault("device", "cuda")
     return chosen
+
+
+def _warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    from multimodal.tasks.whisper_options import options_for
+
+    options = {name: value for name, value in chosen.items() if name != "batch_size"}
+    if (idle := [name for name in chosen if name.startswith("vad_") and name != "vad_filter"]) and not options_for(
+        checkpoint, options
+    ).vad_filter:
+        warnings.warn(f"--{idle[0]}: has no effect without --vad_filter", stacklevel=1)
 
 
 def _temperatures(first: float, step: float | None) -> list[float]:

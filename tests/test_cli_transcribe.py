@@ -261,6 +261,61 @@ def test_a_full_stdout_is_one_line(models, tone):
     assert done.stderr == b"multimodal: error: output: cannot be written (No space left on device)\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(("out", "code"), [("> /dev/full", 1), ("| true", 0)])
+def test_files_are_written_though_stdout_cannot_be(models, tone, tmp_path, out, code):
+    """Two files one after the other; the second must not be left out because nobody reads what is printed."""
+    (tmp_path / "b.wav").write_bytes(tone.read_bytes())
+    call = f"{sys.executable} -m multimodal transcribe {tone} {tmp_path / 'b.wav'} -m {models / 'asr'} --batch_size 1"
+    shell = f"set -o pipefail; {call} --vad_filter False --confidence_threshold None -o {tmp_path} -f txt {out}"
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True)
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / f"{tone.stem}.txt").exists()
+    assert (tmp_path / "b.txt").read_text()
+    assert done.stderr.count(b"\n") == code
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_decode_log_that_cannot_be_written_is_named(say, fake, clips, tmp_path):
+    fake.results["a"] = heard("one", log=[{"seek": 0}])
+    code, _, err = say(clips / "a.wav", "-o", tmp_path, "--decode_log", "/dev/full")
+    assert (code, err) == (1, "multimodal: error: /dev/full: cannot be written (No space left on device)\n")
+
+
+def test_stdin_is_read_once_and_empty_names_are_refused(say, fake, piped, tmp_path):
+    piped(wav(0.5))
+    code, _, err = say("-", "-", "-o", tmp_path, "-f", "txt")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "stdin.txt").read_text() == "stdin\n"
+    assert "an empty name" in one_line(say("", "-o", tmp_path)[2])
+    assert "--output_dir: an empty name" in one_line(say(tmp_path / "x.wav", "-o", "")[2])
+
+
+def test_sigterm_leaves_no_copy_of_stdin(models, tmp_path):
+    call = [sys.executable, "-m", "multimodal", "transcribe", "-", "-o", "-", "-m", str(models / "asr")]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(call, cwd=ROOT, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as going:
+        for _ in range(300):
+            if list(tmp_path.glob("multimodal-*/stdin")):
+                break
+            time.sleep(0.1)
+        going.terminate()
+        assert (going.wait(), going.stderr.read()) == (143, b"")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_ends_a_stream_whose_writer_is_silent(say, monkeypatch, tone):
+    out_end, in_end = os.pipe()
+    os.write(in_end, tone.read_bytes()[44:32044])
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with os.fdopen(out_end, "rb") as microphone:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=microphone))
+        code, out, _ = say("--stream", "-f", "json", "--vad_threshold", "0")
+    os.close(in_end)
+    assert code == 130
+    assert json.loads(out.splitlines()[-1])["kind"] == "summary"
+
+
 def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     piped(tone.read_bytes()[44:] * 3)
     code, out, err = say("--stream", "-f", "json", "--vad_threshold", "0", "--vad_min_silence_duration_ms", "300")

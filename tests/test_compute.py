@@ -223,3 +223,15 @@ def test_refusals(compute_type: str, device: str, message: str):
 def test_other_models_are_refused():
     with pytest.raises(UsageError, match="model tiny: is a clip, a compute_type needs a speech model"):
         for_inference(speech(CLIP, tiny.CLIPS["softmax"]))
+
+
+@pytest.mark.parametrize("width", [384, 1536, 2048])
+def test_a_packed_row_has_the_same_bits_alone_and_in_a_batch(width):
+    torch.manual_seed(0)
+    linear, rows, threads = PackedLinear(torch.randn(96, width)), torch.randn(5, 1, width), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        together, alone = linear(rows), [linear(row[None])[0] for row in rows]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(together, torch.stack(alone))

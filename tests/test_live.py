@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sets import wav
 from tiny import randomized
 from torch.testing import assert_close
 
@@ -236,6 +237,26 @@ def test_an_unusable_stream_is_one_line(shipped, read, message):
     with pytest.raises(AudioError, match=message) as error:
         list(live.run(read, shipped))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_wav_header_is_not_sound(size):
+    sound = wav(0.1, rate=16000)
+    place = sound.index(b"data")
+    extra = sound[:place] + b"LIST\4\0\0\0dat " + sound[place:]
+    for given in (sound, extra):
+        source = io.BytesIO(given)
+        found = torch.cat([piece.samples for piece in PcmReader(lambda _: source.read(size))])  # noqa: B023
+        assert torch.equal((found * 32768).short(), torch.frombuffer(bytearray(sound[place + 8 :]), dtype=torch.int16))
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    (b"fLaC" + bytes(99), "is FLAC, a live stream holds bare"), (b"OggS" + bytes(99), "is Ogg"),
+    (b"ID3" + bytes(99), "is MP3"), (wav(0.1, rate=8000), "a WAV of 1 channels, 8000 Hz, 16 bits, expected 1, 16000"),
+])  # fmt: skip
+def test_a_recording_is_no_bare_samples(data, message):
+    with pytest.raises(AudioError, match=message):
+        list(PcmReader(io.BytesIO(data).read1))
 
 
 @pytest.mark.parametrize("options", [{"step": 0.0}, {"step": 20.0}, {"longest": 90.0}, {"silence": 0.0},

@@ -56,6 +56,12 @@ def same_weights(one: torch.nn.Module, two: torch.nn.Module) -> bool:
     return left.keys() == right.keys() and all(left[k].equal(right[k]) for k in left)
 
 
+def test_tied_weights_are_written_under_both_of_their_names(hf_folder, tmp_path):
+    convert(hf_folder, tmp_path / "back.safetensors", to="whisper-hf")
+    found = load_file(tmp_path / "back.safetensors")
+    assert found["proj_out.weight"].equal(found["model.decoder.embed_tokens.weight"])
+
+
 def test_a_pickled_file_is_only_read_by_convert(pickled, tmp_path, whisper_state):
     with pytest.raises(CheckpointError, match="multimodal convert"):
         load(pickled)

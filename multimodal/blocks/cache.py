@@ -1,6 +1,9 @@
 """Key/value caches. The caller owns them; attention only appends and reads."""
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -111,3 +114,15 @@ class Cache:
         """Forgets the target positions from `length` on; the source stays."""
         for layer in self.self_attention:
             layer.cut(length)
+
+    def join(self, parts: Sequence["Cache"], size: int, order: Int[Tensor, "B"]) -> None:
+        """Takes up the rows of other caches, with their sources, padded on the left to `size` positions, in an
+        `order` of all of them."""
+        for name in ("self_attention", "cross_attention"):
+            for i, layer in enumerate(getattr(self, name)):
+                own = [getattr(part, name)[i] for part in parts]
+                pads = [size - one.length if name == "self_attention" else 0 for one in own]
+                layer.append(*(
+                    torch.cat([F.pad(x, (0, 0, pad, 0)) for x, pad in zip(xs, pads, strict=True)])[order]
+                    for xs in ([one.key for one in own], [one.value for one in own])
+                ))  # fmt: skip

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import QKV, Attention, capturing
@@ -26,6 +27,22 @@ class FusedAttention(Attention):
         if rotate is not None:
             query, key = rotate(query), rotate(key)
         return query, *((key, value) if cache is None else cache.append(key, value))
+
+
+def _mixed(
+    query: Float[Tensor, "B H 1 E"], key: Float[Tensor, "B H S E"], value: Float[Tensor, "B H S E"],
+    mask: Bool[Tensor, "B 1 1 S"] | None, scale: float,
+) -> Float[Tensor, "B H 1 E"]:  # fmt: skip
+    """Attention of one new position. A row without its padding has the bits that it has alone: with it the sums would
+    be taken in another order."""
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+    firsts, parts, row = mask[:, 0, 0].int().argmax(-1).tolist(), [], 0
+    for first, same in groupby(firsts):
+        rows = slice(row, row := row + len(list(same)))
+        own = key[rows, :, first:], value[rows, :, first:]
+        parts.append(F.scaled_dot_product_attention(query[rows], *own, scale=scale))
+    return torch.cat(parts)
 
 
 class _Parts(NamedTuple):
@@ -56,7 +73,7 @@ class FusedBlock(Block):
         own, cross, feed = parts.norms
         mixed = parts.qkv(torch.layer_norm(x, *own)).view(len(x), 1, 3 * heads, -1).transpose(1, 2)
         query, *new = mixed.split(heads, 1)
-        mixed = F.scaled_dot_product_attention(query, *caches[0].append(*new), mask, scale=parts.scale)
+        mixed = _mixed(query, *caches[0].append(*new), mask, parts.scale)
         x = x + parts.out(mixed.reshape(x.shape))
         # rows of one source are more queries to it. PyTorch's attention takes a fifth longer than the two products.
         query = parts.query(torch.layer_norm(x, *cross)).view(len(key), -1, heads, key.shape[3]).transpose(1, 2)

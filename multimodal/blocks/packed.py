@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+WIDE = 1024  # inputs above which oneDNN adds up one row in another order than rows of a batch
 ROWS = 512  # that oneDNN lays the weights out for: the layout that one row, and few rows, read the fastest
 _product = torch.ops.mkldnn._linear_pointwise.default
 
@@ -22,10 +23,14 @@ class PackedLinear(nn.Module):
         self.tensors = packed, None if bias is None else bias.detach()
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
+        """A row has the same bits alone and in a batch (one thread)."""
+        if self.in_features > WIDE and x.numel() == self.in_features:  # one row goes as two
+            twice = x.reshape(1, -1).expand(2, -1).contiguous()
+            return _product(twice, *self.tensors, "none", [], "")[0].view(*x.shape[:-1], -1)
         return _product(x, *self.tensors, "none", [], "")
 
     def gelu(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
-        """GELU of the map, in one call."""
+        """GELU of the map, in one call. `x` must not be wide where one row's bits matter: `up` maps are not."""
         return _product(x, *self.tensors, "gelu", [], "none")
 
     def extra_repr(self) -> str:

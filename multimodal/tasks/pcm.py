@@ -1,6 +1,7 @@
 """A growing stream of 16-bit PCM, read in a thread, so that it is known when each sample came."""
 
 import queue
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from multimodal.tokens.mono import Resampler
 BLOCK_SECONDS = 0.1  # most of one reading
 AHEAD = 600  # readings that may wait: up to a minute, then the writer has to
 
+WAV_HEADER = 1 << 16  # bytes at most
+RECORDINGS = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\x1aE\xdf\xa3": "WebM"}
+
 
 class Piece(NamedTuple):
     """The next samples [T] at 16 kHz, and when they had come (seconds of `time.monotonic`)."""
@@ -33,8 +37,9 @@ class PcmReader:
     and none at the end, as `os.read` of a descriptor. (A `sys.stdin.buffer.read1` that still waits in the thread when
     the program ends makes Python abort.)
 
-    Raises UsageError for a rate outside of 1,000 to 384,000 Hz; AudioError at the end of an empty stream, or where it
-    cannot be read. Half a sample at the end gives a TruncatedAudio warning."""
+    A WAV header of the same samples is passed over. Raises UsageError for a rate outside of 1,000 to 384,000 Hz;
+    AudioError at the end of an empty stream, where it cannot be read, or begins as a recording of another kind. Half a
+    sample at the end gives a TruncatedAudio warning."""
 
     def __init__(self, read: Callable[[int], bytes], rate: int = RATE, name: str = "stdin"):
         if not 1000 <= rate <= 384000:
@@ -51,7 +56,7 @@ class PcmReader:
     def __iter__(self) -> Iterator[Piece]:
         # a daemon: a reading that waits for a silent writer must not keep the process
         threading.Thread(target=self._follow, daemon=True).start()
-        resampler, half, arrived = Resampler(self.rate, RATE), b"", monotonic()
+        resampler, half, arrived, begun = Resampler(self.rate, RATE), b"", monotonic(), False
         try:
             while (entry := self._queue.get())[1]:
                 arrived, data = entry
@@ -59,6 +64,11 @@ class PcmReader:
                     raise AudioError(f"{self.name}: cannot be read ({data})") from None
                 self._taken += len(data)
                 data = half + data
+                if not begun:
+                    if (found := self._begin(data)) is None:
+                        half = data
+                        continue
+                    begun, data = True, found
                 whole = len(data) // 2 * 2
                 half = data[whole:]
                 yield Piece(_tensor(resampler.push(_floats(data[:whole]))), arrived)
@@ -70,6 +80,21 @@ class PcmReader:
                 warnings.warn(TruncatedAudio(message), stacklevel=2)
         finally:
             self._stopped = True
+
+    def _begin(self, data: bytes) -> bytes | None:
+        """The samples after a WAV header, if there is one; None: more of it must come. Raises AudioError."""
+        if kind := next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None):
+            raise AudioError(f"{self.name}: is {kind}, a live stream holds bare 16-bit samples")
+        if not data.startswith(b"RIFF"):
+            return None if len(data) < 4 and b"RIFF".startswith(data) else data
+        fmt, place = data.find(b"fmt "), data.find(b"data")
+        if not 0 <= fmt <= place - 24 or len(data) < place + 8:
+            return None if len(data) < WAV_HEADER else data
+        _, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data, fmt + 8)
+        if (channels, rate, bits) != (1, self.rate, 16):
+            raise AudioError(f"{self.name}: is a WAV of {channels} channels, {rate} Hz, {bits} bits, "
+                             f"expected 1, {self.rate} Hz, 16")  # fmt: skip
+        return data[place + 8 :]
 
     def _follow(self) -> None:
         size = max(2, 2 * round(BLOCK_SECONDS * self.rate))

@@ -45,6 +45,7 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tupl
     vocabulary."""
     if isinstance(options, WhisperOptions):
         language, serve = named_language(checkpoint, options), whisper_decode.server(checkpoint, options)
+        _known_tokens(checkpoint, options)
         if options.word_timestamps:
             from multimodal.tasks.whisper_words import alignment_heads
 
@@ -58,6 +59,16 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tupl
     beam_of(checkpoint, options)  # a language model that does not fit is told before anything is read
     open_ = partial(_open_joint, checkpoint, options, own or options.language)
     return open_, partial(joint_windows.serve, checkpoint, options=options)
+
+
+def _known_tokens(checkpoint: Checkpoint, options: WhisperOptions) -> None:
+    (model, tokenizer), listed = whisper_decode.parts(checkpoint), options.suppress_tokens or ()
+    size = model.config.decoder.vocabulary
+    if strange := next((token for token in listed if token >= size), None):
+        raise UsageError(f"suppress_tokens: {strange} is not one of the {size} tokens of {checkpoint.source}")
+    time = next((token for token in listed if token >= tokenizer.timestamp_begin), None)
+    if time is not None and not options.without_timestamps:
+        raise UsageError(f"suppress_tokens: {time} is a time, which must be written (without_timestamps writes none)")
 
 
 def named_language(checkpoint: Checkpoint, options: WhisperOptions) -> str | None:
@@ -92,7 +103,7 @@ def _open_whisper(
     reader = MelReader(recording, bands, found.mel_peak, found.samples)
 
     def silent(seek: int, count: int) -> bool:
-        return bool((peaks[seek : seek + count] < pieces.SILENCE).all())
+        return options.cut_loops and bool((peaks[seek : seek + count] < pieces.SILENCE).all())
 
     sound, common = Sound(reader.window, content, size, silent), (model.config.decoder.context, options, language)
     if options.batched:

@@ -101,7 +101,9 @@ def silero() -> SileroVad:
     thread. Raises CheckpointError when the package or its file is missing or unfit."""
     spec = importlib.util.find_spec("silero_vad")
     if spec is None or not spec.submodule_search_locations:
-        raise CheckpointError("silero-vad: the package is not installed, voice activity detection needs its weights")
+        raise CheckpointError(
+            "silero-vad: the package is not installed, voice activity detection needs it (vad_filter False does without)"
+        )
     # the package's .safetensors file holds an older version, whose probabilities differ by up to 0.4
     path = Path(spec.submodule_search_locations[0]) / "data" / "silero_vad_16k_op15.onnx"
     tensors = read_onnx_tensors(path)

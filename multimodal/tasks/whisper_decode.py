@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal import graphs, rules, search
+from multimodal.blocks.cache import Cache
 from multimodal.errors import CheckpointError
 from multimodal.models.seq2seq import SpeechToText
+from multimodal.models.text import TextTransformer
 from multimodal.tasks.whisper_options import WhisperOptions
 from multimodal.tokens.text import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
@@ -125,9 +127,11 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
     features = torch.stack([request.features for request in requests])
     ids, start = search.left_padded(prompts, features.device)
     limits = [min(most, context - len(prompt) + 1) for prompt in prompts]
-    step, cache = graphs.fast_step(model.decoder, features, start, ids.shape[1] + max(limits))
-    # all start sequences are equally long: one model, one task
-    step, silence = _watched(step, ids.shape[1] - ends[0], tokenizer.no_speech)
+    # all start sequences are equally long: one model, one task; what is before them needs no logits
+    step, cache = graphs.fast_step(model.decoder, features, start, ids.shape[1] + max(limits), last=ends[0])
+    if cache.start is not None and features.device.type == "cpu":
+        step = _unpadded(step, model.decoder, features, prompts, ends[0])
+    step, silence = _watched(step, -ends[0], tokenizer.no_speech)
     common = {
         "eos": tokenizer.eot, "max_new": limits, "rules": window_rules(tokenizer, ids.shape[1], options),
     }  # fmt: skip
@@ -149,6 +153,30 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
 def _result(tokenizer: WhisperTokenizer, ids: list[int], logprob: float, silent: float, temperature: float) -> Result:
     text = tokenizer.decode([token for token in ids if token < tokenizer.timestamp_begin]).strip()
     return Result(ids, text, logprob / (len(ids) + 1), silent, temperature)
+
+
+def _unpadded(
+    step: search.Step, decoder: TextTransformer, features: Float[Tensor, "B T D"], prompts: list[list[int]], last: int
+) -> search.Step:
+    """The step, whose first call takes prompts of one length together and without padding, so that each has the bits
+    that it has alone."""
+
+    def unpadded(ids: Tensor, cache: Cache) -> Tensor:
+        if cache.length:
+            return step(ids, cache)
+        groups: dict[int, list[int]] = {}
+        for i, prompt in enumerate(prompts):
+            groups.setdefault(len(prompt), []).append(i)
+        logits, made = [], []
+        for rows in groups.values():
+            made.append(decoder.new_cache())
+            own = torch.tensor([prompts[i] for i in rows])
+            logits.append(decoder(own, features[rows], cache=made[-1], last=last))
+        order = torch.tensor([i for rows in groups.values() for i in rows]).argsort()
+        cache.join(made, ids.shape[1], order)
+        return torch.cat(logits)[order]
+
+    return unpadded
 
 
 def _watched(step: search.Step, position: int, no_speech: int) -> tuple[search.Step, list[float]]:

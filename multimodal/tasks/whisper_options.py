@@ -233,10 +233,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("prepend_punctuations", "append_punctuations"), _text),
     **dict.fromkeys(("initial_prompt", "hotwords", "device"), _maybe(_text)),
     **dict.fromkeys(("beam_size", "best_of", "sample_len"), _maybe(_count)),
-    **{
-        name: _maybe(_number)
-        for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "confidence_threshold")
-    },
+    **{name: _maybe(_number) for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")},
+    "confidence_threshold": _maybe(partial(_number, low=0.0, high=1.0)),
     **dict.fromkeys(("max_initial_timestamp", "hallucination_silence_threshold"), _maybe(partial(_number, low=0.0))),
     **{f.name: _number for f in fields(SpeechOptions) if f.name.startswith("vad_") and f.name != "vad_filter"},
     "language": _maybe(lambda name, value: language_code(_text(name, value))),

@@ -78,6 +78,8 @@ class WhisperStream:
                 seek = seek if seek > before else before + count  # no rule keeps times without timestamps in order
                 end = min(seek, stop)
                 self.heard.account += painted(before * HOP, end * HOP, None, spans)
+                if self.options.vad_filter or self.options.batched:
+                    _clamp(segments, stop / FRAMES_PER_SECOND)
                 self.heard.segments += segments
                 self.tell(end, segments)
         return self.heard
@@ -196,12 +198,24 @@ class Prompt(NamedTuple):
 
     def before(self, text: list[int], reset: bool, room: int) -> list[int]:
         """At most `room` tokens: hot words, the initial prompt (until `reset`, or always if carried), and as much of
-        the end of the text as is left room for."""
+        the end of the text as is left room for. Of an initial prompt that is too long the end is kept."""
+        lead = self.hot[:room]
         if self.carried:
-            lead = (self.hot + self.initial)[:room]
-        else:
-            lead, text = self.hot[:room], text if reset else self.initial + text
-        return lead + text[len(text) - min(len(text), room - len(lead)) :]
+            lead = lead + _end(self.initial, room - len(lead))
+        elif not reset:
+            text = self.initial + text
+        return lead + _end(text, room - len(lead))
+
+
+def _clamp(segments: list[dict[str, Any]], latest: float) -> None:
+    """Times that lie in the padding behind a clip, which would be out of order with the next clip's."""
+    for segment in segments:
+        segment["end"] = min(segment["end"], latest)
+        segment["start"] = min(segment["start"], segment["end"])
+
+
+def _end(tokens: list[int], count: int) -> list[int]:
+    return tokens[max(0, len(tokens) - count) :]
 
 
 def _span(start: int, stop: int, reason: str) -> Span:

@@ -20,7 +20,7 @@ from multimodal.weights.folder import Checkpoint
 
 Head = tuple[int, int]  # layer, head
 STRIDE = 2  # mel frames a position of the encoder
-STEP = STRIDE * HOP / RATE  # seconds a position
+POSITIONS = RATE // (STRIDE * HOP)  # a second
 # pairs to put in order so that the fourth of seven is the median (N. Devillard, "Fast median search", 1998)
 _COMPARED = ((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4))
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # written without spaces between words
@@ -89,8 +89,8 @@ def find_alignment(
     the mean probability of its tokens.
 
     `features`: what the encoder made of the window, of which `frames` mel frames are sound. `heads`: (layer, head)
-    pairs, see `alignment_heads`; None: all of the upper half of the layers. A text that the decoder cannot hold, and
-    one without two mel frames of sound, is spread evenly, with probability 0."""
+    pairs, see `alignment_heads`; None: all of the upper half of the layers. A text that the decoder cannot hold is
+    spread evenly, with probability 0; that of less than two mel frames of sound has no length."""
     text_tokens = [int(token) for token in text_tokens]
     words = split_to_word_tokens(tokenizer, text_tokens, language)
     start = tokenizer.sot_sequence(language, task)
@@ -99,7 +99,7 @@ def find_alignment(
     if not words:
         return []
     if count < 1 or len(tokens) > model.config.decoder.context:
-        return spread(words, 0.0, frames * HOP / RATE)
+        return spread(words, 0.0, frames * HOP / RATE if count else 0.0)
     if heads is None:
         layers, each = model.config.decoder.stack.layers, model.config.decoder.stack.block.cross.heads
         heads = [(layer, head) for layer in range(layers // 2, layers) for head in range(each)]
@@ -199,7 +199,8 @@ def _backtrace(total: Float[np.ndarray, "_ _"], i: int, j: int) -> tuple[list[in
 def _timed(words: Words, path: tuple[list[int], list[int]], probabilities: list[float]) -> list[WordTiming]:
     """Each word from the position where the path enters its first token to where it enters the next word's."""
     rows, columns = np.array(path[0]), np.array(path[1])
-    entered = (columns[np.diff(rows, prepend=-1) > 0] * STEP).tolist()
+    # divided as openai-whisper does: products with 0.02 differ in the last bit, and lengths are compared by it
+    entered = (columns[np.diff(rows, prepend=-1) > 0] / POSITIONS).tolist()
     found, first = [], 0
     for text, part in words:
         last = first + len(part)

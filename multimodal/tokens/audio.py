@@ -86,6 +86,8 @@ def find_audio(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for given in paths:
+        if not str(given):  # else the current folder
+            raise UsageError("audio: an empty name ('')")
         path = Path(given)
         if path.is_dir():
             matches = [file for file in sorted(path.rglob("*")) if _is_audio(file)]

@@ -98,4 +98,5 @@ def _export(checkpoint: Checkpoint, target: Path, to: str) -> None:
     if not isinstance(checkpoint.model, known[to].model):
         raise UsageError(f"--to {to}: holds {known[to].model.__name__} models, not {type(checkpoint.model).__name__}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(target, save(known[to].export(checkpoint.model), metadata={"format": "pt"}))
+    tensors = {name: tensor.clone() for name, tensor in known[to].export(checkpoint.model).items()}  # tied ones too
+    write_durably(target, save(tensors, metadata={"format": "pt"}))
