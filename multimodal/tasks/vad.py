@@ -102,7 +102,7 @@ def silero() -> SileroVad:
     spec = importlib.util.find_spec("silero_vad")
     if spec is None or not spec.submodule_search_locations:
         raise CheckpointError(
-            "silero-vad: the package is not installed, voice activity detection needs it (vad_filter False does without)"
+            "silero-vad: the package is not installed, voice activity detection needs it (vad_filter False does not)"
         )
     # the package's .safetensors file holds an older version, whose probabilities differ by up to 0.4
     path = Path(spec.submodule_search_locations[0]) / "data" / "silero_vad_16k_op15.onnx"
