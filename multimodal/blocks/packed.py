@@ -1,4 +1,5 @@
-"""Linear maps of float32 weights laid out for the CPU, for decoding a token at a time."""
+"""Linear maps whose weights are laid out for the CPU: one token's read them at the memory's speed, and many rows' take
+half the time of PyTorch's own where that is MKL on a processor that it was not made for."""
 
 import torch
 from jaxtyping import Float
@@ -35,6 +36,12 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.tensors[1] is not None}"
+
+
+class PackedGelu(PackedLinear):
+    """GELU of the map, in one call: alone, GELU of bfloat16 takes PyTorch as long as the map."""
+
+    forward = PackedLinear.gelu
 
 
 def can_pack() -> bool:

@@ -6,12 +6,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimodal.blocks.blocked import BlockedAttention
 from multimodal.blocks.fused import can_fuse, fuse
 from multimodal.blocks.int8 import Int8Linear
-from multimodal.blocks.packed import PackedLinear, can_pack
+from multimodal.blocks.layers import FeedForward
+from multimodal.blocks.packed import PackedGelu, PackedLinear, can_pack
+from multimodal.blocks.positions import RelativeTerm
 from multimodal.errors import UsageError
 from multimodal.models.seq2seq import JointConformer, SpeechToText
 from multimodal.models.text import TextTransformer
@@ -30,8 +33,8 @@ def for_inference(checkpoint: Checkpoint, compute_type: str = "auto", device: st
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU computes in it, and all else in float32; on a GPU a
     Whisper model in float16. `int8` (CPU only): as `auto`, with the decoder's linear maps and its logits in 8-bit
-    integers. The encoder takes float32 features; its frames come in the decoder's type, float32 for int8. On a CPU a
-    float32 decoder holds a second copy of its weights, packed (see `PackedLinear`).
+    integers. The encoder takes float32 features; its frames come in the decoder's type, float32 for int8. On a CPU the
+    encoder's and a float32 decoder's linear maps hold a second copy of their weights, packed (see `PackedLinear`).
 
     Raises UsageError for an unknown type, one that the device has not, a model that is none for speech, and one that
     this function made for another type or device."""
@@ -56,11 +59,22 @@ def _convert(model: SpeechToText | JointConformer, compute_type: str, device: to
     if encoder == torch.bfloat16 and device.type == "cpu" and isinstance(made, SpeechToText):
         for block in made.encoder.stack.blocks:
             block.attention.__class__ = BlockedAttention
+    if device.type == "cpu" and encoder != torch.float16 and can_pack():
+        _pack_encoder(made.encoder)
     if compute_type == "int8":
         _replace_linears(made.decoder, Int8Linear)
     elif device.type == "cpu" and decoder == torch.float32 and can_pack():
         _replace_linears(made.decoder, PackedLinear)
     return made.eval()
+
+
+def _pack_encoder(encoder: nn.Module) -> None:
+    for module in list(encoder.modules()):
+        if isinstance(module, FeedForward) and module.gate is None and module.activation is F.gelu:
+            module.up, module.activation = PackedGelu(module.up.weight, module.up.bias), nn.Identity()
+        for name, child in module.named_children():
+            if type(child) is nn.Linear and not isinstance(module, RelativeTerm):  # which asks for its map's type
+                setattr(module, name, PackedLinear(child.weight, child.bias))
 
 
 def fast_bfloat16() -> bool:
