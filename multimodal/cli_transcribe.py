@@ -228,40 +228,23 @@ def _int(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number") from None
 
 
-def _natural(text: str) -> int:
-    if _int(text) < 0:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
-    return int(text)
+def _limited(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """A reader of values that fit; `expected` says which."""
+
+    def read(text: str) -> Any:
+        if not fits(value := kind(text)):
+            raise argparse.ArgumentTypeError(f"{text}: expected {expected}")
+        return value
+
+    return read
 
 
-def _threads(text: str) -> int:
-    if _natural(text) > 1024:  # torch starts them all
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 1024")
-    return int(text)
-
-
-def _natural_number(text: str) -> float:
-    if not 0 <= number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
-    return float(text)
-
-
-def _positive(text: str) -> float:
-    if number(text) <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: expected above 0")
-    return float(text)
-
-
-def _step(text: str) -> float:
-    if not 0.01 <= number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0.01 or more")
-    return float(text)
-
-
-def _probability(text: str) -> float:
-    if not 0 <= number(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 1")
-    return float(text)
+_natural = _limited(_int, lambda value: value >= 0, "0 or more")
+_threads = _limited(_int, lambda value: 0 <= value <= 1024, "0 to 1024")  # torch starts them all
+_natural_number = _limited(number, lambda value: 0 <= value < math.inf, "0 or more")
+_positive = _limited(number, lambda value: value > 0, "above 0")
+_step = _limited(number, lambda value: 0.01 <= value < math.inf, "0.01 or more")
+_probability = _limited(number, lambda value: 0 <= value <= 1, "0 to 1")
 
 
 def _integers(text: str) -> str:

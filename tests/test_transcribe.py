@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_whisper import COMMON, RATE, sound, tiny_joint, whispers
+from tiny_whisper import COMMON, KEYS, RATE, THEIR_WARNINGS, sound, tiny_joint, whispers
 
 from multimodal.assets import asset
 from multimodal.errors import AudioError, CheckpointError, UsageError
@@ -15,15 +15,7 @@ from multimodal.tasks.transcribe import transcribe, transcribe_many
 from multimodal.tasks.whisper_windows import Prompt
 from multimodal.tokens.audio import read_audio
 
-# openai-whisper leaves its vocabulary file open and calls numpy in an old way
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:Performing inference on CPU:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Word-level timestamps on translations:UserWarning"),
-]
-KEYS = {"id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio",
-        "no_speech_prob"}  # fmt: skip
+pytestmark = THEIR_WARNINGS
 JOINT = {"vad_filter": False, "beam_size": 1, "logprob_threshold": None}  # random weights are sure of nothing
 
 

@@ -5,21 +5,13 @@ from dataclasses import fields
 
 import pytest
 import torch
-from tiny_whisper import COMMON, sound, whispers
+from tiny_whisper import COMMON, KEYS, THEIR_WARNINGS, sound, whispers
 
 from multimodal.tasks.transcribe import transcribe
 from multimodal.tasks.whisper_decode import compression_ratio, draw_seed
 from multimodal.tasks.whisper_options import WhisperOptions, options_for
 
-# openai-whisper leaves its vocabulary file open and calls numpy in an old way
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:Performing inference on CPU:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Word-level timestamps on translations:UserWarning"),
-]
-KEYS = {"id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio",
-        "no_speech_prob"}  # fmt: skip
+pytestmark = THEIR_WARNINGS
 
 
 def reference(wave, attempts, seed=0, **options):

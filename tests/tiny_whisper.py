@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import pytest
 import torch
 
 from multimodal.weights.whisper import WHISPER_OPENAI
@@ -10,6 +11,15 @@ DIMS = {
     "n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1,
     "n_vocab": 51865, "n_text_ctx": 40, "n_text_state": 16, "n_text_head": 2, "n_text_layer": 2,
 }  # fmt: skip
+# openai-whisper leaves its vocabulary file open and calls numpy in an old way
+THEIR_WARNINGS = [
+    pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Performing inference on CPU:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Word-level timestamps on translations:UserWarning"),
+]
+KEYS = {"id", "seek", "start", "end", "text", "tokens", "temperature", "avg_logprob", "compression_ratio",
+        "no_speech_prob"}  # fmt: skip
 
 
 @cache

@@ -16,6 +16,7 @@ from multimodal.tasks.joint_decode import (
     joint_beam,
     tokenizer_of,
 )
+from multimodal.tasks.pieces import SILENCE
 from multimodal.tasks.whisper_decode import compression_ratio
 from multimodal.tasks.word_timing import WordTiming
 from multimodal.tokens.mel import HOP, RATE
@@ -28,7 +29,6 @@ __all__ = ["Heard", "JointBeam", "JointOptions", "Window", "decode_windows", "jo
 # 4.1 / 41.6 / 76.0; windows of at most 6 s 5.0 / 43.7 / 77.7, 8 s 5.8 / 43.0 / 77.2, 10 s 6.9 / 45.1 / 76.7, 20 s
 # 9.2 / 48.6 / 79.1. A shorter window costs more cuts inside words where nobody pauses.
 LONGEST = 8 * RATE
-SILENCE = 0.5 / 32768  # half a step of 16-bit sound: below it there is nothing to hear
 PAUSE = 0.5  # seconds between words at which a segment ends
 LONG_SEGMENT = 8.0  # seconds of a segment, above which it is cut at its longest pause
 
