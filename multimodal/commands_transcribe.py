@@ -34,6 +34,8 @@ def transcribe(options: Namespace) -> int:
     from multimodal.tasks.transcribe import transcribe_many
 
     given = vars(options)
+    # oneDNN keeps a kernel for each new length of a window, 1,024 by default: over 100 MB in a long recording
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     if given.get("threads"):
         import torch
 
