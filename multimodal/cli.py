@@ -9,7 +9,7 @@ import warnings
 from functools import partial
 from typing import Any, NoReturn
 
-from multimodal import __version__, cli_transcribe
+from multimodal import __version__, cli_caption, cli_classify, cli_evaluate, cli_search, cli_transcribe
 from multimodal.cli_transcribe import count, number
 from multimodal.errors import MultimodalError
 
@@ -93,55 +93,19 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action="version", version=f"multimodal {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_classify, _transcribe, _evaluate, _caption, _generate, _models, _info, _convert, _validate, _env):
+    cli_classify.add(commands, _model)
+    _transcribe(commands)
+    for part in (cli_evaluate, cli_caption, cli_search):
+        part.add(commands, _model)
+    for add in (_generate, _models, _info, _convert, _validate, _env):
         add(commands)
     return top
-
-
-def _classify(commands: argparse._SubParsersAction) -> None:
-    p = commands.add_parser("classify", help="score labels for pictures, zero-shot")
-    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
-    p.add_argument("--labels", nargs="+", metavar="LABEL", help="labels; one value with commas is split")
-    p.add_argument("--labels_file", metavar="FILE", help="labels, one a line")
-    p.add_argument("--templates", metavar="SET", help="clip80, clip7, none or a file; default: the model's own")
-    p.add_argument("--format", choices=["table", "json", "csv"], default="table")
-    p.add_argument("--top", type=count, metavar="N", help="labels a picture (default: 5 in the table, else all)")
-    p.add_argument("--batch_size", type=count, default=32)
-    _model(p, "clip-vit-16")
 
 
 def _transcribe(commands: argparse._SubParsersAction) -> None:
     p = commands.add_parser("transcribe", help="speech to text")
     cli_transcribe.add(p, _model)
     p.set_defaults(check=partial(cli_transcribe.check, p))
-
-
-def _evaluate(commands: argparse._SubParsersAction) -> None:
-    p = commands.add_parser("evaluate", help="measure a model on data with known answers")
-    asr = p.add_subparsers(dest="kind", required=True, metavar="KIND").add_parser(
-        "asr", help="word and character error rates of transcripts", usage="%(prog)s MANIFEST [flags]",
-        formatter_class=cli_transcribe.Help,
-    )  # fmt: skip
-    asr.add_argument("manifest", metavar="MANIFEST", help="recordings and their texts: .jsonl, .csv, .tsv or tars")
-    _model(asr, "asr-conformer-en")
-    asr.add_argument("--report", metavar="FILE", help="errors by type and the worst utterances: .md or .html")
-    asr.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's, of both texts (default: "
-                     "english for English, else basic)")  # fmt: skip
-    asr.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
-    asr.add_argument("--limit", type=count, metavar="N", help="only the first N utterances")
-    asr.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
-    flags = cli_transcribe
-    for group in (flags.speed, flags.decoding, flags.checks, flags.voice, flags.language):
-        group(asr.add_argument_group(f"transcription: {group.__name__}"))
-
-
-def _caption(commands: argparse._SubParsersAction) -> None:
-    p = commands.add_parser("caption", help="describe pictures with a captioner checkpoint")
-    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
-    p.add_argument("--format", choices=["table", "json", "csv"], default="table")
-    p.add_argument("--beam_size", type=count, default=1)
-    p.add_argument("--max_tokens", type=count, default=40)
-    _model(p, None)
 
 
 def _generate(commands: argparse._SubParsersAction) -> None:

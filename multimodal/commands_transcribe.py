@@ -18,8 +18,8 @@ from typing import IO, Any, NoReturn
 
 from multimodal.cli import printable
 from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
-from multimodal.commands import found_files
 from multimodal.commands_progress import Shown
+from multimodal.commands_shared import found_files
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript, write_whole
 from multimodal.tokens.audio import find_audio

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "multimodal").rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").rglob("*.py"))
 SOURCES = {str(path.relative_to(ROOT)): path for path in PACKAGE + RECIPES}
+COMMANDS = ("classify", "transcribe", "stream", "caption", "search", "evaluate", "evaluate_asr", "evaluate_pictures",
+            "evaluate_captions")  # fmt: skip
 # from the ground up: a module may import its own floor and those before it
 FLOORS = [
     {"errors", "assets"},
@@ -27,8 +29,8 @@ FLOORS = [
     {"train"},
     {"tasks"},
     {
-        *("", "cli", "cli_transcribe", "__main__"),  # "": the package's own public names
-        *("commands", "commands_transcribe", "commands_stream", "commands_evaluate", "commands_progress"),
+        *("", "__main__", "cli", *(f"cli_{name}" for name in COMMANDS)),  # "": the package's own public names
+        *("commands", "commands_shared", "commands_progress", *(f"commands_{name}" for name in COMMANDS)),
     },
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -13,6 +13,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.tasks.pictures import name_of, pixels_of
+from multimodal.tasks.texts import text_features
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -61,12 +62,8 @@ class ZeroShotClassifier:
     def _label_vectors(self) -> Float[Tensor, "C D"]:
         """Normalise, mean over templates, normalise, as CLIP_benchmark does."""
         prompts = [prompt(label) for label in self.labels for prompt in self.prompts]
-        vectors, context = [], self.model.config.text.context
-        longest = min(context, self.tokenizer.context or context)
-        for start in range(0, len(prompts), 256):
-            batch = self.tokenizer.batch(prompts[start : start + 256], longest)
-            vectors.append(self.model.encode_text(batch.ids, batch.mask))
-        means = torch.cat(vectors).unflatten(0, (len(self.labels), len(self.prompts))).mean(1)
+        vectors = text_features(self.model, self.tokenizer, prompts)
+        means = vectors.unflatten(0, (len(self.labels), len(self.prompts))).mean(1)
         return F.normalize(means, dim=-1)
 
     @torch.inference_mode()
