@@ -30,10 +30,13 @@ TOKENS = 64
 ANSWER = 96  # tokens of 30 s of quick speech
 
 
-def compare(ours: dict[str, Callable[[], Any]], peers: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
-    """Least milliseconds of each, and how many times as long as each of ours each peer takes."""
+def compare(
+    ours: dict[str, Callable[[], Any]], peers: dict[str, Callable[[], Any]], rounds: int, warm: bool = True
+) -> dict[str, Any]:
+    """Least milliseconds of each, and how many times as long as each of ours each peer takes. `warm`: each is run once
+    before."""
     todo = ours | peers
-    for run in todo.values():
+    for run in todo.values() if warm else ():
         run()
     taken = {name: [] for name in todo}
     for _ in range(rounds):

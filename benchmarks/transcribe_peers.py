@@ -9,8 +9,8 @@ import torch
 
 from multimodal.models.seq2seq import SpeechToText
 from multimodal.presets import preset
+from multimodal.tokens.clip_text import byte_letters
 from multimodal.tokens.tiktokens import WhisperTokenizer
-from multimodal.tokens.vocabularies import _byte_letters
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.whisper import WHISPER_HF, WHISPER_OPENAI
 
@@ -86,7 +86,7 @@ def save_ctranslate2(made: Checkpoint, folder: Path) -> None:
 
 
 def _token_names(tokenizer: WhisperTokenizer) -> list[str]:
-    letters = _byte_letters()
+    letters = byte_letters()
     plain = [
         "".join(letters[byte] for byte in tokenizer._encoding.decode_single_token_bytes(i))
         for i in range(tokenizer.plain_size)
@@ -97,7 +97,7 @@ def _token_names(tokenizer: WhisperTokenizer) -> list[str]:
 def _tokenizer_json(tokenizer: WhisperTokenizer, names: list[str], path: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    letters = _byte_letters()
+    letters = byte_letters()
     ranks = {tokenizer._encoding.decode_single_token_bytes(i): i for i in range(tokenizer.plain_size)}
     merges = []
     for token, rank in ranks.items():

@@ -64,9 +64,14 @@ def _one_line(message: Warning | str, category: type[Warning], *_: object, **__:
     print(f"multimodal: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
+def _its_value(action: argparse.Action, argument: str) -> bool:
+    """Whether this is the value of a flag that may stand alone: True or False, or a number in place of a word."""
+    return argument in ("True", "False") if action.const is True else argument == action.const or argument.isdecimal()
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it. A True/False flag may stand alone before a file's
-    name, and a value may begin with a minus sign and a digit."""
+    """Says what is wrong in one line, without the usage before it. A flag whose value, True or False or a number, may
+    be left out may stand alone before a file's name, and a value may begin with a minus sign and a digit."""
 
     def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else list(args)
@@ -74,8 +79,8 @@ class _Parser(argparse.ArgumentParser):
         for argument in given:
             action = self._option_string_actions.get(filled[-1]) if filled else None
             nargs = action.nargs if action is not None else 0
-            if nargs == "?" and argument not in ("True", "False"):
-                filled.append("True")
+            if nargs == "?" and not _its_value(action, argument):
+                filled.append(str(action.const))
             elif nargs is None and re.match(r"-\d", argument):
                 argument = f"{filled.pop()}={argument}"
             filled.append(argument)
@@ -93,10 +98,11 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action="version", version=f"multimodal {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    cli_classify.add(commands, _model)
+    cli_classify.add(commands, _picture_model)
     _transcribe(commands)
-    for part in (cli_evaluate, cli_caption, cli_search):
-        part.add(commands, _model)
+    cli_evaluate.add(commands, _model, _picture_model)
+    cli_caption.add(commands, _picture_model)
+    cli_search.add(commands, _picture_model)
     for add in (_generate, _models, _info, _convert, _validate, _env):
         add(commands)
     return top
@@ -114,6 +120,10 @@ def _generate(commands: argparse._SubParsersAction) -> None:
     p.add_argument("--max_tokens", type=count, default=100)
     p.add_argument("--temperature", type=number, default=0.0)
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--top_k", type=int, default=0, help="draw from the K most probable tokens (0: all)")
+    p.add_argument("--top_p", type=number, default=1.0, help="draw from the most probable that have this probability")
+    p.add_argument("--repetition_penalty", type=number, default=1.0, help="above 1: what is there is less probable")
+    p.add_argument("--no_repeat_ngram", type=int, default=0, help="no N tokens twice in the same order (0: may be)")
     _model(p, None)
 
 
@@ -125,6 +135,7 @@ def _info(commands: argparse._SubParsersAction) -> None:
     p = commands.add_parser("info", help="show a model's configuration, parameters, licence and training data")
     p.add_argument("model", metavar="MODEL")
     p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
+    _preprocessing(p)
     p.add_argument("--format", choices=["table", "json"], default="table")
 
 
@@ -133,6 +144,7 @@ def _convert(commands: argparse._SubParsersAction) -> None:
     p.add_argument("source", metavar="SRC")
     p.add_argument("target", metavar="DST", help="a new folder; with --to a new .safetensors file")
     p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
+    _preprocessing(p)
     p.add_argument("--config", metavar="FILE", help="the foreign configuration (JSON)")
     p.add_argument("--to", metavar="FORMAT", help="write under this family's names")
     p.add_argument("--half", action="store_true", help="store half precision")
@@ -165,3 +177,14 @@ def _model(p: argparse._ActionsContainer, default: str | None) -> None:
                    help="shipped name, folder, .safetensors file or hf-hub:owner/name"
                    + (f" (default: {default})" if default else ""))  # fmt: skip
     p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
+
+
+def _picture_model(p: argparse._ActionsContainer, default: str | None) -> None:
+    _model(p, default)
+    _preprocessing(p)
+
+
+def _preprocessing(p: argparse._ActionsContainer) -> None:
+    p.add_argument("--preprocessing", metavar="NAME",
+                   help="of pictures, for a bare weights file, which does not say it: openai, imagenet, inception, "
+                   "siglip, or a JSON file as preprocessing.json of a checkpoint folder")  # fmt: skip

@@ -2,16 +2,19 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
-from multimodal import cli_transcribe
+from multimodal import cli_caption, cli_evaluate_pictures, cli_transcribe
 from multimodal.cli_transcribe import count
 
 
-def add(commands: argparse._SubParsersAction, model: Callable) -> None:
-    """`model(parser, default)` adds the flags that name a model."""
+def add(commands: argparse._SubParsersAction, model: Callable, picture_model: Callable) -> None:
+    """`model(parser, default)` adds the flags that name a model, `picture_model` one of pictures."""
     p = commands.add_parser("evaluate", help="measure a model on data with known answers")
     kinds = p.add_subparsers(dest="kind", required=True, metavar="KIND")
     _asr(kinds, model)
+    cli_evaluate_pictures.add(kinds, picture_model)
+    _captions(kinds, model)
 
 
 def _asr(kinds: argparse._SubParsersAction, model: Callable) -> None:
@@ -30,3 +33,37 @@ def _asr(kinds: argparse._SubParsersAction, model: Callable) -> None:
     flags = cli_transcribe
     for group in (flags.speed, flags.decoding, flags.checks, flags.voice, flags.language):
         group(asr.add_argument_group(f"transcription: {group.__name__}"))
+
+
+def _captions(kinds: argparse._SubParsersAction, model: Callable) -> None:
+    p = kinds.add_parser(
+        "captions", help="BLEU, ROUGE-L, CIDEr-D and CLIPScore of captions", formatter_class=cli_transcribe.Help,
+        usage="%(prog)s DATA [DATA ...] (--model MODEL | --predictions FILE) [flags]",
+    )  # fmt: skip
+    p.add_argument("data", nargs="+", metavar="DATA", help="pictures with what people wrote of them: .jsonl, .csv, "
+                   ".tsv (lines of one file are one picture) or WebDataset tars")  # fmt: skip
+    p.add_argument("--limit", type=count, metavar="N", help="only N pictures, evenly spread over DATA")
+    g = p.add_argument_group("captions")
+    model(g, "")  # "": not given
+    g.add_argument("--predictions", metavar="FILE", help="score these instead: .csv or .jsonl with columns file and "
+                   "caption, as multimodal caption --output writes them")  # fmt: skip
+    cli_caption.decoding(p.add_argument_group("how the model searches (defaults: as its card has them, else as said)"))
+    g = p.add_argument_group("scores")
+    g.add_argument("--clip_model", metavar="MODEL", help="also CLIPScore and RefCLIPScore, by this CLIP, such as "
+                   "clip-vit-16")  # fmt: skip
+    g.add_argument("--agreement", action="store_true", help="also what people's captions score against each other")
+    g.add_argument("--report", metavar="FILE", help="with the worst and the best captions: .md or .html")
+    g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    g = p.add_argument_group("machine")
+    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
+    g.add_argument("--compute_type", default="auto", choices=["auto", "float32", "bfloat16", "float16"],
+                   help="default: auto, which is float32 on a CPU and bfloat16 on a GPU")  # fmt: skip
+    g.add_argument("--batch_size", type=count, default=16, metavar="N", help="pictures side by side (default: 16)")
+    g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
+    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+    p.set_defaults(check=partial(_one_of_both, p))
+
+
+def _one_of_both(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if bool(options.model) == bool(options.predictions):
+        p.error("captions come from either --model or --predictions")

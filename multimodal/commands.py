@@ -55,7 +55,8 @@ def generate(options: Namespace) -> int:
     from multimodal.tasks.generate import generate as run
 
     model = load(options.model, options.architecture)
-    print(run(options.prompt, model, max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed))
+    names = ("max_tokens", "temperature", "seed", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram")
+    print(run(options.prompt, model, **{name: getattr(options, name) for name in names}))
     return 0
 
 
@@ -81,7 +82,7 @@ def _wrapped(names: Iterable[str]) -> str:
 
 
 def info(options: Namespace) -> int:
-    facts = describe(load(options.model, options.architecture))
+    facts = describe(load(options.model, options.architecture, options.preprocessing))
     if options.format == "json":
         print_json(facts)
         return 0
@@ -121,7 +122,9 @@ def convert(options: Namespace) -> int:
     config = Path(options.config) if options.config else None
     dtype = torch.float16 if options.half else None
     try:
-        made = run(options.source, Path(options.target), options.architecture, options.to, config, dtype)
+        made = run(
+            options.source, Path(options.target), options.architecture, options.to, config, dtype, options.preprocessing
+        )
     except OSError as error:
         raise UsageError(f"{error.filename or options.target}: cannot be used ({error.strerror or error})") from None
     print(f"{options.target}: {made.kind}, {sum(p.numel() for p in made.model.parameters()):,} parameters")

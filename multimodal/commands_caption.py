@@ -1,24 +1,158 @@
-"""What `multimodal caption` does with its flags."""
+"""What `multimodal caption` does with its flags (`cli_caption.py`)."""
 
+import os
 from argparse import Namespace
+from collections.abc import Iterator, Set
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multimodal.commands_shared import found_files, in_batches, print_results
-from multimodal.errors import ImageError
-from multimodal.tasks.caption import caption as run
-from multimodal.tokens.image import find_images
+import torch
+
+from multimodal.cli import fail, printable
+from multimodal.commands_pictures import Add, Bar, Printed, append_to, found, say
+from multimodal.errors import ImageError, UsageError
+from multimodal.tasks.caption import CaptionWriter, prepared, written
+from multimodal.tasks.caption_options import CaptionOptions
+from multimodal.tasks.features import model_digest
+from multimodal.tasks.subtitles import write_whole
 from multimodal.weights.load import load
+
+COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
+OPTIONS = CaptionOptions.__dataclass_fields__
 
 
 def caption(options: Namespace) -> int:
-    model = load(options.model, options.architecture)
-    files, code = found_files(options.images, find_images)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    files, code = found(options.images)
+    if not files:
+        return code
+    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    chosen = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    write = CaptionWriter(*prepared(checkpoint, options.compute_type, options.device, chosen))
+    regions = None
+    if options.regions is not None:
+        from multimodal.tasks.caption_regions import Regions
 
-    def captions(batch: list[Path]) -> list[dict[str, Any]]:
-        return run(batch, model, beam_size=options.beam_size, max_tokens=options.max_tokens)
+        places, clashes = places_of(files, options.images, options.regions, ".regions.png")
+        for folder in {place.parent for place in places.values()}:
+            _make(folder, "--regions")
+        regions, files, code = Regions(write, places), list(places), code or clashes
+    run = _Run(options, write, regions)
+    if options.format == "txt-per-image":
+        return _texts(options, run, files) or code
+    if options.output is None:
+        printed = Printed(options.format, _columns(write.options.num_captions > 1), _rows, _table)
+        failed = run(files, printed.add)
+        printed.end()
+        return failed or code
+    return _appended(options, run, files, model_digest(checkpoint.model)) or code
 
-    results, failed = in_batches(files, captions, 16, ImageError)
-    rows = ([r["file"], r["caption"], r["score"]] for r in results)
-    print_results(results, rows, ["file", "caption", "score"], options.format)
-    return code or failed
+
+class _Run:
+    """Captions of pictures, as soon as they are known. A picture that cannot be read is one line."""
+
+    def __init__(self, options: Namespace, write: CaptionWriter, regions: Any):
+        self.options, self.write, self.regions = options, write, regions
+
+    def drawn(self, file: str) -> bool:
+        """Whether its words' regions are there, if they are wanted."""
+        return self.regions is None or self.regions.places[file].exists()
+
+    def __call__(self, files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
+        """Pictures that are `there` go along with their batch, and no more."""
+        code, cut = 0, 0
+        with Bar(len(files), self.options.output is not None) as bar:
+            for file, one in written(files, self.write, self.options.batch_size, self.options.workers):
+                bar.step()
+                if isinstance(one, ImageError):
+                    code = bar.failed(one)
+                    continue
+                if file in there:
+                    continue
+                record = _shown(self.write.record(file, one.captions))
+                if self.regions is not None:
+                    self.regions.draw(file, one)
+                add(record)
+                cut += not record["finished"]
+        if cut:
+            say(f"captions cut at {self.write.limit} tokens, which are flagged as not finished: {cut}")
+        return code
+
+
+def _appended(options: Namespace, run: _Run, files: list[str], digest: str) -> int:
+    """To a file that a second call goes on with."""
+    settings = {
+        "command": "caption", "model": digest, "preprocessing": run.write.checkpoint.preprocessing.to_dict(),
+        **asdict(run.write.options), "compute_type": options.compute_type, "device": str(run.write.device),
+    }  # fmt: skip
+    columns = _columns(run.write.options.num_captions > 1)
+    return append_to(options, columns, settings, files, _rows, run, run.drawn)
+
+
+def _texts(options: Namespace, run: _Run, files: list[str]) -> int:
+    """A text file a picture, whole or not at all."""
+    places, code = places_of(files, options.images, options.output, ".txt")
+    there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
+    if there:
+        say(f"{len(there)} of {len(files)} pictures have their .txt already")
+    for folder in {place.parent for file, place in places.items() if file not in there}:
+        _make(folder, "--output")
+
+    def put(record: dict[str, Any]) -> None:
+        lines = [" ".join(one["caption"].split()) for one in record.get("captions", [record])]
+        write_whole(places[record["file"]], ("\n".join(lines) + "\n").encode())
+
+    return run([file for file in places if file not in there], put) or code
+
+
+def places_of(files: list[str], arguments: list[str], folder: str | None, ending: str) -> tuple[dict[str, Path], int]:
+    """Where what belongs to each picture is written: NAME and `ending` beside it, or in `folder`, where the folders
+    inside an argument are made again. Of pictures that would share a place the first has it, and the others are
+    reported."""
+    places: dict[str, Path] = {}
+    owners: dict[Path, str] = {}
+    code = 0
+    roots = [argument for argument in arguments if os.path.isdir(argument)]
+    for file in files:
+        name = Path(file).with_suffix(ending)
+        if folder is not None:
+            root = next((one for one in roots if Path(file).is_relative_to(one)), None)
+            name = Path(folder, name.name if root is None else name.relative_to(root))
+        if owners.setdefault(name, file) == file:
+            places[file] = name
+        else:
+            code = fail(f"{file}: would be written to {name}, as {owners[name]}")
+    return places, code
+
+
+def _make(folder: Path, flag: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{flag} {folder}: cannot be made ({error.strerror})") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {folder}: cannot be written (Permission denied)")
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    """Six digits, which is what float32 has."""
+    rounded = {name: float(f"{record[name]:.6g}") for name in ("score", "logprob")}
+    inner = {"captions": [_shown(one) for one in record["captions"]]} if "captions" in record else {}
+    return {**record, **rounded, **inner}
+
+
+def _columns(several: bool) -> list[str]:
+    return [*COLUMNS, "count"] if several else COLUMNS
+
+
+def _rows(record: dict[str, Any]) -> Iterator[list]:
+    for one in record.get("captions", [record]):
+        yield [record["file"], *(one[name] for name in _columns("captions" in record)[1:])]
+
+
+def _table(record: dict[str, Any]) -> Iterator[str]:
+    for one in record.get("captions", [record]):
+        times = f"  ({one['count']} times)" if one.get("count", 1) > 1 else ""
+        yield f"{one['score']:8.4f}  {printable(one['caption'])}{'' if one['finished'] else ' …'}{times}"

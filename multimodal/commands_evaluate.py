@@ -3,9 +3,18 @@
 from argparse import Namespace
 from importlib import import_module
 
-# of each kind, its function and where it lives
-HOMES = {"asr": "multimodal.commands_evaluate_asr"}
+PICTURES = "multimodal.commands_evaluate_pictures"
+# of each kind, the module and its function
+HOMES = {
+    "asr": ("multimodal.commands_evaluate_asr", "evaluate"),
+    "captions": ("multimodal.commands_evaluate_captions", "evaluate"),
+    "zeroshot": (PICTURES, "zeroshot"),
+    "retrieval": (PICTURES, "retrieval"),
+    "linear-probe": (PICTURES, "linear_probe"),
+    "few-shot": (PICTURES, "few_shot"),
+}
 
 
 def evaluate(options: Namespace) -> int:
-    return import_module(HOMES[options.kind]).evaluate(options)
+    module, function = HOMES[options.kind]
+    return getattr(import_module(module), function)(options)

@@ -1,16 +1,13 @@
 """What `multimodal evaluate asr` does with its flags."""
 
-import os
 import sys
 import warnings
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, print_json
+from multimodal.commands_shared import Progress, output_file, print_json
 from multimodal.commands_transcribe import api_options
-from multimodal.errors import UsageError
 from multimodal.tasks.evaluate_asr import evaluate as run
 from multimodal.tasks.evaluate_report import record, summary, write_report
 from multimodal.weights.load import load
@@ -24,7 +21,7 @@ def evaluate(options: Namespace) -> int:
         import torch
 
         torch.set_num_threads(given["threads"])
-    report = _report(options.report)
+    report = output_file(options.report, "--report", (".md", ".html"))
     checkpoint = load(options.model, options.architecture)
     asked = api_options(given, checkpoint)
     shown, warn = Progress(options.manifest), warnings.showwarning
@@ -53,19 +50,3 @@ def evaluate(options: Namespace) -> int:
     if report is not None:
         write_report(result, report, {"manifest": options.manifest, "model": checkpoint.source, "options": asked})
     return int(bool(result.broken))
-
-
-def _report(path: str | None) -> Path | None:
-    """Checked before anything is heard. Raises UsageError."""
-    if path is None:
-        return None
-    file = Path(path)
-    if file.suffix.lower() not in (".md", ".html"):
-        raise UsageError(f"--report {path}: ends in neither .md nor .html")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--report {path}: its folder cannot be made ({error.strerror})") from None
-    if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--report {path}: cannot be written ({'a folder' if file.is_dir() else 'Permission denied'})")
-    return file

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.cli import fail, printable
-from multimodal.errors import MultimodalError, UsageError
+from multimodal.errors import UsageError
 
 
 def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
@@ -23,26 +24,6 @@ def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -
         except UsageError as error:
             code = fail(error)
     return list(files), code
-
-
-def in_batches(
-    files: list[Path], work: Callable[[list[Path]], list], batch_size: int, error_class: type[MultimodalError]
-) -> tuple[list, int]:
-    """`work` over batches; where one fails its files are taken one by one, so that the others still get a result."""
-    results, code = [], 0
-    for start in range(0, len(files), batch_size):
-        batch = files[start : start + batch_size]
-        try:
-            results += work(batch)
-            continue
-        except error_class:
-            pass
-        for file in batch:
-            try:
-                results += work([file])
-            except error_class as error:
-                code = fail(error)
-    return results, code
 
 
 def read_lines(path: str, flag: str) -> list[str]:
@@ -58,10 +39,30 @@ def read_lines(path: str, flag: str) -> list[str]:
         raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
 
 
+def output_file(path: str | None, flag: str, endings: tuple[str, ...]) -> Path | None:
+    """A file that a flag names to be written, checked before any work; its folder is made. Raises UsageError."""
+    if path is None:
+        return None
+    file = Path(path)
+    if file.suffix.lower() not in endings:
+        wrong = f"in neither {' nor '.join(endings)}" if len(endings) > 1 else f"not in {endings[0]}"
+        raise UsageError(f"{flag} {path}: ends {wrong}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: its folder cannot be made ({error.strerror})") from None
+    if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {path}: cannot be written ({'a folder' if file.is_dir() else 'Permission denied'})")
+    return file
+
+
 def print_results(results: list, rows: Iterator[list], header: list[str], style: str) -> None:
-    """A table for people, CSV or JSON."""
+    """A table for people, CSV, JSON or JSON lines."""
     if style == "json":
         print_json(results)
+    elif style == "jsonl":
+        for result in results:
+            print_json(result, indent=None)
     elif style == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(header)
@@ -75,10 +76,10 @@ def print_results(results: list, rows: Iterator[list], header: list[str], style:
             last = file
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, indent: int | None = 1) -> None:
     """Letters as they are where the terminal or file takes every one, else as JSON's escapes."""
     encoding = str(getattr(sys.stdout, "encoding", None)).lower().replace("-", "")
-    print(json.dumps(value, ensure_ascii=encoding != "utf8", indent=1))
+    print(json.dumps(value, ensure_ascii=encoding != "utf8", indent=indent))
 
 
 class Progress:

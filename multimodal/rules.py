@@ -1,8 +1,9 @@
-"""Whisper's rules for the next token (Radford et al. 2022, section 4.5), as `search` takes them.
+"""Rules for the next token, as `search` takes them: Whisper's (Radford et al. 2022, section 4.5) and those of
+captions, which equal transformers' logits processors.
 
-They write into the logits they get."""
+They write into the logits they get. Those of captions look at all ids of a row: no padding may stand before it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +32,80 @@ def suppress_first(tokens: Sequence[int], start: int) -> Rule:
         return never(ids, logits) if ids.shape[1] == start else logits
 
     return rule
+
+
+def at_least(count: int, eos: int, start: int) -> Rule:
+    """No end before `count` new tokens after a prompt of `start` ids."""
+    never = suppress([eos])
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        return never(ids, logits) if ids.shape[1] - start < count else logits
+
+    return rule
+
+
+def no_repeat(size: int) -> Rule:
+    """No `size` tokens that stand in this order in the row already, its prompt included (Paulus et al. 2017)."""
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        if ids.shape[1] < size:
+            return logits
+        held = ids.unfold(1, size, 1)  # B n size
+        same = (held[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1)
+        return logits.scatter_add_(1, held[..., -1], torch.where(same, -torch.inf, 0.0).to(logits.dtype))
+
+    return rule
+
+
+def repetition_penalty(penalty: float) -> Rule:
+    """Logits of tokens that stand in the row, divided by `penalty` where they are above 0 and multiplied below
+    (Keskar et al. 2019, CTRL, section 4.1)."""
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        held = logits.gather(1, ids)
+        return logits.scatter_(1, ids, torch.where(held < 0, held * penalty, held / penalty))
+
+    return rule
+
+
+def normalised(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    """Log-probabilities, to which transformers' beam search applies the rules that come after."""
+    return logits.log_softmax(-1)
+
+
+def or_end(eos: int) -> Rule:
+    """The end where the rules before have forbidden every token."""
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        logits[:, eos].masked_fill_(logits.amax(-1) == -torch.inf, 0.0)
+        return logits
+
+    return rule
+
+
+def top_k(logits: Float[Tensor, "B V"], count: int) -> Float[Tensor, "B V"]:
+    """The `count` most probable tokens, the others -inf (Fan et al. 2018)."""
+    least = logits.topk(min(count, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+def top_p(logits: Float[Tensor, "B V"], mass: float) -> Float[Tensor, "B V"]:
+    """The smallest set of most probable tokens with `mass` of the probability, the others -inf: nucleus sampling
+    (Holtzman et al. 2020)."""
+    ordered, places = logits.sort()
+    outside = ordered.softmax(-1).cumsum(-1) <= 1 - mass
+    outside[:, -1] = False
+    return logits.masked_fill(outside.scatter(1, places, outside), -torch.inf)
+
+
+def narrowed(count: int, mass: float) -> Callable[[Tensor], Tensor]:
+    """Both, for `search.sample`: of the `count` most probable tokens (0: of all) those with `mass`."""
+
+    def narrow(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        logits = top_k(logits, count) if count else logits
+        return top_p(logits, mass) if mass < 1 else logits
+
+    return narrow
 
 
 def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> Rule:

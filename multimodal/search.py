@@ -9,6 +9,7 @@ Prompts of different length are padded on the left (`left_padded`), and the cach
 and results then are those of each prompt alone.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from multimodal.blocks.cache import Cache
 
 Step = Callable[[Tensor, Cache], Tensor]
 Rule = Callable[[Tensor, Tensor], Tensor]
+Norm = Callable[[int], float]  # what the log-probability of so many new tokens, the end apart, is divided by
 PAUSE = 8  # steps between two looks at what has ended, on an accelerator, where each look waits for the device
 
 
@@ -63,8 +65,12 @@ def greedy(
 def sample(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
     temperature: float, generators: Sequence[torch.Generator], copies: int = 1, rules: Sequence[Rule] = (),
+    narrow: Callable[[Tensor], Tensor] | None = None,
 ) -> Decoded:  # fmt: skip
     """Tokens drawn from softmax(logits / temperature). The log-probabilities are those at temperature 1.
+
+    `narrow` takes those logits [B V] and puts -inf where nothing shall be drawn, as `rules.top_p` does; the
+    log-probabilities do not see it.
 
     Each prompt gives `copies` rows, which stand together, and draws by its own generator, so that its draws are those
     it would get alone, and with the same seed those of openai-whisper. All generators are on one device."""
@@ -74,7 +80,8 @@ def sample(
         raise ValueError(f"{len(generators)} generators for {len(prompt)} prompts")
 
     def draw(logits: Tensor, live: list[int | None]) -> Tensor:
-        chances = Categorical(logits=logits / temperature, validate_args=False).probs.to(generators[0].device)
+        tempered = logits / temperature if narrow is None else narrow(logits / temperature)
+        chances = Categorical(logits=tempered, validate_args=False).probs.to(generators[0].device)
         tokens = torch.zeros(len(logits), dtype=torch.long, device=chances.device)
         for at, number in enumerate(live):
             if number is not None:
@@ -171,31 +178,35 @@ def _until(ids: list[int], eos: int) -> list[int]:
 @dataclass
 class _Prompt:
     """One prompt of a beam search: `limit` new tokens at most; (ids, score) of each sequence that has ended, in
-    order, and of the chosen one, once there is no more to be won."""
+    order, and of the chosen ones, the best first, once there is no more to be won."""
 
     limit: int
     ended: list[tuple[list[int], float]] = field(default_factory=list)
-    chosen: tuple[list[int], float] | None = None
+    chosen: list[tuple[list[int], float]] | None = None
 
 
 @torch.inference_mode()
 def beam(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int], beams: int,
-    rules: Sequence[Rule] = (), length_penalty: float | None = None, patience: float = 1.0,
-    scorer: Rule | None = None,
+    rules: Sequence[Rule] = (), length_penalty: float | Norm | None = None, patience: float = 1.0,
+    scorer: Rule | None = None, keep: int = 1,
 ) -> Decoded:  # fmt: skip
     """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended
     (Kasai et al. 2022) or at its `max_new`, and the best of them is returned. With `patience` infinite it goes on
     until no going sequence can still win, since a sure model fills the places with poor endings before its answer
-    is done.
+    is done; that is transformers' `early_stopping="never"`, but that what was cut at `max_new` is only returned where
+    too few have ended.
 
     `length_penalty` None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0
-    by the sum. `scorer` turns (ids, log-probabilities) into the scores to add up, as for joint CTC decoding; with
-    one all prompts stay in the batch to the end."""
+    by the sum; a function of the length, rising or falling all the way, is divided by as it is (`per_token`).
+    `scorer` turns (ids, log-probabilities) into the scores to add up, as for joint CTC decoding; with one all prompts
+    stay in the batch to the end. The `keep` ≤ `beams` best of each prompt stand together, the best first; a place that
+    no sequence takes has no ids and -inf."""
     wanted = beams * patience if math.isinf(patience) else round(beams * patience)
-    if beams < 1 or wanted < 1:
-        raise ValueError(f"beams {beams} with patience {patience} leave nothing to search")
-    prompts = [_Prompt(limit, chosen=None if limit > 0 else ([], 0.0)) for limit in _limits(max_new, prompt, cache)]
+    if beams < 1 or wanted < 1 or not 1 <= keep <= beams:
+        raise ValueError(f"beams {beams} with patience {patience} leave nothing to search, or not {keep} to keep")
+    none = [([], 0.0)] * keep
+    prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in _limits(max_new, prompt, cache)]
     ids, new, sums, held = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
     for count in range(1, max(one.limit for one in prompts) + 1):
         scores = _next_logits(step, new, cache, ids, rules).log_softmax(-1)
@@ -207,10 +218,11 @@ def beam(
         ids = torch.cat([ids[rows], new], 1)
         for at, one in enumerate(held):
             own = slice(at * beams, (at + 1) * beams)
-            full = count >= one.limit
-            if one.chosen is None and (full or _settled(one.ended, max(kept[own]), wanted, one.limit, length_penalty)):
-                made, fill = ids[own, prompt.shape[1] :].tolist(), 1 if math.isinf(wanted) else beams
-                one.chosen = _ranked(one.ended, made, kept[own], fill, length_penalty)
+            if one.chosen is None and (
+                count >= one.limit or _settled(one, max(kept[own]), wanted, keep, count, length_penalty)
+            ):
+                made = ids[own, prompt.shape[1] :].tolist()
+                one.chosen = _ranked(one.ended, made, kept[own], math.isinf(wanted), length_penalty)[:keep]
         going = [at for at, one in enumerate(held) if one.chosen is None]
         if not going:
             break
@@ -221,7 +233,7 @@ def beam(
             cache.reorder_rows(left)
             cache.reorder_sources(_rows(going, 1, ids.device))
         sums = torch.tensor(kept, device=sums.device)
-    chosen = [one.chosen for one in prompts]
+    chosen = [row for one in prompts for row in (one.chosen + [([], -math.inf)] * keep)[:keep]]
     return Decoded([row for row, _ in chosen], [score for _, score in chosen])
 
 
@@ -254,22 +266,28 @@ def _best(
 
 
 def _settled(
-    ended: list[tuple[list[int], float]], going: float, wanted: int | float, max_new: int, alpha: float | None
+    one: _Prompt, going: float, wanted: int | float, keep: int, count: int, alpha: float | Norm | None
 ) -> bool:
-    """Whether a prompt is done: its places are full, or no going sequence can overtake those that ended."""
+    """Whether a prompt is done: its places are full, or no going sequence can overtake the `keep` best that ended."""
     if not math.isinf(wanted):
-        return len(ended) >= wanted
-    # log-probabilities only fall, and the longest sequence is divided by the most
-    return bool(ended) and max(map(partial(_score, alpha=alpha), ended)) >= going / _norm(max_new, alpha)
+        return len(one.ended) >= wanted
+    if len(one.ended) < keep:
+        return False
+    last = heapq.nlargest(keep, map(partial(_score, alpha=alpha), one.ended))[-1]
+    # log-probabilities only fall, and the longest or the shortest sequence to come is divided by the most
+    return last >= going / max(_norm(count, alpha), _norm(one.limit, alpha))
 
 
 def _ranked(
-    ended: list[tuple[list[int], float]], rows: list[list[int]], scores: list[float], beams: int, alpha: float | None
-) -> tuple[list[int], float]:
-    """The best of the ended sequences, filled up to `beams` with the best of the others."""
+    ended: list[tuple[list[int], float]], rows: list[list[int]], scores: list[float], apart: bool,
+    alpha: float | Norm | None,
+) -> list[tuple[list[int], float]]:  # fmt: skip
+    """The ended sequences and the others, the best first: the others after them where `apart`, else among them, as
+    many as fill the beams."""
     others = sorted(zip(rows, scores, strict=True), key=lambda pair: -pair[1])
-    pool = ended + others[: max(beams - len(ended), 0)]
-    return best(Decoded(*map(list, zip(*pool, strict=True))), alpha)
+    pool = ended if apart else ended + others[: max(len(rows) - len(ended), 0)]
+    ranked = sorted(pool, key=lambda row: -_score(row, alpha)) + (others if apart else [])
+    return [row for row in ranked if row[1] > -math.inf] or ranked[:1]
 
 
 def best(found: Decoded, length_penalty: float | None = None) -> tuple[list[int], float]:
@@ -277,9 +295,16 @@ def best(found: Decoded, length_penalty: float | None = None) -> tuple[list[int]
     return max(zip(*found, strict=True), key=partial(_score, alpha=length_penalty))
 
 
-def _score(row: tuple[list[int], float], alpha: float | None) -> float:
+def per_token(alpha: float) -> Norm:
+    """tokens^α, the end counted as one, as transformers' `length_penalty`: 1 ranks by the mean, 0 by the sum."""
+    return lambda length: float(length + 1) ** alpha
+
+
+def _score(row: tuple[list[int], float], alpha: float | Norm | None) -> float:
     return row[1] / _norm(len(row[0]), alpha)
 
 
-def _norm(length: int, alpha: float | None) -> float:
+def _norm(length: int, alpha: float | Norm | None) -> float:
+    if callable(alpha):
+        return alpha(length)
     return float(max(length, 1)) if alpha is None else ((5 + length) / 6) ** alpha

@@ -1,13 +1,12 @@
-"""Figures of captioners, for evaluate.py: BLEU-4 and CIDEr, with levels to judge them by."""
+"""Figures of captioners, for evaluate.py: those of `multimodal evaluate captions`, with levels to judge them by."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import DataError
-from multimodal.tasks.caption import caption
-from multimodal.tokens.image import read_image
-from multimodal.train.caption_scores import agreement, best_constant, caption_scores
+from multimodal.tasks.evaluate_captions import evaluate, open_references, write_captions
+from multimodal.train.caption_scores import best_constant
 from multimodal.train.scores import evenly
 from multimodal.train.sources import open_source
 from multimodal.weights.folder import Checkpoint
@@ -26,27 +25,25 @@ class CaptionOptions:
 
 
 def captions(checkpoint: Checkpoint, path: Path, options: CaptionOptions, count: int | None) -> dict[str, Any]:
-    """BLEU-4 and CIDEr of the captions, in %; `people`: of each reference against the others of its picture;
+    """BLEU, ROUGE-L and CIDEr-D of the captions, in %; `people`: of each reference against the others of its picture;
     `constant`: of one caption for all pictures. `distinct`: different captions among the pictures'."""
-    source = open_source(path)
-    samples = [source.read(key) for key in evenly(range(len(source)), count)]
-    references = [sample.texts for sample in samples]
-    if bare := [sample.name for sample in samples if not sample.texts]:
-        raise DataError(f"{bare[0]}: has no caption to score against")
-    said: list[str] = []
-    for start in range(0, len(samples), 32):
-        part = [read_image(sample.media) for sample in samples[start : start + 32]]
-        said += [row["caption"] for row in caption(part, checkpoint, beam_size=options.beams)]
-    figures: dict[str, Any] = {"pictures": len(samples), "distinct": len(set(said))}
-    figures |= _rounded(caption_scores(said, references))
-    if min(map(len, references)) > 1:
-        figures["people"] = _rounded(agreement(references))
+    given = open_references(path, count)
+    said = write_captions(given, checkpoint, beam_size=options.beams)
+    found = evaluate(given, said, people=min(map(len, given.texts.values())) > 1)
+    if found.broken:
+        raise DataError(found.broken[0])
+    figures: dict[str, Any] = {"pictures": len(found.rows), "distinct": found.figures()["distinct"]}
+    figures |= _rounded(found.scores)
+    if found.people:
+        figures["people"] = _rounded(found.people)
     if options.constant:
         others = open_source(options.constant)
         candidates = [text for key in range(len(others)) for text in others.row(key).texts]
-        figures["constant"] = _rounded(best_constant(candidates, references))
-    shown = evenly(list(zip(samples, said, strict=True)), options.shown)
-    figures["examples"] = [f"{Path(sample.name).name}: {text} (a person: {sample.texts[0]})" for sample, text in shown]
+        figures["constant"] = _rounded(best_constant(candidates, list(given.texts.values())))
+    figures["examples"] = [
+        f"{Path(row['file']).name}: {row['caption']} (a person: {row['references'][0]})"
+        for row in evenly(found.rows, options.shown)
+    ]
     return figures
 
 

@@ -1,22 +1,27 @@
 """Zero-shot accuracy of a CLIP, for evaluate.py and train_clip.py; accuracy of a classifier."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
+from multimodal.tasks.evaluate_zeroshot import zero_shot_logits
+from multimodal.tasks.features import picture_features
+from multimodal.tasks.picture_sets import Classes, PictureSet, labelled, named_classes, open_pictures
 from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.image import Preprocessing, preprocess, read_image
 from multimodal.train.captions import class_names
 from multimodal.train.classify import Accuracy
-from multimodal.train.pictures import named_concept
 from multimodal.train.scores import evenly, top_shares
 from multimodal.train.sources import open_source
 from multimodal.weights.folder import Checkpoint
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,44 +35,37 @@ class PictureOptions:
 
 
 class Labelled(NamedTuple):
-    """Pictures (paths or bytes), their labels [N], and the class names which these index."""
+    """Pictures of a source, and the names of all its classes."""
 
-    pictures: list[Path | bytes]
-    labels: Tensor
-    names: list[str]
-
-    def batches(self, size: int, record: Preprocessing) -> Iterator[Tensor]:
-        for start in range(0, len(self.pictures), size):
-            part = self.pictures[start : start + size]
-            yield torch.stack([preprocess(read_image(picture), record) for picture in part])
+    pictures: PictureSet
+    classes: Classes
 
 
 def read_labelled(source: str | Path, classes: Sequence[Path], count: int | None = None) -> Labelled:
-    """All pictures of a source or about `count` evenly spread ones, but the names of all classes."""
-    items, known = open_source(source), class_names(classes, [source])
-    found = [named_concept(items.row(key), known).names[0] for key in range(len(items))]
-    names = list(dict.fromkeys(found))
-    picked = range(0, len(items), max(1, len(items) // count) if count else 1)
-    labels = torch.tensor([names.index(found[key]) for key in picked])
-    return Labelled([items.read(key).media for key in picked], labels, names)
+    """All pictures of a source or at most `count` evenly spread ones, but the names of all classes."""
+    pictures = labelled(open_pictures(source, count))
+    return Labelled(pictures, named_classes(pictures, class_names(classes, [source])))
 
 
-@torch.inference_mode()
-def cosines(checkpoint: Checkpoint, labelled: Labelled, size: int = 100) -> Tensor:
-    """Of all pictures with all names [N C]."""
-    classifier = ZeroShotClassifier(checkpoint, labelled.names)
-    device = next(checkpoint.model.parameters()).device
-    batches = labelled.batches(size, checkpoint.preprocessing)
-    found = [checkpoint.model.encode_image(part.to(device)) @ classifier.weights.T for part in batches]
-    return torch.cat(found).cpu().float()
+def logits(
+    checkpoint: Checkpoint, labelled: Labelled, size: int = 100
+) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N"]]:
+    """Of the pictures that can be read with all names, and the numbers of their own."""
+    found = picture_features(checkpoint, labelled.pictures, batch_size=size)
+    for cause in found.broken:
+        log.warning("broken item left out: %s", cause)
+    classifier = ZeroShotClassifier(checkpoint, labelled.classes.names)
+    labels = labelled.pictures.labels(found.keys, labelled.classes.numbers)
+    return zero_shot_logits(classifier, found.vectors), labels
 
 
 def examples(checkpoint: Checkpoint, labelled: Labelled, count: int = 10) -> list[str]:
     """Label and the first three names found, of a few pictures."""
-    keys = list(evenly(range(len(labelled.labels)), count))
-    few = Labelled([labelled.pictures[key] for key in keys], labelled.labels[keys], labelled.names)
-    rows = zip(few.labels.tolist(), cosines(checkpoint, few).topk(min(3, len(few.names))).indices.tolist(), strict=True)
-    return [f"{few.names[label]} | {', '.join(few.names[i] for i in best)}" for label, best in rows]
+    few = replace(labelled.pictures, keys=list(evenly(labelled.pictures.keys, count)))
+    scores, labels = logits(checkpoint, labelled._replace(pictures=few))
+    names = labelled.classes.names
+    rows = zip(labels.tolist(), scores.topk(min(3, len(names))).indices.tolist(), strict=True)
+    return [f"{names[label]} | {', '.join(names[i] for i in best)}" for label, best in rows]
 
 
 def accuracy(checkpoint: Checkpoint, labelled: Labelled, size: int = 100) -> dict[str, float]:
@@ -75,14 +73,15 @@ def accuracy(checkpoint: Checkpoint, labelled: Labelled, size: int = 100) -> dic
 
     Where the card has `held_out`, names that were not trained on: also of their pictures, among all names
     (`unseen_top1`) and among the unseen names only (`unseen_apart_top1`)."""
-    scores = cosines(checkpoint, labelled, size)
-    figures = {"pictures": len(labelled.labels), "classes": len(labelled.names)} | top_shares(scores, labelled.labels)
-    held = torch.tensor([name in checkpoint.card.get("held_out", ()) for name in labelled.names])
-    own = held[labelled.labels]
+    scores, labels = logits(checkpoint, labelled, size)
+    names = labelled.classes.names
+    figures = {"pictures": len(labels), "classes": len(names)} | top_shares(scores, labels)
+    held = torch.tensor([name in checkpoint.card.get("held_out", ()) for name in names])
+    own = held[labels]
     if own.any():
-        apart = top_shares(scores[own][:, held], (held.cumsum(0) - 1)[labelled.labels[own]])
+        apart = top_shares(scores[own][:, held], (held.cumsum(0) - 1)[labels[own]])
         figures |= {"unseen_pictures": int(own.sum()), "unseen_classes": int(held.sum())}
-        figures |= {f"unseen_{name}": share for name, share in top_shares(scores[own], labelled.labels[own]).items()}
+        figures |= {f"unseen_{name}": share for name, share in top_shares(scores[own], labels[own]).items()}
         figures |= {f"unseen_apart_{name}": share for name, share in apart.items()}
     return figures
 

@@ -20,23 +20,29 @@ precision; it does not ship.
 """
 
 import logging
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
 from torch import nn
 
+from multimodal.errors import UsageError
 from multimodal.tasks.caption import caption
 from multimodal.tokens.files import read_json
 from multimodal.tokens.image import read_image
+from multimodal.train import captioning, coca
 from multimodal.train.adapt import freeze
 from multimodal.train.caption_data import AugmentSettings, Part, Prepare, caption_texts, sentences, texts_of, together
 from multimodal.train.caption_scores import caption_scores
-from multimodal.train.captioning import Captioning, DecoderSettings, begin, collate
+from multimodal.train.captioning import DecoderSettings
 from multimodal.train.captions import class_names
 from multimodal.train.loader import Loader
 from multimodal.train.loop import Loop
+from multimodal.train.objective import Objective
 from multimodal.train.optim import OptimSettings
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
@@ -63,7 +69,8 @@ class Settings:
     val: str | None = None  # validation pictures with captions; without it `hold` of the training ones are held out
     hold: int = 80
     without: tuple[str, ...] = ()  # test pictures: sentences like their captions are left out
-    init: str = "clip-vit-16"  # a model whose image encoder is used, or a captioner, which is trained on
+    family: Literal["captioner", "coca"] = "captioner"  # coca: contrasts too, and keeps the text tower of `init`
+    init: str = "clip-vit-16"  # a model whose image encoder is used, or one of the family, which is trained on
     freeze: tuple[str, ...] = ()  # parts that do not learn, such as `image`
     batch: int = 20  # pictures with captions; labelled pictures and sentences come beside them
     batch_labelled: int = 4
@@ -71,6 +78,8 @@ class Settings:
     vocabulary: int = 1536
     smoothing: float = 0.1
     alone: float = 1.0  # weight of the sentences' loss
+    caption_weight: float = 2.0  # coca: of the loss of captions
+    contrast_weight: float = 1.0  # coca: of the contrastive loss
     beams: int = 1  # of the search that captions validation pictures
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
@@ -91,13 +100,16 @@ class Judge:
 
     def captions(self, model: nn.Module) -> list[str]:
         checkpoint = replace(self.begun, model=model)
-        return [row["caption"] for row in caption(self.pictures, checkpoint, beam_size=self.settings.beams)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*the caption is empty")  # as those of a model that begins to learn are
+            return [row["caption"] for row in caption(self.pictures, checkpoint, beam_size=self.settings.beams)]
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         figures = caption_scores(self.captions(model), self.references)
         if figures["cider"] >= self.most:
             self.most = figures["cider"]
             card = {"validation": figures | {"step": step, "pictures": len(self.pictures)}}
+            card |= {name: self.begun.card[name] for name in ("templates",) if name in self.begun.card}
             save_folder(replace(self.begun, model=model, card=card), self.best)
         return figures
 
@@ -120,18 +132,42 @@ def parts_of(settings: Settings) -> tuple[list[Part], Part]:
     return parts, val
 
 
+OF_CAPTIONER = ("vocabulary", "alone", "sentences", "width", "heads", "context", "encoder_layers")
+OF_COCA = ("caption_weight", "contrast_weight", "queries")
+
+
+def check(settings: Settings) -> None:
+    """Raises UsageError for flags that the family does not read."""
+    other = OF_CAPTIONER if settings.family == "coca" else OF_COCA
+    for part in (settings, settings.decoder):
+        for flag in (f for f in fields(part) if f.name in other and getattr(part, f.name) != f.default):
+            raise UsageError(f"--{flag.name}: has no part in --family {settings.family}")
+
+
+def begin(settings: Settings, texts: Iterable[str]) -> tuple[Checkpoint, Objective, Callable]:
+    """What is trained, how, and what makes its batches."""
+    known, decoder = load(settings.init), settings.decoder
+    if settings.family == "coca":
+        begun, weights = coca.begin(known, decoder), (settings.contrast_weight, settings.caption_weight)
+        objective = coca.ContrastiveCaptioning(begun.model, settings.smoothing, *weights)
+        return begun, objective, coca.Collate(begun.tokenizer.pad_id)
+    begun = captioning.begin(known, texts, settings.vocabulary, decoder)
+    return begun, captioning.Captioning(begun.model, settings.smoothing, settings.alone), captioning.collate
+
+
 def main(settings: Settings) -> None:
+    check(settings)
     loop = settings.loop
     torch.manual_seed(loop.seed)
     names = {identity: concept.names for identity, concept in class_names(settings.classes, settings.labelled).items()}
     parts, val = parts_of(settings)
-    begun = begin(load(settings.init), caption_texts(parts, names), settings.vocabulary, settings.decoder)
+    begun, objective, collate = begin(settings, caption_texts(parts, names))
     freeze(begun.model, settings.freeze)
-    prepare = Prepare(begun.tokenizer, begun.model.decoder.config.context, begun.preprocessing, settings.augment, names)
+    prepare = Prepare(begun.tokenizer, begun.model.caption_context, begun.preprocessing, settings.augment, names)
     source, plan = together(parts, loop.seed)
     loader = Loader(source, plan, prepare, collate, seed=loop.seed, workers=loop.workers, micro=loop.accumulate)
     judge = Judge(settings, begun, val)
-    Loop(loop, Captioning(begun.model, settings.smoothing, settings.alone), loader, judge).fit()
+    Loop(loop, objective, loader, judge).fit()
     best = load_folder(judge.best)
     facts = read_json(settings.card) if settings.card else {}
     save_folder(replace(best, card=facts | best.card), settings.out, torch.float16)

@@ -103,7 +103,7 @@ def test_a_label_longer_than_the_model_takes_is_cut_and_said(capsys, models, pic
         code, out, err = run(capsys, "classify", pictures / "red.png", "--labels", "word " * 300, "b", "-m",
                            models / "clip", "--templates", "none", "--format", "json")  # fmt: skip
     assert code == 0
-    assert re.fullmatch(r"multimodal: warning: text 'word.+ is cut to 40 tokens, \d+ lost\n", err)
+    assert re.fullmatch(r"multimodal: warning: label 'word.+: its prompt is cut to 40 tokens, \d+ lost\n", err)
     assert sum(s["score"] for s in json.loads(out)[0]["scores"]) == pytest.approx(1, abs=1e-5)
 
 

@@ -74,6 +74,13 @@ def test_generate_is_greedy_or_seeded_and_keeps_within_the_context(tokenizer, tm
     assert generate("a red", model) == generate("a red", model)
     drawn = [generate("a red", model, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+    assert generate("a red", model, temperature=0.7, top_k=1) == generate("a red", model)
+    assert generate("a red", model, temperature=1.0, seed=1, top_p=0.3) != drawn[0]
+    for options in ({"no_repeat_ngram": 1}, {"repetition_penalty": 50.0}):
+        assert generate("a red", model, **options) != generate("a red", model)
+    for options in ({"top_k": 3}, {"top_p": 0.0, "temperature": 1.0}, {"no_repeat_ngram": -1}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            generate("a", model, **options)
     with pytest.raises(TextError, match="context is 24"):
         generate("xyz" * 24, model)
     with pytest.raises(UsageError, match="below 0"):

@@ -14,11 +14,13 @@ from multimodal.blocks.attention import Attention, AttentionConfig, capture_atte
 from multimodal.blocks.blocked import QUERIES, BlockedAttention
 from multimodal.blocks.fused import FusedBlock, can_fuse
 from multimodal.blocks.int8 import Int8Linear, weight_levels
+from multimodal.blocks.masks import causal
 from multimodal.blocks.packed import PackedLinear
 from multimodal.blocks.stack import Block, BlockConfig
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.seq2seq import JointConformer, SpeechToText
+from multimodal.models.text import TextTransformer
 from multimodal.weights import compute
 from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint
@@ -85,7 +87,8 @@ def test_packed_is_the_float_map(out: int, wide: int):
             packed = PackedLinear(plain.weight, plain.bias)
             assert torch.allclose(packed(x), plain(x), atol=1e-5)
             assert torch.allclose(packed(x[:1, :1].transpose(0, 1)), plain(x[:1, :1]), atol=1e-5)
-            assert torch.allclose(packed.gelu(x), nn.functional.gelu(plain(x)), atol=1e-5)
+            gelu = PackedLinear(plain.weight, plain.bias, ("gelu", "none"))
+            assert torch.allclose(gelu(x), nn.functional.gelu(plain(x)), atol=1e-5)
 
 
 def test_blocked_attention_is_attention():
@@ -97,8 +100,9 @@ def test_blocked_attention_is_attention():
     with torch.inference_mode():
         assert torch.allclose(blocked(x), plain(x), atol=1e-6)
         assert torch.equal(blocked(x[:1]), blocked(x)[:1])
-        with pytest.raises(ValueError, match="takes no mask"):
-            blocked(x, mask=torch.ones(507, 507, dtype=torch.bool))
+        for mask in (causal(QUERIES + 7, QUERIES + 7), torch.rand(2, 1, 1, QUERIES + 7) < 0.5):
+            assert torch.allclose(blocked(x, mask=mask), plain(x, mask=mask), atol=1e-6)
+        assert torch.allclose(blocked(x[:, :9], x), plain(x[:, :9], x), atol=1e-6)
 
 
 def _stepped(decoder: nn.Module, ids: torch.Tensor, source: torch.Tensor, start: torch.Tensor | None) -> torch.Tensor:
@@ -215,14 +219,22 @@ def test_without_bfloat16_the_encoder_stays_in_float32(monkeypatch: pytest.Monke
         ("float16", "cpu", "compute_type 'float16': is for a GPU, not for device cpu"),
     ],
 )
-def test_refusals(compute_type: str, device: str, message: str):
+def test_refusals(compute_type: str, device: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compute, "usable_device", torch.device)  # as if there were a GPU
     with pytest.raises(UsageError, match=message):
         for_inference(speech(), compute_type, device)
 
 
+def test_a_device_that_is_not_here_is_refused():
+    with pytest.raises(UsageError, match="device 'nothing': cannot be used"):
+        for_inference(speech(), device="nothing")
+
+
 def test_other_models_are_refused():
-    with pytest.raises(UsageError, match="model tiny: is a clip, a compute_type needs a speech model"):
-        for_inference(speech(CLIP, tiny.CLIPS["softmax"]))
+    with pytest.raises(UsageError, match="model tiny: is a text, a compute_type needs a model of speech or pictures"):
+        for_inference(speech(TextTransformer, tiny.text(tied=True)))
+    with pytest.raises(UsageError, match="model tiny: is a clip, compute_type 'int8' is for those that write text"):
+        for_inference(speech(CLIP, tiny.CLIPS["softmax"]), "int8")
 
 
 @pytest.mark.parametrize("width", [384, 1536, 2048])

@@ -30,7 +30,13 @@ FLOORS = [
     {"tasks"},
     {
         *("", "__main__", "cli", *(f"cli_{name}" for name in COMMANDS)),  # "": the package's own public names
-        *("commands", "commands_shared", "commands_progress", *(f"commands_{name}" for name in COMMANDS)),
+        *(
+            "commands",
+            "commands_shared",
+            "commands_pictures",
+            "commands_progress",
+            *(f"commands_{name}" for name in COMMANDS),
+        ),
     },
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

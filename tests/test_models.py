@@ -268,7 +268,9 @@ def run(model: torch.nn.Module) -> torch.Tensor:
     kind = type(model).__name__
     if kind in ("ViT", "TextTransformer"):
         return model(images if kind == "ViT" else ids)
-    if kind in ("CLIP", "Captioner"):
+    if kind == "CoCa":
+        return torch.cat([model(images, ids).flatten(), model.outputs(images, ids)[2].flatten()])
+    if kind in ("CLIP", "Captioner", "GIT"):
         return model(images, ids)
     if kind == "SpeechToText":
         return model(noise(2, 8, 20), ids)

@@ -226,7 +226,7 @@ def test_scores_agree_with_a_case_by_hand():
     assert scores["bleu4"] == pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 2 / 3) ** 0.25, abs=1e-4)
     with pytest.raises(DataError, match="picture 1 has no reference"):
         caption_scores(said, [["a"], ["."]])
-    with pytest.raises(DataError, match="1 for 1 pictures"):
+    with pytest.raises(DataError, match="for 1 pictures, two or more"):
         caption_scores(said[:1], references[:1])
 
 

@@ -9,6 +9,7 @@ import torch
 from tiny_whisper import whispers
 
 from multimodal import rules, search
+from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.models.text import TextConfig, TextTransformer
 from multimodal.tasks import whisper_decode
@@ -254,6 +255,56 @@ def test_sampling_follows_the_seed_and_the_distribution():
     assert not any(row == [3] for row in draw(1, rules=[rules.suppress([3])]))
     with pytest.raises(ValueError, match="temperature"):
         draw(1, temperature=0.0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 1.7, -0.5])
+def test_a_wide_beam_keeps_the_best_of_all_sequences_in_order(alpha):
+    """With every stopping rule's bound: none of the best may be missed by stopping early."""
+    model, eos, most = language_model(vocabulary=4), 0, 4
+    every = [list(ids) for n in range(most) for ids in itertools.product(range(1, 4), repeat=n)]
+    scores = {tuple(ids): logprob_of(model, [1], [*ids, eos]) / (len(ids) + 1) ** alpha for ids in every}
+    best = sorted(scores, key=scores.get, reverse=True)[:6]
+    found = search.beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=eos, max_new=most, beams=100,
+                        keep=6, patience=math.inf, length_penalty=search.per_token(alpha))  # fmt: skip
+    assert [tuple(ids) for ids in found.ids] == best
+    assert [score / (len(ids) + 1) ** alpha for ids, score in zip(*found, strict=True)] == pytest.approx(
+        [scores[ids] for ids in best], abs=1e-4
+    )
+
+
+def scripted(steps):
+    """A step of one source that gives these probabilities of the end, 1 and 2 at each position, whatever came."""
+
+    def step(ids, cache):
+        layer = cache.self_attention[0]
+        layer.append(ids[:, None, :, None].float(), ids[:, None, :, None].float())
+        return torch.tensor(steps[min(layer.length, len(steps)) - 1]).log().expand(len(ids), 1, 3)
+
+    return step
+
+
+def test_a_search_does_not_stop_before_what_is_better_ends():
+    """Where short answers are favoured the next one bounds what is to come, and all that are kept must have ended."""
+    late = scripted([[0.1, 0.9, 1e-9], [1.0, 1e-9, 1e-9]])
+    options = {"eos": 0, "max_new": 30, "beams": 2, "patience": math.inf}
+    found = search.beam(late, torch.tensor([[1]]), Cache(1), length_penalty=search.per_token(-1.0), **options)
+    assert found.ids == [[1]]
+    sure = scripted([[0.99, 0.01, 1e-9], [1e-9, 1e-9, 1.0], [1.0, 1e-9, 1e-9]])
+    found = search.beam(sure, torch.tensor([[1]]), Cache(1), length_penalty=search.per_token(1.0), keep=2, **options)
+    assert found.ids == [[], [1, 2]]
+
+
+def test_places_that_no_sequence_takes_are_empty():
+    """Two tokens and the end, in one step: there are three sequences and no fourth."""
+    model = language_model(vocabulary=3)
+    found = search.beam(step_of(model), torch.tensor([[1], [2]]), model.new_cache(), eos=0, max_new=1, beams=4, keep=4,
+                        patience=math.inf)  # fmt: skip
+    for own in (slice(0, 4), slice(4, 8)):
+        assert sorted(map(tuple, found.ids[own])) == [(), (), (1,), (2,)]
+        assert [score > -math.inf for score in found.logprobs[own]] == [True, True, True, False]
+        assert found.ids[own][0] == []  # what has ended comes first
+    with pytest.raises(ValueError, match="not 5 to keep"):
+        search.beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=0, max_new=1, beams=4, keep=5)
 
 
 def test_a_vocabulary_smaller_than_the_beam_is_searched():

@@ -1,16 +1,15 @@
 """Tokenizers: equal to the references, lossless, and deaf to control tokens typed by a user."""
 
-import importlib.util
-import io
 import json
 import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+import text_references
 import torch
+from text_references import noise
 
 from multimodal.assets import asset
 from multimodal.errors import CheckpointError, TextError, UsageError
@@ -47,43 +46,20 @@ ORDINARY = [
 TYPED = ["<eos> <bos><pad>", "cat <end_of_text> dog", "<|endoftext|>", "<|en|><|1.00|>", "</s><unk>"]
 
 
-def noise(count: int, length: int, seed: int = 0) -> list[str]:
-    """Texts of random characters from all of Unicode but the surrogates."""
-    draw = random.Random(seed)
-    planes = [(0, 0x100), (0, 0xD800), (0xE000, 0x110000)]
-    return ["".join(chr(draw.randrange(*draw.choice(planes))) for _ in range(length)) for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def bpe():
     corpus = ["the cat sat on the mat", "the dog sat on the log", "<eos> <pad> the <eos>", "Caf\u00e9 Caf\u00e9"]
     return BytePairTokenizer.train(corpus * 4, vocab_size=320)
 
 
-@pytest.fixture(scope="module")
-def open_clip_tokenizer():
-    """The reference's file alone: importing the whole of open_clip takes seconds."""
-    folder = Path(importlib.util.find_spec("open_clip").submodule_search_locations[0])
-    spec = importlib.util.spec_from_file_location("reference_clip_tokenizer", folder / "tokenizer.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", name="open_clip_tokenizer")
+def reference():
+    return text_references.open_clip_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """A tiny SentencePiece model with T5's ids: pad 0, eos 1, unk 2, no bos."""
-    import sentencepiece
-
-    text = ["the cat sat on the mat", "a photo of a dog", "s and p unk pad 0123456789"] * 20
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text), model_writer=model, vocab_size=60, hard_vocab_limit=False,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("pieces") / "tiny.model"
-    path.write_bytes(model.getvalue())
-    return path
+    return text_references.tiny_pieces(tmp_path_factory.mktemp("pieces"))
 
 
 @pytest.fixture

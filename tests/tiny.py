@@ -10,6 +10,8 @@ from multimodal.blocks.conv import ConformerConfig
 from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.models.git import GIT, GITConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoderConfig
 from multimodal.models.text import TextConfig, TextTransformer
@@ -57,6 +59,18 @@ CONFORMERS = {
 SPEECH = SpeechToTextConfig(SpeechEncoderConfig(8, 10, stack(key_bias=False)), text(tied=True, source=True))
 JOINT = JointConformerConfig(conformer(), VOCABULARY, text(tied=False, source=True))
 CAPTIONER = CaptionerConfig(replace(VIT, pool="none", classes=0), text(tied=True, source=True))
+AFTER = {"stem_norm": True, "head_bias": True}  # as BERT has it, with norms after each sum
+BERT = text(source=True, tied=True)
+BERT = replace(
+    BERT, stack=replace(BERT.stack, block=replace(BERT.stack.block, post_norm=True), final_norm=False),
+    transform=True, **AFTER,
+)  # fmt: skip
+GITS = GITConfig(CAPTIONER.image, replace(text(tied=False), **AFTER))
+COCA = CoCaConfig(
+    replace(VIT, classes=0, stack=stack(final_norm=False)), replace(text(), stack=stack(final_norm=False)), WIDTH,
+    "softmax", "class", queries=3, pool_heads=HEADS, pad_id=0,
+    decoder=replace(stack(), block=replace(stack(source_width=WIDTH).block, cross_block=True)),
+)  # fmt: skip
 
 ALL = {
     **{f"vit-{name}": (ViT, config) for name, config in VITS.items()},
@@ -66,6 +80,9 @@ ALL = {
     "joint": (JointConformer, JOINT),
     "joint-ctc-alone": (JointConformer, replace(JOINT, decoder=None)),
     "captioner": (Captioner, CAPTIONER),
+    "captioner-bert": (Captioner, replace(CAPTIONER, decoder=BERT)),
+    "git": (GIT, GITS),
+    "coca": (CoCa, COCA),
     "text": (TextTransformer, text(tied=True)),
 }
 

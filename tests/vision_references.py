@@ -165,4 +165,6 @@ CASES: dict[str, Callable[[], Case]] = {
 def case(name: str) -> Case:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # the reference libraries' own
-        return CASES[name]()
+        from caption_references import CAPTIONERS
+
+        return (CASES | CAPTIONERS)[name]()

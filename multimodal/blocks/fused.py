@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import QKV, Attention, capturing
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.layers import FeedForward
-from multimodal.blocks.packed import PackedLinear
 from multimodal.blocks.stack import Block
 
 
@@ -95,15 +94,15 @@ class FusedBlock(Block):
 
 
 def _feed(feed: FeedForward) -> Callable[[Tensor], Tensor]:
-    if feed.gate is not None or feed.activation is not F.gelu or not isinstance(feed.up, PackedLinear):
+    if not isinstance(feed.activation, nn.Identity):  # it is not within `up`
         return feed.forward
-    up, down = feed.up.gelu, feed.down.forward
+    up, down = feed.up.forward, feed.down.forward
     return lambda x: down(up(x))
 
 
 def can_fuse(block: Block) -> bool:
     """Whether it is the block that `FusedBlock` has the way for: norms before, cross-attention, a key each head."""
-    if block.cross is None:
+    if block.cross is None or block.own_feed is not None:
         return False
     branches = block.attention_branch, block.cross_branch, block.feed_branch
     return not (

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from multimodal.blocks.attention import Attention, AttentionConfig
+from multimodal.blocks.attention import Attention, AttentionConfig, capturing
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 
@@ -25,6 +26,7 @@ class BlockConfig:
     norm_eps: float = 1e-5
     post_norm: bool = False  # norm(x + f(x)) (Vaswani et al. 2017) instead of x + f(norm(x))
     cross: AttentionConfig | None = None
+    cross_block: bool = False  # cross-attention is a block of its own: a feed-forward before it too, its source normed
     layer_scale: bool = False
     dropout: float = 0.0
 
@@ -64,12 +66,18 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(config.attention)
         self.attention_branch = Branch(config, drop_path)
+        feed = partial(
+            FeedForward, config.attention.width, config.hidden, config.activation, config.gated,
+            config.attention.bias, config.dropout,
+        )  # fmt: skip
+        apart = config.cross is not None and config.cross_block
+        self.own_feed = feed() if apart else None
+        self.own_feed_branch = Branch(config, drop_path) if apart else None
         self.cross = Attention(config.cross) if config.cross else None
         self.cross_branch = Branch(config, drop_path) if config.cross else None
-        self.feed = FeedForward(
-            config.attention.width, config.hidden, config.activation, config.gated, config.attention.bias,
-            config.dropout,
-        )  # fmt: skip
+        source_width = config.cross.source_width or config.cross.width if apart else 0
+        self.source_norm = make_norm(config.norm, source_width, config.norm_eps) if apart else None
+        self.feed = feed()
         self.feed_branch = Branch(config, drop_path)
 
     def forward(
@@ -80,12 +88,20 @@ class Block(nn.Module):
         source_mask: Tensor | None = None,
         rotate: Callable | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """B may be a multiple of P: then equally many rows in a row attend to each source."""
+        only: Int[Tensor, "B"] | None = None,
+    ) -> Float[Tensor, "B _ D"]:
+        """B may be a multiple of P: then equally many rows in a row attend to each source. `only`: see `Stack`."""
+        if only is not None:
+            return self._only(x, mask, only)
         own, crossed = caches or (None, None)
         x = self.attention_branch(x, lambda h: self.attention(h, mask=mask, rotate=rotate, cache=own))
+        if self.own_feed is not None:
+            x = self.own_feed_branch(x, self.own_feed)
         if self.cross is not None:
-            sources = len(source if crossed is None or crossed.key is None else crossed.key)
+            known = crossed is not None and crossed.key is not None
+            if self.source_norm is not None and not known:
+                source = self.source_norm(source)
+            sources = len(crossed.key if known else source)
 
             def attend(h: Tensor) -> Tensor:  # rows of one source are more queries to it
                 queries = h.reshape(sources, -1, h.shape[-1])
@@ -93,6 +109,20 @@ class Block(nn.Module):
 
             x = self.cross_branch(x, attend)
         return self.feed_branch(x, self.feed)
+
+    def _only(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Float[Tensor, "B 1 D"]:
+        branch = self.attention_branch
+        keys = x if branch.post else branch.norm(x)
+        if mask is not None and mask.shape[-2] > 1:  # [T S] or [B H T S]
+            heads = mask.shape[1] if mask.ndim == 4 else 1
+            mask = picked(mask.expand(len(x), heads, *mask.shape[-2:]).transpose(1, 2), only).transpose(1, 2)
+        x = branch(picked(x, only), lambda h: self.attention(h, keys, mask=mask))
+        return self.feed_branch(x, self.feed)
+
+
+def picked(x: Float[Tensor, "B T *D"] | Bool[Tensor, "B T *D"], only: Int[Tensor, "B"]) -> Tensor:
+    """One position of each row: [B 1 *D]."""
+    return x[torch.arange(len(x), device=x.device), only][:, None]
 
 
 class Stack(nn.Module):
@@ -117,10 +147,17 @@ class Stack(nn.Module):
         rotate: Callable | None = None,
         cache: Cache | None = None,
         states: list[Tensor] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """`states`, where given, receives the input of each block and then the output after the final norm."""
+        only: Int[Tensor, "B"] | None = None,
+    ) -> Float[Tensor, "B _ D"]:
+        """`states`, where given, receives the input of each block and then the output after the final norm. `only`:
+        the one position of each row that is wanted [B 1 D]; where no gradient is, nor anything else looks at them, the
+        last block takes the others as keys alone, which saves most of its work."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
+        looked_at = (
+            capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states))
+        )
+        alone = None if looked_at else only
         for layer in range(self.config.layers):
             if states is not None:
                 states.append(x)
@@ -128,8 +165,12 @@ class Stack(nn.Module):
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
             if self.checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, source, mask, source_mask, rotate, caches, use_reentrant=False)
+            elif alone is not None and layer == self.config.layers - 1:
+                x = block(x, mask=mask, only=alone)
             else:
                 x = block(x, source, mask, source_mask, rotate, caches)
+        if only is not None and alone is None:
+            x = picked(x, only)
         x = x if self.norm is None else self.norm(x)
         if states is not None:
             states.append(x)

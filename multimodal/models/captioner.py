@@ -1,12 +1,33 @@
 """Image captioner: a ViT encoder and a text decoder that attends to its patches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from multimodal.blocks.cache import Cache
 from multimodal.models.text import TextConfig, TextTransformer
 from multimodal.models.vit import ViT, ViTConfig
+
+Decoding = tuple[Callable[[Tensor, Cache], Tensor], Cache]
+
+
+@runtime_checkable
+class Captions(Protocol):
+    """What every model that writes captions has."""
+
+    @property
+    def caption_context(self) -> int:
+        """Most tokens of a caption, its begin and end included."""
+
+    def encode(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B S _"]:
+        """What the decoder sees of the pictures."""
+
+    def decoding(self, source: Float[Tensor, "P S _"]) -> Decoding:
+        """`step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 positions and an empty cache, as
+        `multimodal.search` takes them. B may be a multiple of P: then equally many rows in a row are of one picture."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +46,13 @@ class Captioner(nn.Module):
 
     def encode(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B N D"]:
         return self.image.tokens(images)
+
+    @property
+    def caption_context(self) -> int:
+        return self.config.decoder.context
+
+    def decoding(self, source: Float[Tensor, "P S _"]) -> Decoding:
+        return lambda ids, cache: self.decoder(ids, source, cache=cache, last=1), self.decoder.new_cache()
 
     def forward(
         self, images: Float[Tensor, "B 3 height width"], ids: Int[Tensor, "B T"],

@@ -1,6 +1,7 @@
 """Contrastive image-text model: CLIP (softmax, Radford et al. 2021) and SigLIP (sigmoid, Zhai et al. 2023)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,22 +48,24 @@ class CLIP(nn.Module):
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if sigmoid else None
 
     def encode_image(
-        self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None
+        self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B D"]:
-        """Unit vectors."""
-        x = self.image(images, keep)
-        return F.normalize(x if self.image_project is None else self.image_project(x), dim=-1)
+        """Unit vectors, of pictures of one size or of a sequence of pictures each of its own."""
+        return self.project_image(self.image(images, keep))
+
+    def project_image(self, pooled: Float[Tensor, "B _"]) -> Float[Tensor, "B D"]:
+        """Unit vectors of what the picture tower pools."""
+        return F.normalize(pooled if self.image_project is None else self.image_project(pooled), dim=-1)
 
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
         """Unit vectors. Raises ValueError for a row without the end-of-text id where that is pooled."""
-        x = self.text.states(ids, valid=valid if self.config.text_valid else None)
+        only = torch.full_like(ids[:, 0], ids.shape[1] - 1)
         if self.config.text_pool == "eos":
             ends = ids == self.config.eos_id
             if not ends.any(1).all():
                 raise ValueError(f"a text has no end-of-text id {self.config.eos_id}")
-            x = x[torch.arange(len(x)), ends.int().argmax(1)]
-        else:
-            x = x[:, -1]
+            only = ends.int().argmax(1)
+        x = self.text.states(ids, valid=valid if self.config.text_valid else None, only=only)[:, 0]
         return F.normalize(x if self.text_project is None else self.text_project(x), dim=-1)
 
     def logits(self, images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"]) -> Float[Tensor, "B C"]:

@@ -1,15 +1,19 @@
 """Vision transformer (Dosovitskiy et al. 2021) with the options that CLIP, SigLIP, DeiT and DINO use."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.layers import FeedForward
+from multimodal.blocks.masks import over_keys, padding
 from multimodal.blocks.positions import interpolate_grid
 from multimodal.blocks.stack import Stack, StackConfig
+
+KEPT_GRIDS = 256  # resampled tables of positions that a model keeps
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,9 @@ class MapPool(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=block.norm_eps)
         self.feed = FeedForward(config.width, block.hidden, block.activation)
 
-    def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
-        x = self.attention(self.query.expand(len(tokens), -1, -1), tokens)
+    def forward(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
+        mask = None if valid is None else over_keys(valid)
+        x = self.attention(self.query.expand(len(tokens), -1, -1), tokens, mask=mask)
         return (x + self.feed(self.norm(x)))[:, 0]
 
 
@@ -82,6 +87,7 @@ class ViT(nn.Module):
         self.pool = MapPool(config) if config.pool == "map" else None
         self.norm = nn.LayerNorm(width, eps=eps) if config.norm_after_pool else None
         self.head = nn.Linear(width, config.classes, bias=config.head_bias) if config.classes else None
+        self._resampled: dict[tuple[int, int], tuple[tuple, Tensor]] = {}  # grid → (state of `positions`, its table)
 
     def stem(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B N D"]:
         """Patches, prefix tokens and positions, which are interpolated when the image has another size."""
@@ -98,6 +104,20 @@ class ViT(nn.Module):
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
+        """Positions of the prefix and of a grid of patches, row by row. Other grids than the learned one are kept for
+        the next picture of that size, except where gradients are wanted."""
+        table = self.positions
+        if grid == self.config.grid or torch.is_grad_enabled() or table.is_inference() or torch.compiler.is_compiling():
+            return self._positions_of(grid)
+        state = table.data_ptr(), table._version, table.dtype, table.device
+        kept = self._resampled.get(grid)
+        if kept is None or kept[0] != state:
+            if len(self._resampled) >= KEPT_GRIDS:
+                self._resampled.clear()
+            self._resampled[grid] = kept = state, self._positions_of(grid)
+        return kept[1]
+
+    def _positions_of(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
         own = self.config.prefix if self.config.positions_on_prefix else 0
         table = interpolate_grid(self.positions[own:], self.config.grid, grid)
         missing = table.new_zeros(self.config.prefix - own, table.shape[1])
@@ -105,32 +125,66 @@ class ViT(nn.Module):
 
     def tokens(
         self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None,
-        states: list[Tensor] | None = None,
+        states: list[Tensor] | None = None, first: bool = False,
     ) -> Float[Tensor, "B N D"]:  # fmt: skip
-        """All tokens after the stack, prefix first. `keep` [B n]: indices of the patches to look at
-        (patch dropout, Li et al. 2023)."""
+        """All tokens after the stack, prefix first, or the `first` alone. `keep` [B n]: indices of the patches to look
+        at (patch dropout, Li et al. 2023)."""
         x = self.stem(images)
         if keep is not None:
             own = self.config.prefix
             patches = x[:, own:].gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :own], patches], 1)
-        return self.stack(x, states=states)
+        return self.stack(x, states=states, only=x.new_zeros(len(x), dtype=torch.long) if first else None)
 
-    def pooled(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
-        """One vector a picture, before the head. Raises ValueError for a model that does not pool."""
+    def ragged(
+        self, images: Sequence[Float[Tensor, "3 _ _"]], first: bool = False
+    ) -> tuple[Float[Tensor, "B N D"], Bool[Tensor, "B N"] | None]:
+        """All tokens of pictures of several sizes, or the `first` alone, and which of them are valid (None: all), as
+        each row is padded behind to the longest. What is valid equals the picture's own `tokens`; what is padding
+        holds nothing of use."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for row, image in enumerate(images):
+            groups.setdefault(tuple(image.shape), []).append(row)
+        stems = {row: x for rows in groups.values()
+                 for row, x in zip(rows, self.stem(torch.stack([images[r] for r in rows])), strict=True)}  # fmt: skip
+        x = nn.utils.rnn.pad_sequence([stems[row] for row in range(len(images))], batch_first=True)
+        lengths = torch.tensor([len(stems[row]) for row in range(len(images))], device=x.device)
+        valid = None if (lengths == x.shape[1]).all() else padding(lengths, x.shape[1])
+        only = torch.zeros_like(lengths) if first else None
+        x = self.stack(x, mask=None if valid is None else over_keys(valid), only=only)
+        return x, None if first else valid
+
+    def pooled(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
+        """One vector a picture, before the head, of its `valid` tokens. Raises ValueError for a model that does not
+        pool."""
         if self.config.pool == "none":
             raise ValueError("this model does not pool its tokens (pool 'none'); use tokens()")
         if self.pool is not None:
-            x = self.pool(tokens if self.config.map_prefix else tokens[:, self.config.prefix :])
+            start = 0 if self.config.map_prefix else self.config.prefix
+            x = self.pool(tokens[:, start:], None if valid is None else valid[:, start:])
         elif self.config.pool == "mean":
-            x = tokens[:, self.config.prefix :].mean(1)
+            patches = tokens[:, self.config.prefix :]
+            x = patches.mean(1) if valid is None else _mean(patches, valid[:, self.config.prefix :])
         else:
             x = tokens[:, 0]
         return x if self.norm is None else self.norm(x)
 
+    def features(
+        self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
+    ) -> Float[Tensor, "B D"]:
+        """The pooled vector of pictures of one size, or of a sequence of pictures each of its own."""
+        first = self.config.pool == "token"
+        if isinstance(images, Tensor):
+            return self.pooled(self.tokens(images, keep, first=first))
+        return self.pooled(*self.ragged(images, first))
+
     def forward(
-        self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None
+        self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B classes"]:
         """Class logits, or the pooled vector where there is no head."""
-        x = self.pooled(self.tokens(images, keep))
+        x = self.features(images, keep)
         return x if self.head is None else self.head(x)
+
+
+def _mean(patches: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"]) -> Float[Tensor, "B D"]:
+    return torch.where(valid[..., None], patches, 0).sum(1) / valid.sum(1, keepdim=True)

@@ -2,17 +2,19 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from PIL import Image
 from torch import Tensor
 
-from multimodal.errors import ImageError
+from multimodal.errors import ImageError, UsageError
 from multimodal.tokens.image import Preprocessing, preprocess, read_image
 
 
@@ -28,35 +30,68 @@ def batches(
     images: Iterable[Any], record: Preprocessing, batch_size: int = 32, workers: int | None = None
 ) -> Iterator[Pictures]:
     """`batch_size` pictures at a time, in their order, decoded by `workers` threads (default: one a core) up to two
-    batches ahead. A picture that cannot be read is one of `refused`; the others go on."""
-    workers = workers or len(os.sched_getaffinity(0))
+    batches ahead. A picture that cannot be read is one of `refused`; the others go on. Whole pictures are in memory
+    only while a thread reads them. Raises UsageError for a `batch_size` or `workers` below 1."""
+
+    def places() -> Iterator[_Place]:
+        """Each picture's row in the tensor of its batch, so that a batch need not be put together."""
+        given = iter(images)
+        while several := list(islice(given, batch_size)):
+            pixels = torch.empty(len(several), 3, *record.size)
+            yield from (_Place(image, pixels, row) for row, image in enumerate(several))
+
+    def fill(place: _Place) -> None:
+        pixels_of_one(place.image, record, place.pixels[place.row].numpy())
+
+    for items in ahead(places(), fill, batch_size, workers):
+        yield _batch(items)
+
+
+def ahead(
+    images: Iterable[Any], work: Callable[[Any], Any], batch_size: int, workers: int | None = None
+) -> Iterator[list[tuple[Any, Future]]]:
+    """`batch_size` pictures at a time with what threads make of each, begun up to two batches ahead. The threads end
+    with the iterator, also one that is given up early; what they have not begun is left undone."""
+    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    if min(batch_size, workers) < 1:
+        raise UsageError(f"batch_size {batch_size}, workers {workers}: must be at least 1")
     with ThreadPoolExecutor(workers) as pool:
-        ahead: deque[tuple[Any, Future]] = deque()
+        waiting: deque[tuple[Any, Future]] = deque()
         try:
             for image in images:
-                ahead.append((image, pool.submit(pixels_of_one, image, record)))
-                if len(ahead) == 3 * batch_size:
-                    yield _batch([ahead.popleft() for _ in range(batch_size)], record)
-            while ahead:
-                yield _batch([ahead.popleft() for _ in range(min(batch_size, len(ahead)))], record)
+                waiting.append((image, pool.submit(work, image)))
+                if len(waiting) == 3 * batch_size:
+                    yield [waiting.popleft() for _ in range(batch_size)]
+            while waiting:
+                yield [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _batch(items: list[tuple[Any, Future]], record: Preprocessing) -> Pictures:
-    read, pixels, refused = [], [], []
-    for image, future in items:
+class _Place(NamedTuple):
+    image: Any
+    pixels: Float[Tensor, "B 3 H W"]
+    row: int
+
+
+def _batch(items: list[tuple[_Place, Future]]) -> Pictures:
+    read, refused = [], []
+    for place, future in items:
         try:
-            pixels.append(future.result())
-            read.append(image)
+            future.result()
+            read.append(place)
         except ImageError as error:
-            refused.append((image, error))
-    return Pictures(read, torch.stack(pixels) if pixels else torch.zeros(0, 3, *record.size), refused)
+            refused.append((place.image, error))
+    pixels = items[0][0].pixels
+    pixels = pixels[[place.row for place in read]] if refused else pixels
+    return Pictures([place.image for place in read], pixels, refused)
 
 
-def pixels_of_one(image: Any, record: Preprocessing) -> Float[Tensor, "3 H W"]:
-    """One picture read and preprocessed. Raises ImageError."""
-    return preprocess(image if isinstance(image, Image.Image) else read_image(image), record)
+def pixels_of_one(
+    image: Any, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
+) -> Float[Tensor, "3 H W"]:
+    """One picture read and preprocessed, into `out` where it is given. Raises ImageError."""
+    return preprocess(image if isinstance(image, Image.Image) else read_image(image), record, out)
 
 
 def pixels_of(images: Sequence[Any], record: Preprocessing) -> Float[Tensor, "B 3 H W"]:

@@ -6,19 +6,40 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.models.clip import CLIP
+from multimodal.errors import TextError
+from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.tokens.text import Tokenizer
+
+TOKENS = 640  # of a batch on a CPU: what the blocks make of them stays in the processor's cache
 
 
 @torch.inference_mode()
 def text_features(
     model: CLIP, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int = 256
 ) -> Float[Tensor, "N D"]:
-    """A unit vector a text, in their order. Raises TextError."""
+    """A unit vector a text, in their order and on the model's device; a text that is there twice is computed once.
+
+    Texts of like length go together, cut to the longest of them where that changes nothing: what a text's vector is
+    made of does not see the padding after it. Raises TextError; one TextCut warning says what was cut."""
+    if isinstance(texts, str) or not texts:
+        raise TextError(f"text_features needs a list of at least one text, got {texts!r:.40}")
+    rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     context = model.config.text.context
     longest = min(context, tokenizer.context or context)
-    vectors = []
-    for start in range(0, len(texts), batch_size):
-        batch = tokenizer.batch(texts[start : start + batch_size], longest)
-        vectors.append(model.encode_text(batch.ids, batch.mask))
-    return torch.cat(vectors)
+    free = _padding_is_free(model.config)
+    ids, mask, _ = tokenizer.batch(list(rows), longest, pad_to_length=not free)
+    lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1])
+    order, device, vectors, done = lengths.argsort(descending=True), model.logit_scale.device, [], 0
+    while done < len(order):
+        width = int(lengths[order[done]])
+        part = order[done : done + min(batch_size, max(1, TOKENS // width) if device.type == "cpu" else batch_size)]
+        vectors.append(model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device)))
+        done += len(part)
+    places = order.argsort()[[rows[text] for text in texts]]
+    return torch.cat(vectors)[places.to(device)]
+
+
+def _padding_is_free(config: CLIPConfig) -> bool:
+    """Whether a text's vector is the same however much padding follows. SigLIP's is that of its last position, which
+    has seen all of the padding; CoCa places its class token by itself."""
+    return config.text_pool == "class" or (config.text_pool == "eos" and (config.text.causal or config.text_valid))

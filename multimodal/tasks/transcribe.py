@@ -18,7 +18,7 @@ from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions, options
 from multimodal.tasks.whisper_windows import Heard
 from multimodal.tokens.audio import count_channels
 from multimodal.tokens.mel import HOP, RATE
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import for_inference, usable_device
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -73,11 +73,7 @@ def _device(name: str | None, checkpoint: Checkpoint) -> torch.device:
     """The device of this name, or the model's own. Raises UsageError."""
     if name is None:
         return next(checkpoint.model.parameters()).device
-    try:
-        torch.zeros(1, device=name).sum().item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device {name!r}: cannot be used ({str(error).splitlines()[0]})") from None
-    return torch.device(name)
+    return usable_device(name)
 
 
 @dataclass

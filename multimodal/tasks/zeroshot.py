@@ -1,7 +1,7 @@
 """Zero-shot image classification (Radford et al. 2021, section 3.1)."""
 
-import importlib.util
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,118 +10,224 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.clip import CLIP
-from multimodal.tasks.pictures import name_of, pixels_of
+from multimodal.tasks.calibration import Calibration
+from multimodal.tasks.labels import NONE, TEMPLATES, Templates, check_texts, checked_labels, prompts_of, say_cut
+from multimodal.tasks.native import encode_native
+from multimodal.tasks.pictures import batches, name_of, pixels_of
 from multimodal.tasks.texts import text_features
+from multimodal.tokens.text import TextCut
+from multimodal.weights.compute import for_inference
+from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
+__all__ = ["DEFAULT_MODEL", "SCORES", "TEMPLATES", "ZeroShotClassifier", "checked_labels", "classify"]
 DEFAULT_MODEL = "clip-vit-16"
-TEMPLATES = {"clip80": "OPENAI_IMAGENET_TEMPLATES", "clip7": "SIMPLE_IMAGENET_TEMPLATES"}
+SCORES = ("softmax", "sigmoid", "cosine")
+Pixels = Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]  # of one size, or of `native_batches`
+PROMPTS = 16_384  # that are encoded at once: their vectors are 32 MB at 512 numbers each
 
 
 def classify(
-    images: Any, labels: Sequence[str], model: str | Path | Checkpoint = DEFAULT_MODEL,
-    top: int | None = None, templates: Sequence[str] | str | None = None, batch_size: int = 32,
+    images: Any, labels: Sequence[str] | None = None, model: str | Path | Checkpoint = DEFAULT_MODEL,
+    top: int | None = None, templates: Templates | None = None, batch_size: int = 32, *,
+    classifier: "str | Path | ZeroShotClassifier | None" = None, threshold: float | None = None,
+    scores: str | None = None, device: str = "cpu", compute_type: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Scores of each label for each picture, best first.
 
     `images`: one or several of path, bytes or PIL image. `templates`: prompts with `{}`, or `clip80`, `clip7`,
-    `none`; by default those that the model was made with, else `clip7`. `top`: how many labels to return.
-    Returns `[{"file", "scores": [{"label", "score"}]}]`. Scores are a softmax over the labels (CLIP), or a
-    probability for each label by itself (a model trained with the sigmoid loss).
+    `none`, or the prompts by label; by default those that the model was made with, else `clip7`. `top`: how many labels
+    to return. `classifier`: in place of labels and templates, a file of `save_classifier`, or one that is made already
+    (then `model`, `device` and `compute_type` are its own). `threshold`, `scores`: as in `ZeroShotClassifier`.
+    Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None
+    where its score is below. Scores are a softmax over the labels (CLIP), a probability for each label by itself (a
+    model trained with the sigmoid loss), or what the classifier was calibrated to.
     Raises ImageError, TextError, UsageError, CheckpointError."""
     several = list(images) if isinstance(images, list | tuple) else [images]
-    classifier = ZeroShotClassifier(load(model) if not isinstance(model, Checkpoint) else model, labels, templates)
+    if not isinstance(classifier, ZeroShotClassifier):
+        given = model if isinstance(model, Checkpoint) else load(model)
+        classifier = classifier_of(given, labels, templates, classifier, device=device, compute_type=compute_type)
+    elif labels is not None or templates is not None:
+        raise UsageError("classify: labels and templates are the classifier's own, and are not given beside it")
+    classifier = classifier.using(threshold, scores)
     results = []
-    for start in range(0, len(several), batch_size):
-        batch = several[start : start + batch_size]
-        results += classifier.results(batch, top)
+    for batch in batches(several, classifier.preprocessing, batch_size):
+        if batch.refused:
+            raise batch.refused[0][1]
+        results += classifier.results_of([name_of(image) for image in batch.read], batch.pixels, top)
     return results
 
 
-class ZeroShotClassifier:
-    """A CLIP and its label vectors, which are computed once."""
+def classifier_of(
+    checkpoint: Checkpoint, labels: Sequence[str] | None, templates: Templates | None = None,
+    file: str | Path | None = None, *, device: str = "cpu", compute_type: str = "auto",
+) -> "ZeroShotClassifier":  # fmt: skip
+    """Of labels, or of a file of `save_classifier`, on a device in a compute type (`for_inference`)."""
+    if (labels is None) == (file is None):
+        raise UsageError("labels: give either labels or a classifier")
+    if file is not None and templates is not None:
+        raise UsageError("templates: a classifier has its own")
+    _check(checkpoint)
+    made = for_inference(checkpoint, compute_type, device)
+    if file is None:
+        return ZeroShotClassifier(made, labels, templates)
+    from multimodal.tasks.classifier_file import load_classifier
 
-    def __init__(self, checkpoint: Checkpoint, labels: Sequence[str], templates: Sequence[str] | str | None = None):
-        model = checkpoint.model
-        if not isinstance(model, CLIP):
-            raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, classification needs a clip")
-        if checkpoint.tokenizer is None or checkpoint.preprocessing is None:
-            what = "tokenizer" if checkpoint.tokenizer is None else "preprocessing"
-            raise CheckpointError(f"model {checkpoint.source}: its {what} is not known, and is not guessed")
-        self.model, self.tokenizer, self.preprocessing = model, checkpoint.tokenizer, checkpoint.preprocessing
+    return load_classifier(Path(file), checkpoint, made)
+
+
+class ZeroShotClassifier:
+    """A CLIP and its label vectors `weights`, which are computed once.
+
+    `weights`: those that were computed before; then no text is encoded. `calibration`: a map of the
+    logits to scores. `threshold`: the answer is none of the labels where the best score is below it. `scores`: softmax,
+    sigmoid (by default as the model was trained), or cosine.
+
+    Raises UsageError, TextError, CheckpointError."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, labels: Sequence[str], templates: Templates | None = None, *,
+        weights: Float[Tensor, "C D"] | None = None, calibration: Calibration | None = None,
+        threshold: float | None = None, scores: str | None = None,
+    ):  # fmt: skip
+        _check(checkpoint)
+        self.checkpoint, self.model = checkpoint, checkpoint.model
+        self.preprocessing, self.tokenizer = known_preprocessing(checkpoint), checkpoint.tokenizer
         self.labels = checked_labels(labels)
-        if templates is None:
-            templates = checkpoint.card.get("templates", "clip7")
-        self.prompts = prompt_functions(templates)
-        self.weights = self._label_vectors()
+        self.templates: Templates = checkpoint.card.get("templates", "clip7") if templates is None else templates
+        self.calibration = calibration
+        self.scores, self.threshold = self._checked(scores, threshold)
+        self.weights = self._label_vectors() if weights is None else weights.to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def using(
+        self, threshold: float | None = None, scores: str | None = None, calibration: Calibration | None = None
+    ) -> "ZeroShotClassifier":
+        """With what is given in place of its own. Raises UsageError."""
+        return ZeroShotClassifier(
+            self.checkpoint, self.labels, self.templates, weights=self.weights,
+            calibration=calibration or self.calibration, threshold=self.threshold if threshold is None else threshold,
+            scores=scores or (None if calibration else self.scores),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def _label_vectors(self) -> Float[Tensor, "C D"]:
         """Normalise, mean over templates, normalise, as CLIP_benchmark does."""
-        prompts = [prompt(label) for label in self.labels for prompt in self.prompts]
-        vectors = text_features(self.model, self.tokenizer, prompts)
-        means = vectors.unflatten(0, (len(self.labels), len(self.prompts))).mean(1)
-        return F.normalize(means, dim=-1)
+        if self.tokenizer is None:
+            raise CheckpointError(f"model {self.checkpoint.source}: its tokenizer is not known, and is not guessed")
+        prompts = prompts_of(self.labels, self.templates)
+        check_texts(self.labels, prompts, self.tokenizer)
+        vectors, cut = [], False
+        for part in _parts(prompts):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = text_features(self.model, self.tokenizer, [text for texts in part for text in texts])
+            vectors += [one.mean(0) for one in found.float().split([len(texts) for texts in part])]
+            for warning in caught:
+                cut |= issubclass(warning.category, TextCut)
+                if not issubclass(warning.category, TextCut):
+                    warnings.warn(warning.message, stacklevel=3)
+        if cut:
+            longest = self.model.config.text.context
+            say_cut(self.labels, prompts, self.tokenizer, min(longest, self.tokenizer.context or longest))
+        return F.normalize(torch.stack(vectors), dim=-1)
 
     @torch.inference_mode()
-    def probabilities(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B C"]:
-        """A row a picture, in the order of the labels."""
-        logits = self.model.logits(self.model.encode_image(images), self.weights)
-        return logits.sigmoid() if self.model.config.loss == "sigmoid" else logits.softmax(-1)
+    def logits(self, images: Pixels) -> Float[Tensor, "B C"]:
+        """Scaled cosines, with the bias of the sigmoid model: a row a picture, in the order of the labels."""
+        if isinstance(images, Tensor):
+            return self.model.logits(self.model.encode_image(images.to(self.device)), self.weights)
+        return self.model.logits(encode_native(self.model, images).features, self.weights)
+
+    @torch.inference_mode()
+    def probabilities(self, images: Pixels) -> Float[Tensor, "B C"]:
+        """Its scores: probabilities, or cosines where these are asked for."""
+        return self.scored(self.logits(images))
+
+    def scored(self, logits: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
+        """Of `logits`, calibrated where it is."""
+        if self.scores == "cosine":
+            bias = self.model.logit_bias
+            return (logits if bias is None else logits - bias) / self.model.logit_scale.exp()
+        if self.calibration is not None:
+            return self.calibration(logits)
+        return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
 
     def results(self, images: Sequence[Any], top: int | None = None) -> list[dict[str, Any]]:
         """As `classify` returns them."""
-        rows = self.probabilities(pixels_of(images, self.preprocessing))
+        return self.results_of([name_of(image) for image in images], pixels_of(images, self.preprocessing), top)
+
+    def results_of(self, names: Sequence[str], pixels: Pixels, top: int | None = None) -> list[dict[str, Any]]:
+        """As `classify` returns them, of pixels. Raises CheckpointError for scores that are not finite."""
+        if not names:
+            return []
+        rows = self.probabilities(pixels).float().cpu()
+        if wrong := (~rows.isfinite().all(1)).nonzero().flatten().tolist():
+            raise CheckpointError(f"model {self.checkpoint.source}: the scores of {names[wrong[0]]} are not finite")
+        scores, order = (part[:, :top].tolist() for part in rows.sort(descending=True, stable=True))
         return [
-            {"file": name_of(image), "scores": self.ranked(row, top)} for image, row in zip(images, rows, strict=True)
-        ]
+            {"file": name, **self._answer(best, places[0]),
+             "scores": [{"label": self.labels[i], "score": s} for i, s in zip(places, best, strict=True)]}
+            for name, best, places in zip(names, scores, order, strict=True)
+        ]  # fmt: skip
 
-    def ranked(self, row: Float[Tensor, "C"], top: int | None) -> list[dict[str, Any]]:
-        order = row.argsort(descending=True, stable=True)[:top].tolist()
-        return [{"label": self.labels[i], "score": row[i].item()} for i in order]
+    def _answer(self, best: Sequence[float], place: int) -> dict[str, Any]:
+        if self.threshold is None:
+            return {}
+        return {"answer": self.labels[place] if best[0] >= self.threshold else None}
 
-
-def checked_labels(labels: Sequence[str]) -> list[str]:
-    """Labels without outer spaces. Raises TextError for none, an empty or a repeated one."""
-    if isinstance(labels, str):
-        raise TextError(f"labels: expected a list of texts, not one text ({labels!r})")
-    clean = [label.strip() for label in labels]
-    if not clean:
-        raise TextError("labels: there are none")
-    seen: set[str] = set()
-    for number, label in enumerate(clean, 1):
-        if not label:
-            raise TextError(f"labels: number {number} of {len(clean)} is empty")
-        if label in seen:
-            raise TextError(f"labels: {label!r} is there twice")
-        seen.add(label)
-    return clean
-
-
-def prompt_functions(templates: Sequence[str] | str) -> list[Callable[[str], str]]:
-    """Functions from a label to a prompt. Raises UsageError for an unknown set or a template without {}."""
-    if isinstance(templates, str):
-        if templates == "none":
-            return [lambda label: label]
-        if templates not in TEMPLATES:
-            raise UsageError(f"--templates {templates}: unknown (one of none, {', '.join(TEMPLATES)}, or a file)")
-        return list(getattr(_open_clip_templates(), TEMPLATES[templates]))
-    for template in templates:
-        if template.count("{}") != 1:
-            raise UsageError(f"template {template!r}: needs {{}} once, where the label goes")
-    if not templates:
-        raise UsageError("templates: there are none")
-    return [lambda label, t=template: t.replace("{}", label) for template in templates]
+    def _checked(self, scores: str | None, threshold: float | None) -> tuple[str, float | None]:
+        usual = self.model.config.loss
+        if self.calibration is not None:
+            usual = "softmax" if self.calibration.kind == "temperature" else "sigmoid"
+        scores = scores or usual
+        if scores not in SCORES:
+            raise UsageError(f"scores {scores!r}: unknown (one of {', '.join(SCORES)})")
+        if self.calibration is not None and scores not in (usual, "cosine"):
+            raise UsageError(
+                f"--scores {scores}: the classifier is calibrated ({self.calibration.kind}), to {usual} scores"
+            )
+        if scores == "sigmoid" and self.model.logit_bias is None and self.calibration is None:
+            raise UsageError(
+                "--scores sigmoid: the model was trained with softmax, so its logits have no zero of their own; "
+                "--calibrate with --calibration platt gives each label a probability by itself"
+            )
+        least = -1 if scores == "cosine" else 0
+        if threshold is not None and not least <= threshold <= 1:
+            raise UsageError(f"--threshold {threshold}: not from {least} to 1, where {scores} scores lie")
+        if threshold is not None and NONE in self.labels:
+            raise UsageError(f"labels: {NONE!r} is the answer below the threshold, and no label beside it")
+        return scores, threshold
 
 
-def _open_clip_templates() -> Any:
-    """OpenCLIP's module of prompts alone: importing the whole package takes seconds."""
-    package = importlib.util.find_spec("open_clip")
-    path = Path(package.origin).parent / "zero_shot_metadata.py"
-    spec = importlib.util.spec_from_file_location("_open_clip_zero_shot_metadata", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _check(checkpoint: Checkpoint) -> None:
+    if not isinstance(checkpoint.model, CLIP):
+        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, classification needs a clip")
+    known_preprocessing(checkpoint)
+
+
+def _parts(prompts: Sequence[Sequence[str]]) -> Iterable[list[Sequence[str]]]:
+    """Labels whose prompts are encoded together."""
+    part: list[Sequence[str]] = []
+    count = 0
+    for texts in prompts:
+        if part and count + len(texts) > PROMPTS:
+            yield part
+            part, count = [], 0
+        part.append(texts)
+        count += len(texts)
+    if part:
+        yield part
+
+
+def saved_templates(templates: Templates) -> Any:
+    """JSON-ready."""
+    if isinstance(templates, Mapping):
+        return {label: list(prompts) for label, prompts in templates.items()}
+    return templates if isinstance(templates, str) else list(templates)

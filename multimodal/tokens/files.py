@@ -2,6 +2,7 @@
 
 import io
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
             raise error(f"{name}: empty (0 bytes)")
         return io.BytesIO(source)
     path = Path(source)
-    if path.is_dir():
-        raise error(f"{name}: a folder (name its files)")
     try:
-        if path.exists() and not path.is_file():
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise error(f"{name}: a folder (name its files)")
+        if not stat.S_ISREG(found.st_mode):
             raise error(f"{name}: not a regular file (device, pipe or socket)")
-        if path.exists() and path.stat().st_size == 0:
+        if not found.st_size:
             raise error(f"{name}: empty file (0 bytes)")
         return path.open("rb")
     except FileNotFoundError:

@@ -11,12 +11,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, ImageError
-from multimodal.tokens.picture import ImageLimits, find_images, read_image, to_rgb
+from multimodal.tokens.picture import ImageLimits, find_images, read_image, to_rgb, walk_images
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -28,10 +28,12 @@ __all__ = [
     "find_images",
     "native_size",
     "patchify",
+    "placement",
     "preprocess",
     "read_image",
     "to_rgb",
     "unpatchify",
+    "walk_images",
 ]
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -83,17 +85,24 @@ class Preprocessing:
         return dataclasses.replace(self, **changes)
 
 
-def preprocess(image: Image.Image, record: Preprocessing) -> Float[Tensor, "3 H W"]:
-    """Pixels as a model takes them: resized, cropped or padded to `record.size`, (rgb / 255 - mean) / std.
+def preprocess(
+    image: Image.Image, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
+) -> Float[Tensor, "3 H W"]:
+    """Pixels as a model takes them: resized, cropped or padded to `record.size`, (rgb / 255 - mean) / std; written to
+    `out` where it is given.
 
     Equals open_clip's `image_transform_v2(is_train=False)` for the three resize modes, and timm's
     `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". Raises ImageError.
     """
     picture = _resize(to_rgb(image), record)
     picture = _centre(picture, record.size, record.fill if record.resize == "longest" else 0)
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().float().div_(255)
-    mean, std = torch.tensor(record.mean), torch.tensor(record.std)
-    return pixels.sub_(mean[:, None, None]).div_(std[:, None, None])
+    pixels = np.empty((3, *record.size), np.float32) if out is None else out
+    # NumPy, plane by plane: each stays in the cache, and no thread of a reader starts threads of PyTorch
+    for plane, band, mean, std in zip(pixels, picture.split(), record.mean, record.std, strict=True):
+        np.divide(np.asarray(band), np.float32(255), out=plane)
+        plane -= np.float32(mean)
+        plane /= np.float32(std)
+    return torch.from_numpy(pixels)
 
 
 def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: int) -> tuple[int, int]:
@@ -141,22 +150,36 @@ def unpatchify(
     return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, size[0], size[1])
 
 
+def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int, int, int]:
+    """(width, height, left, top) of a picture of this size, in pixels of the `record.size` that a model sees: where it
+    was padded `left` or `top` is above zero, where it was cropped below."""
+    new_h, new_w = _resized(width, height, record)
+    starts = []
+    for new, edge in ((new_w, record.size[1]), (new_h, record.size[0])):
+        starts.append((edge - new) // 2 if new <= edge else -round((new - edge) / 2))
+    return new_w, new_h, starts[0], starts[1]
+
+
 def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:
-    target_h, target_w = (math.floor(edge / record.crop) for edge in record.size)
-    height, width = image.height, image.width
-    if record.resize == "squash":
-        new_h, new_w = target_h, target_w
-    elif record.resize == "shortest" and target_h == target_w:
-        # torchvision's Resize(int) cuts the longer edge off; the keep-ratio resize below rounds it.
-        short = min(height, width)
-        new_h, new_w = int(target_h * height / short), int(target_w * width / short)
-    else:
-        pick = max if record.resize == "longest" else min
-        ratio = pick(height / target_h, width / target_w)
-        new_h, new_w = (max(1, round(edge / ratio)) for edge in (height, width))
-    if (new_h, new_w) == (height, width):
+    new_h, new_w = _resized(image.width, image.height, record)
+    if (new_h, new_w) == (image.height, image.width):
         return image
     return image.resize((new_w, new_h), Image.Resampling[record.interpolation.upper()])
+
+
+def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
+    """(height, width) before what is cropped or padded."""
+    target_h, target_w = (math.floor(edge / record.crop) for edge in record.size)
+    if record.resize == "squash":
+        return target_h, target_w
+    if record.resize == "shortest" and target_h == target_w:
+        # torchvision's Resize(int) cuts the longer edge off; the keep-ratio resize below rounds it.
+        short = min(height, width)
+        return int(target_h * height / short), int(target_w * width / short)
+    pick = max if record.resize == "longest" else min
+    ratio = pick(height / target_h, width / target_w)
+    new_h, new_w = (max(1, round(edge / ratio)) for edge in (height, width))
+    return new_h, new_w
 
 
 def _centre(image: Image.Image, size: tuple[int, int], fill: int) -> Image.Image:
@@ -164,10 +187,12 @@ def _centre(image: Image.Image, size: tuple[int, int], fill: int) -> Image.Image
     height, width = size
     if (image.height, image.width) == size:
         return image
-    padded = Image.new("RGB", (max(width, image.width), max(height, image.height)), (fill, fill, fill))
-    padded.paste(image, ((padded.width - image.width) // 2, (padded.height - image.height) // 2))
-    left, top = round((padded.width - width) / 2), round((padded.height - height) / 2)
-    return padded.crop((left, top, left + width, top + height))
+    if image.width < width or image.height < height:
+        padded = Image.new("RGB", (max(width, image.width), max(height, image.height)), (fill, fill, fill))
+        padded.paste(image, ((padded.width - image.width) // 2, (padded.height - image.height) // 2))
+        image = padded
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
 
 
 def _pair(patch: int | tuple[int, int]) -> tuple[int, int]:

@@ -5,8 +5,10 @@ taken.
 """
 
 import glob
+import os
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +59,9 @@ def read_image(source: str | Path | bytes, limits: ImageLimits = ImageLimits()) 
     with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
         image = Image.open(file, formats=FORMATS)
         _check_size(image, limits, name)
-        return to_rgb(image, name)
+        picture = _upright(image, name)
+        # without a copy, since no one else has the file's own object; free of its file and its metadata
+        return _bare(image._new(image.im) if picture is image else picture)
 
 
 def to_rgb(image: Image.Image, name: str = "picture") -> Image.Image:
@@ -66,14 +70,21 @@ def to_rgb(image: Image.Image, name: str = "picture") -> Image.Image:
     The result carries no metadata, so that it is never turned twice. Raises ImageError.
     """
     with _refusing(name), _quiet_pillow():
-        _load(image)
-        turn = TURNS.get(_orientation(image))
-        picture = _flatten(image, name)
-        picture = picture if turn is None else picture.transpose(turn)
-        if picture is image and image.info:
-            picture = image.copy()
-        picture.info = {}
-        return picture
+        picture = _upright(image, name)
+        return picture if picture is image and not image.info else _bare(image.copy() if picture is image else picture)
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    """The picture itself where it is RGB already and needs no turn."""
+    _load(image)
+    turn = TURNS.get(_orientation(image))
+    picture = _flatten(image, name)
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _bare(picture: Image.Image) -> Image.Image:
+    picture.info = {}
+    return picture
 
 
 def find_images(paths: list[str]) -> list[Path]:
@@ -92,11 +103,34 @@ def find_images(paths: list[str]) -> list[Path]:
     return list(found)
 
 
+def walk_images(folder: str | Path, refused: Callable[[OSError], None] | None = None) -> Iterator[str]:
+    """Pictures in a folder and those inside it (but not behind a link to a folder), in the order of sorted paths, with
+    known suffixes, no dot files. Texts, of which a million are 100 MB, as they are found. A folder that cannot be
+    listed is told to `refused`, or is a warning."""
+    root = str(Path(folder))
+    try:
+        with os.scandir(root) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        if refused is None:
+            warnings.warn(f"{root}: cannot be listed ({error.strerror}), so its pictures are left out", stacklevel=2)
+        else:
+            refused(error)
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        path = entry.name if root == "." else entry.path
+        if entry.is_dir(follow_symlinks=False):
+            yield from walk_images(path, refused)
+        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and os.path.isfile(entry.path):
+            yield path
+
+
 def _expand(text: str) -> list[Path]:
     path = Path(text)
     if path.is_dir():
-        inside = (p for p in path.rglob("*") if not any(s.startswith(".") for s in p.relative_to(path).parts))
-        return sorted(p for p in inside if p.suffix.lower() in SUFFIXES and p.is_file())
+        return [Path(found) for found in walk_images(path)]
     if path.is_file():
         return [path]
     matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []

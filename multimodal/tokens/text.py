@@ -4,18 +4,19 @@ from pathlib import Path
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.bytepair import BytePairTokenizer
+from multimodal.tokens.clip_text import CLIPTokenizer
 from multimodal.tokens.languages import LANGUAGES, language_code
 from multimodal.tokens.tiktokens import GPT2Tokenizer, WhisperTokenizer
 from multimodal.tokens.tokenizer import RECORD, TextBatch, TextCut, Tokenizer, read_record, require_keys
 from multimodal.tokens.vocabularies import (
     ByteTokenizer,
-    CLIPTokenizer,
     SentencePieceTokenizer,
     SigLIPText,
     canonicalize,
     sentencepiece_from,
 )
 from multimodal.tokens.whisper_small import SmallWhisperTokenizer, whisper_small_from
+from multimodal.tokens.wordpiece import WordPieceTokenizer, wordpiece_from
 
 __all__ = [
     "LANGUAGES",
@@ -30,6 +31,7 @@ __all__ = [
     "TextCut",
     "Tokenizer",
     "WhisperTokenizer",
+    "WordPieceTokenizer",
     "canonicalize",
     "language_code",
     "tokenizer_from",
@@ -50,6 +52,15 @@ _KEYS = {
         "canonical": bool,
         "context": (int, _NONE),
         "pad_to_length": bool,
+    },
+    "wordpiece": {
+        "vocab_size": int,
+        "bos_id": int,
+        "eos_id": int,
+        "context": (int, _NONE),
+        "lowercase": bool,
+        "strip_accents": (bool, _NONE),
+        "split_chinese": bool,
     },
 }
 _NAMED = {
@@ -84,6 +95,8 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     try:
         if kind == "sentencepiece":
             return sentencepiece_from(folder, settings)
+        if kind == "wordpiece":
+            return wordpiece_from(folder, settings)
         if kind == "whisper-small":
             return whisper_small_from(folder, settings)
         return {**_NAMED, "whisper": WhisperTokenizer}[kind](**settings)

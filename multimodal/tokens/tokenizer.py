@@ -5,9 +5,11 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -78,29 +80,27 @@ class Tokenizer(ABC):
             raise TextError(f"a batch needs a list of at least one text, got {texts!r:.40}")
         length = self.context if length is None else length
         pad_to_length = self.pad_to_length if pad_to_length is None else pad_to_length
+        start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+        room = None if length is None else length - len(start) - len(end)
+        if room is not None and (room < 0 or length == 0):
+            raise TextError(f"a length of {length} tokens leaves no room for the control tokens")
+        if pad_to_length and length is None:
+            raise TextError("pad_to_length needs a length")
         full = [self.encode(text) for text in texts]
-        rows, cut = zip(*(self._framed(ids, length) for ids in full), strict=True)
+        rows = [start + ids[:room] + end for ids in full]
+        cut = [len(ids) - room if room is not None and len(ids) > room else 0 for ids in full]
         if any(cut):
             warnings.warn(_cut_message(texts, cut, length), stacklevel=2)
-        width = max(map(len, rows))
-        if pad_to_length:
-            if length is None:
-                raise TextError("pad_to_length needs a length")
-            width = length
-        ids = torch.full((len(rows), width), self.pad_id, dtype=torch.long)
-        for row, target in zip(rows, ids, strict=True):
-            target[: len(row)] = torch.tensor(row, dtype=torch.long)
-        lengths = torch.tensor([len(row) for row in rows])
-        return TextBatch(ids, torch.arange(width) < lengths[:, None], list(cut))
+        return TextBatch(*_padded(rows, length if pad_to_length else None, self.pad_id), cut)
 
-    def _framed(self, ids: list[int], length: int | None) -> tuple[list[int], int]:
-        """bos + ids + eos within `length`, and how many ids that cost."""
-        start = [] if self.bos_id is None else [self.bos_id]
-        end = [] if self.eos_id is None else [self.eos_id]
-        room = len(ids) if length is None else length - len(start) - len(end)
-        if room < 0 or length == 0:
-            raise TextError(f"a length of {length} tokens leaves no room for the control tokens")
-        return start + ids[:room] + end, max(len(ids) - room, 0)
+
+def _padded(rows: list[list[int]], width: int | None, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Ids and mask; `width` None: that of the longest row."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    mask = np.arange(lengths.max() if width is None else width) < lengths[:, None]
+    ids = np.full(mask.shape, pad_id, np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
+    return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
 def _cut_message(texts: Sequence[str], cut: Sequence[int], length: int | None) -> TextCut:
@@ -113,7 +113,8 @@ def _cut_message(texts: Sequence[str], cut: Sequence[int], length: int | None) -
 def checked(text: str) -> str:
     """The text, if it is one that UTF-8 can hold; else TextError (a lone surrogate is half a character)."""
     try:
-        text.encode("utf-8")
+        if not text.isascii():
+            text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TextError(f"text {text[:40]!r} has a lone surrogate at character {error.start}") from None
     return text

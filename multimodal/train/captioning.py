@@ -80,7 +80,8 @@ class Captioning(Summed):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderSettings:
-    """`encoder_layers`: how many of the encoder's first layers are used (0: all). `drop_path`: of the encoder."""
+    """`encoder_layers`: how many of the encoder's first layers are used (0: all). `drop_path`: of the encoder.
+    `queries`: of CoCa's attention pooling. CoCa's decoder has the width, heads and context of the text tower."""
 
     width: int = 128
     layers: int = 2
@@ -89,6 +90,7 @@ class DecoderSettings:
     dropout: float = 0.05
     encoder_layers: int = 0
     drop_path: float = 0.0
+    queries: int = 32
 
 
 def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> Captioner:

@@ -52,10 +52,12 @@ class Contrastive(Objective):
 
     def forward(self, batch: Pairs) -> tuple[Tensor, ...]:
         """Features of pictures [B D] and texts [C D] in float32 or better; scale and bias (where there is one)."""
-        found = [self.model.encode_image(batch.images, batch.order), self.model.encode_text(batch.ids, batch.valid)]
-        found = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in found]
+        images = self.model.encode_image(batch.images, batch.order)
+        return self._with_scalars(images, self.model.encode_text(batch.ids, batch.valid))
+
+    def _with_scalars(self, *rows: Tensor) -> tuple[Tensor, ...]:
         bias = self.model.logit_bias
-        return (*found, self.model.logit_scale.exp(), *([] if bias is None else [bias]))
+        return (*map(wide, rows), self.model.logit_scale.exp(), *([] if bias is None else [bias]))
 
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
         batches = [self._looked_at(batch, engine.done) for batch in batches]
@@ -78,13 +80,15 @@ class Contrastive(Objective):
             random.append(_random_state())
             with torch.no_grad():
                 found.append(engine.forward(batch))
-        images, texts, *scalars = zip(*found, strict=True)
-        leaves = [torch.cat(images), torch.cat(texts), *(x[0].detach().clone() for x in scalars)]
+        outputs = list(zip(*found, strict=True))  # rows of each micro-batch, and numbers that are the same in all
+        leaves = [torch.cat(parts) if parts[0].ndim else parts[0].detach().clone() for parts in outputs]
         leaves = [x.requires_grad_() for x in leaves]
         loss = self._loss(engine, batches, *leaves)
         loss.backward()
-        pulls = [x.grad.split([len(own) for own in parts]) for x, parts in zip(leaves, (images, texts), strict=False)]
-        pulls += [[x.grad / len(batches)] * len(batches) for x in leaves[2:]]
+        pulls = [
+            x.grad.split([len(own) for own in parts]) if x.ndim else [x.grad / len(batches)] * len(batches)
+            for x, parts in zip(leaves, outputs, strict=True)
+        ]
         for number, batch in enumerate(batches):
             with engine.last(number == len(batches) - 1):
                 _set_random_state(random[number])
@@ -113,6 +117,11 @@ class Contrastive(Objective):
     @torch.no_grad()
     def after_step(self) -> None:
         self.model.logit_scale.clamp_(max=math.log(100))  # Radford et al. 2021, section 2.5
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _random_state() -> list[Tensor]:

@@ -59,10 +59,16 @@ def bleu(references: Sequence[str], hypotheses: Sequence[str]) -> float:
     return round(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score, 2)
 
 
+def ranks(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
+    """How many others of each row do not score lower than its label: so that a tie, or a score that is no number, is
+    no hit. `topk` would take either of a tie, and a model that gives all labels one score would look informed."""
+    return (~(scores < scores.gather(1, labels[:, None]))).sum(1) - 1
+
+
 def top_shares(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> dict[str, float]:
-    """Share of rows whose label has the highest score, and one of the five highest."""
-    hits = scores.topk(min(5, scores.shape[1])).indices == labels[:, None]
-    return {"top1": _share(hits[:, 0]), "top5": _share(hits.any(1))}
+    """Share of rows whose label has the highest score, and one of the five highest (see `ranks` for ties)."""
+    found = ranks(scores, labels)
+    return {"top1": _share(found < 1), "top5": _share(found < 5)}
 
 
 def _share(hits: Tensor) -> float:

@@ -28,7 +28,7 @@ ARCHIVE = ("input_resolution", "context_length", "vocab_size")  # only OpenAI's 
 
 
 def vision_part(model: dict[str, Any]) -> ViTConfig:
-    """The picture tower. Raises CheckpointError for a ModifiedResNet, a timm trunk or CoCa's pooling."""
+    """The picture tower. Raises CheckpointError for a ModifiedResNet or a timm trunk."""
     part = settings(model["vision_cfg"], VISION, "vision_cfg.")
     image, patch = pair(part["image_size"]), pair(part["patch_size"])
     pools = {"tok": "token", "avg": "mean"}
@@ -56,7 +56,14 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
 def archive_config(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     """What OpenAI's loader means by an archive of its own, which holds no configuration: heads 64 wide and
     quick-GELU (clip/model.py, build_model), pictures resized and cropped as in clip/clip.py, _transform."""
-    if config or not all(name in tensors for name in ("visual.class_embedding", *ARCHIVE)):
+    if not all(name in tensors for name in ("visual.class_embedding", *ARCHIVE)):
+        return config
+    if config:
+        if not config.get("model_cfg", config).get("quick_gelu"):
+            raise CheckpointError(
+                "OpenAI's own weights, trained with quick-GELU, which the given architecture has not (leave it out, or "
+                "add -quickgelu to its name)"
+            )
         return config
     width, _, _, patch = tensors["visual.conv1.weight"].shape
     side = round((len(tensors["visual.positional_embedding"]) - 1) ** 0.5)
@@ -70,21 +77,24 @@ def archive_config(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     return {"model_cfg": model, "preprocess_cfg": {"size": vision["image_size"]}}
 
 
-def block_rows(layer_scale: bool) -> list[Row]:
-    """One residual block, from `transformer.resblocks.{}.` to `stack.blocks.{}.`."""
-    parts = [f"attention.{name}" for name in ("query", "key", "value")]
+def block_rows(
+    layer_scale: bool, foreign: str = "transformer.resblocks.{}.", ours: str = "stack.blocks.{}.",
+    attention: str = "attention", feed: str = "feed",
+) -> list[Row]:  # fmt: skip
+    """One residual block, which may be part of one of ours: its attention and feed-forward by their names there."""
+    parts = [f"{attention}.{name}" for name in ("query", "key", "value")]
     rows = [
         Row("attn.in_proj_weight", tuple(f"{part}.weight" for part in parts), THIRDS),
         Row("attn.in_proj_bias", tuple(f"{part}.bias" for part in parts), THIRDS),
-        *weight_and_bias("attn.out_proj", "attention.out"),
-        *weight_and_bias("ln_1", "attention_branch.norm"),
-        *weight_and_bias("ln_2", "feed_branch.norm"),
-        *weight_and_bias("mlp.c_fc", "feed.up"),
-        *weight_and_bias("mlp.c_proj", "feed.down"),
+        *weight_and_bias("attn.out_proj", f"{attention}.out"),
+        *weight_and_bias("ln_1", f"{attention}_branch.norm"),
+        *weight_and_bias("ln_2", f"{feed}_branch.norm"),
+        *weight_and_bias("mlp.c_fc", f"{feed}.up"),
+        *weight_and_bias("mlp.c_proj", f"{feed}.down"),
     ]
     if layer_scale:
-        rows += [Row("ls_1.gamma", "attention_branch.scale.gain"), Row("ls_2.gamma", "feed_branch.scale.gain")]
-    return under("transformer.resblocks.{}.", "stack.blocks.{}.", rows)
+        rows += [Row(f"ls_{i}.gamma", f"{part}_branch.scale.gain") for i, part in ((1, attention), (2, feed))]
+    return under(foreign, ours, rows)
 
 
 def text_rows(config: CLIPConfig, prefix: str) -> list[Row]:
@@ -119,7 +129,10 @@ def _family(name: str, prefix: str) -> Family:
     dropped = [Row(name, reason="a number that the shapes hold too", optional=True) for name in ARCHIVE]
     return Family(
         name, CLIP,
-        recognises=lambda tensors, config: {"visual.conv1.weight", f"{prefix}token_embedding.weight"} <= set(tensors),
+        recognises=lambda tensors, config: (
+            {"visual.conv1.weight", f"{prefix}token_embedding.weight"} <= set(tensors)
+            and "text_decoder.text_projection" not in tensors  # CoCa's
+        ),
         config_from=config_from,
         rows=lambda config: [
             *under("visual.", "image.", vision_rows(config.image)), *text_rows(config, prefix), *dropped,

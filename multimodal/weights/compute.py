@@ -1,4 +1,4 @@
-"""Number formats for inference: a speech model that computes faster, beside the one it is made of."""
+"""Number formats for inference: a model of speech or pictures that computes faster, beside the one it is made of."""
 
 import copy
 from dataclasses import replace
@@ -6,18 +6,18 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multimodal.blocks.attention import Attention
 from multimodal.blocks.blocked import BlockedAttention
 from multimodal.blocks.fused import can_fuse, fuse
 from multimodal.blocks.int8 import Int8Linear
-from multimodal.blocks.layers import FeedForward
-from multimodal.blocks.packed import PackedGelu, PackedLinear, can_pack
-from multimodal.blocks.positions import RelativeTerm
+from multimodal.blocks.packed import PackedLinear, PackedPatches, can_pack, pack
+from multimodal.blocks.stack import Stack
 from multimodal.errors import UsageError
 from multimodal.models.seq2seq import JointConformer, SpeechToText
 from multimodal.models.text import TextTransformer
+from multimodal.models.vit import MapPool, ViT
 from multimodal.weights.folder import Checkpoint
 
 COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -28,17 +28,19 @@ _meant: WeakKeyDictionary[nn.Module, tuple[str, torch.device]] = WeakKeyDictiona
 
 
 def for_inference(checkpoint: Checkpoint, compute_type: str = "auto", device: str | torch.device = "cpu") -> Checkpoint:
-    """A speech model on `device` in another number format; the one given stays as it is, and what does not change is
-    shared with it. Asked for again it is the same one, unless the weights have changed meanwhile.
+    """A model of speech or pictures on `device` in another number format; the one given stays as it is, and what does
+    not change is shared with it. Asked for again it is the same one, unless the weights have changed meanwhile.
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU computes in it, and all else in float32; on a GPU a
-    Whisper model in float16. `int8` (CPU only): as `auto`, with the decoder's linear maps and its logits in 8-bit
-    integers. The encoder takes float32 features; its frames come in the decoder's type, float32 for int8. On a CPU the
-    encoder's and a float32 decoder's linear maps hold a second copy of their weights, packed (see `PackedLinear`).
+    Whisper model in float16, a model of pictures in bfloat16. `int8` (CPU only, for models that write text): as `auto`,
+    with the decoder's linear maps and its logits in 8-bit integers. The inputs are float32. The frames of speech come
+    in the decoder's type, float32 for int8. Of a model of pictures the blocks compute in the type, those of a decoder
+    on a CPU in float32, and what comes of them is float32. On a CPU the linear maps, in float32 a decoder's too, hold a
+    second copy of their weights, packed (see `PackedLinear`), and have no gradient.
 
-    Raises UsageError for an unknown type, one that the device has not, a model that is none for speech, and one that
-    this function made for another type or device."""
-    device, model = torch.device(device), checkpoint.model
+    Raises UsageError for an unknown type, one that the device or the model has not, a model that is neither for speech
+    nor for pictures, and one that this function made for another type or device."""
+    device, model = usable_device(device), checkpoint.model
     _check(checkpoint, compute_type, device)
     if model in _meant:
         if _meant[model][1] == device and compute_type in ("auto", _meant[model][0]):
@@ -53,28 +55,78 @@ def for_inference(checkpoint: Checkpoint, compute_type: str = "auto", device: st
     return replace(checkpoint, model=found[1])
 
 
-def _convert(model: SpeechToText | JointConformer, compute_type: str, device: torch.device) -> nn.Module:
-    encoder, decoder = _types(model, compute_type, device)
-    made = _in_types(model, encoder, decoder, device)
-    if encoder == torch.bfloat16 and device.type == "cpu" and isinstance(made, SpeechToText):
-        for block in made.encoder.stack.blocks:
-            block.attention.__class__ = BlockedAttention
-    if device.type == "cpu" and encoder != torch.float16 and can_pack():
-        _pack_encoder(made.encoder)
-    if compute_type == "int8":
-        _replace_linears(made.decoder, Int8Linear)
-    elif device.type == "cpu" and decoder == torch.float32 and can_pack():
-        _replace_linears(made.decoder, PackedLinear)
+def usable_device(name: str | torch.device) -> torch.device:
+    """Raises UsageError where torch has no such device here."""
+    try:
+        torch.zeros(1, device=name).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"device {str(name)!r}: cannot be used ({str(error).splitlines()[0]})") from None
+    return torch.device(name)
+
+
+def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Module:
+    dtype, rest = _types(model, compute_type, device)
+    towers = _towers(model, device)
+    made = _in_types(model, towers, dtype, rest, device)
+    if device.type == "cpu":
+        _for_cpu(made, model, towers, rest, compute_type)
+    for tower in map(made.get_submodule, towers):
+        _computes_in(tower, dtype, rest)
+        if dtype == torch.bfloat16 and device.type == "cpu":
+            for part in tower.modules():
+                if type(part) is Attention and part.heads == part.kv_heads and part.relative is None:
+                    part.__class__ = BlockedAttention
     return made.eval()
 
 
-def _pack_encoder(encoder: nn.Module) -> None:
-    for module in list(encoder.modules()):
-        if isinstance(module, FeedForward) and module.gate is None and module.activation is F.gelu:
-            module.up, module.activation = PackedGelu(module.up.weight, module.up.bias), nn.Identity()
-        for name, child in module.named_children():
-            if type(child) is nn.Linear and not isinstance(module, RelativeTerm):  # which asks for its map's type
-                setattr(module, name, PackedLinear(child.weight, child.bias))
+def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
+    for decoder in _decoders(made):
+        if compute_type == "int8" or (rest == torch.float32 and can_pack()):
+            _replace_linears(decoder, Int8Linear if compute_type == "int8" else PackedLinear)
+    if not can_pack():
+        return
+    speech = isinstance(model, SpeechToText | JointConformer)
+    in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
+    for name in towers + in_float32 if speech else [""]:
+        pack(made.get_submodule(name), model.get_submodule(name))
+    for part in made.modules():
+        if isinstance(part, ViT):
+            part.embed = PackedPatches(part.embed)
+
+
+def _towers(model: nn.Module, device: torch.device) -> list[str]:
+    """Names of the modules that compute in the type asked for: an encoder of speech; of a model of pictures all blocks,
+    but not a decoder's on a CPU, whose small products are slower in bfloat16."""
+    if isinstance(model, SpeechToText | JointConformer):
+        return ["encoder"]
+    writing = {part for one in _decoders(model) for part in one.modules()} if device.type == "cpu" else set()
+    parts = {name: part for name, part in model.named_modules() if part not in writing}
+    return [
+        *(name for name, part in parts.items() if isinstance(part, Stack | MapPool)),
+        *(f"{name}.embed".lstrip(".") for name, part in parts.items() if isinstance(part, ViT)),
+    ]
+
+
+def _decoders(model: nn.Module) -> list[TextTransformer | Stack]:
+    """What writes text: towers with logits, and stacks that attend to a source."""
+    found = [part for part in model.modules() if isinstance(part, TextTransformer) and part.config.tied is not None]
+    inside = {part for one in found for part in one.modules()}
+    stacks = [part for part in model.modules() if isinstance(part, Stack) and part not in inside]
+    return found + [stack for stack in stacks if stack.config.block.cross is not None]
+
+
+def _computes_in(tower: nn.Module, dtype: torch.dtype, rest: torch.dtype) -> None:
+    """Takes its inputs in one type, and gives its outputs in another. A stack's last norm is one of the rest."""
+    if dtype == torch.float32:
+        return
+
+    def cast(_: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return _cast(inputs, dtype), {name: _cast(value, dtype) for name, value in named.items()}
+
+    tower.register_forward_pre_hook(cast, with_kwargs=True)
+    tower.register_forward_hook(lambda _, inputs, output: _cast(output, rest))
+    if isinstance(tower, Stack) and tower.norm is not None:
+        tower.norm.register_forward_pre_hook(lambda _, inputs: _cast(inputs, rest))
 
 
 def fast_bfloat16() -> bool:
@@ -84,20 +136,32 @@ def fast_bfloat16() -> bool:
 
 
 def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> None:
+    model = checkpoint.model
     if compute_type not in COMPUTE_TYPES:
         raise UsageError(f"compute_type {compute_type!r}: unknown (known: {', '.join(COMPUTE_TYPES)})")
     if compute_type == "int8" and device.type != "cpu":
         raise UsageError(f"compute_type 'int8': is for a CPU, not for device {device}; float16 is fast there")
     if compute_type == "float16" and device.type == "cpu":
         raise UsageError("compute_type 'float16': is for a GPU, not for device cpu; use auto, bfloat16 or int8")
-    if not isinstance(checkpoint.model, SpeechToText | JointConformer):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, a compute_type needs a speech model")
+    speech = isinstance(model, SpeechToText | JointConformer)
+    if not speech and not any(isinstance(part, ViT) for part in model.modules()):
+        raise UsageError(
+            f"model {checkpoint.source}: is a {checkpoint.kind}, a compute_type needs a model of speech or pictures"
+        )
+    if compute_type == "int8" and not speech and not _decoders(model):
+        raise UsageError(
+            f"model {checkpoint.source}: is a {checkpoint.kind}, compute_type 'int8' is for those that write text; "
+            "bfloat16 is fast here"
+        )
 
 
 def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
-    """Of the encoder, and of all else."""
+    """Of the towers, and of all else."""
+    speech = isinstance(model, SpeechToText | JointConformer)
     if compute_type in _DTYPES:
-        return (_DTYPES[compute_type],) * 2
+        return _DTYPES[compute_type], _DTYPES[compute_type] if speech else torch.float32
+    if not speech:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32, torch.float32
     if not isinstance(model, SpeechToText):
         return torch.float32, torch.float32
     if device.type == "cuda":
@@ -106,21 +170,22 @@ def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[t
     return torch.bfloat16 if device.type == "cpu" and fast_bfloat16() else torch.float32, torch.float32
 
 
-def _in_types(model: nn.Module, encoder: torch.dtype, decoder: torch.dtype, device: torch.device) -> nn.Module:
-    """A copy with the encoder's tensors in one type and all else in another; what fits already is shared."""
-    inside = {id(tensor) for tensor in [*model.encoder.parameters(), *model.encoder.buffers()]}
+def _in_types(
+    model: nn.Module, towers: list[str], dtype: torch.dtype, rest: torch.dtype, device: torch.device
+) -> nn.Module:
+    """A copy with the towers' tensors in one type and all else in another; what fits already is shared."""
+    inside: set[int] = set()
+    for tower in map(model.get_submodule, towers):
+        parts = tower.blocks if isinstance(tower, Stack) else tower
+        inside |= {id(tensor) for tensor in [*parts.parameters(), *parts.buffers()]}
     tensors = {}
     for tensor in [*model.parameters(), *model.buffers()]:
-        dtype = encoder if id(tensor) in inside else decoder
-        made = tensor.to(device, dtype if tensor.is_floating_point() else None)
+        to = dtype if id(tensor) in inside else rest
+        made = tensor.to(device, to if tensor.is_floating_point() else None)
         if made is not tensor and isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made.detach(), requires_grad=False)
         tensors[id(tensor)] = made
-    copied = copy.deepcopy(model, tensors)  # takes for each tensor what the table has for it
-    if encoder != torch.float32:
-        copied.encoder.register_forward_pre_hook(lambda _, inputs: _cast(inputs, encoder))
-        copied.encoder.register_forward_hook(lambda _, inputs, output: _cast(output, decoder))
-    return copied
+    return copy.deepcopy(model, tensors)  # takes for each tensor what the table has for it
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -130,20 +195,19 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _replace_linears(decoder: TextTransformer | None, kind: type[nn.Module]) -> None:
+def _replace_linears(decoder: TextTransformer | Stack, kind: type[nn.Module]) -> None:
     """Puts this `kind` in the place of the decoder's linear maps, those of query, key and value as one; logits through
     the embedding get one of their own."""
-    if decoder is None:
-        return
-    for block in decoder.stack.blocks:
+    whole = isinstance(decoder, TextTransformer)
+    for block in decoder.stack.blocks if whole else []:
         if can_fuse(block):
             fuse(block)
-    for module in list(decoder.modules()):
+    for module in list(decoder.modules()) if kind is Int8Linear else []:  # `pack` has the others
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 setattr(module, name, kind(child.weight, child.bias))
-    if decoder.head is None:
-        decoder.head = kind(decoder.embed.weight)
+    if whole and decoder.head is None:
+        decoder.head = kind(decoder.embed.weight, decoder.tied_bias)
 
 
 def _state(model: nn.Module) -> tuple[tuple[int, int], ...]:

@@ -10,6 +10,7 @@ import torch
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
+from multimodal.weights.conventions import check_activation, with_preprocessing
 from multimodal.weights.folder import Checkpoint, save_folder, write_durably
 from multimodal.weights.load import CONFIGS, UNSAFE, architecture_config, families, load, load_foreign
 from multimodal.weights.table import Tensors
@@ -17,14 +18,16 @@ from multimodal.weights.table import Tensors
 
 def convert(
     source: Path | str, target: Path, architecture: str | None = None, to: str | None = None,
-    config: Path | None = None, dtype: torch.dtype | None = None,
+    config: Path | None = None, dtype: torch.dtype | None = None, preprocessing: str | Path | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Reads `source` (a pickled file, or whatever `load` takes) and writes `target`: a checkpoint folder of
-    ours, or with `to` a .safetensors file under that family's names. Raises CheckpointError, UsageError."""
+    ours, or with `to` a .safetensors file under that family's names. `preprocessing`: as `load` takes it, for the
+    folder. Raises CheckpointError, UsageError."""
     if target.exists():
         raise UsageError(f"{target}: exists already")
     path = Path(source)
     checkpoint = _from_pickle(path, architecture, config) if path.suffix in UNSAFE else load(source, architecture)
+    checkpoint = with_preprocessing(checkpoint, preprocessing)
     if to is None:
         save_folder(checkpoint, target, dtype)
     else:
@@ -81,6 +84,7 @@ def _from_pickle(path: Path, architecture: str | None, config: Path | None) -> C
     tensors, found = read_pickled(path)
     if architecture:
         found = architecture_config(architecture)
+        check_activation(path, architecture, bool(found.get("quick_gelu", "vision_cfg" not in found)))
     elif config:
         found = read_json(config)
     elif not found:
@@ -95,7 +99,7 @@ def _export(checkpoint: Checkpoint, target: Path, to: str) -> None:
     known = families()
     if to not in known:
         raise UsageError(f"--to {to}: unknown format (one of {', '.join(known)})")
-    if not isinstance(checkpoint.model, known[to].model):
+    if type(checkpoint.model) is not known[to].model:  # a CoCa is a CLIP, but not one that CLIP's files hold
         raise UsageError(f"--to {to}: holds {known[to].model.__name__} models, not {type(checkpoint.model).__name__}")
     target.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.clone() for name, tensor in known[to].export(checkpoint.model).items()}  # tied ones too

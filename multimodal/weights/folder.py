@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.models.git import GIT, GITConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.text import TextConfig, TextTransformer
@@ -33,10 +35,12 @@ MOST_LAYERS = 1000
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig),
     "clip": (CLIP, CLIPConfig),
+    "coca": (CoCa, CoCaConfig),
     "speech_to_text": (SpeechToText, SpeechToTextConfig),
     "conformer": (ConformerEncoder, ConformerEncoderConfig),
     "joint_conformer": (JointConformer, JointConformerConfig),
     "captioner": (Captioner, CaptionerConfig),
+    "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
 }
 

@@ -2,36 +2,51 @@
 
 import difflib
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
+from multimodal.tokens.image import Preprocessing
+from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.folder import Checkpoint, load_folder, read_tensors
 from multimodal.weights.table import Tensors
 
 HUB = "hf-hub:"
 OPEN_CLIP = "open_clip:"
-MODULES = ("clip_openai", "clip_hf", "siglip", "vit_timm", "whisper", "conformer_torchaudio")
+MODULES = ("clip_openai", "clip_hf", "siglip", "coca", "blip", "git", "vit_timm", "whisper", "conformer_torchaudio")
 CONFIGS = ("open_clip_config.json", "config.json")
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.safetensors")
 UNSAFE = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl")
 
 
-def load(name_or_path: str | Path, architecture: str | None = None) -> Checkpoint:
+def load(
+    name_or_path: str | Path, architecture: str | None = None, preprocessing: str | Path | Preprocessing | None = None
+) -> Checkpoint:
     """The model in eval mode with its tokenizer, preprocessing and card.
 
     `name_or_path`: a shipped name (`multimodal models` lists them), a folder of ours or in the layout of
     OpenCLIP, timm or Hugging Face, a `.safetensors` file, `hf-hub:owner/name`, or `open_clip:MODEL:TAG`.
     `architecture`: the OpenCLIP or timm name of a bare weights file, which does not say it itself.
+    `preprocessing`: of pictures, where the file does not say that either: openai, imagenet, inception, siglip, a JSON
+    file as `preprocessing.json` of a checkpoint folder, or such a record.
     Raises UsageError for an unknown name, CheckpointError for a file that cannot be used."""
+    return with_preprocessing(_load(name_or_path, architecture), preprocessing)
+
+
+def _load(name_or_path: str | Path, architecture: str | None) -> Checkpoint:
     text = str(name_or_path)
     if text.startswith(HUB):
         return _load_path(download(text.removeprefix(HUB)), architecture)
     if text.startswith(OPEN_CLIP):
-        return _load_path(download(_open_clip_repository(text.removeprefix(OPEN_CLIP))), architecture)
+        record = _open_clip_record(text.removeprefix(OPEN_CLIP))
+        found = _load_path(download(record["hf_hub"].rstrip("/")), architecture)
+        if record.get("quick_gelu", False) != has_quick_gelu(found.model):
+            warnings.warn(f"{text}: OpenCLIP's registry and its configuration differ on quick-GELU", stacklevel=3)
+        return found
     path = Path(name_or_path)
     if not _exists(path) and text in shipped():
         return load_folder(shipped()[text])
@@ -92,8 +107,8 @@ def download(repository: str) -> Path:
         raise CheckpointError(f"{HUB}{repository}: cannot be fetched ({cause})") from None
 
 
-def _open_clip_repository(name: str) -> str:
-    """The hub repository that OpenCLIP's registry has for MODEL:TAG."""
+def _open_clip_record(name: str) -> dict[str, Any]:
+    """What OpenCLIP's registry has for MODEL:TAG, with a hub repository."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     model, _, tag = name.partition(":")
@@ -103,7 +118,7 @@ def _open_clip_repository(name: str) -> str:
         raise UsageError(f"{OPEN_CLIP}{name}: unknown to OpenCLIP's registry (tags: {tags})")
     if not record.get("hf_hub"):
         raise CheckpointError(f"{OPEN_CLIP}{name}: has no hub repository; fetch its file and use multimodal convert")
-    return record["hf_hub"].rstrip("/")
+    return record
 
 
 def _load_path(path: Path, architecture: str | None) -> Checkpoint:
@@ -116,6 +131,8 @@ def _load_path(path: Path, architecture: str | None) -> Checkpoint:
         raise CheckpointError(
             f"{weights}: a {weights.suffix} file can hold code; bring it over with multimodal convert"
         )
+    if architecture:
+        check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
     return load_foreign(_all_tensors(weights), config, str(path), folder)
 
 

@@ -42,7 +42,7 @@ def settings(record: dict[str, Any], defaults: dict[str, Any], part: str) -> dic
     return defaults | record
 
 
-def model_settings(config: dict[str, Any]) -> dict[str, Any]:
+def model_settings(config: dict[str, Any], defaults: dict[str, Any] = MODEL) -> dict[str, Any]:
     """The model part of a configuration. Raises CheckpointError when there is none."""
     record = config.get("model_cfg", config)
     if "vision_cfg" not in record or "text_cfg" not in record or "embed_dim" not in record:
@@ -50,7 +50,7 @@ def model_settings(config: dict[str, Any]) -> dict[str, Any]:
             "OpenCLIP weights without open_clip_config.json: give the architecture (architecture=), since the "
             "activation and the number of heads are not in the file"
         )
-    return settings(record, MODEL, "")
+    return settings(record, defaults, "")
 
 
 def tower(part: dict[str, Any], heads: int, quick: bool, final_norm: bool = True) -> StackConfig:

@@ -128,7 +128,8 @@ def _applied(row: Row, tensor: Tensor, name: str, where: str) -> list[Tensor]:
 
 
 def export_tensors(rows: list[Row], ours: Tensors) -> Tensors:
-    """The foreign tensors: the inverse of `load_tensors`. Raises CheckpointError for one of ours without a row."""
+    """The foreign tensors: the inverse of `load_tensors`. Raises CheckpointError for one of ours without a row, and
+    for a row that asks for one that the model has not."""
     left, foreign = dict(ours), {}
     for row in rows:
         if row.reason:
@@ -137,6 +138,8 @@ def export_tensors(rows: list[Row], ours: Tensors) -> Tensors:
             names = [target.replace("{}", layer) for target in row.targets]
             if row.optional and not all(name in left for name in names):
                 continue
+            if missing := [name for name in names if name not in left]:
+                raise CheckpointError(f"export: {row.foreign!r} needs {missing[0]!r}, which the model has not")
             foreign[row.foreign.replace("{}", layer)] = row.op.export([left.pop(name) for name in names]).contiguous()
     if left:
         raise CheckpointError(f"export: tensor {next(iter(left))!r} has no row in the table")

@@ -1,0 +1,186 @@
+"""Vectors of the pictures of a data source, which a file may keep for the next time."""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.models.clip import CLIP
+from multimodal.models.vit import ViT
+from multimodal.tasks.picture_sets import PictureSet
+from multimodal.tasks.pictures import batches
+from multimodal.tasks.subtitles import write_whole
+from multimodal.train.loader import BROKEN
+from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.folder import Checkpoint, read_tensors
+from multimodal.weights.records import to_record
+
+Kind = Literal["embedding", "pooled"]
+Watch = Callable[[int, int, int], None]
+
+
+class Features(NamedTuple):
+    """Vectors of the items `keys`, in their order; what was left out, and why."""
+
+    vectors: Float[Tensor, "N D"]
+    keys: list[int]
+    broken: list[str]
+
+
+def encoder(checkpoint: Checkpoint, kind: Kind) -> Callable[[Float[Tensor, "B 3 H W"]], Float[Tensor, "B D"]]:
+    """`embedding`: the unit vectors that a CLIP compares with texts. `pooled`: what a ViT, or the ViT of a CLIP, pools
+    before its head or projection, as the linear probes of CLIP take it (Radford et al. 2021, appendix A.3); of a CoCa
+    the unit vectors.
+
+    Raises UsageError for a model that has none, CheckpointError where its preprocessing is not known."""
+    model = checkpoint.model
+    if kind == "embedding" and not isinstance(model, CLIP):
+        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, and this needs a clip")
+    if not isinstance(model, CLIP | ViT):
+        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, and this needs a clip or a vit")
+    known_preprocessing(checkpoint)
+    if kind == "embedding" or (isinstance(model, CLIP) and type(model) is not CLIP):  # CoCa pools in a way of its own
+        return model.encode_image
+    tower = model.image if isinstance(model, CLIP) else model
+    if tower.config.pool == "none":
+        raise UsageError(f"model {checkpoint.source}: pools no vector of a picture (pool 'none')")
+    return tower.features
+
+
+def unit_vectors(checkpoint: Checkpoint, pooled: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
+    """The `embedding` features of a CLIP that belong to these `pooled` ones."""
+    if type(checkpoint.model) is not CLIP:
+        return pooled
+    with torch.inference_mode():
+        weight = next(checkpoint.model.parameters())
+        return checkpoint.model.project_image(pooled.to(weight.device)).float().cpu()
+
+
+def picture_features(
+    checkpoint: Checkpoint, pictures: PictureSet, kind: Kind = "embedding", batch_size: int = 32,
+    workers: int | None = None, cache: Path | None = None, watch: Watch = lambda *_: None,
+) -> Features:  # fmt: skip
+    """Vectors in float32 on the CPU. A picture that cannot be read is one of `broken`, which begins with those of the
+    set; `watch(done, of, broken)`. `cache`: a folder of files, each for one model and the bytes of some pictures.
+
+    Raises DataError where no picture can be read, UsageError, CheckpointError."""
+    encode = encoder(checkpoint, kind)
+    file = _kept(cache, checkpoint, pictures, kind)
+    if file is not None and file.exists():
+        return _read(file, pictures)
+    items, vectors, keys = _Items(pictures), [], []
+    device = next(checkpoint.model.parameters()).device
+    with torch.inference_mode():
+        for batch in batches(items.media(), checkpoint.preprocessing, batch_size, workers):
+            keys += items.settle(len(batch.read) + len(batch.refused), batch.refused)
+            if len(batch.read):
+                vectors.append(encode(batch.pixels.to(device)).float().cpu())
+            watch(len(keys), len(pictures.keys), len(items.broken))
+    broken = [*pictures.broken, *(items.broken[key] for key in sorted(items.broken))]
+    if not keys:
+        raise DataError(f"{pictures.where}: no picture can be read ({broken[0] if broken else '0 found'})")
+    found = Features(torch.cat(vectors), keys, broken)
+    if wrong := (~found.vectors.isfinite().all(1)).nonzero().flatten().tolist():
+        name = pictures.source.name(keys[wrong[0]])
+        raise CheckpointError(f"model {checkpoint.source}: the vector of {name} is not finite ({len(wrong)} such)")
+    if file is not None:
+        _write(file, found, len(pictures.broken))
+    return found
+
+
+class _Items:
+    """The pictures on their way to the model, so that a refused one is known by its name."""
+
+    def __init__(self, pictures: PictureSet):
+        self.pictures, self.broken = pictures, dict[int, str]()
+        self.waiting: deque[tuple[int, str, Any]] = deque()
+
+    def media(self) -> Iterator[Path | bytes]:
+        for key in self.pictures.keys:
+            try:
+                sample = self.pictures.source.read(key)
+            except BROKEN as error:
+                self._leave_out(key, self.pictures.source.name(key), error)
+            else:
+                self.waiting.append((key, sample.name, sample.media))
+                yield sample.media
+
+    def settle(self, count: int, refused: list[tuple[Any, Exception]]) -> list[int]:
+        """Keys of those read among the next `count`."""
+        causes = {id(media): error for media, error in refused}
+        read = []
+        for key, name, media in [self.waiting.popleft() for _ in range(count)]:
+            if id(media) in causes:
+                text = str(causes[id(media)])
+                prefix = f"{len(media)} bytes: " if isinstance(media, bytes) else ""
+                self._leave_out(key, name, text.removeprefix(prefix))
+            else:
+                read.append(key)
+        return read
+
+    def _leave_out(self, key: int, name: str, cause: object) -> None:
+        text = str(cause)
+        self.broken[key] = text if name in text else f"{name}: {text}"
+
+
+def model_digest(model: nn.Module) -> str:
+    """sha256 of the names, types, shapes and bytes of all tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def pictures_digest(pictures: PictureSet) -> str:
+    """sha256 of the places in the source and the bytes of the pictures, as far as they can be read."""
+    digest = hashlib.sha256()
+    for key in pictures.keys:
+        digest.update(f"{key}\n".encode())
+        try:
+            media = pictures.source.read(key).media
+            data = media if isinstance(media, bytes) else media.read_bytes()
+        except BROKEN:
+            continue
+        digest.update(f"{len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def _kept(cache: Path | None, checkpoint: Checkpoint, pictures: PictureSet, kind: Kind) -> Path | None:
+    if cache is None:
+        return None
+    if cache.exists() and not cache.is_dir():
+        raise UsageError(f"--features_cache {cache}: is a file, and a folder is needed")
+    # the modules too: a model for other arithmetic may have the same tensors
+    made = repr((kind, str(checkpoint.model), to_record(checkpoint.model.config), checkpoint.preprocessing))
+    model = hashlib.sha256(f"{model_digest(checkpoint.model)} {made}".encode()).hexdigest()
+    return cache / f"{kind}-{model[:16]}-{pictures_digest(pictures)[:16]}.safetensors"
+
+
+def _read(file: Path, pictures: PictureSet) -> Features:
+    from safetensors import safe_open
+
+    tensors = read_tensors(file)
+    with safe_open(file, "pt") as opened:
+        told = opened.metadata() or {}
+    if tensors.keys() != {"vectors", "keys"} or "broken" not in told:
+        raise DataError(f"{file}: holds no features of pictures; delete it")
+    return Features(tensors["vectors"], tensors["keys"].tolist(), [*pictures.broken, *json.loads(told["broken"])])
+
+
+def _write(file: Path, found: Features, known: int) -> None:
+    from safetensors.torch import save
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        told = {"broken": json.dumps(found.broken[known:])}
+        write_whole(file, save({"vectors": found.vectors, "keys": torch.tensor(found.keys)}, told))
+    except OSError as error:
+        raise UsageError(f"--features_cache {file.parent}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,253 @@
+"""A file of results that grows a picture at a time: what is in it survives any stop, and a second call goes on there.
+
+Beside `results.csv` lies `results.csv.settings.json`: what the results were made with, since mixed results would
+be wrong without a sign of it."""
+
+import csv
+import fcntl
+import io
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.files import read_json
+from multimodal.tokens.tokenizer import write_whole
+
+STYLES = ("csv", "jsonl")
+SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing, since each picture is written at once
+TORN = 100  # lines: a quote that is open for longer is damage, not a stop in the middle of a picture
+
+
+class Results:
+    """A CSV or JSON-lines file that only one process writes, as a context manager.
+
+    `done`: the pictures in it, as they were named. Relative names are taken from the folder where the first call was
+    made. A picture that was being written when the process was killed is cut off at opening (in CSV the last one
+    always, unless the file was closed: how many rows it should have is not known), so it is done again.
+
+    Raises UsageError: for a file that cannot be written, is none of ours, was made with other `settings` (JSON-ready;
+    with `overwrite` it begins anew), is damaged, or is open in another process."""
+
+    def __init__(
+        self, path: str | Path, style: str, columns: Sequence[str], settings: dict[str, Any], overwrite: bool = False
+    ):
+        if style not in STYLES:
+            raise UsageError(f"{path}: results are appended to {' or '.join(STYLES)}, not to {style!r}")
+        self.path, self.style, self.columns = Path(path), style, list(columns)
+        self.settings = json.loads(json.dumps(settings | {"style": style, "columns": self.columns}))
+        self.record = self.path.with_name(self.path.name + ".settings.json")
+        self.done: set[str] = set()
+        self.folder, self._places = os.getcwd(), set()
+        self._file, self._synced = _opened(self.path), time.monotonic()
+        try:
+            self._begin(overwrite)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> "Results":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def has(self, file: str | Path) -> bool:
+        """Whether this picture is there, however it is named (`a.jpg`, `./a.jpg`, `/photos/a.jpg`). Raises UsageError
+        for a new one with a relative name where the names in the file are relative to another folder."""
+        if os.path.abspath(file) in self._places:
+            return True
+        if os.getcwd() != self.folder and not os.path.isabs(file):
+            raise UsageError(f"{self.path}: relative names in it are from {self.folder}; call from there ({file})")
+        return False
+
+    def append(self, file: str, rows: Sequence[Sequence[Any]], record: dict[str, Any]) -> None:
+        """All of one picture: `rows` in CSV, `record` as a line of JSON. Where this fails, or is stopped, nothing of it
+        is left in the file. Raises UsageError, as for a full disk."""
+        data = _csv(rows) if self.style == "csv" else _line(record)
+        try:
+            self._write(data)
+        except OSError as error:
+            raise UsageError(
+                f"{self.path}: cannot be written ({error.strerror}); it holds {len(self.done)} pictures, and the same "
+                "command goes on from there"
+            ) from None
+        self._add(file)
+
+    def close(self) -> None:
+        """Once more does no harm."""
+        if self._file is None:
+            return
+        try:
+            os.fsync(self._file)
+            self._keep(os.fstat(self._file).st_size)
+        except OSError:
+            pass  # the results are written; the last picture will be done again
+        finally:
+            os.close(self._file)
+            self._file = None
+
+    def _begin(self, overwrite: bool) -> None:
+        size = os.fstat(self._file).st_size
+        if size and not self.record.is_file():
+            _check_ours(self.path, self._file, _csv([self.columns]) if self.style == "csv" else b'{"file": ')
+        if size and not overwrite:
+            self._resume(size)
+            return
+        try:
+            os.ftruncate(self._file, 0)  # first: old results beside new settings would be taken for new ones
+            self._keep(0)
+            self._header()
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be written ({error.strerror})") from None
+
+    def _header(self) -> None:
+        if self.style == "csv":
+            self._write(_csv([self.columns]))
+
+    def _resume(self, size: int) -> None:
+        try:
+            known = read_json(self.record)
+        except CheckpointError as error:
+            raise UsageError(
+                f"{self.path}: what it was made with is not known ({error}); --overwrite begins it anew"
+            ) from None
+        before = known.get("settings")
+        before = before if isinstance(before, dict) else {}
+        if other := sorted(k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)):
+            raise UsageError(
+                f"{self.path}: was made with another {', '.join(other)}; name another file, or --overwrite this one"
+            )
+        self.folder = str(known.get("folder", self.folder))
+        end = self._read(size, closed=known.get("closed_at") == size)
+        os.ftruncate(self._file, end)
+        if end == 0:
+            self._header()
+        elif end != known.get("closed_at"):
+            self._keep(end)  # so that a second kill right here costs no further picture
+
+    def _read(self, size: int, closed: bool) -> int:
+        """Fills `done`; gives the byte where the whole pictures end."""
+        starts: dict[str, int] = {}
+        last = whole = 0
+        with open(self.path, "rb") as file:
+            for name, start, end in (_csv_rows if self.style == "csv" else _json_rows)(file, self.columns, self.path):
+                whole = end
+                if name is not None:
+                    last = starts.setdefault(name, start)
+        if self.style == "csv" and not closed and starts:
+            starts = {name: start for name, start in starts.items() if start != last}
+            whole = last
+        for name in starts:
+            self._add(name)
+        return whole
+
+    def _add(self, name: str) -> None:
+        self.done.add(name)
+        self._places.add(os.path.normpath(os.path.join(self.folder, name)))
+
+    def _write(self, data: bytes) -> None:
+        end = os.fstat(self._file).st_size
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._file, left) :]
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._file, end)
+            raise
+        if time.monotonic() - self._synced > SYNC:
+            os.fsync(self._file)
+            self._synced = time.monotonic()
+
+    def _keep(self, closed_at: int) -> None:
+        record = {"settings": self.settings, "folder": self.folder, "closed_at": closed_at}
+        write_whole(self.record, json.dumps(record, indent=1) + "\n")
+
+
+def _opened(path: Path) -> int:
+    """For appending, locked against other processes. Raises UsageError."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: not a regular file (folder, device, pipe or socket)")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise UsageError(f"{path}: another process is writing it") from None
+    except OSError:
+        pass  # a file system without locks
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise UsageError(f"{path}: not a regular file")
+    return file
+
+
+def _check_ours(path: Path, file: int, header: bytes) -> None:
+    """Raises UsageError, so that a wrong name after -o costs nobody a picture."""
+    begin = os.pread(file, len(header), 0)
+    if begin != header[: len(begin)]:
+        raise UsageError(f"{path}: is no file of these results (it begins with {begin[:20]!r}), and is left as it is")
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    quoting = csv.QUOTE_ALL if any("\r" in str(cell) for row in rows for cell in row) else csv.QUOTE_MINIMAL
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerows(rows)  # of itself it leaves \r bare
+    return text.getvalue().encode("utf-8", "surrogateescape")  # names of files that are no UTF-8
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(record) + "\n").encode()
+
+
+def _csv_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterator[tuple[str | None, int, int]]:
+    """(name of the picture, or None for the header; first byte; byte after) of each whole row."""
+    at, count, ended = 0, 0, True
+
+    def lines() -> Iterator[str]:
+        nonlocal at, count, ended
+        for line in file:
+            at, count, ended = at + len(line), count + 1, line.endswith(b"\n")
+            yield line.decode("utf-8", "surrogateescape")
+
+    rows, start, first = csv.reader(lines(), strict=True), 0, 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error:
+            row = []
+        if not ended or len(row) != len(columns):
+            if file.read(1) or count - first > TORN:
+                raise UsageError(f"{path}: line {first + 1} is damaged; --overwrite begins it anew")
+            return
+        yield (row[0] if start else None), start, at
+        start, first = at, count
+
+
+def _json_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterator[tuple[str | None, int, int]]:
+    start = 0
+    for number, line in enumerate(file, 1):
+        try:
+            name = json.loads(line)["file"] if line.endswith(b"\n") else None
+        except (ValueError, TypeError, LookupError, RecursionError):
+            name = None
+        if not isinstance(name, str):
+            if file.read(1):
+                raise UsageError(f"{path}: line {number} is damaged; --overwrite begins it anew")
+            return
+        yield name, start, start + len(line)
+        start += len(line)

@@ -1,0 +1,179 @@
+"""Calibration: the fits against references, the measures by hand, and what the command prints, stores and draws."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import sets
+import test_cli
+import torch
+from sklearn.calibration import _SigmoidCalibration
+from test_cli import one_line, run
+
+from multimodal.errors import CheckpointError, DataError
+from multimodal.tasks.calibration import (
+    Calibration,
+    answered,
+    bins,
+    calibrate,
+    calibration_error,
+    fitted,
+    folds_of,
+    log_odds,
+    measured,
+)
+from multimodal.tasks.classifier_file import read_classifier
+
+models = test_cli.models  # a fixture
+
+
+@pytest.fixture
+def squares(tmp_path: Path) -> Path:
+    return sets.squares(tmp_path / "squares")
+
+
+def drawn(temperature: float, pictures: int = 4000, labels: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and classes that are as likely as softmax(logits / temperature) says."""
+    source = torch.Generator().manual_seed(0)
+    logits = torch.randn(pictures, labels, generator=source) * 4
+    return logits, (logits / temperature).softmax(1).multinomial(1, generator=source)[:, 0]
+
+
+def test_the_temperature_that_made_the_classes_is_found():
+    logits, classes = drawn(2.5)
+    calibration, held = calibrate("temperature", "softmax", logits, classes, logits.softmax(1), threshold=0.6)
+    assert 1 / calibration.scale[0] == pytest.approx(2.5, rel=0.05)
+    before, after = calibration.figures["before"], calibration.figures["after"]
+    assert after["ece"] < 0.03 < 0.1 < before["ece"]
+    assert after["nll"] < before["nll"]
+    assert after["accuracy"] == before["accuracy"]
+    assert torch.equal(calibration(logits).argsort(1), logits.argsort(1))
+    assert after["right_of_answers"] > before["right_of_answers"]
+    assert held.sum(1).allclose(torch.ones(len(held)).double())
+
+
+def test_no_other_temperature_has_a_smaller_loss():
+    logits, classes = drawn(0.7, 500)
+    (scale,), _ = fitted("temperature", "softmax", logits, classes)
+    loss = lambda s: torch.nn.functional.cross_entropy(logits.double() * s, classes).item()
+    assert loss(scale) <= min(loss(scale * factor) for factor in (0.9, 0.999, 1.001, 1.1))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_platt_scaling_equals_scikit_learns(loss):
+    """With Platt's own targets: the shared one on all pairs of picture and label, else a label at a time."""
+    logits, classes = drawn(1.5, 800)
+    classes[::7] = -1  # pictures of something else
+    odds, own = log_odds(loss, logits), classes[:, None] == torch.arange(5)
+    slope, offset = fitted("platt", loss, logits, classes)
+    known = _SigmoidCalibration().fit(odds.flatten().numpy(), own.flatten().numpy())
+    assert [slope.item(), offset.item()] == pytest.approx([-known.a_, -known.b_], rel=1e-3, abs=1e-3)
+    slopes, offsets = fitted("platt-per-label", loss, logits, classes)
+    for label in range(5):
+        known = _SigmoidCalibration().fit(odds[:, label].numpy(), own[:, label].numpy())
+        assert [slopes[label], offsets[label]] == pytest.approx([-known.a_, -known.b_], rel=1e-3, abs=1e-3)
+
+
+def test_log_odds_are_those_of_the_models_own_probability():
+    logits = torch.tensor([[3.0, -1.0, 0.5], [100.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    odds = log_odds("softmax", logits)
+    assert odds.sigmoid().allclose(logits.double().softmax(1), atol=1e-9)
+    assert odds.isfinite().all()
+    assert log_odds("sigmoid", logits).equal(logits.double())
+
+
+def test_measures_by_hand():
+    """Two spans of scores: (0.6, 0.66…] with one of two right, (0.86…, 0.93…] with both."""
+    best, right = torch.tensor([0.61, 0.65, 0.9, 0.9]), torch.tensor([True, False, True, True])
+    assert calibration_error(best, right) == pytest.approx((2 * (0.63 - 0.5) + 2 * (1 - 0.9)) / 4)
+    table = bins(best, right)
+    assert table[:, 0].sum() == 4
+    assert table[9].tolist() == pytest.approx([2, 0.63, 0.5])
+    assert bins(torch.tensor([0.0, 1.0]), torch.tensor([True, True]))[[0, 14], 0].tolist() == [1, 1]
+    scores = torch.tensor([[0.8, 0.2], [0.4, 0.6], [0.9, 0.1]]).double()
+    classes = torch.tensor([0, 0, -1])
+    figures = answered(scores, classes, 0.7)
+    assert figures == {"false_accept": 1.0, "false_reject": 0.5, "right_of_answers": 0.5}
+    assert measured("temperature", scores, classes).nll == pytest.approx(-torch.tensor([0.8, 0.4]).log().mean().item())
+    assert measured("platt", scores, classes).accuracy == 0.5
+
+
+def test_figures_are_of_pictures_that_were_not_fitted():
+    """Logits that know nothing: a fit of two numbers a label to itself would look better than it is."""
+    source = torch.Generator().manual_seed(0)
+    logits, classes = torch.randn(60, 20, generator=source) * 5, torch.randint(20, (60,), generator=source)
+    calibration, held = calibrate("platt-per-label", "softmax", logits, classes, logits.softmax(1))
+    own = measured("platt-per-label", calibration(logits.double()), classes)
+    assert calibration.figures["after"]["nll"] > 1.05 * own.nll
+    assert calibration.figures["after"] == measured("platt-per-label", held, classes)._asdict()
+    folds = folds_of(classes)
+    assert torch.bincount(folds).tolist() == [12] * 5
+    pairs = torch.arange(20).repeat(10)
+    assert all((torch.bincount(folds_of(pairs)[pairs == label], minlength=5) == 2).all() for label in range(20))
+
+
+def test_too_few_pictures_and_a_record_that_does_not_fit_are_refused():
+    logits, classes = drawn(1, 19)
+    with pytest.raises(DataError, match="19 pictures of the labels: at least 20"):
+        calibrate("temperature", "softmax", logits, classes, logits.softmax(1))
+    with pytest.raises(DataError, match="of two labels"):
+        calibrate("temperature", "softmax", *(torch.cat([x, x]) for x in (logits, classes * 0, logits.softmax(1))))
+    good = Calibration("platt", "softmax", (1.0,), (0.0,), {}).to_dict()
+    assert Calibration.from_dict(json.loads(json.dumps(good)), 3, "f").scale == (1.0,)
+    for change in (
+        {"kind": "other"},
+        {"scale": []},
+        {"offset": [float("nan")]},
+        {"kind": "platt-per-label"},
+        {"scale": "x"},
+    ):
+        with pytest.raises(CheckpointError, match="f: its calibration cannot be used"):
+            Calibration.from_dict(good | change, 3, "f")
+
+
+@pytest.mark.parametrize("kind", ["temperature", "platt", "platt-per-label"])
+def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, models, squares, tmp_path, kind):
+    file, picture = tmp_path / "c.safetensors", tmp_path / "curve.png"
+    code, out, err = run(capsys, "classify", "--calibrate", squares, "--calibration", kind, "-m", models / "clip",
+                         "--save_classifier", file, "--reliability", picture, "--threshold", 0.3)  # fmt: skip
+    assert (code, err) == (0, "")
+    assert re.search(rf"^{kind}: .+ fitted to 32 pictures of 4 labels$", out, re.MULTILINE)
+    rows = re.findall(r"(before|after) +accuracy (\S+)  NLL (\S+)  ECE (\S+)  false rejects \S+", out)
+    assert [row[0] for row in rows] == ["before", "after"]
+    assert kind == "platt-per-label" or rows[0][1] == rows[1][1]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    record = read_classifier(file).record
+    assert record["labels"] == ["blue square", "green square", "red square", "yellow square"]
+    common = ["classify", squares / "red_square", "-m", models / "clip", "--format", "json"]
+    found = json.loads(run(capsys, *common, "--classifier", file)[1])
+    plain = json.loads(run(capsys, *common, "--labels", *record["labels"])[1])
+    calibration = Calibration.from_dict(record["calibration"], 4, "")
+    for own, before in zip(found, plain, strict=True):
+        scores = {s["label"]: s["score"] for s in before["scores"]}
+        logits = torch.tensor([scores[label] for label in record["labels"]]).double().log()  # up to a shift
+        wanted = dict(zip(record["labels"], calibration(logits[None])[0].tolist(), strict=True))
+        assert {s["label"]: s["score"] for s in own["scores"]} == pytest.approx(wanted, abs=1e-4)
+        assert own["answer"] == (own["scores"][0]["label"] if own["scores"][0]["score"] >= 0.3 else None)
+    err = run(capsys, *common, "--classifier", file, "--scores", "softmax" if kind != "temperature" else "sigmoid")[2]
+    assert f"the classifier is calibrated ({kind})" in one_line(err)
+
+
+def test_classes_that_are_no_label_count_as_none_of_these(capsys, models, squares):
+    common = ["classify", "--calibrate", squares, "-m", models / "clip", "--threshold", 0.2, "--calibration", "platt"]
+    code, out, _ = run(capsys, *common, "--labels", "Red square", "blue_square", "green square")
+    assert code == 0
+    assert "fitted to 24 pictures of 3 labels" in out
+    assert "8 pictures of 1 other classes (as none of these): yellow_square" in out
+    assert "false accepts" in out
+    err = run(capsys, *common, "--labels", "cat", "dog")[2]
+    assert "none of its 4 classes (such as 'blue_square') is one of the 2 labels" in one_line(err)
+    assert "no such file" in one_line(run(capsys, "classify", "--calibrate", "absent", "-m", models / "clip")[2])
+
+
+def test_a_broken_picture_of_the_calibration_is_told_and_the_rest_used(capsys, models, squares):
+    (squares / "red_square" / "0.png").write_bytes(b"no picture")
+    code, out, err = run(capsys, "classify", "--calibrate", squares, "-m", models / "clip")
+    assert code == 1
+    assert "0.png" in one_line(err)
+    assert "fitted to 31 pictures" in out

@@ -1,0 +1,293 @@
+"""Captions by every way of decoding: what the options mean, batched as alone, and what is refused or said."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import ALL, randomized
+
+from multimodal import caption, rules, search
+from multimodal.blocks.stack import transformer
+from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
+from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.text import TextConfig
+from multimodal.models.vit import ViTConfig
+from multimodal.tasks.caption import CaptionWriter, caption_many, prepared
+from multimodal.tasks.caption_options import CaptionOptions, options_for
+from multimodal.tasks.pictures import pixels_of
+from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text import BytePairTokenizer
+from multimodal.weights.folder import Checkpoint
+
+RECORD = Preprocessing((16, 16), "squash", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+CONTEXT = 20
+pytestmark = pytest.mark.filterwarnings("ignore:.*the caption is empty")  # of one picture it is
+
+
+def written(seed: int = 0, end: float = 0.0) -> Checkpoint:
+    """A random captioner whose captions differ from picture to picture; `end` makes the end more probable."""
+    tokenizer = BytePairTokenizer.train(["a red wall and the deep blue sea", "a dog runs on the green field"] * 3, 290)
+    image = ViTConfig((16, 16), 8, transformer(16, 1, 2, 24), "none", False)
+    text = TextConfig(tokenizer.vocab_size, CONTEXT, transformer(16, 2, 2, 24, source_width=16), True, False)
+    model = randomized(Captioner(CaptionerConfig(image, text)), seed)
+    with torch.no_grad():
+        model.decoder.embed.weight.mul_(4)
+        model.decoder.head.weight.mul_(2)
+        for block in model.decoder.stack.blocks:
+            block.cross.out.weight.mul_(4)
+        model.decoder.stack.norm.weight[0], model.decoder.stack.norm.bias[0] = 0, 1  # a state that is always 1
+        model.decoder.head.weight[:, 0] = 0
+        model.decoder.head.weight[:259, 0] = -60.0  # no control ids and no single bytes, which may be no letters
+        model.decoder.head.weight[tokenizer.eos_id, 0] = end
+    return Checkpoint(model, tokenizer, RECORD, "tiny")
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Checkpoint:
+    return written(end=2.0)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    random = np.random.default_rng(0)
+    shapes = [(20, 30), (16, 16), (50, 40), (33, 21), (16, 40)]
+    return [Image.fromarray(random.integers(0, 255, (*shape, 3), np.uint8)) for shape in shapes]
+
+
+WAYS = {
+    "greedy": {},
+    "beam": {"beam_size": 4},
+    "beams": {"beam_size": 4, "num_captions": 3, "length_penalty": 0.0},
+    "rules": {"beam_size": 3, "no_repeat_ngram": 2, "min_tokens": 4, "repetition_penalty": 1.4},
+    "greedy-rules": {"no_repeat_ngram": 1, "min_tokens": 6, "repetition_penalty": 1.4},
+    "nucleus": {"top_p": 0.9, "seed": 3, "num_captions": 3},
+    "top-k": {"top_k": 5, "temperature": 0.7, "min_tokens": 2},
+    "prompt": {"prompt": "a red", "beam_size": 2, "no_repeat_ngram": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_of_any_size_gives_what_each_picture_gives_alone(captioner, pictures, way):
+    write = CaptionWriter(*prepared(captioner, "float32", None, WAYS[way]))
+    pixels = pixels_of(pictures, RECORD)
+    alone = [write(one[None])[0] for one in pixels]
+    assert len({tuple(found[0].ids) for found in alone}) > 2
+    for size in (2, 5):
+        together = [found for first in range(0, 5, size) for found in write(pixels[first : first + size])]
+        for found, own in zip(together, alone, strict=True):
+            assert [one.ids for one in found] == [one.ids for one in own]
+            assert [one.logprob for one in found] == pytest.approx([one.logprob for one in own], abs=1e-4)
+    order = torch.tensor([4, 0, 2])
+    assert [found[0].ids for found in write(pixels[order])] == [alone[i][0].ids for i in order.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["captioner-bert", "git", "coca"])
+@pytest.mark.parametrize("way", ["greedy", "beams", "nucleus", "prompt"])
+def test_every_kind_of_captioner_is_decoded_batched_as_alone(captioner, pictures, kind, way):
+    made, config = ALL[kind]
+    text = "text" if kind == "coca" else "decoder"
+    image = replace(config.image, image=(16, 16), patch=8)
+    sized = replace(getattr(config, text), vocabulary=captioner.tokenizer.vocab_size)
+    model = randomized(made(replace(config, image=image, **{text: sized})), 3)
+    write = CaptionWriter(*prepared(replace(captioner, model=model), "auto", None, WAYS[way]))
+    pixels = pixels_of(pictures, RECORD)
+    together = write(pixels)
+    assert len({tuple(found[0].ids) for found in together}) > 1
+    for found, one in zip(together, pixels, strict=True):
+        (own,) = write(one[None])
+        assert [a.ids for a in found] == [a.ids for a in own]
+        assert [a.logprob for a in found] == pytest.approx([a.logprob for a in own], abs=1e-4)
+        assert found[0].text.startswith(WAYS[way].get("prompt", ""))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_caption_says_of_itself(captioner, pictures, way):
+    options = WAYS[way]
+    checkpoint, chosen = prepared(captioner, "float32", None, options)
+    write = CaptionWriter(checkpoint, chosen)
+    tokenizer, prompt = captioner.tokenizer, write.prompt
+    rows = caption(pictures, captioner, **options)
+    for picture, row in zip(pictures, rows, strict=True):
+        (found,) = write(pixels_of([picture], RECORD))
+        assert [one.text for one in found] == [one["caption"] for one in row.get("captions", [row])]
+        assert {name: row[name] for name in found[0].record()} == found[0].record()
+        for one in found:
+            assert one.finished == (len(one.ids) < min(40, CONTEXT - len(prompt)))
+            assert one.tokens == len(one.ids) + one.finished
+            assert one.score == pytest.approx(one.logprob / one.tokens ** options.get("length_penalty", 1.0))
+            assert one.text.startswith(options.get("prompt", ""))
+            assert len(one.ids) >= options.get("min_tokens", 0)
+            assert tokenizer.eos_id not in one.ids
+            if size := options.get("no_repeat_ngram"):
+                whole = prompt + one.ids
+                grams = [tuple(whole[i : i + size]) for i in range(len(whole) - size + 1)]
+                assert len(set(grams)) == len(grams)
+        assert [one.score for one in found if one.finished] == sorted(
+            (one.score for one in found if one.finished), reverse=True
+        )
+
+
+def test_beams_are_penalised_on_log_probabilities_as_transformers_does(captioner, pictures):
+    pixels = pixels_of(pictures, RECORD)
+    write = CaptionWriter(*prepared(captioner, "float32", None, {"beam_size": 3, "repetition_penalty": 1.4}))
+    with torch.no_grad():
+        step, cache = captioner.model.decoding(captioner.model.encode(pixels))
+        found = search.beam(
+            step, torch.full((5, 1), captioner.tokenizer.bos_id), cache, eos=captioner.tokenizer.eos_id, beams=3,
+            max_new=CONTEXT - 1, patience=math.inf, length_penalty=search.per_token(1.0),
+            rules=[rules.normalised, rules.repetition_penalty(1.4)],
+        )  # fmt: skip
+    made = [own[0] for own in write(pixels)]
+    assert [one.ids for one in made] == found.ids
+    assert [one.logprob for one in made] == pytest.approx(found.logprobs, abs=1e-4)
+
+
+def test_logprob_is_the_models_own_whatever_was_narrowed(captioner, pictures):
+    for options in ({}, {"beam_size": 3}, {"top_p": 0.5, "seed": 1}):
+        row = caption(pictures[0], captioner, compute_type="float32", **options)[0]
+        write = CaptionWriter(*prepared(captioner, "float32", None, options))
+        ids = write(pixels_of(pictures[:1], RECORD))[0][0].ids
+        full = [captioner.tokenizer.bos_id, *ids, *[captioner.tokenizer.eos_id] * row["finished"]]
+        with torch.no_grad():
+            logits = captioner.model(pixels_of(pictures[:1], RECORD), torch.tensor([full[:-1]]))[0]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(full[1:])[:, None]).sum().item()
+        assert row["logprob"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_draws_follow_the_seed_and_equal_texts_are_one(captioner, pictures):
+    drawn = [caption(pictures[2], captioner, temperature=0.3, num_captions=30, seed=seed)[0] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    texts = [one["caption"] for one in drawn[0]["captions"]]
+    assert len(set(texts)) == len(texts) < 30
+    assert sum(one["count"] for one in drawn[0]["captions"]) == 30
+    assert len(caption(pictures[2], captioner, top_k=1, num_captions=30)[0]["captions"]) == 1
+    assert caption(pictures[2], captioner, top_k=1)[0]["caption"] == caption(pictures[2], captioner)[0]["caption"]
+
+
+def test_a_cut_caption_is_flagged(captioner, pictures):
+    whole = caption(pictures[2], captioner, min_tokens=6)[0]
+    cut = caption(pictures[2], captioner, max_tokens=5, min_tokens=5)[0]
+    assert (whole["finished"], cut["finished"], cut["tokens"]) == (True, False, 5)
+    with pytest.warns(UserWarning, match="max_tokens 99: the model's context leaves 19"):
+        caption(pictures[2], captioner, max_tokens=99)
+
+
+def test_typed_control_tokens_stay_text(captioner):
+    tokenizer = captioner.tokenizer
+    for control in (tokenizer.bos_id, tokenizer.eos_id):
+        spelled = tokenizer.decode([control], skip_control=False)
+        write = CaptionWriter(captioner, CaptionOptions(prompt=spelled))
+        assert len(spelled) > 1
+        assert control not in write.prompt[1:]
+        assert tokenizer.decode(write.prompt) == spelled
+
+
+def test_an_empty_caption_is_said_and_broken_logits_are_refused(pictures):
+    ends = written(end=60.0)
+    with pytest.warns(UserWarning, match="the caption is empty"):
+        (row,) = caption(pictures[0], ends)
+    assert (row["caption"], row["tokens"], row["finished"]) == ("", 1, True)
+    mute = written(end=-60.0)
+    few = replace(mute, tokenizer=mute.tokenizer)
+    with torch.no_grad():
+        few.model.decoder.head.weight[4:] = math.nan  # a vocabulary of four
+    for options in ({}, {"beam_size": 3}, {"temperature": 1.0}):
+        with pytest.raises(CheckpointError, match="logits that are not finite"):
+            caption(pictures[0], few, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 2}, {"temperature": 1.0}])
+def test_a_caption_that_the_rules_ended_is_said(monkeypatch, captioner, pictures, options):
+    never = CaptionWriter._rules
+
+    def all_but_few(self, eos):
+        rule, end = never(self, eos)[:-1], never(self, eos)[-1]
+
+        def few(ids, logits):
+            logits[:, :-6] = -math.inf
+            return logits
+
+        return [*rule, few, end]
+
+    monkeypatch.setattr(CaptionWriter, "_rules", all_but_few)
+    with pytest.warns(UserWarning, match="under min_tokens 12: the rules forbid every other token"):
+        (row,) = caption(pictures[0], captioner, no_repeat_ngram=1, min_tokens=12, **options)
+    assert row["finished"]
+    assert math.isfinite(row["score"])
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"beams": 3}, "option 'beams': unknown"),
+        ({"beam_size": 0}, "beam_size: must be a whole number from 1 to 1000"),
+        ({"num_captions": 2.5}, "num_captions: must be a whole number"),
+        ({"top_p": 0}, "top_p: must be a number from above 0 to 1"),
+        ({"top_p": math.nan}, "top_p"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": 1e-30}, "too near 0"),
+        ({"temperature": 0.0, "top_k": 3}, "top_k 3: is for drawing"),
+        ({"temperature": 1.0, "beam_size": 3}, "beam_size 3: does not draw"),
+        ({"num_captions": 3}, "needs a beam_size"),
+        ({"num_captions": 3, "beam_size": 2}, "needs a beam_size"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens 9: is above max_tokens 8"),
+        ({"min_tokens": 30}, "min_tokens 30: the model's context leaves 19"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"prompt": 3}, "prompt: must be a text"),
+        ({"compute_type": "int3"}, "compute_type 'int3'"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_in_one_line(captioner, pictures, options, cause):
+    with pytest.raises(UsageError, match=cause) as error:
+        caption(pictures[0], captioner, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(captioner, pictures):
+    with pytest.raises(TextError, match="the model's context is 20"):
+        caption(pictures[0], captioner, prompt="xyz " * 20)
+    assert caption(pictures[0], captioner, prompt="a red wall")[0]["caption"].startswith("a red wall")
+
+
+def test_the_cards_options_hold_until_others_are_asked_for(captioner, pictures):
+    card = {"caption": {"beam_size": 3, "no_repeat_ngram": 2, "prompt": "a"}}
+    own = replace(captioner, card=card)
+    assert caption(pictures[0], own) == caption(pictures[0], captioner, **card["caption"])
+    assert options_for(own, {"beam_size": 2}) == CaptionOptions(beam_size=2, no_repeat_ngram=2, prompt="a")
+    drawn = options_for(own, {"top_p": 0.9, "num_captions": 4})  # no beam then
+    assert (drawn.beam_size, drawn.temperature, drawn.no_repeat_ngram) == (1, 1.0, 2)
+    draws = replace(captioner, card={"caption": {"temperature": 0.7, "top_k": 5}})
+    assert options_for(draws, {}).temperature == 0.7
+    assert options_for(draws, {"beam_size": 4}) == CaptionOptions(beam_size=4)
+    for wrong, cause in [({"beam": 3}, "unknown"), ({"beam_size": "3"}, "whole number"), ([], "is no table"),
+                         ({"num_captions": 2}, "needs a beam_size")]:  # fmt: skip
+        with pytest.raises(CheckpointError, match=f"tiny: card, caption: .*{cause}"):
+            caption(pictures[0], replace(captioner, card={"caption": wrong}))
+
+
+def test_broken_pictures_stand_in_their_place_and_the_others_are_done(captioner, pictures, tmp_path: Path):
+    names = []
+    for number, picture in enumerate(pictures[:5]):
+        names.append(tmp_path / f"{number}.png")
+        picture.save(names[-1])
+    names[2].write_bytes(names[2].read_bytes()[:40])
+    found = dict(caption_many(names, captioner, batch_size=2))
+    assert set(found) == set(names)
+    assert isinstance(found[names[2]], ImageError)
+    good = [name for name in names if name != names[2]]
+    assert [found[name]["caption"] for name in good] == [row["caption"] for row in caption(good, captioner)]
+    with pytest.raises(ImageError, match=r"2\.png"):
+        caption(names, captioner)
+
+
+def test_a_model_that_cannot_caption_is_refused(captioner, pictures):
+    for part in ("tokenizer", "preprocessing"):
+        with pytest.raises(CheckpointError, match=f"its {part}.* is not known"):
+            caption(pictures[0], replace(captioner, **{part: None}))
+    with pytest.raises(MultimodalError, match="captions need a captioner"):
+        caption(pictures[0], Checkpoint(captioner.model.image, captioner.tokenizer, RECORD))

@@ -1,0 +1,393 @@
+"""`multimodal evaluate zeroshot|retrieval|linear-probe|few-shot`: parity with open_clip, outputs, and unusable data."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_cli
+import torch
+from PIL import Image
+from sets import COLOURS, lines, shard, squares, table
+from test_cli import one_line, run
+from vision_references import open_clip_case, timm_case
+
+from multimodal.models.vit import ViT
+from multimodal.tasks.evaluate_zeroshot import zero_shot_logits
+from multimodal.tasks.features import model_digest, picture_features
+from multimodal.tasks.labels import prompt_functions
+from multimodal.tasks.picture_sets import open_pictures
+from multimodal.tasks.zeroshot import ZeroShotClassifier, classifier_of
+from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.weights import clip_openai, vit_timm
+from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+
+models = test_cli.models  # a fixture
+RECIPES = Path(__file__).parent.parent / "recipes"
+TEXT = {"context_length": 77, "vocab_size": 49408, "width": 24, "heads": 3, "layers": 2}
+CLASSES = ["blue square", "green square", "red square", "yellow square", "tench", "great white shark, <end_of_text>"]
+
+
+def evaluated(capsys, *arguments: object) -> dict:
+    code, out, err = run(capsys, "evaluate", *arguments, "--output", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return squares(tmp_path_factory.mktemp("data") / "val", 6)
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """Three pictures of each colour with two captions each."""
+    rows = [
+        {"file_name": f"val/{name}_square/{i}.png", "captions": [f"a {name} square {i}", f"number {i} is {name}"]}
+        for name in COLOURS for i in range(3)
+    ]  # fmt: skip
+    return lines(pictures.parent / "captions.jsonl", rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"init_logit_bias": -10.0}], ids=["softmax", "sigmoid"])
+def test_logits_are_those_of_open_clips_zero_shot_classifier(options, pictures):
+    from open_clip import build_zero_shot_classifier
+    from open_clip.tokenizer import tokenize
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    vision = {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8}
+    made = open_clip_case(clip_openai.FAMILY, vision=vision, text=TEXT, **options)
+    checkpoint = made.family.load(made.tensors, made.config, "tiny")
+    record = Preprocessing((32, 32), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+    checkpoint = Checkpoint(checkpoint.model, checkpoint.tokenizer, record, "tiny", checkpoint.card)
+    templates = prompt_functions("clip80")
+    # open_clip lets "<end_of_text>" end the text; in a label it is text here, so its own class is left out there
+    wanted = build_zero_shot_classifier(made.reference, tokenize, CLASSES[:5], templates)
+    transform = image_transform_v2(PreprocessCfg(size=32), is_train=False)
+    source = open_pictures(pictures)
+    files = [source.source.read(key).media for key in source.keys]
+    with torch.no_grad():
+        images = torch.stack([transform(Image.open(file)) for file in files])
+        expected = made.reference.logit_scale.exp() * made.reference.encode_image(images, normalize=True) @ wanted
+        expected = expected + (made.reference.logit_bias if options else 0)
+    classifier = ZeroShotClassifier(checkpoint, CLASSES, "clip80")
+    found = picture_features(checkpoint, source, batch_size=7)
+    mine = zero_shot_logits(classifier, found.vectors)
+    assert found.keys == list(range(24))
+    assert expected.std() > 1e-2
+    torch.testing.assert_close(mine[:, :5], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(classifier.logits(images), mine, rtol=1e-5, atol=1e-5)
+    fast = classifier_of(checkpoint, CLASSES, "clip80")  # what the command computes with
+    again = zero_shot_logits(fast, picture_features(fast.checkpoint, source).vectors)
+    torch.testing.assert_close(again[:, :5], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_zeroshot_json_table_report_and_confusion(capsys, models, pictures, tmp_path):
+    made = evaluated(capsys, "zeroshot", pictures, "-m", models / "clip", "--report", tmp_path / "r.html",
+                     "--confusion", tmp_path / "c.png")  # fmt: skip
+    assert made["task"] == "zeroshot"
+    assert made["data"] == [str(pictures)]
+    assert made["model"] == str(models / "clip")
+    assert made["templates"] == ["a photo of a {}"]
+    assert (made["pictures"], made["classes"], made["acc5"], made["left_out"]) == (24, 4, None, [])
+    names = ["blue square", "green square", "red square", "yellow square"]
+    assert [row["class"] for row in made["per_class"]] == names
+    right = sum(row["recall"] * row["pictures"] for row in made["per_class"])
+    assert made["acc1"] == pytest.approx(right / 24)
+    assert sum(row["found"] for row in made["per_class"]) == 24
+    checkpoint = load_folder(models / "clip")
+    classifier, source = ZeroShotClassifier(checkpoint, names), open_pictures(pictures)
+    best = zero_shot_logits(classifier, picture_features(checkpoint, source).vectors).argmax(1).tolist()
+    assert made["acc1"] == pytest.approx(np.mean([place == number // 6 for number, place in enumerate(best)]))
+    with Image.open(tmp_path / "c.png") as picture:
+        assert picture.size[0] > 400
+    page = (tmp_path / "r.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "yellow square" in page
+    code, out, _ = run(capsys, "evaluate", "zeroshot", pictures, "-m", models / "clip", "--report", tmp_path / "r.md")
+    assert code == 0
+    assert f"acc1 {100 * made['acc1']:.2f} %   acc5 –" in out
+    assert "## Classes" in (tmp_path / "r.md").read_text()
+
+
+def test_recipe_and_command_give_the_same_figures(capsys, models, pictures, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from evaluate_pictures import PictureOptions, zero_shot
+
+    made = evaluated(capsys, "zeroshot", pictures, "-m", models / "clip")
+    figures = zero_shot(load_folder(models / "clip"), str(pictures), PictureOptions(()), None)
+    assert figures["top1"] == pytest.approx(made["acc1"], abs=1e-4)
+    assert (figures["pictures"], figures["classes"]) == (24, 4)
+
+
+def test_names_of_classes_come_from_a_table_or_a_list(capsys, models, pictures, tmp_path):
+    common = ["zeroshot", pictures, "-m", models / "clip"]
+    rows = [{"id": f"{name}_square", "names": [f"the {name} thing"]} for name in COLOURS]
+    made = evaluated(capsys, *common, "--classes", lines(tmp_path / "classes.jsonl", rows))
+    assert [row["class"] for row in made["per_class"]] == [f"the {name} thing" for name in COLOURS]
+    plain = evaluated(capsys, *common)
+    # by name in any order, among others that have no pictures
+    (tmp_path / "names.txt").write_text("dog\nYellow square\nred square\ngreen square\nblue_square\n")
+    more = evaluated(capsys, *common, "--labels_file", tmp_path / "names.txt")
+    assert (more["classes"], more["classes_with_pictures"], more["acc5"]) == (5, 4, 1.0)
+    assert more["per_class"][0] == {**more["per_class"][0], "class": "dog", "pictures": 0, "recall": None}
+    # by place, as torchvision numbers the folders
+    (tmp_path / "names.txt").write_text("azure\nlime\ncrimson\nlemon\n")
+    placed = evaluated(capsys, *common, "--labels_file", tmp_path / "names.txt")
+    assert [row["class"] for row in placed["per_class"]] == ["azure", "lime", "crimson", "lemon"]
+    assert [row["pictures"] for row in placed["per_class"]] == [6] * 4
+    assert placed["acc1"] != plain["acc1"] or placed["per_class"] != plain["per_class"]
+    for bad, cause in (("azure\nlime\n", "none of its 2 labels"), ("red square\na\nb\nc\n", "'blue_square'")):
+        (tmp_path / "names.txt").write_text(bad)
+        code, out, err = run(capsys, "evaluate", *common, "--labels_file", tmp_path / "names.txt")
+        assert (code, out) == (1, "")
+        assert cause in one_line(err)
+
+
+def test_a_saved_classifier_gives_the_figures_of_its_labels(capsys, models, pictures, tmp_path):
+    (tmp_path / "names.txt").write_text("yellow square\nred square\ngreen square\nblue square\n")
+    file, common = tmp_path / "f.safetensors", ["-m", models / "clip"]
+    code, _, err = run(capsys, "classify", "--labels_file", tmp_path / "names.txt", "--save_classifier", file, *common)
+    assert (code, err) == (0, "")
+    saved = evaluated(capsys, "zeroshot", pictures, *common, "--classifier", file)
+    plain = evaluated(capsys, "zeroshot", pictures, *common)
+    assert saved["acc1"] == plain["acc1"]
+    assert saved["classifier"] == str(file)
+    (pictures / "zebra").mkdir()
+    try:
+        shutil.copy(pictures / "red_square" / "0.png", pictures / "zebra")
+        code, _, err = run(capsys, "evaluate", "zeroshot", pictures, *common, "--classifier", file)
+    finally:
+        shutil.rmtree(pictures / "zebra")
+    assert code == 1
+    assert "'zebra'" in one_line(err)
+
+
+def test_tars_lists_and_limit(capsys, models, tmp_path):
+    tar = shard(tmp_path / "a.tar", range(9))
+    made = evaluated(capsys, "zeroshot", tar, "-m", models / "clip", "--limit", "5")
+    assert (made["pictures"], made["classes"]) == (5, 3)
+    both = evaluated(capsys, "zeroshot", tar, tar, "-m", models / "clip")
+    assert both["pictures"] == 18
+    made = evaluated(capsys, "retrieval", table(tmp_path / "a.csv", range(4)), "-m", models / "clip")
+    assert (made["pictures"], made["texts"]) == (4, 4)
+
+
+def test_broken_pictures_are_listed_counted_and_left_out(capsys, models, tmp_path):
+    tar = shard(tmp_path / "a.tar", range(9), broken=[4])
+    code, out, err = run(capsys, "evaluate", "zeroshot", tar, "-m", models / "clip", "--output", "json")
+    made = json.loads(out)
+    assert code == 1
+    assert (made["pictures"], made["broken"]) == (8, 1)
+    assert "a.tar!004.png: " in one_line(err)
+    assert "bytes" not in made["left_out"][0].split(":")[1]
+    rows = [{"file_name": "absent.png", "label": "cat"}, {"file_name": "val.png"}, {"label": "dog"}, "no json"]
+    squares(tmp_path / "s", 1)
+    rows += [{"file_name": f"s/{name}_square/0.png", "label": name} for name in COLOURS]
+    listed = lines(tmp_path / "list.jsonl", rows)
+    code, out, err = run(capsys, "evaluate", "zeroshot", listed, "-m", models / "clip")
+    assert code == 1
+    assert "left out as broken: 4" in out
+    assert len(err.splitlines()) == 4
+    for cause in ("absent.png", "no label", "line 3: no audio_filepath", "line 4: no JSON"):
+        assert cause in err
+
+
+def test_features_are_kept_for_the_model_and_the_pictures(capsys, models, tmp_path, monkeypatch):
+    tar, cache = shard(tmp_path / "a.tar", range(9), broken=[4]), tmp_path / "cache"
+    common = ["evaluate", "zeroshot", tar, "-m", models / "clip", "--output", "json", "--features_cache", cache]
+    first = run(capsys, *common)
+    assert len(list(cache.iterdir())) == 1
+
+    def never(*_: object):
+        raise AssertionError("encoded again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("multimodal.models.clip.CLIP.encode_image", never)
+        again = run(capsys, *common)
+    told = [{name: value for name, value in json.loads(one[1]).items() if name != "seconds"} for one in (first, again)]
+    assert told[0] == told[1]
+    assert again[2] == first[2]  # the broken picture is named again
+    shard(tmp_path / "a.tar", [*range(8), 20])
+    assert json.loads(run(capsys, *common)[1])["pictures"] == 9
+    run(capsys, *common, "--compute_type", "bfloat16")
+    assert len(list(cache.iterdir())) == 3
+    for file in cache.iterdir():
+        file.write_bytes(file.read_bytes()[:-4])
+    code, _, err = run(capsys, *common)
+    assert code == 1
+    assert "cannot be read as safetensors" in one_line(err)
+
+
+def test_a_digest_changes_with_every_weight(models):
+    model = load_folder(models / "clip").model
+    before = model_digest(model)
+    assert before == model_digest(load_folder(models / "clip").model)
+    with torch.no_grad():
+        model.logit_scale.add_(1e-6)
+    assert model_digest(model) != before
+
+
+def test_retrieval_gives_both_ways_and_the_hardest_queries(capsys, models, captions, tmp_path):
+    made = evaluated(capsys, "retrieval", captions, "-m", models / "clip", "--report", tmp_path / "r.md")
+    assert (made["pictures"], made["texts"]) == (12, 24)
+    for way in ("image_to_text", "text_to_image"):
+        assert made[way].keys() == {"recall@1", "recall@5", "recall@10", "median_rank", "mean_reciprocal_rank"}
+        assert 0 <= made[way]["recall@1"] <= made[way]["recall@5"] <= made[way]["recall@10"] <= 1
+    assert "## Found last" in (tmp_path / "r.md").read_text()
+    code, out, _ = run(capsys, "evaluate", "retrieval", captions, "-m", models / "clip")
+    assert code == 0
+    assert "image to text" in out
+
+
+def test_retrieval_takes_a_line_for_each_text_as_one_picture(capsys, models, captions):
+    rows = [json.loads(line) for line in captions.read_text().splitlines()]
+    singly = [{"file_name": row["file_name"], "text": text} for row in rows for text in row["captions"]]
+    path = lines(captions.parent / "singly.jsonl", singly)
+    made, same = (evaluated(capsys, "retrieval", one, "-m", models / "clip") for one in (path, captions))
+    assert {key: made[key] for key in ("pictures", "texts", "image_to_text", "text_to_image")} == {
+        key: same[key] for key in ("pictures", "texts", "image_to_text", "text_to_image")
+    }
+    few = evaluated(capsys, "retrieval", path, "-m", models / "clip", "--limit", 5)
+    assert (few["pictures"], few["texts"]) == (5, 10)
+
+
+def test_linear_probe_learns_colours_of_a_clip_and_of_a_vit(capsys, models, pictures, tmp_path):
+    train = squares(tmp_path / "train", 10)
+    made = evaluated(capsys, "linear-probe", pictures, "--train", train, "-m", models / "clip")
+    assert made["acc1"] > 0.9
+    assert (made["train_pictures"], made["pictures"], made["classes"]) == (40, 24, 4)
+    assert made["converged"] is True
+    assert [fit["c"] for fit in made["sweep"]] == sorted(fit["c"] for fit in made["sweep"])
+    case = timm_case("vit_tiny_patch16_224", (32, 32))
+    record = Preprocessing((32, 32), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+    vit = case.family.load(case.tensors, case.config, "tiny").model
+    assert isinstance(vit, ViT)
+    save_folder(Checkpoint(vit, None, record), tmp_path / "vit")
+    made = evaluated(capsys, "linear-probe", pictures, "--train", train, "-m", tmp_path / "vit", "--C", "1")
+    assert made["acc1"] > 0.9
+    assert (made["c"], made["sweep"]) == (1.0, [])
+    few = evaluated(capsys, "few-shot", pictures, "--train", train, "-m", tmp_path / "vit", "--shots", 1, 4)
+    assert few["zeroshot"] is None
+    assert few["shots"][1].keys() == {"shots", "linear_probe"}
+
+
+def test_few_shot_of_a_clip(capsys, models, pictures, tmp_path):
+    train = squares(tmp_path / "train", 10)
+    common = ["few-shot", pictures, "--train", train, "-m", models / "clip", "--shots", "4", "1", "--seeds", "2"]
+    made = evaluated(capsys, *common)
+    assert [row["shots"] for row in made["shots"]] == [1, 4]
+    assert made["zeroshot"]["acc1"] == evaluated(capsys, "zeroshot", pictures, "-m", models / "clip")["acc1"]
+    assert made["shots"][1]["linear_probe"]["acc1_mean"] > 0.8
+    assert made["shots"][1]["tip_adapter"]["acc1_mean"] >= made["zeroshot"]["acc1"]
+    code, out, _ = run(capsys, "evaluate", *common, "--report", tmp_path / "r.md")
+    assert code == 0
+    assert " ± " in out
+    assert "## Shots" in (tmp_path / "r.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["zeroshot", "linear-probe", "few-shot"])
+def test_data_without_labels_or_with_one_class_is_refused(capsys, models, pictures, tmp_path, kind):
+    flat = tmp_path / "flat"
+    shutil.copytree(pictures / "red_square", flat)
+    shutil.copytree(pictures / "red_square", tmp_path / "one" / "red square")
+    for data, cause in ((flat, "have no classes"), (tmp_path / "one", "alone")):
+        train = ["--train", data] if kind != "zeroshot" else []
+        code, out, err = run(capsys, "evaluate", kind, data, *train, "-m", models / "clip")
+        assert (code, out) == (1, "")
+        assert cause in one_line(err)
+
+
+def test_unusable_data_is_one_line(capsys, models, pictures, captions, tmp_path):
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(pictures / "red_square", tmp_path / "numbers" / "0")
+    shutil.copytree(pictures / "blue_square", tmp_path / "numbers" / "1")
+    shutil.copytree(pictures / "red_square", tmp_path / "train" / "red_square")
+    shutil.copytree(pictures / "blue_square", tmp_path / "train" / "sky")
+    broken = shard(tmp_path / "broken.tar", range(3), broken=range(3))
+    one = ["--train", tmp_path / "train"]
+    for arguments, cause in (
+        (["zeroshot", tmp_path / "absent"], "no such file"),
+        (["zeroshot", tmp_path / "empty"], "no usable item"),
+        (["zeroshot", ""], "names no pictures"),
+        (["zeroshot", tmp_path / "numbers"], "'0', which --classes does not name"),
+        (["linear-probe", pictures, *one], "'blue_square', which the training set"),
+        (["linear-probe", pictures, "--train", pictures, "--C", "0"], "--C 0.0"),
+        (["retrieval", pictures], "no captions"),
+        (["zeroshot", pictures, "--templates", "clip9"], "--templates clip9"),
+        (["zeroshot", pictures, "--report", "r.txt"], "--report r.txt"),
+        (["zeroshot", pictures, "--confusion", "c.jpg"], "not in .png"),
+        (["zeroshot", pictures, "--features_cache", captions], "a folder is needed"),
+        (["zeroshot", pictures, "--device", "tpu"], "tpu"),
+    ):
+        code, out, err = run(capsys, "evaluate", *arguments, "-m", models / "clip")
+        assert (code, out) == (1, "")
+        assert cause in one_line(err)
+    code, out, err = run(capsys, "evaluate", "zeroshot", broken, "-m", models / "clip")
+    assert (code, out) == (1, "")
+    assert "no picture can be read" in err.splitlines()[-1]
+    code, _, err = run(capsys, "evaluate", "linear-probe", pictures, "-m", models / "clip")
+    assert code == 2
+    assert "--train" in err
+
+
+def test_models_that_cannot_be_evaluated_so_are_refused(capsys, models, pictures, captions, tmp_path):
+    clip = load_folder(models / "clip")
+    save_folder(Checkpoint(clip.model, clip.tokenizer), tmp_path / "bare")
+    save_folder(Checkpoint(clip.model, None, clip.preprocessing), tmp_path / "mute")
+    case = timm_case("vit_tiny_patch16_224", (32, 32))
+    vit = vit_timm.FAMILY.load(case.tensors, case.config, "tiny").model
+    save_folder(Checkpoint(vit, None, clip.preprocessing), tmp_path / "vit")
+    for model, kind, data, cause in (
+        (tmp_path / "bare", "zeroshot", pictures, "preprocessing"),
+        (tmp_path / "mute", "zeroshot", pictures, "tokenizer"),
+        (tmp_path / "mute", "retrieval", captions, "tokenizer"),
+        (tmp_path / "vit", "zeroshot", pictures, "is a vit, and this needs a clip"),
+        (models / "asr", "retrieval", captions, "needs a clip"),
+        (models / "asr", "linear-probe", pictures, "needs a clip or a vit"),
+    ):
+        train = ["--train", pictures] if kind == "linear-probe" else []
+        code, out, err = run(capsys, "evaluate", kind, data, *train, "-m", model)
+        assert (code, out) == (1, ""), err
+        assert cause in one_line(err)
+
+
+def test_classes_of_one_name_count_as_one_and_this_is_said(capsys, models, pictures, tmp_path):
+    rows = [{"id": f"{name}_square", "names": ["crane" if name in ("red", "blue") else name]} for name in COLOURS]
+    names = lines(tmp_path / "classes.jsonl", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # as outside of tests
+        code, out, err = run(capsys, "evaluate", "zeroshot", pictures, "-m", models / "clip", "--output", "json",
+                             "--classes", names)  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["classes"] == 3
+    assert "blue_square and red_square are both called 'crane'" in err
+
+
+def test_captions_that_are_empty_are_left_out(capsys, models, captions, tmp_path):
+    rows = [json.loads(line) for line in captions.read_text().splitlines()]
+    rows[2]["captions"] = ["a square", " "]
+    path = lines(captions.parent / "some.jsonl", rows)
+    code, out, err = run(capsys, "evaluate", "retrieval", path, "-m", models / "clip", "--output", "json")
+    assert code == 1
+    assert json.loads(out)["pictures"] == 11
+    assert "a caption is empty" in one_line(err)
+
+
+def test_a_model_whose_vectors_are_not_finite_is_refused(capsys, models, pictures, tmp_path):
+    clip = load_folder(models / "clip")
+    with torch.no_grad():
+        clip.model.image_project.weight.fill_(3e38)  # finite, and too large to add up
+    save_folder(clip, tmp_path / "large")
+    code, out, err = run(capsys, "evaluate", "zeroshot", pictures, "-m", tmp_path / "large")
+    assert (code, out) == (1, "")
+    assert "is not finite" in one_line(err)
+
+
+def test_known_figures_of_the_shipped_model(capsys, shared_data):
+    """Caltech-101; the card has the figure that evaluate.py gave."""
+    data = shared_data / "vision" / "caltech101" / "val"
+    made = evaluated(capsys, "zeroshot", data, "--classes", RECIPES / "classes.jsonl")
+    assert (made["acc1"], made["acc5"], made["pictures"]) == (0.36, 0.6325, 400)

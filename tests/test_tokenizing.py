@@ -1,0 +1,171 @@
+"""The quick ways of tokenizing give what the slow ones give, on whatever a person may type, and stay quick."""
+
+import gzip
+import html
+import pickle
+import random
+import time
+
+import pytest
+import text_references
+import torch
+from text_references import noise, tiny_pieces
+
+from multimodal.errors import TextError
+from multimodal.tokens import clip_text
+from multimodal.tokens.text import (
+    BytePairTokenizer,
+    ByteTokenizer,
+    CLIPTokenizer,
+    GPT2Tokenizer,
+    SigLIPText,
+    TextBatch,
+    TextCut,
+    Tokenizer,
+    WhisperTokenizer,
+)
+
+# pieces that the rules of CLIP's words, HTML, ftfy and blanks could each take for theirs
+TRICKY = ["'s", "'S", "'t", "'re", "'VE", "''", "'", "&amp;", "&AMP;", "&#39;", "&lt;", "& ", ";", "<b>", "\x1b[31m",
+          "\x7f", "\x00", "\x0b", "\x0c", "\x1c", "\t", "\n", "\r\n", "  ", "1", "23", "a", "Cat", "DOG's", "_", "x-y",
+          "..", "<end_of_text>", "<START_OF_TEXT>", "\\u00e9", "#", "\xa0", "\x85", "\u2028", "\u017f", "\u0130",
+          "\u03a3", "\u200b", "caf\u00e9", "Ã©", "\u2019s", "\ufb01", "\u0345", "\uff21", "\u0661",
+          "\u00bd"]  # fmt: skip
+
+
+def fuzz(count: int, pieces: list[str], seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return ["".join(draw.choices(pieces, k=draw.randrange(1, 12))) for _ in range(count)]
+
+
+def slow_clip(text: str) -> list[int]:
+    """CLIP's ids in the words of its paper's code: repair, unescape, collapse, lower-case, split, merge."""
+    import ftfy
+    import regex
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import pre_tokenizers
+
+    backend = Backend(clip_text._vocabulary()[0])
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    clean = " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split()).lower()
+    words = regex.findall(r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+", clean, regex.IGNORECASE)
+    return backend.encode(words, is_pretokenized=True, add_special_tokens=False).ids if words else []
+
+
+def test_text_that_skips_the_repair_is_text_that_it_would_not_change():
+    ascii_pairs = [a + b for a in map(chr, range(128)) for b in map(chr, range(128))]
+    plain = [text for text in ascii_pairs + fuzz(3000, TRICKY) if clip_text._PLAIN.fullmatch(text)]
+    assert 9000 < len(plain) < len(ascii_pairs)
+    for text in plain:
+        assert clip_text._clean(text).split() == text.split(), repr(text)
+    assert {"it", "\n\n", "\t~", "<a", " '"} <= set(plain)
+
+
+def test_clip_ids_equal_the_slow_way_on_fuzz():
+    tokenizer = CLIPTokenizer()
+    for text in fuzz(800, TRICKY, 1) + noise(40, 30, 2):
+        assert tokenizer.encode(text) == slow_clip(text), repr(text)
+        assert not {49406, 49407} & set(tokenizer.encode(text))
+
+
+def test_clip_ids_equal_open_clip_on_fuzz_and_captions(shared_data):
+    reference, tokenizer = text_references.open_clip_tokenizer(), CLIPTokenizer()
+    ordinary = [piece for piece in TRICKY if "_of_text" not in piece.lower()]
+    lines = gzip.decompress((shared_data / "text/multi30k/val.en.gz").read_bytes()).decode().split("\n")
+    german = gzip.decompress((shared_data / "text/multi30k/val.de.gz").read_bytes()).decode().split("\n")
+    texts = fuzz(500, ordinary, 3) + lines + german[:300]
+    assert torch.equal(tokenizer.batch(texts, 77, pad_to_length=True).ids, reference.tokenize(texts))
+
+
+def test_lines_are_repaired_as_in_a_whole_text():
+    import ftfy
+
+    for text in [*fuzz(400, [*TRICKY, *"\n\n\n"], 8), "\n\n", "", "a\n<\n&eacute;", "&eacute;\n&EACUTE;\r\n"]:
+        assert clip_text._repaired(text).split() == ftfy.fix_text(text).split(), repr(text)
+
+
+def test_what_is_kept_of_chunks_changes_no_id(monkeypatch):
+    monkeypatch.setattr(clip_text, "MOST_CHUNKS", 5)
+    monkeypatch.setattr(clip_text, "LONGEST_CHUNK", 6)
+    small, texts = CLIPTokenizer(), fuzz(200, TRICKY, 4) * 2
+    assert [small.encode(text) for text in texts] == [slow_clip(text) for text in texts[:200]] * 2
+    assert len(small._chunks) <= 5
+    assert max(map(len, small._chunks)) <= 6
+    small.encode("cat cat").clear()  # the caller's list is its own
+    assert pickle.loads(pickle.dumps(small)).encode("cat cat") == [2368, 2368]
+
+
+def slow_batch(tokenizer: Tokenizer, texts: list[str], length: int | None, full: bool) -> TextBatch:
+    """Row by row."""
+    rows, cut = [], []
+    for text in texts:
+        ids = tokenizer.encode(text)
+        frame = ([tokenizer.bos_id], [tokenizer.eos_id]) if tokenizer.bos_id is not None else ([], [tokenizer.eos_id])
+        room = len(ids) if length is None else length - len(frame[0]) - 1
+        rows.append(frame[0] + ids[:room] + frame[1])
+        cut.append(max(0, len(ids) - room))
+    width = length if full else max(map(len, rows))
+    padded = [row + [tokenizer.pad_id] * (width - len(row)) for row in rows]
+    mask = [[True] * len(row) + [False] * (width - len(row)) for row in rows]
+    return TextBatch(torch.tensor(padded), torch.tensor(mask), cut)
+
+
+@pytest.mark.filterwarnings("ignore::multimodal.tokens.tokenizer.TextCut")
+@pytest.mark.parametrize("length", [None, 2, 3, 9, 400])
+@pytest.mark.parametrize("kind", [CLIPTokenizer, ByteTokenizer, GPT2Tokenizer])
+def test_a_batch_is_its_rows(kind, length):
+    tokenizer, texts = kind(), ["", "a", "!!! a photo", *fuzz(30, TRICKY, 5)]
+    for full in (False, True) if length else (False,):
+        found = tokenizer.batch(texts, length, full)
+        wanted = slow_batch(tokenizer, texts, length or tokenizer.context, full)
+        assert torch.equal(found.ids, wanted.ids)
+        assert torch.equal(found.mask, wanted.mask)
+        assert found.cut == wanted.cut
+
+
+def test_a_batch_of_empty_texts_and_one_without_a_length():
+    assert ByteTokenizer().batch(["", ""]).ids.tolist() == [[1], [1]]
+    with pytest.raises(TextError, match="pad_to_length needs a length"):
+        ByteTokenizer().batch(["a"], pad_to_length=True)
+    with pytest.raises(TextError, match="surrogate"):
+        ByteTokenizer().batch(["a", "\ud800"])
+
+
+def test_a_million_characters_take_seconds(tmp_path):
+    """Of the processor, since others may hold it."""
+    draw = random.Random(0)
+    letters = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
+    words = "".join(draw.choices("abc ABC '\n", k=1_000_000))
+    bpe = BytePairTokenizer.train(["the cat sat on the mat"] * 3, 280)
+    siglip = SigLIPText(tiny_pieces(tmp_path))
+    assert len(CLIPTokenizer().encode("\u00e9\n" * 500_000)) == 500_000  # ftfy alone takes 9 s
+    for tokenizer in [CLIPTokenizer(), bpe, GPT2Tokenizer(), WhisperTokenizer(True), ByteTokenizer(), siglip]:
+        start = time.process_time()
+        tokenizer.encode(words if tokenizer is bpe else letters)
+        assert time.process_time() - start < 5, type(tokenizer).__name__
+    start = time.process_time()
+    with pytest.warns(TextCut):
+        CLIPTokenizer().batch([letters[:100_000]])
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_siglip_ids_equal_transformers(tmp_path):
+    theirs = pytest.importorskip("transformers").SiglipTokenizer
+    path = tiny_pieces(tmp_path)
+    reference, ours = theirs(str(path)), SigLIPText(path)
+    # "_" is a blank in big_vision, where SigLIP was trained, and in open_clip; transformers leaves it out
+    texts = ["The CAT, sat!", "", " a\tphoto\nof 12 dogs' mats...", "cat mat " * 60]
+    texts += [text.replace("_", " ") for text in fuzz(200, TRICKY, 6)] + [t.replace("_", "") for t in noise(20, 20, 7)]
+    with pytest.warns(TextCut):
+        found = ours.batch(texts).ids
+    wanted = reference(texts, padding="max_length", max_length=64, truncation=True).input_ids
+    assert found.tolist() == wanted
+
+
+def test_a_spelled_control_token_is_text_to_siglip(tmp_path):
+    ours = SigLIPText(tiny_pieces(tmp_path))
+    for spelled in ("</s>", "cat </s> dog", "<pad>", "<eos>", "<end_of_text>", "<unk></S>"):
+        ids = ours.encode(spelled)
+        assert ids
+        assert not {0, 1} & set(ids), spelled
