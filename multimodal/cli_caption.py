@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from multimodal import cli_machine
 from multimodal.cli_transcribe import count, number
 
 EXAMPLES = """examples:
@@ -29,12 +30,7 @@ def add(commands: argparse._SubParsersAction, model: Callable) -> None:
     decoding(p.add_argument_group("captions (defaults: as the model's card has them, else as said)"))
     g = p.add_argument_group("model and machine")
     model(g, None)
-    g.add_argument("--device", metavar="NAME", help="such as cpu or cuda (default: cpu)")
-    g.add_argument("--compute_type", default="auto", choices=["auto", "float32", "bfloat16", "float16", "int8"],
-                   help="default: auto, which is float32 on a CPU and bfloat16 on a GPU")  # fmt: skip
-    g.add_argument("--batch_size", type=count, default=16, metavar="N", help="pictures side by side (default: 16)")
-    g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
-    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+    cli_machine.add(g, 16, integers=True)
     p.set_defaults(check=partial(check, p))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from multimodal import cli_machine
 from multimodal.cli_transcribe import count, number
 
 USAGE = "%(prog)s IMAGE [IMAGE ...] --labels LABEL [LABEL ...] [flags]"
@@ -32,15 +33,10 @@ def add(commands: argparse._SubParsersAction, model: Callable) -> None:
     _scores(p.add_argument_group("scores"))
     g = p.add_argument_group("model and machine")
     model(g, "clip-vit-16")
-    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
-    g.add_argument("--compute_type", default="auto", choices=["auto", "float32", "bfloat16", "float16"],
-                   help="default: auto, which is float32 on a CPU and bfloat16 on a GPU")  # fmt: skip
+    cli_machine.add(g, 32)
     g.add_argument("--native", type=_tokens, nargs="?", const=LEARNED, metavar="TOKENS", help="take pictures whole, "
                    "at their own aspect, of at most TOKENS patches (default: as many as the model learned), not "
                    "cropped or squashed to the model's size")  # fmt: skip
-    g.add_argument("--batch_size", type=count, default=32, metavar="N", help="pictures side by side (default: 32)")
-    g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
-    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
     p.set_defaults(check=partial(check, p))
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from multimodal import cli_caption, cli_evaluate_pictures, cli_transcribe
+from multimodal import cli_caption, cli_evaluate_pictures, cli_machine, cli_transcribe
 from multimodal.cli_transcribe import count
 
 
@@ -55,12 +55,7 @@ def _captions(kinds: argparse._SubParsersAction, model: Callable) -> None:
     g.add_argument("--report", metavar="FILE", help="with the worst and the best captions: .md or .html")
     g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
     g = p.add_argument_group("machine")
-    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
-    g.add_argument("--compute_type", default="auto", choices=["auto", "float32", "bfloat16", "float16"],
-                   help="default: auto, which is float32 on a CPU and bfloat16 on a GPU")  # fmt: skip
-    g.add_argument("--batch_size", type=count, default=16, metavar="N", help="pictures side by side (default: 16)")
-    g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
-    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+    cli_machine.add(g, 16)
     p.set_defaults(check=partial(_one_of_both, p))
 
 

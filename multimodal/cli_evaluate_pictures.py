@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from multimodal import cli_machine
 from multimodal.cli_transcribe import Help, count, number
 
 DATA = "a folder with a folder a class, WebDataset tars (.cls, .txt), .csv, .tsv or .jsonl; several follow each other"
@@ -72,11 +73,6 @@ def _reported(p: argparse.ArgumentParser, classes: bool = True) -> None:
 def _machine(p: argparse.ArgumentParser, model: Callable) -> None:
     g = p.add_argument_group("model and machine")
     model(g, "clip-vit-16")
-    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
-    g.add_argument("--compute_type", default="auto", choices=["auto", "float32", "bfloat16", "float16"],
-                   help="default: auto, which is float32 on a CPU and bfloat16 on a GPU")  # fmt: skip
-    g.add_argument("--batch_size", type=count, default=32, metavar="N", help="pictures side by side (default: 32)")
-    g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
-    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+    cli_machine.add(g, 32)
     g.add_argument("--features_cache", metavar="DIR", help="keep the vectors of pictures, one file for each model and "
                    "set; found by the sha256 of the weights and of the pictures")  # fmt: skip

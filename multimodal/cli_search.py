@@ -4,16 +4,27 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
+from multimodal import cli_machine
 from multimodal.cli_transcribe import count, number
 
+INDEX_EXAMPLES = """examples:
+  multimodal index photos/ -o photos.index        # call it again: only new and changed pictures are read
+"""
+SEARCH_EXAMPLES = """examples:
+  multimodal search "two dogs on a beach" --index photos.index
+  multimodal search holiday.jpg --index photos.index --top 5 --format csv
+"""
 KINDS = ("auto", "flat", "ivf", "hnsw")
-COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
 def add(commands: argparse._SubParsersAction, model: Callable) -> None:
     """`model(parser, default)` adds the flags that name a model."""
-    _index(commands.add_parser("index", help="make or renew a search index of pictures"), model)
-    _search(commands.add_parser("search", help="find the pictures of an index by texts or by pictures"))
+    _index(commands.add_parser("index", help="make or renew a search index of pictures",
+                               usage="%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", epilog=INDEX_EXAMPLES,
+                               formatter_class=argparse.RawDescriptionHelpFormatter), model)  # fmt: skip
+    _search(commands.add_parser("search", help="find the pictures of an index by texts or by pictures",
+                                usage="%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", epilog=SEARCH_EXAMPLES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter))  # fmt: skip
 
 
 def _index(p: argparse.ArgumentParser, model: Callable) -> None:
@@ -26,10 +37,9 @@ def _index(p: argparse.ArgumentParser, model: Callable) -> None:
                    help="of the ten nearest, which ivf and hnsw are tuned to find (default: 0.95)")  # fmt: skip
     p.add_argument("--dtype", choices=["float16", "float32"], help="of the stored vectors (default: float16)")
     p.add_argument("--overwrite", action="store_true", help="begin anew")
-    p.add_argument("--batch_size", type=count, default=32)
-    p.add_argument("--workers", type=count, metavar="N", help="threads that decode pictures (default: one a core)")
-    _speed(p)
-    model(p, "clip-vit-16")
+    g = p.add_argument_group("model and machine")
+    model(g, "clip-vit-16")
+    cli_machine.add(g, 32)
 
 
 def _search(p: argparse.ArgumentParser) -> None:
@@ -40,21 +50,16 @@ def _search(p: argparse.ArgumentParser) -> None:
     p.add_argument("--top", type=count, default=10, metavar="N", help="pictures a query (default: 10)")
     p.add_argument("--exact", action="store_true", help="look at every picture (default: as the index is made)")
     p.add_argument("--format", choices=["table", "csv", "json", "jsonl"], default="table")
-    _speed(p)
-    p.add_argument("--model", "-m", metavar="MODEL", help="where it now is (default: as the index was made)")
-    p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
+    g = p.add_argument_group("model and machine")
+    g.add_argument("--model", "-m", metavar="MODEL", help="where it now is (default: as the index was made)")
+    g.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
+    cli_machine.add(g, None)
     p.set_defaults(check=partial(_check, p))
 
 
 def _check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if not (options.queries or options.image or options.text):
         p.error("QUERY: give a text or a picture")
-
-
-def _speed(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--threads", type=count, metavar="N", help="processor threads (default: torch's own)")
-    p.add_argument("--compute_type", choices=COMPUTE_TYPES, default="auto")
-    p.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
 
 
 def _share(text: str) -> float:

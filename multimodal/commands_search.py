@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, found_files, print_results
+from multimodal.commands_pictures import found
+from multimodal.commands_shared import Progress, print_results
 from multimodal.errors import ImageError, TextError
 from multimodal.tasks.index import Index, model_for, open_index, query_vectors
-from multimodal.tokens.image import find_images
 from multimodal.tokens.picture import SUFFIXES
 from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def index(options: Namespace) -> int:
     from multimodal.tasks.index_build import build
 
-    files, code = found_files(options.images, find_images)
+    files, code = found(options.images)
     if not files:
         return code
     if options.threads:
@@ -54,7 +54,7 @@ def index(options: Namespace) -> int:
     return code
 
 
-def _searched(arguments: list[str], files: list[Path]) -> list[str]:
+def _searched(arguments: list[str], files: list[str]) -> list[str]:
     """The folders that were looked through and had pictures: a disk that is not mounted looks empty."""
     from multimodal.tasks.index_build import inside
 

@@ -29,14 +29,9 @@ FLOORS = [
     {"train"},
     {"tasks"},
     {
-        *("", "__main__", "cli", *(f"cli_{name}" for name in COMMANDS)),  # "": the package's own public names
-        *(
-            "commands",
-            "commands_shared",
-            "commands_pictures",
-            "commands_progress",
-            *(f"commands_{name}" for name in COMMANDS),
-        ),
+        *("", "__main__", "cli", "cli_machine"),  # "": the package's own public names
+        *("commands", "commands_shared", "commands_pictures", "commands_progress"),
+        *(f"{kind}_{name}" for kind in ("cli", "commands") for name in COMMANDS),
     },
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

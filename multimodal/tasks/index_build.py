@@ -24,7 +24,7 @@ from multimodal.tasks.index_nearest import (
 )
 from multimodal.tasks.index_record import DTYPES, RECORD, Entry, IndexRecord, check_file, read_index_record
 from multimodal.tasks.index_store import Store
-from multimodal.tasks.labels import _open_clip_templates
+from multimodal.tasks.labels import open_clip_prompts
 from multimodal.tasks.pictures import batches
 from multimodal.weights.compute import for_inference
 from multimodal.weights.conventions import known_preprocessing
@@ -192,7 +192,7 @@ def _samples(vectors: Float[np.ndarray, "N D"], checkpoint: Checkpoint) -> dict[
     rows = np.sort(np.random.default_rng(0).choice(len(vectors), min(QUERIES, len(vectors)), replace=False))
     found = {"picture": Sample(torch.from_numpy(np.asarray(vectors[rows], np.float32)), torch.from_numpy(rows))}
     if checkpoint.tokenizer is not None:
-        names = _open_clip_templates().IMAGENET_CLASSNAMES
+        names = open_clip_prompts().IMAGENET_CLASSNAMES
         texts = [f"a photo of a {name}" for name in names[:: len(names) // QUERIES]]
         found["text"] = Sample(query_vectors(checkpoint, texts))
     return found

@@ -57,7 +57,7 @@ def prompt_functions(templates: Sequence[str] | str) -> list[Callable[[str], str
             return [lambda label: label]
         if templates not in TEMPLATES:
             raise UsageError(f"--templates {templates}: unknown (one of none, {', '.join(TEMPLATES)}, or a file)")
-        return list(getattr(_open_clip_templates(), TEMPLATES[templates]))
+        return list(getattr(open_clip_prompts(), TEMPLATES[templates]))
     plain = [str(template).replace("{c}", "{}") for template in templates]  # CLIP_benchmark writes {c}
     for template in plain:
         if template.count("{}") != 1:
@@ -162,7 +162,7 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
-def _open_clip_templates() -> Any:
+def open_clip_prompts() -> Any:
     """OpenCLIP's module of prompts alone: importing the whole package takes seconds."""
     package = importlib.util.find_spec("open_clip")
     path = Path(package.origin).parent / "zero_shot_metadata.py"

@@ -1,0 +1,19 @@
+"""The flags that say how a command over pictures computes."""
+
+import argparse
+
+from multimodal.cli_transcribe import count
+
+COMPUTE_TYPES = ["auto", "float32", "bfloat16", "float16"]
+
+
+def add(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = False) -> None:
+    """`batch_size`: the default, None for a command that has no batches. `integers`: int8 can be chosen."""
+    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
+    g.add_argument("--compute_type", default="auto", choices=COMPUTE_TYPES + ["int8"] * integers,
+                   help="default: auto, which is float32 on a CPU and bfloat16 on a GPU")  # fmt: skip
+    if batch_size is not None:
+        told = f"pictures side by side (default: {batch_size})"
+        g.add_argument("--batch_size", type=count, default=batch_size, metavar="N", help=told)
+        g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
+    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
