@@ -17,7 +17,6 @@ EXAMPLES = """examples:
 """
 STYLES = ("table", "csv", "json", "jsonl")
 BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-LEARNED = "learned"
 LABELS = ("labels", "labels_file", "classifier")
 
 
@@ -34,15 +33,8 @@ def add(commands: argparse._SubParsersAction, model: Callable) -> None:
     g = p.add_argument_group("model and machine")
     model(g, "clip-vit-16")
     cli_machine.add(g, 32)
-    g.add_argument("--native", type=_tokens, nargs="?", const=LEARNED, metavar="TOKENS", help="take pictures whole, "
-                   "at their own aspect, of at most TOKENS patches (default: as many as the model learned), not "
-                   "cropped or squashed to the model's size")  # fmt: skip
+    cli_machine.native(g)
     p.set_defaults(check=partial(check, p))
-
-
-def _tokens(text: str) -> int:
-    """0: as many as the model learned."""
-    return 0 if text == LEARNED else count(text)
 
 
 def _labels(g: argparse._ArgumentGroup) -> None:

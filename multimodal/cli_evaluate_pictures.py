@@ -74,5 +74,6 @@ def _machine(p: argparse.ArgumentParser, model: Callable) -> None:
     g = p.add_argument_group("model and machine")
     model(g, "clip-vit-16")
     cli_machine.add(g, 32)
+    cli_machine.native(g)
     g.add_argument("--features_cache", metavar="DIR", help="keep the vectors of pictures, one file for each model and "
                    "set; found by the sha256 of the weights and of the pictures")  # fmt: skip

@@ -4,6 +4,7 @@ import argparse
 
 from multimodal.cli_transcribe import count
 
+LEARNED = "learned"
 COMPUTE_TYPES = ["auto", "float32", "bfloat16", "float16"]
 
 
@@ -17,3 +18,14 @@ def add(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = 
         g.add_argument("--batch_size", type=count, default=batch_size, metavar="N", help=told)
         g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
     g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+
+
+def native(g: argparse._ActionsContainer) -> None:
+    """`--native`: None, or the limit, 0 for as many as the model learned."""
+    g.add_argument("--native", type=_tokens, nargs="?", const=LEARNED, metavar="TOKENS", help="take pictures whole, "
+                   "at their own aspect, of at most TOKENS patches (default: as many as the model learned), not "
+                   "cropped or squashed to the model's size")  # fmt: skip
+
+
+def _tokens(text: str) -> int:
+    return 0 if text == LEARNED else count(text)

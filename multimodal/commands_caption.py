@@ -11,7 +11,8 @@ import torch
 
 from multimodal.cli import fail, printable
 from multimodal.commands_pictures import Add, Bar, Printed, append_to, found, say
-from multimodal.errors import ImageError, UsageError
+from multimodal.commands_shared import output_folder
+from multimodal.errors import ImageError
 from multimodal.tasks.caption import CaptionWriter, prepared, written
 from multimodal.tasks.caption_options import CaptionOptions
 from multimodal.tasks.features import model_digest
@@ -37,7 +38,7 @@ def caption(options: Namespace) -> int:
 
         places, clashes = places_of(files, options.images, options.regions, ".regions.png")
         for folder in {place.parent for place in places.values()}:
-            _make(folder, "--regions")
+            output_folder(folder, "--regions")
         regions, files, code = Regions(write, places), list(places), code or clashes
     run = _Run(options, write, regions)
     if options.format == "txt-per-image":
@@ -98,7 +99,7 @@ def _texts(options: Namespace, run: _Run, files: list[str]) -> int:
     if there:
         say(f"{len(there)} of {len(files)} pictures have their .txt already")
     for folder in {place.parent for file, place in places.items() if file not in there}:
-        _make(folder, "--output")
+        output_folder(folder, "--output")
 
     def put(record: dict[str, Any]) -> None:
         lines = [" ".join(one["caption"].split()) for one in record.get("captions", [record])]
@@ -125,15 +126,6 @@ def places_of(files: list[str], arguments: list[str], folder: str | None, ending
         else:
             code = fail(f"{file}: would be written to {name}, as {owners[name]}")
     return places, code
-
-
-def _make(folder: Path, flag: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{flag} {folder}: cannot be made ({error.strerror})") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{flag} {folder}: cannot be written (Permission denied)")
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,9 @@ class _Run:
         options, shown = self.options, Progress(pictures.where)
         cache = Path(options.features_cache) if options.features_cache else None
         try:
-            found = picture_features(checkpoint, pictures, kind, options.batch_size, options.workers, cache, shown)
+            found = picture_features(
+                checkpoint, pictures, kind, options.batch_size, options.workers, cache, shown, options.native
+            )
         finally:
             shown.clear()
         for cause in found.broken:
@@ -160,8 +162,8 @@ class _Run:
         record = {
             "task": options.kind, "data": options.data, "limit": options.limit, "model": self.loaded.source,
             "preprocessing": self.loaded.preprocessing.to_dict(), "device": options.device,
-            "compute_type": options.compute_type, **own, "broken": len(self.broken), "left_out": self.broken,
-            "seconds": round(time.perf_counter() - self.began, 2),
+            "compute_type": options.compute_type, "native": options.native, **own, "broken": len(self.broken),
+            "left_out": self.broken, "seconds": round(time.perf_counter() - self.began, 2),
         }  # fmt: skip
         if options.output == "json":
             print_json(record)

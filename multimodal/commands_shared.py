@@ -56,6 +56,17 @@ def output_file(path: str | None, flag: str, endings: tuple[str, ...]) -> Path |
     return file
 
 
+def output_folder(folder: Path, flag: str) -> Path:
+    """A folder that a flag names to be written into, made where it is not there. Raises UsageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{flag} {folder}: cannot be made ({error.strerror})") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {folder}: cannot be written (Permission denied)")
+    return folder
+
+
 def print_results(results: list, rows: Iterator[list], header: list[str], style: str) -> None:
     """A table for people, CSV, JSON or JSON lines."""
     if style == "json":

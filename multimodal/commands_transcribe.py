@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from multimodal.cli import printable
 from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
 from multimodal.commands_progress import Shown
-from multimodal.commands_shared import found_files
+from multimodal.commands_shared import found_files, output_folder
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript, write_whole
 from multimodal.tokens.audio import find_audio
@@ -155,13 +155,7 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
         raise UsageError(f"{target}: {both} would both be written as {same}.*")
     if not target:
         raise UsageError("--output_dir: an empty name ('')")
-    folder = Path(target)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output_dir {folder}: cannot be made ({error.strerror})") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--output_dir {folder}: cannot be written (Permission denied)")
+    folder = output_folder(Path(target), "--output_dir")
     return _Outputs(folder, which, layout, bool(given.get("plot")))
 
 

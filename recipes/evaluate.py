@@ -48,6 +48,7 @@ EVALUATORS = {
     "clip": Evaluator(zero_shot, "pictures"),
     "vit": Evaluator(classes, "pictures"),
     "captioner": Evaluator(captions, "captions"),
+    "coca": Evaluator(captions, "captions"),
     "speech_to_text": Evaluator(multitask, "whisper"),
 }
 

@@ -144,6 +144,7 @@ def _changed(config: dict, path: str, value: object) -> dict:
     [
         ("OpenCLIP CoCa", "model_cfg.vision_cfg.attentional_pool", "parallel", "attentional_pool 'parallel'"),
         ("OpenCLIP CoCa", "model_cfg.text_cfg.embed_cls", False, "embed_cls False"),
+        ("OpenCLIP CoCa", "model_cfg.text_cfg.no_causal_mask", True, "no_causal_mask is not supported for CoCa"),
         ("OpenCLIP CoCa", "model_cfg.text_cfg.hf_model_name", "roberta-base", "hf_model_name 'roberta-base'"),
         ("OpenCLIP CoCa", "model_cfg.multimodal_cfg.qk_norm", True, "multimodal_cfg.qk_norm True"),
         ("OpenCLIP CoCa", "model_cfg.multimodal_cfg.context_length", 8, "context_length 9 in text_cfg, 8"),

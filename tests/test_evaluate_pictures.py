@@ -18,6 +18,7 @@ from multimodal.models.vit import ViT
 from multimodal.tasks.evaluate_zeroshot import zero_shot_logits
 from multimodal.tasks.features import model_digest, picture_features
 from multimodal.tasks.labels import prompt_functions
+from multimodal.tasks.native import native_features
 from multimodal.tasks.picture_sets import open_pictures
 from multimodal.tasks.zeroshot import ZeroShotClassifier, classifier_of
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
@@ -240,6 +241,17 @@ def test_retrieval_gives_both_ways_and_the_hardest_queries(capsys, models, capti
     code, out, _ = run(capsys, "evaluate", "retrieval", captions, "-m", models / "clip")
     assert code == 0
     assert "image to text" in out
+
+
+def test_native_sizes(capsys, models, pictures):
+    made = evaluated(capsys, "zeroshot", pictures, "-m", models / "clip", "--native", 3)
+    assert (made["native"], made["pictures"]) == (3, 24)
+    checkpoint, source = load_folder(models / "clip"), open_pictures(pictures)
+    files = [source.source.read(key).media for key in source.keys]
+    wanted = native_features(checkpoint.model, files, checkpoint.preprocessing, 3)
+    torch.testing.assert_close(picture_features(checkpoint, source, native=3).vectors, wanted)
+    pooled = native_features(checkpoint.model.image, files, checkpoint.preprocessing)
+    torch.testing.assert_close(picture_features(checkpoint, source, "pooled", native=0).vectors, pooled)
 
 
 def test_retrieval_takes_a_line_for_each_text_as_one_picture(capsys, models, captions):

@@ -36,7 +36,7 @@ class AttentionPool(nn.Module):
         super().__init__()
         self.query = nn.Parameter(torch.randn(queries, width))
         self.attention = Attention(AttentionConfig(width, heads, source_width=source_width))
-        self.query_norm, self.source_norm = nn.LayerNorm(width, eps=eps), nn.LayerNorm(source_width, eps=eps)
+        self.query_norm, self.source_norm = nn.LayerNorm(width), nn.LayerNorm(source_width)  # as open_clip: not `eps`
         self.norm = nn.LayerNorm(width, eps=eps)
 
     def forward(

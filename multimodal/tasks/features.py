@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from multimodal.errors import CheckpointError, DataError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
+from multimodal.tasks.native import encode_native, native_batches, tokens_of, vision
 from multimodal.tasks.picture_sets import PictureSet
 from multimodal.tasks.pictures import batches
 from multimodal.tasks.subtitles import write_whole
@@ -65,23 +67,23 @@ def unit_vectors(checkpoint: Checkpoint, pooled: Float[Tensor, "N D"]) -> Float[
 
 def picture_features(
     checkpoint: Checkpoint, pictures: PictureSet, kind: Kind = "embedding", batch_size: int = 32,
-    workers: int | None = None, cache: Path | None = None, watch: Watch = lambda *_: None,
+    workers: int | None = None, cache: Path | None = None, watch: Watch = lambda *_: None, native: int | None = None,
 ) -> Features:  # fmt: skip
     """Vectors in float32 on the CPU. A picture that cannot be read is one of `broken`, which begins with those of the
     set; `watch(done, of, broken)`. `cache`: a folder of files, each for one model and the bytes of some pictures.
+    `native`: pictures at their own aspect, of at most so many patches (0: as many as the model learned).
 
     Raises DataError where no picture can be read, UsageError, CheckpointError."""
-    encode = encoder(checkpoint, kind)
-    file = _kept(cache, checkpoint, pictures, kind)
+    encode, read = _ways(checkpoint, kind, native)
+    file = _kept(cache, checkpoint, pictures, f"{kind}" if native is None else f"{kind}-native{native}")
     if file is not None and file.exists():
         return _read(file, pictures)
     items, vectors, keys = _Items(pictures), [], []
-    device = next(checkpoint.model.parameters()).device
     with torch.inference_mode():
-        for batch in batches(items.media(), checkpoint.preprocessing, batch_size, workers):
+        for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
             keys += items.settle(len(batch.read) + len(batch.refused), batch.refused)
             if len(batch.read):
-                vectors.append(encode(batch.pixels.to(device)).float().cpu())
+                vectors.append(encode(batch.pixels).float().cpu())
             watch(len(keys), len(pictures.keys), len(items.broken))
     broken = [*pictures.broken, *(items.broken[key] for key in sorted(items.broken))]
     if not keys:
@@ -93,6 +95,17 @@ def picture_features(
     if file is not None:
         _write(file, found, len(pictures.broken))
     return found
+
+
+def _ways(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[Callable, Callable]:
+    """From the pixels of a batch to vectors, and from pictures to batches."""
+    encode, model = encoder(checkpoint, kind), checkpoint.model
+    if native is None:
+        device = next(model.parameters()).device
+        return lambda pixels: encode(pixels.to(device)), batches
+    seen = vision(model) if kind == "pooled" and type(model) is CLIP else model
+    most = tokens_of(model, native or None)
+    return lambda pixels: encode_native(seen, pixels).features, partial(native_batches, seen, max_tokens=most)
 
 
 class _Items:
@@ -153,7 +166,7 @@ def pictures_digest(pictures: PictureSet) -> str:
     return digest.hexdigest()
 
 
-def _kept(cache: Path | None, checkpoint: Checkpoint, pictures: PictureSet, kind: Kind) -> Path | None:
+def _kept(cache: Path | None, checkpoint: Checkpoint, pictures: PictureSet, kind: str) -> Path | None:
     if cache is None:
         return None
     if cache.exists() and not cache.is_dir():

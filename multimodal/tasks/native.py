@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from multimodal.errors import ImageError, UsageError
 from multimodal.models.clip import CLIP
-from multimodal.models.coca import CoCa
 from multimodal.models.vit import ViT
 from multimodal.tasks.pictures import ahead, name_of
 from multimodal.tokens.image import Preprocessing, native_size, preprocess, read_image, to_rgb
@@ -126,10 +125,10 @@ def _grouped(order: list[int], lengths: list[int], budget: int) -> Iterator[list
 
 def vision(model: nn.Module) -> ViT:
     """The part that sees. Raises UsageError for a model that cannot take pictures of several sizes."""
-    if not isinstance(model, CLIP | ViT) or isinstance(model, CoCa):  # whose pooling takes one size
+    if not isinstance(model, CLIP | ViT):
         raise UsageError(f"{type(model).__name__}: native sizes need a clip or a vit")
     tower = model.image if isinstance(model, CLIP) else model
-    if tower.config.pool == "none":
+    if isinstance(model, ViT) and tower.config.pool == "none":
         raise UsageError("native sizes need a model that pools its tokens (this one has pool 'none')")
     return tower
 

@@ -55,6 +55,8 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CoCaConfig:
     own = model | {"vision_cfg": vision, "text_cfg": text}
     image, (tower_of_text, fields) = vision_part(own), text_part(own)
     decoder = _decoder(own, tower_of_text.context)
+    if not tower_of_text.causal:
+        raise CheckpointError("OpenCLIP configuration: text_cfg.no_causal_mask is not supported for CoCa")
     if image.norm_after_pool:
         raise CheckpointError("OpenCLIP configuration: vision_cfg.final_ln_after_pool is not supported for CoCa")
     pooled = bool(pool["attentional_pool"])
