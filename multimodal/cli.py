@@ -13,6 +13,7 @@ from multimodal import __version__, cli_caption, cli_classify, cli_evaluate, cli
 from multimodal.cli_transcribe import count, number
 from multimodal.errors import MultimodalError
 
+PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
 EXAMPLES = """examples:
   multimodal classify photo.jpg --labels "a dog" "a cat"
   multimodal transcribe talk.mp3 --output_format srt
@@ -22,6 +23,9 @@ EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> None:
     """Exits 0 when all went well, 1 when a file or value could not be used, 2 when the flags are wrong."""
+    for name in ("stdout", "stderr"):  # closed by the caller: then nobody reads it
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
     for stream in (sys.stdout, sys.stderr):  # a letter that the terminal's encoding lacks is escaped, not an error
         if isinstance(stream, io.TextIOWrapper):  # not where it is closed, or a program collects it
             stream.reconfigure(errors="backslashreplace")
@@ -33,8 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         from multimodal import commands
 
         code = getattr(commands, options.command)(options)
-        if sys.stdout is not None:  # closed by the caller
-            sys.stdout.flush()
+        sys.stdout.flush()
     except MultimodalError as error:
         code = fail(error)
     except BrokenPipeError:  # the reader, such as head, has gone: not a fault
@@ -85,6 +88,11 @@ class _Parser(argparse.ArgumentParser):
                 argument = f"{filled.pop()}={argument}"
             filled.append(argument)
         return super().parse_known_args(filled, namespace)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.metavar in PATHS and "" in arg_strings:  # which would be the working directory
+            raise argparse.ArgumentError(action, "an empty name ('')")
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)

@@ -96,6 +96,8 @@ def check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         p.error("--overwrite: names no file (--output, --save_classifier)")
     if options.heatmap_top is not None and options.heatmap is None:
         p.error("--heatmap_top: says how much to draw in --heatmap, which is not given")
+    if options.save_classifier is not None and Path(options.save_classifier).suffix.lower() != ".safetensors":
+        p.error(f"--save_classifier {options.save_classifier}: ends not in .safetensors")
     if options.native is not None and options.calibrate is not None:
         p.error("--native: --calibrate sees pictures at the model's own size")
     _check_output(p, options)

@@ -1,4 +1,4 @@
-r"""Trains a captioner: the image encoder of a contrastive checkpoint under a new text decoder.
+r"""Trains a captioner: the image encoder of a contrastive checkpoint under a new text decoder, or a CoCa.
 
     data=../shared/data
     python recipes/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
@@ -17,6 +17,22 @@ checkpoint of step 1500 captioned the 80 validation pictures best (CIDEr 21.4), 
 pictures: BLEU-4 11.1 and CIDEr 25.3 (of 100; beam 4). To judge by: one caption for all pictures, chosen on the test
 pictures themselves, has 6.8 and 14.5, a person's caption against the other four 20.6 and 86.6. 5.5 MB in half
 precision; it does not ship.
+
+`--family coca` (Yu et al. 2022) keeps the text tower and the tokenizer too, and trains both losses:
+
+    python recipes/train_captioner.py --family coca --data $data/vision/flickr8k-1000/train.jsonl \
+        --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
+        --classes recipes/classes.jsonl --init assets/clip-vit-16 --freeze image --batch 32 --batch_labelled 16 \
+        --rate 1e-3 --steps 1000 --average 0.99 --run coca-run --out coca
+    multimodal evaluate captions $data/vision/flickr8k-1000/test.jsonl --model coca --beam_size 4
+    multimodal evaluate retrieval $data/vision/flickr8k-1000/test.jsonl --model coca
+    multimodal evaluate zeroshot $data/vision/caltech101/val --model coca
+
+Cost: 4.3 minutes of one such core, 1.3 GB. On the same 100 test pictures: BLEU-4 10.2 and CIDEr 18.0; a captioner
+trained on the same pictures without sentences (`--rate 3e-3`, all else the same) 11.0 and 22.7, so with so little data
+contrast does not help captions. Pictures find texts a little better than before: recall@1 / @10 image to text 13.0 /
+44.0 % (clip-vit-16: 7.0 / 35.0), text to image 7.6 / 40.0 % (6.0 / 33.2). Zero-shot top-1 with clip-vit-16's prompts:
+Caltech-101 val (400 pictures) 34.5 % (34.0), Tiny ImageNet val (5,050) 18.3 % (19.7). 10 MB; it does not ship either.
 """
 
 import logging

@@ -77,7 +77,8 @@ CAPTIONERS: dict[str, Callable[[], Case]] = {
         text={"ls_init_value": 0.1}, decoder={"ls_init_value": 0.1}, init_logit_bias=-3.0,
     ),
     "OpenCLIP CoCa, epsilons": lambda: coca_case(
-        vision={"norm_kwargs": {"eps": 0.02}}, text={"norm_kwargs": {"eps": 0.01}, "act_kwargs": {"approximate": "tanh"}},
+        vision={"norm_kwargs": {"eps": 0.02}},
+        text={"norm_kwargs": {"eps": 0.01}, "act_kwargs": {"approximate": "tanh"}},
     ),
     "OpenCLIP CoCa, no pooler": lambda: coca_case(
         vision={"attentional_pool": False, "width": 24, "head_width": 12, "no_ln_pre": True},

@@ -74,11 +74,69 @@ def test_label_files_of_other_editors_mean_the_same(capsys, models, pictures, tm
 def test_a_pipe_or_folder_is_refused_and_not_waited_for(capsys, models, pictures, tmp_path, flag):
     os.mkfifo(tmp_path / "pipe")
     labels = ["--labels", "a,b"] if flag == "--templates" else []
-    for path in (tmp_path / "pipe", tmp_path, ""):
+    for path in (tmp_path / "pipe", tmp_path):
         code, _, err = run(capsys, "classify", pictures, *labels, flag, path, "-m", models / "clip")
         assert code == 1
         assert "not a regular file" in one_line(err)
         assert flag in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["classify", "", "--labels", "a,b"], ["classify", "a.png", "--labels", "a,b", "--heatmap", ""],
+        ["classify", "a.png", "--labels", "a,b", "--templates", ""], ["classify", "a.png", "--labels_file", ""],
+        ["caption", "a.png", "-m", "m", "--regions", ""], ["caption", "", "-m", "m"], ["index", "", "-o", "i"],
+        ["search", "dog", "--index", ""], ["evaluate", "zeroshot", "d", "--features_cache", ""],
+    ],
+)  # fmt: skip
+def test_an_empty_name_is_not_the_working_directory(capsys, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 40)).save("a.png")
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "an empty name" in err
+    assert os.listdir() == ["a.png"]
+
+
+def test_dead_links_and_pipes_in_a_folder_are_told_and_the_others_go_on(capsys, models, pictures):
+    os.mkfifo(pictures / "pipe.png")
+    (pictures / "dead.png").symlink_to("nowhere")
+    (pictures / "loop.png").symlink_to("loop.png")
+    (pictures / "folder.png").mkdir()
+    code, out, err = run(capsys, "classify", pictures, "--labels", "a,b", "-m", models / "clip", "--format", "csv")
+    assert (code, out.count("\n")) == (1, 1 + 2 * 2)
+    assert err.count("\n") == 3
+    assert all(name in err for name in ("dead.png: no such file", "loop.png", "pipe.png: not a regular file"))
+
+
+@pytest.mark.parametrize("style", ["table", "csv", "json", "jsonl"])
+def test_a_closed_output_is_no_fault_and_closed_errors_do_not_go_to_the_output(models, pictures, style):
+    (pictures / "broken.png").write_bytes(b"")
+    common = [sys.executable, "-m", "multimodal", "classify", str(pictures), "--labels", "a,b", "-m",
+              str(models / "clip"), "--format", style]  # fmt: skip
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *common], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, one_line(done.stderr).count("empty file")) == (1, 1)
+    if style == "csv":
+        done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *common], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stdout.count("\n"), "error" in done.stdout) == (1, 5, False)
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "cause"),
+    [
+        ("--labels_file", "a\nb\na", "'a' is there twice"), ("--labels_file", "\n", "there are none"),
+        ("--templates", "a photo", "needs {} once"), ("--templates", "\n", "there are none"),
+    ],
+)  # fmt: skip
+def test_faults_in_label_and_template_files_name_the_file(capsys, models, pictures, tmp_path, flag, content, cause):
+    (tmp_path / "list.txt").write_text(content)
+    labels = ["--labels", "a,b"] if flag == "--templates" else []
+    arguments = [*labels, flag, tmp_path / "list.txt"]
+    code, out, err = run(capsys, "classify", pictures, "-m", models / "clip", *arguments)
+    assert (code, out) == (1, "")
+    assert one_line(err).startswith(f"multimodal: error: {flag} {tmp_path / 'list.txt'}: ")
+    assert cause in err
 
 
 def test_pipes_links_and_missing_files_are_named_with_their_cause(capsys, models, pictures, tone, tmp_path):

@@ -12,6 +12,7 @@ from sklearn.calibration import _SigmoidCalibration
 from test_cli import one_line, run
 
 from multimodal.errors import CheckpointError, DataError
+from multimodal.tasks.calibrate import open_labelled
 from multimodal.tasks.calibration import (
     Calibration,
     answered,
@@ -24,6 +25,10 @@ from multimodal.tasks.calibration import (
     measured,
 )
 from multimodal.tasks.classifier_file import read_classifier
+from multimodal.tasks.evaluate_zeroshot import zero_shot_logits, zero_shot_scores
+from multimodal.tasks.features import Features
+from multimodal.tasks.zeroshot import ZeroShotClassifier
+from multimodal.weights.folder import load_folder
 
 models = test_cli.models  # a fixture
 
@@ -157,6 +162,22 @@ def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, mo
         assert own["answer"] == (own["scores"][0]["label"] if own["scores"][0]["score"] >= 0.3 else None)
     err = run(capsys, *common, "--classifier", file, "--scores", "softmax" if kind != "temperature" else "sigmoid")[2]
     assert f"the classifier is calibrated ({kind})" in one_line(err)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "platt", "platt-per-label"])
+def test_the_class_that_evaluation_finds_is_the_best_calibrated_label(models, squares, kind):
+    data = open_labelled(str(squares))
+    classifier = ZeroShotClassifier(load_folder(models / "clip"), data.labels())
+    maps = ((0.2, 1.0, 2.0, 0.5), (0.5, -0.5, 1.0, 0.0)) if kind == "platt-per-label" else ((0.7,), (0.0,))
+    classifier = classifier.using(calibration=Calibration(kind, "softmax", *maps, {}))
+    source = torch.Generator().manual_seed(0)
+    vectors = torch.randn(len(data.pictures.keys), classifier.weights.shape[1], generator=source)
+    logits = zero_shot_logits(classifier, vectors)
+    numbers = data.numbers(classifier.labels)
+    found = zero_shot_scores(classifier, data.pictures, Features(vectors, data.pictures.keys, []), numbers).found
+    assert torch.equal(found, classifier.scored(logits.double()).argmax(1))
+    if kind == "platt-per-label":  # scale and offset are of the log-odds, not of the logits
+        assert (found != (logits * torch.tensor(maps[0]) + torch.tensor(maps[1])).argmax(1)).any()
 
 
 def test_classes_that_are_no_label_count_as_none_of_these(capsys, models, squares):

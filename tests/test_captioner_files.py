@@ -115,6 +115,22 @@ def test_pictures_and_texts_are_prepared_as_the_folder_says(folders):
     assert git.tokenizer.context == blip.model.caption_context == CONTEXT
 
 
+@pytest.mark.parametrize("name", ["blip", "git"])
+def test_what_is_done_to_pictures_may_stand_in_the_file_of_the_whole_processor(folders, tmp_path, name):
+    """As transformers writes it since version 5."""
+    pictures = json.loads((folders / name / "preprocessor_config.json").read_text())
+    for file in (folders / name).iterdir():
+        if file.name != "preprocessor_config.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert load_path(tmp_path).preprocessing is None
+    whole = tmp_path / "processor_config.json"
+    whole.write_text(json.dumps({"image_processor": pictures, "processor_class": "Processor"}))
+    assert load_path(tmp_path).preprocessing == load_path(folders / name).preprocessing
+    whole.write_text(json.dumps({"image_processor": pictures | {"rescale_factor": 1 / 127.5}}))
+    with pytest.raises(CheckpointError, match=r"processor_config\.json: these steps are not supported"):
+        load_path(tmp_path)
+
+
 def test_coca_classifies_and_gives_text_vectors(capsys, folders, pair):
     code, out, err = run(capsys, "classify", pair, "--labels", "red,blue", "-m", folders / "coca", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))

@@ -160,6 +160,7 @@ def test_results_of_other_labels_models_or_settings_are_not_mixed(capsys, models
         (["--labels", "a", "--overwrite"], "--overwrite"), (["--labels", "a", "--classes", "f"], "--classes"),
         (["--labels", "a", "--calibration", "platt"], "--cal"), (["--labels", "a", "--scores", "x"], "--scores"),
         (["--classifier", "f", "--templates", "none"], "--templates"),
+        (["--labels", "a,b", "--save_classifier", "x.csv"], "--save_classifier"),
     ],
 )  # fmt: skip
 def test_flags_that_contradict_are_one_line_and_exit_2(capsys, flags, named):

@@ -323,7 +323,6 @@ def test_unusable_data_is_one_line(capsys, models, pictures, captions, tmp_path)
     for arguments, cause in (
         (["zeroshot", tmp_path / "absent"], "no such file"),
         (["zeroshot", tmp_path / "empty"], "no usable item"),
-        (["zeroshot", ""], "names no pictures"),
         (["zeroshot", tmp_path / "numbers"], "'0', which --classes does not name"),
         (["linear-probe", pictures, *one], "'blue_square', which the training set"),
         (["linear-probe", pictures, "--train", pictures, "--C", "0"], "--C 0.0"),

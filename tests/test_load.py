@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import multimodal
+from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.seq2seq import SpeechToText
 from multimodal.weights.convert import convert
@@ -238,3 +239,10 @@ def test_public_names():
     assert all(callable(getattr(multimodal, name)) for name in multimodal.__all__)
     with pytest.raises(AttributeError):
         multimodal.missing  # noqa: B018
+
+
+def test_an_architecture_for_a_folder_that_says_its_own_is_said_to_be_unused():
+    for place in ("clip-vit-16", shipped()["clip-vit-16"] / "model.safetensors"):
+        with pytest.warns(UserWarning, match="--architecture ViT-B-32: is not used") as said:
+            load(place, "ViT-B-32")
+        assert len(said) == 1

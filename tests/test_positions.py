@@ -127,7 +127,7 @@ def test_rotary_2d_scores_depend_on_the_offset_alone():
         assert abs(by_offset[offset][0] - by_offset[0, 0][0]) > 0.01
 
 
-@pytest.mark.parametrize("new", [(6, 6), (3, 8), (9, 5), (4, 6)])
+@pytest.mark.parametrize("new", [(6, 6), (3, 8), (9, 5), (4, 6), (7, 1), (1, 9)])
 def test_interpolated_grid_equals_timms(new):
     from timm.layers import resample_abs_pos_embed
 

@@ -33,7 +33,8 @@ def interpolate_grid(table: Float[Tensor, "N D"], old: tuple[int, int], new: tup
     Bicubic with antialiasing, as timm's `resample_abs_pos_embed`."""
     if old == new:
         return table
-    grid = table.float().unflatten(0, old).permute(2, 0, 1)[None]
+    # the batch axis before the permutation: of other strides torch 2.11 resamples a grid to one column wrongly
+    grid = table.float().unflatten(0, old)[None].permute(0, 3, 1, 2)
     grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True, align_corners=False)
     return grid[0].flatten(1).T.to(table.dtype)
 

@@ -76,7 +76,10 @@ def calibrated(
     classes: Int[Tensor, "N"] = data.pictures.labels(found.keys, numbers)
     logits = zero_shot_logits(classifier, found.vectors)
     before, loss = classifier.scored(logits), classifier.model.config.loss
-    calibration, held = calibrate(kind, loss, logits, classes, before, classifier.threshold)
+    try:
+        calibration, held = calibrate(kind, loss, logits, classes, before, classifier.threshold)
+    except DataError as error:
+        raise DataError(f"--calibrate {data.pictures.where}: {error}") from None
     shown: Bool[Tensor, "N"] = classes >= (0 if kind == "temperature" else -1)
     curves = {}
     for name, scores in (("before", before), ("after", held)):

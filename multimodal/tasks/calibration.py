@@ -39,6 +39,11 @@ class Calibration:
         scale, offset = (torch.tensor(part, dtype=torch.float64) for part in (self.scale, self.offset))
         return _applied(self.kind, self.loss, scale, offset, logits)
 
+    def unbounded(self, logits: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
+        """The scores before their softmax or sigmoid: in the same order, but for those that this rounds to a tie."""
+        scale, offset = (torch.tensor(part, dtype=torch.float64) for part in (self.scale, self.offset))
+        return _mapped(self.kind, self.loss, scale, offset, logits)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -163,10 +168,15 @@ def folds_of(classes: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
 
 
 def _applied(kind: str, loss: str, scale: Tensor, offset: Tensor, logits: Tensor) -> Float[Tensor, "N C"]:
+    mapped = _mapped(kind, loss, scale, offset, logits)
+    return mapped.softmax(-1) if kind == "temperature" else mapped.sigmoid().to(logits)
+
+
+def _mapped(kind: str, loss: str, scale: Tensor, offset: Tensor, logits: Tensor) -> Float[Tensor, "N C"]:
     if kind == "temperature":
-        return (logits * scale.to(logits)).softmax(-1)
+        return logits * scale.to(logits)
     odds = log_odds(loss, logits)
-    return (odds * scale.to(odds) + offset.to(odds)).sigmoid().to(logits)
+    return odds * scale.to(odds) + offset.to(odds)
 
 
 def _platt_targets(own: Bool[Tensor, "N C"], by_label: bool) -> Float[Tensor, "N C"]:

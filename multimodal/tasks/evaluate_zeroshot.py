@@ -27,8 +27,8 @@ def zero_shot_scores(
     classifier: ZeroShotClassifier, pictures: PictureSet, found: Features, numbers: Mapping[str, int]
 ) -> ClassScores:
     """`numbers`: the place of each class id among the labels of the classifier. Probabilities could round to ties, so
-    logits are compared; a calibration shifts them. Raises DataError for a classifier of one label."""
+    logits are compared, as a calibration maps them. Raises DataError for a classifier of one label."""
     logits, calibration = zero_shot_logits(classifier, found.vectors), classifier.calibration
     if calibration is not None:
-        logits = logits * torch.tensor(calibration.scale) + torch.tensor(calibration.offset)
+        logits = calibration.unbounded(logits)
     return class_scores(classifier.labels, pictures.labels(found.keys, dict(numbers)), logits)

@@ -109,24 +109,32 @@ def labels_from(lines: Sequence[str], where: str) -> tuple[list[str], dict[str, 
         found = [line.strip() for line in lines if line.strip()]
         if any("\t" in label for label in found):
             raise UsageError(f"--labels_file {where}: holds tabs; one label a line is read, no table")
-        return found, None
+        return _named(found, where), None
     value = _json(lines, where, "--labels_file")
     if isinstance(value, list):
         if wrong := [label for label in value if not isinstance(label, str)]:
             raise UsageError(f"--labels_file {where}: {wrong[0]!r} is no text")
-        return value, None
+        return _named(value, where), None
     prompts = {label: [texts] if isinstance(texts, str) else texts for label, texts in value.items()}
     for label, texts in prompts.items():
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
             raise UsageError(f"--labels_file {where}: {label!r} needs a list of texts ({str(texts)[:_SAID]})")
-    return list(prompts), prompts
+    return _named(list(prompts), where), prompts
+
+
+def _named(labels: list[str], where: str) -> list[str]:
+    try:
+        checked_labels(labels)
+    except TextError as error:
+        raise UsageError(f"--labels_file {where}: {error}") from None
+    return labels
 
 
 def templates_from(lines: Sequence[str], where: str) -> list[str]:
     """Of a text file a template a line; of a `.json` file a list, or CLIP_benchmark's object with one list. Raises
     UsageError."""
     if Path(where).suffix.lower() != ".json":
-        return [line for line in lines if line.strip()]
+        return _with_place([line for line in lines if line.strip()], where)
     value = _json(lines, where, "--templates")
     if isinstance(value, dict):
         if len(value) != 1:
@@ -136,7 +144,15 @@ def templates_from(lines: Sequence[str], where: str) -> list[str]:
         (value,) = value.values()
     if not isinstance(value, list) or not all(isinstance(template, str) for template in value):
         raise UsageError(f"--templates {where}: expected a list of texts ({str(value)[:_SAID]})")
-    return value
+    return _with_place(value, where)
+
+
+def _with_place(templates: list[str], where: str) -> list[str]:
+    try:
+        prompt_functions(templates)
+    except UsageError as error:
+        raise UsageError(f"--templates {where}: {error}") from None
+    return templates
 
 
 def _json(lines: Sequence[str], where: str, flag: str) -> Any:

@@ -96,6 +96,8 @@ def find_images(paths: list[str]) -> list[Path]:
         raise UsageError("no picture given (0 paths)")
     found: dict[Path, None] = {}
     for text in paths:
+        if not str(text):  # else the working directory
+            raise UsageError("'': names no picture")
         images = _expand(text)
         if not images:
             raise UsageError(f"{text}: no picture found ({_why_none(text)})")
@@ -123,8 +125,8 @@ def walk_images(folder: str | Path, refused: Callable[[OSError], None] | None = 
         path = entry.name if root == "." else entry.path
         if entry.is_dir(follow_symlinks=False):
             yield from walk_images(path, refused)
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and os.path.isfile(entry.path):
-            yield path
+        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and not os.path.isdir(entry.path):
+            yield path  # a dead link or a pipe too, so that it is told of when it is read
 
 
 def _expand(text: str) -> list[Path]:

@@ -129,11 +129,15 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:  # such as a full disk
+        part.unlink(missing_ok=True)
+        raise
 
 
 def read_record(folder: Path | str) -> dict[str, Any]:

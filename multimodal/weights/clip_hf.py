@@ -115,20 +115,33 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return CLIPTokenizer(text["max_position_embeddings"]) if kind in ("CLIPTokenizer", "CLIPTokenizerFast") else None
 
 
+def _image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """What is done to pictures, and the file that says so: transformers 5 writes one for pictures and texts."""
+    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+        if (path := folder / name).exists():
+            record = read_json(path)
+            record = record if part is None else record.get(part)
+            if isinstance(record, dict):
+                return path, record
+    return None
+
+
 def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = True) -> Preprocessing | None:
-    """From preprocessor_config.json: {"shortest_edge": s} then a crop, or {"height", "width"} with the aspect lost.
+    """From what the folder has for pictures: {"shortest_edge": s} then a crop, or {"height", "width"} with the aspect
+    lost.
 
     `crops`: what a file without `do_center_crop` means. Raises CheckpointError for steps that are not known."""
-    if folder is None or not (folder / "preprocessor_config.json").exists():
+    found = _image_record(folder) if folder else None
+    if found is None:
         return None
-    path = folder / "preprocessor_config.json"
-    record = read_json(path)
+    path, record = found
     size, crop = record["size"], record.get("crop_size")
     edge = size if isinstance(size, int) else size.get("shortest_edge")
     crop = (crop, crop) if isinstance(crop, int) else (crop["height"], crop["width"]) if crop else (edge, edge)
     square = not record.get("do_center_crop", crops)
     both = (size["height"], size["width"]) if edge is None else (edge, edge)
     plain = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
+    plain = plain and abs(record.get("rescale_factor", 1 / 255) * 255 - 1) < 1e-5
     if not plain or record.get("resample", 3) not in RESAMPLE or not (square or (edge == crop[0] == crop[1])):
         raise CheckpointError(f"{path}: these steps are not supported (size {size}, crop {crop})")
     mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))

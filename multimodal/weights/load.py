@@ -49,7 +49,7 @@ def _load(name_or_path: str | Path, architecture: str | None) -> Checkpoint:
         return found
     path = Path(name_or_path)
     if not _exists(path) and text in shipped():
-        return load_folder(shipped()[text])
+        return _ours(shipped()[text], architecture)
     if text and _exists(path):
         return _load_path(path, architecture)
     raise UsageError(_unknown(text))
@@ -124,7 +124,7 @@ def _open_clip_record(name: str) -> dict[str, Any]:
 def _load_path(path: Path, architecture: str | None) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     if _is_ours(folder) and (path.is_dir() or path.name == "model.safetensors"):
-        return load_folder(folder)
+        return _ours(folder, architecture)
     config = architecture_config(architecture) if architecture else _config_of(folder)
     weights = _weights_of(path) if path.is_dir() else path
     if weights.suffix in UNSAFE:
@@ -134,6 +134,12 @@ def _load_path(path: Path, architecture: str | None) -> Checkpoint:
     if architecture:
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
     return load_foreign(_all_tensors(weights), config, str(path), folder)
+
+
+def _ours(folder: Path, architecture: str | None) -> Checkpoint:
+    if architecture:
+        warnings.warn(f"--architecture {architecture}: is not used, {folder} says its own", stacklevel=5)
+    return load_folder(folder)
 
 
 def _is_ours(folder: Path) -> bool:
