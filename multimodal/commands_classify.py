@@ -12,7 +12,7 @@ import torch
 
 from multimodal.cli import fail, printable
 from multimodal.commands_pictures import Add, Bar, Printed, append_to, found
-from multimodal.commands_shared import Progress, read_lines
+from multimodal.commands_shared import Progress, output_file, read_lines
 from multimodal.errors import UsageError
 from multimodal.tasks.classifier_file import save_classifier
 from multimodal.tasks.features import model_digest
@@ -31,6 +31,7 @@ def classify(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     labels, templates = labels_and_templates(options)
+    reliability = output_file(options.reliability, "--reliability", (".png",))
     data = _calibration_data(options)
     files, code = found(options.images)
     if options.heatmap is not None:
@@ -45,7 +46,7 @@ def classify(options: Namespace) -> int:
         options.classifier, device=options.device, compute_type=options.compute_type,
     ).using(options.threshold, options.scores)  # fmt: skip
     if data:
-        classifier, failed = _calibrated(options, classifier, data)
+        classifier, failed = _calibrated(options, classifier, data, reliability)
         code = code or failed
     if len(classifier.labels) == 1 and classifier.scores == "softmax":
         warnings.warn("--labels: one label alone gets the score 1 in every picture", stacklevel=1)
@@ -151,7 +152,9 @@ def _calibration_data(options: Namespace) -> Any:
     return open_labelled(options.calibrate, [Path(options.classes)] if options.classes else [])
 
 
-def _calibrated(options: Namespace, classifier: ZeroShotClassifier, data: Any) -> tuple[ZeroShotClassifier, int]:
+def _calibrated(
+    options: Namespace, classifier: ZeroShotClassifier, data: Any, reliability: Path | None
+) -> tuple[ZeroShotClassifier, int]:
     """The classifier, and its figures on stdout, or on stderr where the results of pictures go there."""
     from multimodal.tasks.calibrate import calibrated, reliability_figure, report
 
@@ -160,9 +163,9 @@ def _calibrated(options: Namespace, classifier: ZeroShotClassifier, data: Any) -
     shown.clear()
     for cause in made.broken:
         fail(cause)
-    if options.reliability:
+    if reliability:
         title = f"{kind} fitted to {data.pictures.where} ({made.figures['pictures']} pictures, held out by fifths)"
-        Path(options.reliability).write_bytes(reliability_figure(made.curves, made.figures, title))
+        reliability.write_bytes(reliability_figure(made.curves, made.figures, title))
     out = sys.stderr if options.images and not options.output else sys.stdout
     for line in report(made):
         print(printable(line), file=out)

@@ -345,3 +345,15 @@ def test_transcript_files_equal_openai_whispers(tmp_path, style):
     get_writer(style, str(tmp_path / "theirs"))(result, "talk.wav")
     name = f"talk.{style}"
     assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+def test_a_pipe_among_pictures_is_not_waited_for_where_their_bytes_are_hashed(models, tmp_path):
+    for name in ("red", "blue"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40), name).save(tmp_path / "data" / name / "a.png")
+    os.mkfifo(tmp_path / "data" / "red" / "pipe.png")
+    for _ in range(2):
+        done = command("evaluate", "zeroshot", tmp_path / "data", "-m", models / "clip", "--features_cache",
+                       tmp_path / "cache", text=True)  # fmt: skip
+        assert (done.returncode, "(2 pictures, 2 classes)" in done.stdout) == (1, True)
+        assert "pipe.png: not a regular file" in one_line(done.stderr)

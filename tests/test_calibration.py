@@ -162,6 +162,13 @@ def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, mo
         assert own["answer"] == (own["scores"][0]["label"] if own["scores"][0]["score"] >= 0.3 else None)
     err = run(capsys, *common, "--classifier", file, "--scores", "softmax" if kind != "temperature" else "sigmoid")[2]
     assert f"the classifier is calibrated ({kind})" in one_line(err)
+    code, out, err = run(capsys, *common, "--classifier", file, "--scores", "cosine")
+    assert (code, out) == (1, "")
+    assert "threshold 0.3 is of s" in one_line(err)
+    assert run(capsys, *common, "--classifier", file, "--scores", "cosine", "--threshold", 0.1)[0] == 0
+    for wrong in (tmp_path / "x.jpg", squares / "red_square"):
+        code, out, err = run(capsys, "classify", "--calibrate", squares, "-m", models / "clip", "--reliability", wrong)
+        assert (code, out, f"--reliability {wrong}: ends not in .png" in one_line(err)) == (1, "", True)
 
 
 @pytest.mark.parametrize("kind", ["temperature", "platt", "platt-per-label"])

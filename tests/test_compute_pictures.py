@@ -133,6 +133,24 @@ def test_new_weights_are_seen():
     assert torch.allclose(after, plain.encode_image(images), atol=1e-5)
 
 
+def test_weights_that_torch_counts_no_change_of_are_seen_too():
+    model, pixels = vit("token"), torch.randn(2, 3, *tiny.VIT.image)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    for change in ("fused", "data"):
+        before = for_inference(Checkpoint(model), "float32").model
+        if change == "fused":
+            model(pixels).pow(2).sum().backward()
+            optimizer.step()
+        else:
+            for parameter in model.parameters():
+                parameter.data.mul_(1.2)
+        after = for_inference(Checkpoint(model), "float32").model
+        with torch.inference_mode():
+            assert (after(pixels) - model(pixels)).abs().max() < 1e-5
+        assert after is not before
+        assert for_inference(Checkpoint(model), "float32").model is after
+
+
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 @torch.inference_mode()
 def test_attention_can_be_captured(compute_type: str):

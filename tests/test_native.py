@@ -151,6 +151,22 @@ def test_kept_positions_follow_the_weights():
         assert_close(model.grid_positions((4, 5)), 6 * first, atol=1e-5, rtol=0)
 
 
+def test_positions_that_a_fused_optimizer_moved_are_seen():
+    """Of which torch counts no change."""
+    model = randomized(ViT(VITS["token"])).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        before = model.grid_positions((4, 5))
+    model.train()
+    model.features(torch.randn(1, 3, *model.config.image)).pow(2).sum().backward()
+    optimizer.step()
+    model.eval()
+    wanted = model.grid_positions((4, 5)).detach()
+    with torch.no_grad():
+        assert_close(model.grid_positions((4, 5)), wanted, atol=1e-6, rtol=0)
+    assert (wanted - before).abs().max() > 0.01
+
+
 def test_command_takes_pictures_whole(tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()

@@ -117,6 +117,11 @@ class ViT(nn.Module):
             self._resampled[grid] = kept = state, self._positions_of(grid)
         return kept[1]
 
+    def train(self, mode: bool = True) -> "ViT":
+        """The kept positions go, since torch counts no change by a fused optimizer."""
+        self._resampled.clear()
+        return super().train(mode)
+
     def _positions_of(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
         own = self.config.prefix if self.config.positions_on_prefix else 0
         table = interpolate_grid(self.positions[own:], self.config.grid, grid)

@@ -159,6 +159,8 @@ def pictures_digest(pictures: PictureSet) -> str:
         digest.update(f"{key}\n".encode())
         try:
             media = pictures.source.read(key).media
+            if not isinstance(media, bytes) and not media.is_file():  # a pipe would be waited for
+                continue
             data = media if isinstance(media, bytes) else media.read_bytes()
         except BROKEN:
             continue

@@ -109,12 +109,18 @@ class ZeroShotClassifier:
     def using(
         self, threshold: float | None = None, scores: str | None = None, calibration: Calibration | None = None
     ) -> "ZeroShotClassifier":
-        """With what is given in place of its own. Raises UsageError."""
-        return ZeroShotClassifier(
+        """With what is given in place of its own. Raises UsageError, also for other scores under its own threshold."""
+        made = ZeroShotClassifier(
             self.checkpoint, self.labels, self.templates, weights=self.weights,
             calibration=calibration or self.calibration, threshold=self.threshold if threshold is None else threshold,
             scores=scores or (None if calibration else self.scores),
         )  # fmt: skip
+        if threshold is None and self.threshold is not None and scores not in (None, self.scores):
+            raise UsageError(
+                f"--scores {scores}: the classifier's threshold {self.threshold:g} is of {self.scores} scores; give a "
+                "--threshold too"
+            )
+        return made
 
     @torch.inference_mode()
     def _label_vectors(self) -> Float[Tensor, "C D"]:

@@ -62,6 +62,9 @@ def parse(settings: type[Settings], prog: str, description: str | None, args: Se
         if end.code:
             _end(2, f"{prog}: error: {_first_part(message.getvalue())} (see {prog} --help)")
         raise
+    except BrokenPipeError:  # the reader of the help, such as head, has gone: not a fault
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     finally:
         os.environ.pop("COLUMNS", None)
         os.environ.update({"COLUMNS": before} if before is not None else {})

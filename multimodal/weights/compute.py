@@ -210,7 +210,10 @@ def _replace_linears(decoder: TextTransformer | Stack, kind: type[nn.Module]) ->
         decoder.head = kind(decoder.embed.weight, decoder.tied_bias)
 
 
-def _state(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    """What changes when a weight does. Tensors made in inference mode count no changes."""
+def _state(model: nn.Module) -> tuple[Any, ...]:
+    """What changes when a weight does. Tensors made in inference mode count no changes, and fused optimizers and
+    `.data` count none of theirs: so the first number of each tensor is looked at too."""
     tensors = [*model.parameters(), *model.buffers()]
-    return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
+    counts = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+    first = [tensor.detach().flatten()[:1].to(tensors[0].device, torch.float64) for tensor in tensors]
+    return tuple(counts), torch.cat(first).cpu().numpy().tobytes()
