@@ -1,6 +1,7 @@
 """What `multimodal caption` does with its flags (`cli_caption.py`)."""
 
 import os
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Set
 from dataclasses import asdict
@@ -32,6 +33,8 @@ def caption(options: Namespace) -> int:
     checkpoint = load(options.model, options.architecture, options.preprocessing)
     chosen = {name: value for name, value in vars(options).items() if name in OPTIONS}
     write = CaptionWriter(*prepared(checkpoint, options.compute_type, options.device, chosen))
+    if "seed" in chosen and not write.options.temperature:
+        warnings.warn("--seed: has no effect without drawing (--temperature, --top_p, --top_k)", stacklevel=1)
     regions = None
     if options.regions is not None:
         from multimodal.tasks.caption_regions import Regions
@@ -86,7 +89,8 @@ def _appended(options: Namespace, run: _Run, files: list[str], digest: str) -> i
     """To a file that a second call goes on with."""
     settings = {
         "command": "caption", "model": digest, "preprocessing": run.write.checkpoint.preprocessing.to_dict(),
-        **asdict(run.write.options), "compute_type": options.compute_type, "device": str(run.write.device),
+        **asdict(run.write.options), **({} if run.write.options.temperature else {"seed": 0}),  # only draws see it
+        "compute_type": options.compute_type, "device": str(run.write.device),
     }  # fmt: skip
     columns = _columns(run.write.options.num_captions > 1)
     return append_to(options, columns, settings, files, _rows, run, run.drawn)
@@ -97,7 +101,7 @@ def _texts(options: Namespace, run: _Run, files: list[str]) -> int:
     places, code = places_of(files, options.images, options.output, ".txt")
     there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
     if there:
-        say(f"{len(there)} of {len(files)} pictures have their .txt already")
+        say(f"{len(there)} of {len(files)} pictures have their .txt already (--overwrite writes them anew)")
     for folder in {place.parent for file, place in places.items() if file not in there}:
         output_folder(folder, "--output")
 

@@ -5,6 +5,7 @@ import os
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.cli import fail, printable
-from multimodal.commands_pictures import found
+from multimodal.commands_pictures import found, say
 from multimodal.commands_shared import Progress, print_results
-from multimodal.errors import ImageError, TextError
+from multimodal.errors import ImageError, TextError, UsageError
 from multimodal.tasks.index import Index, model_for, open_index, query_vectors
 from multimodal.tokens.picture import SUFFIXES
 from multimodal.weights.compute import for_inference
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 
 def index(options: Namespace) -> int:
-    from multimodal.tasks.index_build import build
-
     files, code = found(options.images)
     if not files:
         return code
@@ -36,14 +35,8 @@ def index(options: Namespace) -> int:
         torch.set_num_threads(options.threads)
     name = os.path.abspath(options.model) if os.path.exists(options.model) else options.model
     checkpoint = load(options.model, options.architecture, options.preprocessing)
-    shown = Progress(options.output)
-    built = build(
-        files, checkpoint, options.output, name=name, architecture=options.architecture, kind=options.kind,
-        within=_searched(options.images, files), dtype=options.dtype, recall=options.recall, watch=shown,
-        overwrite=options.overwrite, batch_size=options.batch_size, workers=options.workers,
-        compute_type=options.compute_type, device=options.device,
-    )  # fmt: skip
-    shown.clear()
+    with _telling(options.output):
+        built = _built(options, files, checkpoint, name)
     for error in built.refused:
         code = fail(error)
     for note in built.notes:
@@ -52,6 +45,34 @@ def index(options: Namespace) -> int:
         return fail(f"--output {options.output}: no picture can be read; an index that was there is as it was")
     print(_told(options.output, built))
     return code
+
+
+@contextmanager
+def _telling(folder: str) -> Iterator[None]:
+    """What a stop and a full disk mean for the index."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"{folder}: stopped; the same command goes on there")
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise UsageError(f"--output {folder}: cannot be written ({error.strerror})") from None
+
+
+def _built(options: Namespace, files: list[str], checkpoint: Checkpoint, name: str) -> "Built":
+    from multimodal.tasks.index_build import build
+
+    shown = Progress(options.output)
+    built = build(
+        files, checkpoint, options.output, name=name, architecture=options.architecture, kind=options.kind,
+        within=_searched(options.images, files), dtype=options.dtype, recall=options.recall, watch=shown,
+        overwrite=options.overwrite, batch_size=options.batch_size, workers=options.workers,
+        compute_type=options.compute_type, device=options.device,
+    )  # fmt: skip
+    shown.clear()
+    return built
 
 
 def _searched(arguments: list[str], files: list[str]) -> list[str]:
@@ -109,7 +130,9 @@ def search(options: Namespace) -> int:
 def _results(index: Index, queries: list[_Query], top: int, exact: bool) -> Iterator[dict[str, Any]]:
     scores, rows = index.search(torch.stack([query.vector for query in queries]), top, exact)
     for query, own, best in zip(queries, scores.tolist(), rows, strict=True):
-        hits = [{"file": file, "score": score} for file, score in zip(index.files(best), own, strict=True)]
+        # six digits, which is what float32 has; a stored unit vector may be a little longer than 1
+        scores = [float(f"{min(score, 1.0):.6g}") for score in own]
+        hits = [{"file": file, "score": score} for file, score in zip(index.files(best), scores, strict=True)]
         yield {"query": query.text, "kind": query.kind, "results": hits}
 
 

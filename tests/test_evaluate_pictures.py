@@ -254,6 +254,16 @@ def test_native_sizes(capsys, models, pictures):
     torch.testing.assert_close(picture_features(checkpoint, source, "pooled", native=0).vectors, pooled)
 
 
+def test_a_table_of_classify_is_data_and_a_line_without_a_label_is_left_out(capsys, models, pictures, tmp_path):
+    files = [path for colour in sorted(pictures.iterdir()) for path in sorted(colour.iterdir())]
+    rows = [f"{path},{path.parent.name}" for path in files]
+    (tmp_path / "a.csv").write_text("\n".join(["file,label", *rows, f"{files[0]},", ""]))
+    code, out, err = run(capsys, "evaluate", "zeroshot", tmp_path / "a.csv", "-m", models / "clip", "--output", "json")
+    assert code == 1
+    assert "no label" in one_line(err)
+    assert json.loads(out)["pictures"] == 24
+
+
 def test_retrieval_takes_a_line_for_each_text_as_one_picture(capsys, models, captions):
     rows = [json.loads(line) for line in captions.read_text().splitlines()]
     singly = [{"file_name": row["file_name"], "text": text} for row in rows for text in row["captions"]]

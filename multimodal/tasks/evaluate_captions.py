@@ -20,7 +20,7 @@ from multimodal.train.loader import BROKEN
 from multimodal.train.sources import PATHS
 from multimodal.weights.folder import Checkpoint
 
-FILES, TEXTS = ("file", *PATHS), ("caption", "text")
+TEXTS = ("caption", "text")
 Watch = Callable[[int, int, int], None]
 
 
@@ -102,7 +102,7 @@ def read_captions(path: Path, referenced: Captioned) -> Written:
     find, texts, others, again = _finder(referenced), dict[int, str](), [], 0
     for line in read_list(path):
         place = f"{path} line {line.number}"
-        file, text = (next((line.values[n] for n in names if n in line.values), None) for names in (FILES, TEXTS))
+        file, text = (next((line.values[n] for n in names if n in line.values), None) for names in (PATHS, TEXTS))
         if line.fault or not isinstance(file, str) or not isinstance(text, str):
             raise DataError(f"{place}: {line.fault or 'needs a file and a caption, each a text'}")
         key = find(file)

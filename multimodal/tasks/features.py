@@ -182,7 +182,10 @@ def _kept(cache: Path | None, checkpoint: Checkpoint, pictures: PictureSet, kind
 def _read(file: Path, pictures: PictureSet) -> Features:
     from safetensors import safe_open
 
-    tensors = read_tensors(file)
+    try:
+        tensors = read_tensors(file)
+    except CheckpointError as error:
+        raise DataError(f"{error}; delete it") from None
     with safe_open(file, "pt") as opened:
         told = opened.metadata() or {}
     if tensors.keys() != {"vectors", "keys"} or "broken" not in told:

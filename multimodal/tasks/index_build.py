@@ -156,11 +156,13 @@ def finish(
     notes: list[str],
 ) -> IndexRecord:  # fmt: skip
     """Makes or renews the FAISS index where the kind has one, and commits. `samples`: queries to tune it with."""
-    old, kind = store.record, kind_for(kind, store.rows)
+    old, asked, kind = store.record, kind, kind_for(kind, store.rows)
     lines, search = (_whole(store, part, notes) for part in ("lines", "search"))
     if store.unchanged and lines and search and old.kind == kind and old.recall.get("target", recall) == recall:
         return old
     if kind == "flat":
+        if asked not in ("auto", "flat"):
+            notes.append(f"{store.rows} pictures are too few for {asked}: the index is searched exactly")
         return store.commit(kind, 0, {}, None)
     vectors, part = store.vectors(), store.folder / "search.part"
     if search and old.kind == kind and store.extended and 2 * old.count >= store.rows:

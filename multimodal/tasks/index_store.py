@@ -171,6 +171,9 @@ class Store:
     def _check(self, found: IndexRecord, wanted: IndexRecord) -> None:
         for name in _SAME:
             ours, theirs = getattr(wanted, name), getattr(found, name)
+            if ours != theirs and isinstance(ours, dict):
+                key = next(key for key in ours if ours[key] != theirs.get(key))
+                name, ours, theirs = f"{name} {key}", ours[key], theirs.get(key)
             if ours != theirs:
                 raise UsageError(
                     f"{self.folder}: was made with model {found.model} ({name} {_short(theirs)}, not {_short(ours)}); "

@@ -17,6 +17,7 @@ from multimodal.models.vit import ViT
 from multimodal.tasks.pictures import ahead, name_of
 from multimodal.tokens.image import Preprocessing, native_size, preprocess, read_image, to_rgb
 
+MOST = 1 << 14  # patches of a picture: attention takes their square
 TOKENS = 2048  # a batch, padding included: more is no faster on a CPU
 
 
@@ -136,8 +137,8 @@ def vision(model: nn.Module) -> ViT:
 def tokens_of(model: nn.Module, max_tokens: int | None) -> int:
     """The limit, by default as many patches as the model learned. Raises UsageError for one below 1."""
     rows, columns = vision(model).config.grid
-    if max_tokens is not None and max_tokens < 1:
-        raise UsageError(f"max_tokens {max_tokens}: must be at least 1")
+    if max_tokens is not None and not 1 <= max_tokens <= MOST:
+        raise UsageError(f"native sizes: max_tokens {max_tokens} is not from 1 to {MOST}")
     return rows * columns if max_tokens is None else max_tokens
 
 

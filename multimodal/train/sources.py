@@ -23,7 +23,7 @@ from multimodal.train.lists import CSV, JSONL, Line, read_list
 from multimodal.train.shards import Handles, Shot, fetch, is_remote, plain_tar, shots
 
 MEDIA = PICTURES | SOUNDS
-PATHS = ("audio_filepath", "file_name", "filepath", "image", "path")
+PATHS = ("audio_filepath", "file_name", "filepath", "image", "path", "file")
 TEXTS = ("text", "captions", "caption", "title")
 LABELS = ("label", "class")
 TARS = (".tar", ".tar.gz", ".tgz")
@@ -244,7 +244,7 @@ def _list_row(line: Line, file: str, base: str, names: _Names) -> Row:
         return Row(place, fault=fault)
     media = _first(values, names.path)
     if not isinstance(media, str) or not media:
-        return Row(place, fault=f"no {' or '.join(names.path)} ({media!r})")
+        return Row(place, fault=f"no {' or '.join(names.path)}{'' if media is None else f' ({media!r})'}")
     if media.lower().startswith("pipe:"):  # a list may come from anyone
         return Row(place, fault=f"a command in a list is not run ({media[:40]!r})")
     media = media if is_remote(media) or media.startswith("/") else f"{base}/{media}"
@@ -258,7 +258,7 @@ def _told(values: dict[str, Any], names: _Names) -> tuple[str | None, list[str],
     texts = told if isinstance(told, list) else [] if told is None else [told]
     wrong = next((text for text in texts if not isinstance(text, str)), None)
     fault = "" if wrong is None else f"a text is no string ({wrong!r})"
-    return None if label is None else str(label), texts if not fault else [], fault
+    return None if label is None else str(label).strip() or None, texts if not fault else [], fault
 
 
 def _first(values: dict[str, Any], names: Sequence[str]) -> Any:
@@ -286,7 +286,7 @@ def _shot_row(shot: Shot, number: int, shard: str, names: _Names) -> Row:
     if not isinstance(fields, dict):
         return Row(name, fault="its .json is no JSON object")
     label, texts, fault = _told(fields, names)
-    label = small["cls"].strip() if "cls" in small else label
+    label = small["cls"].strip() or None if "cls" in small else label
     texts = [small["txt"].strip()] if "txt" in small else texts
     place = [number, found[0].offset, found[0].size]
     return Row(f"{shard}!{found[0].name}", place, label, texts, fields, fault)

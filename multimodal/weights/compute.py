@@ -60,7 +60,7 @@ def usable_device(name: str | torch.device) -> torch.device:
     try:
         torch.zeros(1, device=name).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device {str(name)!r}: cannot be used ({str(error).splitlines()[0]})") from None
+        raise UsageError(f"device {str(name)!r}: cannot be used ({str(error).splitlines()[0]:.100})") from None
     return torch.device(name)
 
 
