@@ -1,11 +1,17 @@
 """The `--parity` table, and the fixture for data that lies beside the repository."""
 
+import signal
 from pathlib import Path
 
 import parity
 import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+# a shell that starts the tests with & has them ignore Ctrl-C, and the programs that they start would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -114,7 +114,9 @@ def test_what_a_caption_says_of_itself(captioner, pictures, way):
     for picture, row in zip(pictures, rows, strict=True):
         (found,) = write(pixels_of([picture], RECORD))
         assert [one.text for one in found] == [one["caption"] for one in row.get("captions", [row])]
-        assert {name: row[name] for name in found[0].record()} == found[0].record()
+        # the last bits of a batch of one differ where several threads compute
+        for name, value in found[0].record().items():
+            assert row[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
         for one in found:
             assert one.finished == (len(one.ids) < min(40, CONTEXT - len(prompt)))
             assert one.tokens == len(one.ids) + one.finished
