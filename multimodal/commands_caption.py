@@ -17,7 +17,7 @@ from multimodal.errors import ImageError
 from multimodal.tasks.caption import CaptionWriter, prepared, written
 from multimodal.tasks.caption_options import CaptionOptions
 from multimodal.tasks.features import model_digest
-from multimodal.tasks.subtitles import write_whole
+from multimodal.tokens.files import write_whole
 from multimodal.weights.load import load
 
 COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]

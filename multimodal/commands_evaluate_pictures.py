@@ -182,7 +182,7 @@ class _Run:
         if scores is None or not (self.confusion or html):
             return None
         from multimodal.tasks.confusion_plot import plot_confusion
-        from multimodal.tasks.subtitles import write_whole
+        from multimodal.tokens.files import write_whole
 
         name = Path(self.loaded.source).name
         picture = plot_confusion(scores, f"{name} on {', '.join(self.options.data)}: {scores.figures()['acc1']:.1%}")

@@ -21,8 +21,9 @@ from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
 from multimodal.commands_progress import Shown
 from multimodal.commands_shared import found_files, output_folder
 from multimodal.errors import MultimodalError, UsageError
-from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript, write_whole
+from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript
 from multimodal.tokens.audio import find_audio
+from multimodal.tokens.files import write_whole
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
+from tiny import teach
 
 from multimodal import caption, generate, load
 from multimodal.blocks.stack import transformer
@@ -34,14 +34,7 @@ def captioner(tokenizer) -> Checkpoint:
     model = Captioner(CaptionerConfig(image, text))
     pixels = pixels_of([Image.new("RGB", (40, 40), c) for c in CAPTIONS], RECORD)
     batch = tokenizer.batch(list(CAPTIONS.values()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(80):
-        logits = model(pixels, batch.ids[:, :-1])
-        loss = F.cross_entropy(logits[batch.mask[:, 1:]], batch.ids[:, 1:][batch.mask[:, 1:]])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return Checkpoint(model.eval(), tokenizer, RECORD)
+    return Checkpoint(teach(model, pixels, batch, 80), tokenizer, RECORD)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

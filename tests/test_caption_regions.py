@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
-import torch.nn.functional as F
 from PIL import Image
+from tiny import teach
 
 from multimodal.blocks.attention import capture_attention
 from multimodal.blocks.stack import transformer
@@ -49,14 +49,7 @@ def captioner() -> Checkpoint:
         model.decoder.positions.mul_(20)
     pixels = pixels_of([halves(*pair) for pair in PAIRS * 2], RECORD)
     batch = tokenizer.batch([f"{a} left, {b} right" for a, b in PAIRS * 2])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(150):
-        logits = model(pixels, batch.ids[:, :-1])
-        loss = F.cross_entropy(logits[batch.mask[:, 1:]], batch.ids[:, 1:][batch.mask[:, 1:]])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return Checkpoint(model.eval(), tokenizer, RECORD)
+    return Checkpoint(teach(model, pixels, batch, 150, 1e-2), tokenizer, RECORD)
 
 
 def test_a_colours_word_points_to_its_half(captioner):

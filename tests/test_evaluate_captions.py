@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sets import lines, tar
-from tiny import HEADS, WIDTH, randomized
+from tiny import HEADS, WIDTH, randomized, teach
 
 from multimodal.blocks.stack import transformer
 from multimodal.cli import main
@@ -47,14 +47,7 @@ def captioner() -> Checkpoint:
     model = Captioner(CaptionerConfig(image, text))
     pixels = pixels_of([Image.new("RGB", (40, 40), colour) for colour in SAID], RECORD)
     batch = TOKENIZER.batch([texts[0] for texts in SAID.values()])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(50):
-        logits = model(pixels, batch.ids[:, :-1])
-        loss = F.cross_entropy(logits[batch.mask[:, 1:]], batch.ids[:, 1:][batch.mask[:, 1:]])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return Checkpoint(model.eval(), TOKENIZER, RECORD)
+    return Checkpoint(teach(model, pixels, batch, 50), TOKENIZER, RECORD)
 
 
 @pytest.fixture(scope="module")

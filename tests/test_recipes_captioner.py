@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tiny_run import assert_same_states
 
 from multimodal import caption, load
 from multimodal.blocks.stack import transformer
@@ -22,7 +23,6 @@ from multimodal.train.loop import Loop
 from multimodal.train.settings import LoopSettings
 from multimodal.train.sources import open_source
 from multimodal.train.start import start
-from multimodal.train.state import newest_state
 from multimodal.weights.folder import Checkpoint, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -109,10 +109,7 @@ def test_a_resumed_run_equals_an_unbroken_one(recipes, data):
     for run, changes in (("whole", {}), ("part", {"steps": 4}), ("part", {"resume": ""})):
         args = flags(data, run, **({"steps": 8, "schedule": "wsd", "warmup": 0, "dropout": 0.1} | changes))
         start(train_captioner.main, train_captioner.Settings, [arg for arg in args if arg])
-    whole, part = (newest_state(data / run / "states") for run in ("whole", "part"))
-    assert whole["done"] == part["done"] == 8
-    for a, b in ((whole["model"], part["model"]), (whole["average"]["weights"], part["average"]["weights"])):
-        assert all(torch.equal(a[name], b[name]) for name in a)
+    assert_same_states(data / "whole", data / "part", 8)
 
 
 @pytest.mark.parametrize(

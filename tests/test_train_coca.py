@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from test_contrastive import EXACT, gradient, matching_loss, noise
 from tiny import CLIPS, COCA, VOCABULARY, randomized
+from tiny_run import assert_same_states
 from torch.testing import assert_close
 
 from multimodal import load
@@ -25,7 +26,6 @@ from multimodal.tokens.text import BytePairTokenizer
 from multimodal.train.captioning import DecoderSettings, Example
 from multimodal.train.coca import Collate, ContrastiveCaptioning, coca
 from multimodal.train.start import start
-from multimodal.train.state import newest_state
 from multimodal.weights.folder import Checkpoint, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -155,10 +155,7 @@ def test_a_resumed_run_equals_an_unbroken_one(recipe, data):
     for run, changes in (("whole", {}), ("part", {"steps": 4}), ("part", {"resume": "True"})):
         common = {"steps": 8, "schedule": "wsd", "warmup": 0, "dropout": 0.1, "drop_path": 0.1, "accumulate": 2}
         recipe(*(arg for arg in flags(data, run, **(common | changes)) if arg != "True"))
-    whole, part = (newest_state(data / run / "states") for run in ("whole", "part"))
-    assert whole["done"] == part["done"] == 8
-    for a, b in ((whole["model"], part["model"]), (whole["average"]["weights"], part["average"]["weights"])):
-        assert all(torch.equal(a[name], b[name]) for name in a)
+    assert_same_states(data / "whole", data / "part", 8)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from multimodal.train.loop import Loop, LoopSettings
 from multimodal.train.objective import Summed
 from multimodal.train.optim import OptimSettings
 from multimodal.train.snapshot import snapshot
+from multimodal.train.state import newest_state
 from multimodal.train.watch import Watch
 
 ITEMS, BATCH = 28, 8  # three batches an epoch, with a rest
@@ -128,3 +129,11 @@ def _copied(value):
     if isinstance(value, dict):
         return {name: _copied(inner) for name, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def assert_same_states(run: Path, other: Path, done: int) -> None:
+    """The newest states of two runs have the same weights and averages, to the bit."""
+    whole, part = (newest_state(folder / "states") for folder in (run, other))
+    assert whole["done"] == part["done"] == done
+    for a, b in ((whole["model"], part["model"]), (whole["average"]["weights"], part["average"]["weights"])):
+        assert all(torch.equal(a[name], b[name]) for name in a)

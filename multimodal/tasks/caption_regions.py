@@ -15,7 +15,7 @@ from multimodal.blocks.stack import Block
 from multimodal.models.coca import CoCa
 from multimodal.tasks.caption import CaptionWriter, Written
 from multimodal.tasks.heatmap import overlay
-from multimodal.tasks.subtitles import write_whole
+from multimodal.tokens.files import write_whole
 from multimodal.tokens.image import read_image, to_rgb
 from multimodal.tokens.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from multimodal.tasks.evaluate_asr import Edit, Evaluation, Utterance
 from multimodal.tasks.pages import STYLE, bullets, columns, escaped, fenced, percent
-from multimodal.tasks.subtitles import write_whole
+from multimodal.tokens.files import write_whole
 from multimodal.train.report import versions
 
 TITLE = "Transcripts against their references"

@@ -18,7 +18,7 @@ from multimodal.models.vit import ViT
 from multimodal.tasks.native import encode_native, native_batches, tokens_of, vision
 from multimodal.tasks.picture_sets import PictureSet
 from multimodal.tasks.pictures import batches
-from multimodal.tasks.subtitles import write_whole
+from multimodal.tokens.files import write_whole
 from multimodal.train.loader import BROKEN
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint, read_tensors

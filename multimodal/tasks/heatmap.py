@@ -23,7 +23,7 @@ from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
 from multimodal.models.vit import ViT
 from multimodal.tasks.native import native_record
-from multimodal.tasks.subtitles import write_whole
+from multimodal.tokens.files import write_whole
 from multimodal.tokens.image import Preprocessing, placement, preprocess, read_image, to_rgb
 
 STRONGEST = 0.65  # opacity of the hottest place

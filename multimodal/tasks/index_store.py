@@ -29,7 +29,7 @@ from multimodal.tasks.index_record import (
     read_index_record,
     rows_begin,
 )
-from multimodal.tokens.tokenizer import write_whole
+from multimodal.tokens.files import write_whole
 
 SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
@@ -240,7 +240,7 @@ class Store:
 
 
 def _write_record(folder: Path, record: IndexRecord) -> None:
-    write_whole(folder / RECORD, json.dumps(asdict(record), indent=1) + "\n")
+    write_whole(folder / RECORD, (json.dumps(asdict(record), indent=1) + "\n").encode())
 
 
 def _locked(folder: Path) -> Any:

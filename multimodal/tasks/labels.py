@@ -109,32 +109,24 @@ def labels_from(lines: Sequence[str], where: str) -> tuple[list[str], dict[str, 
         found = [line.strip() for line in lines if line.strip()]
         if any("\t" in label for label in found):
             raise UsageError(f"--labels_file {where}: holds tabs; one label a line is read, no table")
-        return _named(found, where), None
+        return _checked(found, checked_labels, f"--labels_file {where}"), None
     value = _json(lines, where, "--labels_file")
     if isinstance(value, list):
         if wrong := [label for label in value if not isinstance(label, str)]:
             raise UsageError(f"--labels_file {where}: {wrong[0]!r} is no text")
-        return _named(value, where), None
+        return _checked(value, checked_labels, f"--labels_file {where}"), None
     prompts = {label: [texts] if isinstance(texts, str) else texts for label, texts in value.items()}
     for label, texts in prompts.items():
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
             raise UsageError(f"--labels_file {where}: {label!r} needs a list of texts ({str(texts)[:_SAID]})")
-    return _named(list(prompts), where), prompts
-
-
-def _named(labels: list[str], where: str) -> list[str]:
-    try:
-        checked_labels(labels)
-    except TextError as error:
-        raise UsageError(f"--labels_file {where}: {error}") from None
-    return labels
+    return _checked(list(prompts), checked_labels, f"--labels_file {where}"), prompts
 
 
 def templates_from(lines: Sequence[str], where: str) -> list[str]:
     """Of a text file a template a line; of a `.json` file a list, or CLIP_benchmark's object with one list. Raises
     UsageError."""
     if Path(where).suffix.lower() != ".json":
-        return _with_place([line for line in lines if line.strip()], where)
+        return _checked([line for line in lines if line.strip()], prompt_functions, f"--templates {where}")
     value = _json(lines, where, "--templates")
     if isinstance(value, dict):
         if len(value) != 1:
@@ -144,15 +136,16 @@ def templates_from(lines: Sequence[str], where: str) -> list[str]:
         (value,) = value.values()
     if not isinstance(value, list) or not all(isinstance(template, str) for template in value):
         raise UsageError(f"--templates {where}: expected a list of texts ({str(value)[:_SAID]})")
-    return _with_place(value, where)
+    return _checked(value, prompt_functions, f"--templates {where}")
 
 
-def _with_place(templates: list[str], where: str) -> list[str]:
+def _checked(values: list[str], check: Callable, where: str) -> list[str]:
+    """`where`: the flag and its file, which the refusal of `check` is to name."""
     try:
-        prompt_functions(templates)
-    except UsageError as error:
-        raise UsageError(f"--templates {where}: {error}") from None
-    return templates
+        check(values)
+    except (TextError, UsageError) as error:
+        raise UsageError(f"{where}: {error}") from None
+    return values
 
 
 def _json(lines: Sequence[str], where: str, flag: str) -> Any:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.files import read_json
-from multimodal.tokens.tokenizer import write_whole
+from multimodal.tokens.files import read_json, write_whole
 
 STYLES = ("csv", "jsonl")
 SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing, since each picture is written at once
@@ -167,7 +166,7 @@ class Results:
 
     def _keep(self, closed_at: int) -> None:
         record = {"settings": self.settings, "folder": self.folder, "closed_at": closed_at}
-        write_whole(self.record, json.dumps(record, indent=1) + "\n")
+        write_whole(self.record, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _opened(path: Path) -> int:

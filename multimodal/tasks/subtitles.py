@@ -1,13 +1,13 @@
 """Transcripts to files, in openai-whisper's formats and with its line breaking: txt, vtt, srt, tsv, json."""
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from multimodal.tokens.files import write_whole
 
 Result = dict[str, Any]
 Word = dict[str, Any]
@@ -163,24 +163,6 @@ def write_transcript(result: Result, audio: Path, folder: Path, which: str, layo
         write_whole(path, FORMATS[name](result, layout).encode())
         written.append(path)
     return written
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Raises OSError naming `path`; nothing half-written stays behind."""
-    part = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as part:
-            part.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(part.name, 0o666 & ~umask)  # a temporary file is private; an output is like any other
-        os.replace(part.name, path)
-    except BaseException as error:
-        if part is not None:
-            Path(part.name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
 
 
 def _flat(text: str) -> str:

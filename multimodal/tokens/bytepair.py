@@ -13,7 +13,7 @@ from multimodal.tokens.tokenizer import (
     read_record,
     require_keys,
     write_record,
-    write_whole,
+    write_text,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class BytePairTokenizer(Tokenizer):
     def save(self, folder: Path | str) -> None:
         """Write `tokenizer.json` (the format of the `tokenizers` library) and the record beside it."""
         folder = Path(folder)
-        write_whole(folder / FILE, self._backend.to_str(pretty=True))
+        write_text(folder / FILE, self._backend.to_str(pretty=True))
         write_record(folder, {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase})
 
     def token_bytes(self) -> list[bytes]:

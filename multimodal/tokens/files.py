@@ -1,8 +1,10 @@
-"""Files as every reader of the project opens them: regular ones only, since a pipe would be waited for without end."""
+"""Files as the project opens them, regular ones only, since a pipe would be waited for without end; and writes them."""
 
 import io
 import json
+import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +45,23 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds no JSON object ({str(value)[:40]})")
     return value
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A crash leaves the old file or the new one, never a part. Raises OSError naming `path`."""
+    part = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as part:
+            part.write(data)
+            part.flush()
+            os.fsync(part.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(part.name, 0o666 & ~umask)  # a temporary file is private; an output is like any other
+        os.replace(part.name, path)
+    except BaseException as error:
+        if part is not None:
+            Path(part.name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise

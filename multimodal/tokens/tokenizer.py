@@ -1,7 +1,6 @@
 """What every text tokenizer is: text to ids and back, and padded batches that say what they cut."""
 
 import json
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError
-from multimodal.tokens.files import read_json
+from multimodal.tokens.files import read_json, write_whole
 
 RECORD = "tokenizer_config.json"
 
@@ -122,22 +121,13 @@ def checked(text: str) -> str:
 
 def write_record(folder: Path | str, record: dict[str, Any]) -> None:
     """Write the tokenizer record of a checkpoint folder."""
-    write_whole(Path(folder) / RECORD, json.dumps(record, indent=2) + "\n")
+    write_text(Path(folder) / RECORD, json.dumps(record, indent=2) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part."""
+def write_text(path: Path, text: str) -> None:
+    """A file of a tokenizer's folder, which is made where it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:  # such as a full disk
-        part.unlink(missing_ok=True)
-        raise
+    write_whole(path, text.encode())
 
 
 def read_record(folder: Path | str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.bytepair import SPECIALS, BytePairTokenizer
 from multimodal.tokens.languages import LANGUAGES
 from multimodal.tokens.tiktokens import WORDS, WhisperTokenizer, read_ranks
-from multimodal.tokens.tokenizer import write_record, write_whole
+from multimodal.tokens.tokenizer import write_record, write_text
 
 FILE = "ranks.tiktoken"
 MOST_TIMESTAMPS = 1501  # Whisper's 30 s
@@ -56,7 +56,7 @@ class SmallWhisperTokenizer(WhisperTokenizer):
     def save(self, folder: Path | str) -> None:
         """Writes the ranks in tiktoken's format, and the record."""
         lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in self.ranks.items())
-        write_whole(Path(folder) / FILE, "".join(lines))
+        write_text(Path(folder) / FILE, "".join(lines))
         record = {"kind": "whisper-small", "languages": list(self.languages), "timestamps": self.timestamps}
         write_record(folder, record)
 

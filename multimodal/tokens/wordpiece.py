@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError
 from multimodal.tokens.files import read_json
-from multimodal.tokens.tokenizer import RECORD, Tokenizer, write_record, write_whole
+from multimodal.tokens.tokenizer import RECORD, Tokenizer, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -78,7 +78,7 @@ class WordPieceTokenizer(Tokenizer):
 
     def save(self, folder: Path | str) -> None:
         """Write `vocab.txt` and the record."""
-        write_whole(Path(folder) / FILE, "".join(f"{token}\n" for token in self.vocab))
+        write_text(Path(folder) / FILE, "".join(f"{token}\n" for token in self.vocab))
         names = ("vocab_size", "bos_id", "eos_id", "context", "lowercase", "strip_accents", "split_chinese")
         write_record(folder, {"kind": "wordpiece", **{name: getattr(self, name) for name in names}})
 
