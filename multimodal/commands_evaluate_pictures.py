@@ -150,9 +150,10 @@ class _Run:
             )
         finally:
             shown.clear()
-        for cause in found.broken:
+        new = [cause for cause in found.broken if cause not in self.broken]  # train and test may share pictures
+        for cause in new:
             fail(cause)
-        self.broken += found.broken
+        self.broken += new
         return found
 
     def end(

@@ -247,7 +247,8 @@ def _list_row(line: Line, file: str, base: str, names: _Names) -> Row:
         return Row(place, fault=f"no {' or '.join(names.path)}{'' if media is None else f' ({media!r})'}")
     if media.lower().startswith("pipe:"):  # a list may come from anyone
         return Row(place, fault=f"a command in a list is not run ({media[:40]!r})")
-    media = media if is_remote(media) or media.startswith("/") else f"{base}/{media}"
+    # a list in the working directory has the base ".": its files are named as in all other messages
+    media = media if is_remote(media) or media.startswith("/") or base == "." else f"{base}/{media}"
     label, texts, fault = _told(values, names)
     return Row(media, media, label, texts, values, fault and f"line {line.number}: {fault}")
 
