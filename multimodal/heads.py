@@ -145,3 +145,51 @@ def token_loss(
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Cross-entropy over the valid tokens, each weighing the same: their mean or sum."""
     return F.cross_entropy(logits[valid].float(), targets[valid], label_smoothing=smoothing, reduction=reduction)
+
+
+def vocabulary_loss(
+    states: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None,
+    targets: Int[Tensor, "N"], chunk: int = 4096,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """Summed cross-entropy of the logits `states @ weight.T + bias`, of which those of `chunk` states exist at a time.
+
+    Under autocast the products are in its type, softmax and loss in float32 or better always."""
+    kind = states.device.type
+    product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    return _Vocabulary.apply(states, weight, bias, targets, chunk, product)
+
+
+class _Vocabulary(torch.autograd.Function):
+    """The gradient is found together with the loss, so that no logits have to be kept."""
+
+    @staticmethod
+    def forward(ctx, states, weight, bias, targets, chunk, product):
+        wide = torch.promote_types(product, torch.float32)
+        ready, loss = weight.to(product), states.new_zeros((), dtype=wide)
+        learns = any(ctx.needs_input_grad)
+        grads = [torch.empty_like(states), torch.zeros(weight.shape, dtype=wide, device=weight.device)]
+        grads += [None if bias is None else torch.zeros_like(bias, dtype=wide)]
+        for begin in range(0, len(states), chunk):
+            part = slice(begin, begin + chunk)
+            own = states[part].to(product)
+            logits = (own @ ready.T).to(wide)
+            logits = logits if bias is None else logits + bias
+            total = logits.logsumexp(1)
+            loss += (total - logits.gather(1, targets[part, None])[:, 0]).sum()
+            if learns:
+                pull = logits.sub_(total[:, None]).exp_()
+                pull.scatter_add_(1, targets[part, None], pull.new_full((len(pull), 1), -1.0))
+                if bias is not None:
+                    grads[2] += pull.sum(0)
+                pull = pull.to(product)
+                grads[0][part] = pull @ ready
+                grads[1] += pull.T @ own
+        ctx.save_for_backward(*(grad if learns else None for grad in grads))
+        ctx.types = weight.dtype, None if bias is None else bias.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        states, weight, bias = ctx.saved_tensors
+        towards = states * gradient.to(states.dtype), (weight * gradient).to(ctx.types[0])
+        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), None, None, None

@@ -14,7 +14,7 @@ from multimodal.errors import UsageError
 from multimodal.models.clip import CLIPConfig
 from multimodal.models.seq2seq import SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoderConfig, SpeechEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from multimodal.blocks.stack import transformer
 from multimodal.models.seq2seq import SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import SpeechEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.tokens.tiktokens import WhisperTokenizer
 from multimodal.tokens.whisper_small import SmallWhisperTokenizer
 from multimodal.train.clips import Clips, Curriculum, curriculum

@@ -7,8 +7,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from multimodal.blocks import masks
-from multimodal.blocks.attention import Attention, AttentionConfig, capture_attention
+from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
+from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.positions import rotary
 from multimodal.blocks.stack import Stack, transformer
 

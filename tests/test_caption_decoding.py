@@ -14,7 +14,7 @@ from multimodal import caption, rules, search
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tasks.caption import CaptionWriter, caption_many, prepared
 from multimodal.tasks.caption_options import CaptionOptions, options_for

@@ -9,7 +9,8 @@ from multimodal import caption, generate, load
 from multimodal.blocks.stack import transformer
 from multimodal.errors import TextError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tasks.pictures import pixels_of
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing

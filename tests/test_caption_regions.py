@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from tiny import teach
 
-from multimodal.blocks.attention import capture_attention
+from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.stack import transformer
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.coca import CoCa
 from multimodal.models.git import GIT
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tasks.caption import CaptionWriter, prepared, written
 from multimodal.tasks.caption_regions import Regions, attention_maps, words_of

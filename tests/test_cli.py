@@ -20,7 +20,7 @@ from multimodal.cli import main
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig
 from multimodal.models.speech import ConformerEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text import BytePairTokenizer

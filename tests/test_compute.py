@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from multimodal import search
-from multimodal.blocks.attention import Attention, AttentionConfig, capture_attention
+from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.blocked import QUERIES, BlockedAttention
+from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.fused import FusedBlock, can_fuse
 from multimodal.blocks.int8 import Int8Linear, weight_levels
 from multimodal.blocks.masks import causal

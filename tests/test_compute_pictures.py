@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimodal import search
-from multimodal.blocks.attention import capture_attention
 from multimodal.blocks.blocked import BlockedAttention
+from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.int8 import Int8Linear
 from multimodal.blocks.packed import PackedLinear, PackedPatches
 from multimodal.blocks.stack import Stack

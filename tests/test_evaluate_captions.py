@@ -19,7 +19,7 @@ from multimodal.cli import main
 from multimodal.errors import DataError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tasks.clip_score import clip_scores
 from multimodal.tasks.evaluate_captions import evaluate, open_references, read_captions, write_captions

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from multimodal import graphs, rules, search
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig, transformer
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.tasks import whisper_decode
 from multimodal.tasks.whisper_options import WhisperOptions
 

@@ -13,7 +13,8 @@ from tiny import CLIPS, VITS, made, randomized, text
 from torch import Tensor
 from torch.testing import assert_close
 
-from multimodal.blocks.attention import Attention, attention_weights
+from multimodal.blocks.attention import Attention
+from multimodal.blocks.capture import attention_weights
 from multimodal.blocks.stack import transformer
 from multimodal.cli import main
 from multimodal.errors import ImageError, UsageError

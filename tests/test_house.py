@@ -17,14 +17,14 @@ PACKAGE = sorted((ROOT / "multimodal").rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").rglob("*.py"))
 SOURCES = {str(path.relative_to(ROOT)): path for path in PACKAGE + RECIPES}
 COMMANDS = ("classify", "transcribe", "stream", "caption", "search", "evaluate", "evaluate_asr", "evaluate_pictures",
-            "evaluate_captions")  # fmt: skip
+            "evaluate_captions", "generate", "encode", "translate", "inspect")  # fmt: skip
 # from the ground up: a module may import its own floor and those before it
 FLOORS = [
     {"errors", "assets"},
     {"tokens"},
     {"blocks"},
     {"models"},
-    {"presets", "heads", "ctc", "ctc_prefix", "rules", "search", "fusion", "ngram", "graphs"},
+    {"presets", "heads", "ctc", "ctc_prefix", "rules", "search", "beams", "fusion", "ngram", "graphs"},
     {"weights"},
     {"train"},
     {"tasks"},

@@ -15,7 +15,8 @@ from multimodal.ctc_prefix import PrefixScorer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.fusion import NeuralScorer, fused, word_starts
 from multimodal.models.seq2seq import JointConformer
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.tasks import joint_windows, schedule
 from multimodal.tasks.joint_windows import JointBeam, JointOptions, decode_windows, phrases
 from multimodal.tasks.word_timing import WordTiming

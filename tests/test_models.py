@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import ALL, CLIPS, CONFORMERS, VITS, VOCABULARY, WIDTH, conformer, made, randomized, text
+from tiny import ALL, CLIPS, CONFORMERS, TEXTS, VITS, VOCABULARY, WIDTH, conformer, made, randomized, text
 from torch.testing import assert_close
 
-from multimodal.blocks.masks import padding
+from multimodal.blocks.masks import causal, documents, padding
 from multimodal.models.speech import ConformerEncoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
@@ -139,11 +139,32 @@ def test_text_of_a_batch_is_that_of_each_alone(causal):
         assert_close(out[row, :length], model(ids[row : row + 1, :length])[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_padded_on_the_left_is_that_of_each_alone(name):
+    model, ids, start = made(f"text-{name}"), tokens(3, 9), torch.tensor([0, 4, 8])
+    cache, places = model.new_cache(start), torch.arange(9) - start[:, None]
+    cached = torch.cat([model(ids[:, :6], cache=cache), model(ids[:, 6:], cache=cache)], 1)
+    whole = model.logits(model.states(ids, valid=places >= 0, places=places))
+    for row, first in enumerate(start.tolist()):
+        alone = model(ids[row : row + 1, first:])[0]
+        assert_close(cached[row, first:], alone, atol=1e-5, rtol=0)
+        assert_close(whole[row, first:], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != "window"])
+def test_packed_documents_are_those_of_each_alone(name):
+    model, parts = made(f"text-{name}"), [tokens(1, length, seed=length) for length in (5, 3, 4)]
+    ids, document = torch.cat(parts, 1), torch.tensor([[0] * 5 + [1] * 3 + [2] * 4])
+    places = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
+    packed = model.logits(model.states(ids, mask=documents(document) & causal(12, 12), places=places))
+    assert_close(packed, torch.cat([model(part) for part in parts], 1), atol=1e-5, rtol=0)
+
+
 def test_causal_text_states_do_not_depend_on_later_tokens():
-    for causal in (True, False):
-        model, ids = randomized(TextTransformer(text(causal))), tokens(2, 8)
+    for one_way in (True, False):
+        model, ids = randomized(TextTransformer(text(one_way))), tokens(2, 8)
         other = torch.cat([ids[:, :5], tokens(2, 3, seed=9)], 1)
-        assert torch.allclose(model.states(ids)[:, :5], model.states(other)[:, :5], atol=1e-6) == causal
+        assert torch.allclose(model.states(ids)[:, :5], model.states(other)[:, :5], atol=1e-6) == one_way
 
 
 def test_text_longer_than_the_context_is_refused():
@@ -240,14 +261,19 @@ def test_sound_longer_than_the_context_is_refused():
 
 
 @pytest.mark.parametrize("steps", [[1] * 8, [4, 1, 2, 1], [1, 7]])
-@pytest.mark.parametrize("name", ["speech-to-text", "joint", "captioner", "text"])
+@pytest.mark.parametrize(
+    "name", ["speech-to-text", "joint", "captioner", "text-to-text", *map("text-{}".format, TEXTS)]
+)
 def test_cached_decoding_equals_the_full_pass(name, steps):
     model, ids, lengths = made(name), tokens(3, 8), torch.tensor([36, 20, 9])
     source = source_valid = None
-    decoder = model if name == "text" else model.decoder
+    decoder = model.decoder if hasattr(model, "decoder") else model
     if name == "joint":
         source, source_valid, _ = model.encode(spoken(8, lengths, 1e4), lengths)
-    elif name != "text":
+    elif name == "text-to-text":
+        source_valid = padding(torch.tensor([9, 4, 1]), 9)
+        source = model.encode(tokens(3, 9, seed=1), source_valid)
+    elif decoder is not model:
         source = model.encode(noise(3, 3, 8, 12)) if name == "captioner" else model.encoder(noise(3, 8, 20))
     full, cache, done = decoder(ids, source, source_valid), decoder.new_cache(), 0
     for step in steps:
@@ -262,12 +288,23 @@ def test_cached_decoding_equals_the_full_pass(name, steps):
     assert_close(part, full[rows, 5:], atol=1e-4, rtol=0)
 
 
+def text_outputs(model: TextTransformer, ids: torch.Tensor) -> torch.Tensor:
+    if model.config.segments:
+        states = model.states(ids, segments=torch.tensor([[0, 0, 0, 1, 1, 1]] * 2))
+        return torch.cat([model.logits(states).flatten(), model.classes(model.pooled(states)).flatten()])
+    return model.detect(model.states(ids)) if model.detect else model(ids)
+
+
 def run(model: torch.nn.Module) -> torch.Tensor:
     images, ids = noise(2, 3, 8, 12), tokens(2, 6)
     ids[:, -1] = EOS
     kind = type(model).__name__
-    if kind in ("ViT", "TextTransformer"):
-        return model(images if kind == "ViT" else ids)
+    if kind == "ViT":
+        return model(images)
+    if kind == "TextTransformer":
+        return text_outputs(model, ids)
+    if kind == "TextToText":
+        return model(tokens(2, 7), ids)
     if kind == "CoCa":
         return torch.cat([model(images, ids).flatten(), model.outputs(images, ids)[2].flatten()])
     if kind in ("CLIP", "Captioner", "GIT"):

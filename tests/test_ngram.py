@@ -48,9 +48,9 @@ SENTENCES = ["the cat sat", "the cat ran", "the dog sat on the cat", "a dog", "t
 @pytest.fixture
 def recipe(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "recipes"))
-    import train_lm
+    import train_ngram
 
-    return train_lm
+    return train_ngram
 
 
 def made(recipe, folder: Path, texts: list[str], order: int) -> Path:
@@ -159,7 +159,7 @@ def test_texts_of_manifests_and_of_plain_files(recipe, tmp_path, capsys):
         [*recipe.sentences(tmp_path / "a.jsonl")]
     with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read"):
         [*recipe.sentences(tmp_path / "nowhere.txt")]
-    with pytest.raises(SystemExit, match=r"train_lm: error: .*ends in neither"):
+    with pytest.raises(SystemExit, match=r"train_ngram: error: .*ends in neither"):
         recipe.main([str(tmp_path / "lm.txt"), "--texts", str(tmp_path / "a.txt.gz")])
 
 

@@ -61,15 +61,15 @@ def test_bucket_bias_equals_t5s(bidirectional):
     ours.table.load_state_dict(theirs.relative_attention_bias.state_dict())
     distance = relative_distances(300, 300)
     assert torch.equal(ours.bucket(distance), theirs._relative_position_bucket(distance, bidirectional, 32, 128))
-    assert torch.equal(ours(300, 300), theirs.compute_bias(300, 300)[0])
-    assert torch.equal(ours(2, 300), ours(300, 300)[:, -2:])  # the last queries, as with a cache
+    assert torch.equal(ours(distance), theirs.compute_bias(300, 300)[0])
+    assert torch.equal(ours(relative_distances(2, 300)), ours(distance)[:, -2:])  # the last queries, as with a cache
 
 
 def test_alibi_slopes_are_the_published_ones():
     published = {8: [1 / 2**i for i in range(1, 9)]}
     published[12] = published[8] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
     for heads, slopes in published.items():
-        bias = alibi(heads, 2, 5)
+        bias = alibi(heads, relative_distances(2, 5))
         for head, slope in enumerate(slopes):
             expected = torch.tensor([[-3, -2, -1, 0, -1], [-4, -3, -2, -1, 0]]) * slope
             assert_close(bias[head], expected, atol=1e-6, rtol=0)

@@ -17,7 +17,7 @@ import torch
 from multimodal.errors import UsageError
 from multimodal.models.seq2seq import JointConformer, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import SpeechEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.tokens.bytepair import BytePairTokenizer
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.whisper_small import SmallWhisperTokenizer
@@ -269,7 +269,7 @@ def test_unknown_parts_are_named(settings, message):
 def test_what_does_not_fit_is_named_in_one_line(recipe, clip, squares, tmp_path, capsys, options, message):
     places = {"flat": tmp_path / "flat", "text": tmp_path / "text"}
     shutil.copytree(squares / "red_square", places["flat"])
-    save_folder(Checkpoint(tiny.made("text")), places["text"])
+    save_folder(Checkpoint(tiny.made("text-learned")), places["text"])
     with pytest.raises(SystemExit) as end:
         run(recipe, clip, squares, tmp_path, "--steps", "1", *(text.format(**places) for text in options))
     assert end.value.code == 1

@@ -11,7 +11,8 @@ from tiny_whisper import whispers
 from multimodal import rules, search
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.tasks import whisper_decode
 from multimodal.tasks.whisper_options import WhisperOptions
 

@@ -19,7 +19,7 @@ from multimodal.cli import main as multimodal
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text import BytePairTokenizer

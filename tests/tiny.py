@@ -15,7 +15,9 @@ from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.git import GIT, GITConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoderConfig
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.text import TextBatch
 
@@ -73,6 +75,29 @@ COCA = CoCaConfig(
     "softmax", "class", queries=3, pool_heads=HEADS, pad_id=0,
     decoder=replace(stack(), block=replace(stack(source_width=WIDTH).block, cross_block=True)),
 )  # fmt: skip
+TEXTS = {
+    "learned": text(tied=True),
+    **{kind: replace(text(tied=True), positions=PositionConfig(kind, furthest=8)) for kind in (
+        "sinusoidal", "rotary", "bucket", "alibi")},
+    "window": replace(text(tied=False), positions=PositionConfig("rotary", interleaved=True), window=3),
+    "shaw": replace(
+        text(tied=True), positions=PositionConfig("none"),
+        stack=replace(stack(), block=replace(stack().block, attention=AttentionConfig(WIDTH, HEADS, shaw=3))),
+    ),
+    "llama": replace(
+        text(tied=True), positions=PositionConfig("rotary"),
+        stack=replace(stack(), block=replace(
+            stack().block, attention=AttentionConfig(WIDTH, 4, kv_heads=2, bias=False), gated=True, activation="silu",
+            norm="rms")),
+    ),
+}  # fmt: skip
+ENCODER = replace(
+    text(causal=False, tied=True), transform=True, segments=2, embed_width=8, pool="tanh", classes=3, **AFTER
+)
+TEXT_TO_TEXT = TextToTextConfig(
+    replace(text(causal=False), vocabulary=0, positions=PositionConfig("bucket")),
+    replace(text(tied=True, source=True), positions=PositionConfig("bucket"), logit_scale=WIDTH**-0.5), start_id=0,
+)  # fmt: skip
 
 ALL = {
     **{f"vit-{name}": (ViT, config) for name, config in VITS.items()},
@@ -85,7 +110,11 @@ ALL = {
     "captioner-bert": (Captioner, replace(CAPTIONER, decoder=BERT)),
     "git": (GIT, GITS),
     "coca": (CoCa, COCA),
-    "text": (TextTransformer, text(tied=True)),
+    **{f"text-{name}": (TextTransformer, config) for name, config in TEXTS.items()},
+    "text-encoder": (TextTransformer, ENCODER),
+    "text-detector": (TextTransformer, replace(text(causal=False), detect=True)),
+    "text-to-text": (TextToText, TEXT_TO_TEXT),
+    "text-to-text-apart": (TextToText, replace(TEXT_TO_TEXT, encoder=text(causal=False))),
 }
 
 

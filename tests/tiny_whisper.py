@@ -50,7 +50,7 @@ def tiny_joint():
     from multimodal.blocks.stack import transformer
     from multimodal.models.seq2seq import JointConformer, JointConformerConfig
     from multimodal.models.speech import ConformerEncoderConfig
-    from multimodal.models.text import TextConfig
+    from multimodal.models.text_config import TextConfig
     from multimodal.tokens.text import BytePairTokenizer
     from multimodal.weights.folder import Checkpoint
 

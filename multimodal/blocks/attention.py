@@ -1,7 +1,6 @@
 """The one attention: every model of the suite attends through this class."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multimodal.blocks.cache import LayerCache
+from multimodal.blocks.capture import capture, capturing
 from multimodal.blocks.masks import merge
-from multimodal.blocks.positions import RelativeTerm
+from multimodal.blocks.positions import RelativeTerm, ShawTerm
 
 
 @dataclass(frozen=True)
@@ -28,36 +28,11 @@ class AttentionConfig:
     qkv_bias: bool = True  # some of timm's have none on all three
     scale: float | None = None
     relative: bool = False  # Transformer-XL relative term (Dai et al. 2019), as in the Conformer paper
+    shaw: int = 0  # distance up to which Shaw et al.'s (2018) relative term tells positions apart; 0: it has none
     dropout: float = 0.0
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
-_captured: list[tuple[nn.Module, Tensor]] | None = None
-
-
-@contextmanager
-def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Collects (module, weights [B H T S]) of every attention run inside; outputs stay the same to the bit."""
-    global _captured
-    before, _captured = _captured, []
-    try:
-        yield _captured
-    finally:
-        _captured = before
-
-
-def capturing() -> bool:
-    return _captured is not None
-
-
-def attention_weights(
-    query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], mask: Tensor | None, scale: float
-) -> Float[Tensor, "B H T S"]:
-    """softmax(QKᵀ·scale + mask), with zeros in rows that may attend to nothing."""
-    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(-1).nan_to_num(0.0)
 
 
 class Attention(nn.Module):
@@ -81,7 +56,9 @@ class Attention(nn.Module):
         self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias and config.key_bias)
         self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias)
         self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
-        self.relative = RelativeTerm(config.width, self.heads, self.head_width) if config.relative else None
+        self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
+        if config.relative:
+            self.relative = RelativeTerm(config.width, self.heads, self.head_width)
 
     def split(self, x: Float[Tensor, "B S _"]) -> Float[Tensor, "B _ S E"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -109,8 +86,8 @@ class Attention(nn.Module):
         if self.relative is not None:
             query, term = self.relative(query, key.shape[2], self.scale)
             mask = merge(mask, term)
-        if _captured is not None:
-            _captured.append((self, attention_weights(query, key, mask, self.scale).detach()))
+        if capturing():
+            capture(self, query, key, mask, self.scale)
         # SDPA wants a float mask in the query's type (autocast changes the query's)
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
         mixed = F.scaled_dot_product_attention(

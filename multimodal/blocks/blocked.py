@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.blocks.attention import Attention, capturing
+from multimodal.blocks.attention import Attention
+from multimodal.blocks.capture import capturing
 
 QUERIES = 500  # at once: their weights over 1500 keys stay in the processor's cache
 WEIGHTS = QUERIES * 1500  # at once, of several heads where the keys are few

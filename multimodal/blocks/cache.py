@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multimodal.blocks.positions import relative_distances
+
 
 class LayerCache:
     """Keys and values of one attention, in a buffer of at least `room` positions that doubles when full, so that
@@ -74,6 +76,15 @@ class Cache:
     def length(self) -> int:
         """Positions already seen by self-attention."""
         return self.self_attention[0].length
+
+    @property
+    def held(self) -> int:
+        """Positions whose keys are held."""
+        return self.length
+
+    def distances(self, count: int, device: torch.device) -> Int[Tensor, "T S"]:
+        """Key minus query position, of the next `count` ids and of all keys that are held once these have come."""
+        return relative_distances(count, self.held + count, device)
 
     @property
     def has_source(self) -> bool:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from multimodal.blocks.attention import QKV, Attention, capturing
+from multimodal.blocks.attention import QKV, Attention
 from multimodal.blocks.cache import LayerCache
+from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.stack import Block
 

@@ -19,6 +19,7 @@ def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "relu": F.relu, "silu": F.silu,
+    "tanh": torch.tanh,
 }  # fmt: skip
 
 

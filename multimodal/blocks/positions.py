@@ -66,18 +66,18 @@ class BucketBias(nn.Module):
         far = (exact + (scaled * (count - exact)).long()).clamp(max=count - 1)
         return start + torch.where(distance < exact, distance, far)
 
-    def forward(self, queries: int, keys: int) -> Float[Tensor, "H T S"]:
-        distance = relative_distances(queries, keys, self.table.weight.device)
+    def forward(self, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
+        """Of key minus query position, as `relative_distances` gives it."""
         return self.table(self.bucket(distance)).permute(2, 0, 1)
 
 
-def alibi(heads: int, queries: int, keys: int, device: torch.device | None = None) -> Float[Tensor, "H T S"]:
-    """Minus slope times distance (Press et al. 2022); slopes are the geometric series of the paper."""
+def alibi(heads: int, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
+    """Minus slope times distance (Press et al. 2022), which is as `relative_distances` gives it; slopes are the
+    geometric series of the paper."""
     nearest = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / nearest) for i in range(nearest)]
     slopes += [2 ** (-4 * (2 * i + 1) / nearest) for i in range(heads - nearest)]
-    distance = relative_distances(queries, keys, device).abs()
-    return -torch.tensor(slopes, device=device)[:, None, None] * distance
+    return -torch.tensor(slopes, device=distance.device)[:, None, None] * distance.abs()
 
 
 class RelativeTerm(nn.Module):
@@ -104,6 +104,25 @@ class RelativeTerm(nn.Module):
         index = start[:, None] + torch.arange(keys, device=query.device)
         term = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
         return query + self.content[:, None].to(query.dtype), term
+
+
+class ShawTerm(nn.Module):
+    """A learned vector for each distance, clipped to `furthest` on both sides, that queries meet beside the keys (Shaw
+    et al. 2018, equation 5). Their term on the values, which their table 3 finds to add nothing, is left out."""
+
+    def __init__(self, head_width: int, furthest: int):
+        super().__init__()
+        self.furthest = furthest
+        self.table = nn.Embedding(2 * furthest + 1, head_width)
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def forward(
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float
+    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
+        """The query as it is, and q·a(j - i) as a float mask."""
+        distance = relative_distances(query.shape[2], keys, query.device).clamp(-self.furthest, self.furthest)
+        scores = query @ self.table.weight.to(query.dtype).T * scale  # B H T R
+        return query, scores.gather(-1, (distance + self.furthest).expand(*scores.shape[:2], -1, -1))
 
 
 def rotary(

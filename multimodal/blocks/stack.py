@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from multimodal.blocks.attention import Attention, AttentionConfig, capturing
+from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
+from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 
 

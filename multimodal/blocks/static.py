@@ -69,6 +69,14 @@ class StaticCache(Cache):
         places = torch.arange(self.self_attention[0].length, device=self.at.device)
         return (places >= self.start[:, None]) & (places <= self.at)
 
+    @property
+    def held(self) -> int:
+        """But the last, which the next id takes."""
+        return self.self_attention[0].length - 1
+
+    def distances(self, count: int, device: torch.device) -> Int[Tensor, "1 S"]:
+        return (torch.arange(self.self_attention[0].length, device=device) - self.at)[None]
+
     def reorder_rows(self, rows: Int[Tensor, "B"]) -> None:
         for layer in self.self_attention:
             layer.reorder(rows)

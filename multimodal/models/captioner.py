@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
 
 Decoding = tuple[Callable[[Tensor, Cache], Tensor], Cache]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
 
 

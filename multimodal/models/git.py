@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import over_keys, prefix
 from multimodal.models.captioner import Decoding
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
 
 

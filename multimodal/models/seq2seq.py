@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import padding
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoder, SpeechEncoderConfig
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""Text towers and decoders: an embedding, positions and a stack."""
-
-from dataclasses import dataclass
+"""Text towers, encoders and decoders: an embedding, positions, a stack, and heads where they are asked for."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,41 +6,44 @@ from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
-from multimodal.blocks.masks import causal, over_keys
-from multimodal.blocks.stack import Stack, StackConfig
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """`context`: positions that exist. `tied`: logits through the embedding's transpose; None: no logits.
-
-    `stem_norm`: a norm before the blocks; `transform`: a linear map, activation and norm before the logits;
-    `head_bias`: logits have a bias (BERT has all three, Devlin et al. 2019)."""
-
-    vocabulary: int
-    context: int
-    stack: StackConfig
-    causal: bool
-    tied: bool | None = None
-    stem_norm: bool = False
-    transform: bool = False
-    head_bias: bool = False
-
-    @property
-    def width(self) -> int:
-        return self.stack.block.attention.width
+from multimodal.blocks.masks import causal, merge, over_keys
+from multimodal.blocks.positions import BucketBias, alibi, relative_distances
+from multimodal.blocks.stack import Stack
+from multimodal.models.text_config import TextConfig, rotation, waves
 
 
 class Transform(nn.Module):
     """norm(act(linear x)): what BERT does with states before their logits."""
 
-    def __init__(self, width: int, activation: str, norm: str, norm_eps: float):
+    def __init__(self, width: int, out: int, activation: str, norm: str, norm_eps: float):
         super().__init__()
-        self.linear, self.norm = nn.Linear(width, width), make_norm(norm, width, norm_eps)
+        self.linear, self.norm = nn.Linear(width, out), make_norm(norm, out, norm_eps)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T E"]:
         return self.norm(self.activation(self.linear(x)))
+
+
+class Pool(nn.Module):
+    """act(linear x) of the first token's state."""
+
+    def __init__(self, width: int, activation: str):
+        super().__init__()
+        self.linear, self.activation = nn.Linear(width, width), ACTIVATIONS[activation]
+
+    def forward(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        return self.activation(self.linear(states[:, 0]))
+
+
+class Detector(nn.Module):
+    """Whether each token was replaced: one logit (Clark et al. 2020, section 2)."""
+
+    def __init__(self, width: int, activation: str):
+        super().__init__()
+        self.linear, self.out, self.activation = nn.Linear(width, width), nn.Linear(width, 1), ACTIVATIONS[activation]
+
+    def forward(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+        return self.out(self.activation(self.linear(states)))[..., 0]
 
 
 class TextTransformer(nn.Module):
@@ -51,24 +52,54 @@ class TextTransformer(nn.Module):
     def __init__(self, config: TextConfig):
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Parameter(torch.empty(config.context, config.width).normal_(std=0.01))
-        nn.init.normal_(self.embed.weight, std=0.02)
-        block = config.stack.block
-        self.norm = make_norm(block.norm, config.width, block.norm_eps) if config.stem_norm else None
+        width, block, places = config.width, config.stack.block, config.positions
+        inner = config.embed_width or width
+        self.embed = nn.Embedding(config.vocabulary, inner) if config.vocabulary else None
+        learned = places.kind == "learned"
+        rows = places.first + config.context
+        self.positions = nn.Parameter(torch.empty(rows, inner).normal_(std=0.01)) if learned else None
+        self.segments = nn.Embedding(config.segments, inner) if config.segments else None
+        for table in (self.embed, self.segments):
+            if table is not None:
+                nn.init.normal_(table.weight, std=0.02)
+        self.norm = make_norm(block.norm, inner, block.norm_eps) if config.stem_norm else None
+        self.widen = nn.Linear(inner, width) if config.embed_width else None
+        self.dropout = nn.Dropout(config.stem_dropout)
+        heads = block.attention.heads
+        bucket = places.kind == "bucket"
+        self.bias = BucketBias(heads, places.buckets, places.furthest, not config.causal) if bucket else None
         self.stack = Stack(config.stack)
-        transform = Transform(config.width, block.activation, block.norm, block.norm_eps) if config.transform else None
-        self.transform = transform
+        self._heads(inner)
+
+    def _heads(self, inner: int) -> None:
+        config, block = self.config, self.config.stack.block
+        kinds = inner, block.activation, block.norm, block.norm_eps
+        self.transform = Transform(config.width, *kinds) if config.transform else None
+        states = inner if config.transform or config.tied else config.width
         # any module from states to logits; a tied decoder has none and takes the embedding's transpose
-        self.head = nn.Linear(config.width, config.vocabulary, bias=config.head_bias) if config.tied is False else None
+        self.head = nn.Linear(states, config.vocabulary, bias=config.head_bias) if config.tied is False else None
         bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied and config.head_bias else None
         self.tied_bias = bias
+        self.pool = Pool(config.width, config.pool) if config.pool else None
+        self.classes = nn.Linear(config.width, config.classes) if config.classes else None
+        self.detect = Detector(config.width, block.activation) if config.detect else None
 
-    def stem(self, ids: Int[Tensor, "B T"], past: int = 0, cache: Cache | None = None) -> Float[Tensor, "B T D"]:
+    def stem(
+        self, ids: Int[Tensor, "B T"], past: int = 0, cache: Cache | None = None,
+        places: Int[Tensor, "*B T"] | None = None, segments: Int[Tensor, "B T"] | None = None,
+        table: nn.Embedding | None = None,
+    ) -> Float[Tensor, "B T D"]:  # fmt: skip
         """What the stack gets: tokens and their positions, of which the first is at `past`. Raises ValueError for a
-        text that is longer than the context."""
-        x = self.embed(ids) + self._positions(past, ids.shape[1], cache)
-        return x if self.norm is None else self.norm(x)
+        text that is longer than the table of positions."""
+        embed = table if self.embed is None else self.embed
+        x = embed(ids) if self.config.embed_scale == 1 else embed(ids) * self.config.embed_scale
+        added = self._added(past, ids.shape[1], self._index(past, ids.shape[1], cache, places))
+        x = x if added is None else x + added.to(x.dtype)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        x = x if self.norm is None else self.norm(x)
+        x = self.dropout(x) if self.training else x
+        return x if self.widen is None else self.widen(x)
 
     def states(
         self,
@@ -78,16 +109,26 @@ class TextTransformer(nn.Module):
         valid: Bool[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         only: Int[Tensor, "B"] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        places: Int[Tensor, "*B T"] | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
+        table: nn.Embedding | None = None,
+        states: list[Tensor] | None = None,
     ) -> Float[Tensor, "B _ D"]:
-        """`valid` marks real tokens of rows padded on the right; it is not for cached calls, whose rows are padded
-        on the left (see `new_cache`). With a cache `source` and `source_valid` are read on the first call only. B
-        may be a multiple of P: then equally many rows in a row attend to each source. `only`: the one position of each
-        row that is wanted."""
-        past = cache.length if cache else 0
-        x = self.stem(ids, past, cache)
-        mask = self._mask(past, ids.shape[1], cache, ids.device)
+        """`valid` marks real tokens of padded rows; it is not for cached calls, whose rows are padded on the left
+        (see `new_cache`). With a cache `source` and `source_valid` are read on the first call only. B may be a multiple
+        of P: then equally many rows in a row attend to each source. `only`: the one position wanted of each row.
+
+        `mask`: what sees what, in place of the configuration's (prefix LM, packed documents, any of `masks`), [T S] or
+        [B 1 T S]. `places`: the position of each id, where that is not 0, 1, 2, … in each row: rows padded on the left
+        without a cache, and packed documents need it. `segments`: the kind of each token, 0 if not given. `table`: the
+        embedding, where the tower has none. `states`: see `Stack`."""
+        past, count = cache.length if cache else 0, ids.shape[1]
+        x = self.stem(ids, past, cache, places, segments, table)
+        mask = self._mask(past, count, cache, mask)
         if valid is not None:
             mask = over_keys(valid) if mask is None else mask & over_keys(valid)
+        mask = merge(mask, self._bias(past, count, cache))
         source_mask = None
         if cache is not None and cache.has_source:
             source_mask = cache.source_mask
@@ -95,34 +136,86 @@ class TextTransformer(nn.Module):
             source, source_mask = torch.where(source_valid[..., None], source, 0), over_keys(source_valid)
             if cache is not None:
                 cache.source_mask = source_mask
-        return self.stack(x, source, mask, source_mask, valid, cache=cache, only=only)
+        rotate = None
+        if self.config.positions.kind == "rotary":
+            index = self._numbers(past, count, self._index(past, count, cache, places))
+            rotate = rotation(self.config.positions, index, self.config.stack.block.attention)
+        return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only)
 
-    def _positions(self, past: int, count: int, cache: Cache | None) -> Float[Tensor, "*B T D"]:
-        context, index = self.config.context, cache.text_positions(count) if cache else None
-        if past + count > context and (index is None or not past):
-            raise ValueError(f"text of {past + count} tokens is longer than the context {context}")
+    def _index(
+        self, past: int, count: int, cache: Cache | None, places: Int[Tensor, "*B T"] | None
+    ) -> Int[Tensor, "*B T"] | None:
+        """The position of each id in its text; None: they go on from `past` in all rows."""
+        if places is not None or cache is None or (index := cache.text_positions(count)) is None:
+            return None if places is None else places.clamp(min=0)
+        if self.config.limit and past + count > self.config.limit and not past:
+            raise ValueError(f"text of {past + count} tokens is longer than the context {self.config.limit}")
         # in the padding, and past the end of rows that have ended while others go on, any position will do
-        return self.positions[past : past + count] if index is None else self.positions[index.clamp(0, context - 1)]
+        return index.clamp(0, None if self.config.limit is None else self.config.limit - 1)
 
-    def _mask(self, past: int, count: int, cache: Cache | None, device: torch.device) -> Bool[Tensor, "..."] | None:
-        mask = causal(count, past + count, device) if self.config.causal and count > 1 else None
+    def _added(self, past: int, count: int, index: Int[Tensor, "*B T"] | None) -> Float[Tensor, "*B T E"] | None:
+        """What positions add to the tokens."""
+        config = self.config.positions
+        if config.kind == "learned":
+            if index is None and past + count > self.config.context:
+                raise ValueError(f"text of {past + count} tokens is longer than the context {self.config.context}")
+            known = self.positions[config.first :]
+            return known[past : past + count] if index is None else known[index]
+        if config.kind != "sinusoidal":
+            return None
+        return waves(config, self._numbers(past, count, index), self.config.embed_width or self.config.width)
+
+    def _numbers(self, past: int, count: int, index: Int[Tensor, "*B T"] | None) -> Int[Tensor, "*B T"]:
+        return torch.arange(past, past + count, device=self.device) if index is None else index
+
+    def _distances(self, past: int, count: int, cache: Cache | None) -> Int[Tensor, "T S"]:
+        """Key minus query."""
+        return cache.distances(count, self.device) if cache else relative_distances(count, past + count, self.device)
+
+    def _bias(self, past: int, count: int, cache: Cache | None) -> Float[Tensor, "H T S"] | None:
+        kind = self.config.positions.kind
+        if kind == "bucket":
+            return self.bias(self._distances(past, count, cache))
+        heads = self.config.stack.block.attention.heads
+        return alibi(heads, self._distances(past, count, cache)) if kind == "alibi" else None
+
+    def _mask(
+        self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | None
+    ) -> Bool[Tensor, "..."] | None:
+        width, keys = self.config.window, (cache.held if cache else past) + count
+        if mask is None and self.config.causal:
+            if width and keys > width:
+                distance = self._distances(past, count, cache)
+                mask = (distance <= 0) & (distance > -width)
+            elif count > 1:
+                mask = causal(count, keys, self.device)
         real = cache.real(count) if cache else None
         if real is None:
             return mask
         return over_keys(real) if mask is None else mask & over_keys(real)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         states = states if self.transform is None else self.transform(states)
         if self.head is not None:
             return self.head(states)
+        states = states if self.config.logit_scale == 1 else states * self.config.logit_scale
         return nn.functional.linear(states, self.embed.weight, self.tied_bias)
+
+    def pooled(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        """The first token's state, through the pooler where there is one."""
+        return states[:, 0] if self.pool is None else self.pool(states)
 
     def forward(
         self, ids: Int[Tensor, "B T"], source: Float[Tensor, "P S _"] | None = None,
         source_valid: Bool[Tensor, "P S"] | None = None, valid: Bool[Tensor, "B T"] | None = None,
         cache: Cache | None = None, last: int | None = None,
     ) -> Float[Tensor, "B N V"]:  # fmt: skip
-        """Next-token logits, of all positions or of the `last` ones alone."""
+        """Logits of the next token, or where the model is not causal of each, of all positions or of the `last` ones
+        alone."""
         states = self.states(ids, source, source_valid, valid, cache)
         return self.logits(states if last is None else states[:, -last:])
 
@@ -130,5 +223,5 @@ class TextTransformer(nn.Module):
         """`start`: how many ids at the begin of each row are padding (left padding, for prompts of different
         length). `room`: positions to make room for at once, where the length is known."""
         cache = Cache(self.config.stack.layers, start, room)
-        cache.context = self.config.context
+        cache.context = self.config.limit
         return cache

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from multimodal.blocks.attention import capture_attention
+from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.stack import Block
 from multimodal.models.coca import CoCa
 from multimodal.tasks.caption import CaptionWriter, Written

@@ -138,7 +138,7 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
     copies = 1
     if temperature == 0 and options.beam_size is not None:
         beams = {"beams": options.beam_size, "patience": options.patience or 1.0}
-        found = search.beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
+        found = beams.beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
     elif temperature == 0:
         found = search.greedy(step, ids, cache, **common)
     else:
@@ -146,7 +146,7 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
         chance = [torch.Generator().manual_seed(request.seed) for request in requests]
         found = search.sample(step, ids, cache, temperature=temperature, generators=chance, copies=copies, **common)
     rows = [search.Decoded(*(part[i : i + copies] for part in found)) for i in range(0, len(found.ids), copies)]
-    chosen = [search.best(row, options.length_penalty) for row in rows]
+    chosen = [beams.best(row, options.length_penalty) for row in rows]
     return [_result(tokenizer, *row, silent, temperature) for row, silent in zip(chosen, silence, strict=True)]
 
 

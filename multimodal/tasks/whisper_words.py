@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.blocks.attention import Attention, attention_weights
+from multimodal.blocks.attention import Attention
+from multimodal.blocks.capture import attention_weights
 from multimodal.errors import CheckpointError
 from multimodal.models.seq2seq import SpeechToText
 from multimodal.tasks.word_timing import Words, WordTiming, split_on_spaces, split_on_unicode, spread

@@ -1,7 +1,8 @@
 """Byte-level byte-pair encoding, trained here: every text has ids, and the ids give back every byte."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,22 +28,32 @@ SMALLEST = len(SPECIALS) + 256
 class BytePairTokenizer(Tokenizer):
     """Byte-level BPE as in GPT-2 (Radford et al. 2019), with `<pad>` 0, `<bos>` 1 and `<eos>` 2.
 
-    The control tokens have ids, but are not registered with the backend, so "<eos>" in a text stays five bytes.
+    The control tokens have ids, but are not registered with the backend, so "<eos>" in a text stays five bytes. Those
+    of `languages`, for translation, come after all others.
     """
 
     pad_id, bos_id, eos_id = 0, 1, 2
-    control = frozenset({0, 1, 2})
 
-    def __init__(self, vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool = False):
+    def __init__(
+        self, vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool = False,
+        languages: Sequence[str] = (),
+    ):  # fmt: skip
         """`vocab` from byte-alphabet strings to ids 0..n-1, `merges` in order of rank. Raises CheckpointError."""
         _check(vocab, merges)
         self.lowercase = lowercase
-        self.vocab_size = len(vocab)
+        self.language_ids = {code: len(vocab) + i for i, code in enumerate(languages)}
+        if len(self.language_ids) < len(languages):
+            raise CheckpointError(f"languages {', '.join(languages)}: one is there twice")
+        self.vocab_size = len(vocab) + len(languages)
+        self.control = frozenset({0, 1, 2, *self.language_ids.values()})
         self._backend = _backend(vocab, merges, lowercase)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, lowercase: bool = False) -> "BytePairTokenizer":
-        """Learn a vocabulary of at most `vocab_size` ids (fewer when the texts have fewer pairs seen twice).
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, lowercase: bool = False, languages: Sequence[str] = ()
+    ) -> "BytePairTokenizer":
+        """Learn a vocabulary of at most `vocab_size` ids (fewer when the texts have fewer pairs seen twice), those of
+        `languages` not among them.
 
         Raises UsageError under 259 ids (256 bytes and three control tokens) and TextError when there is no text.
         """
@@ -72,19 +83,20 @@ class BytePairTokenizer(Tokenizer):
         if not seen:
             raise TextError("no text to train a vocabulary on")
         trained = json.loads(learner.to_str())["model"]
-        return cls(trained["vocab"], [tuple(pair) for pair in trained["merges"]], lowercase)
+        return cls(trained["vocab"], [tuple(pair) for pair in trained["merges"]], lowercase, languages)
 
     @classmethod
     def load(cls, folder: Path | str) -> "BytePairTokenizer":
         """Read what `save` wrote. Raises CheckpointError naming the file on any disagreement."""
         folder = Path(folder)
         record = read_record(folder)
-        require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool}, folder)
+        spoken = {"languages": list} if "languages" in record else {}
+        require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool, **spoken}, folder)
         if record["kind"] != "bpe":
             raise CheckpointError(f"{folder}: the tokenizer is of kind {record['kind']!r}, not 'bpe'")
         try:
             vocab, merges = _model(read_json(folder / FILE))
-            tokenizer = cls(vocab, merges, record["lowercase"])
+            tokenizer = cls(vocab, merges, record["lowercase"], record.get("languages", ()))
         except CheckpointError as error:
             path = str(folder / FILE)
             raise CheckpointError(str(error) if path in str(error) else f"{path}: {error}") from None
@@ -98,7 +110,9 @@ class BytePairTokenizer(Tokenizer):
         """Write `tokenizer.json` (the format of the `tokenizers` library) and the record beside it."""
         folder = Path(folder)
         write_text(folder / FILE, self._backend.to_str(pretty=True))
-        write_record(folder, {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase})
+        spoken = {"languages": list(self.language_ids)} if self.language_ids else {}
+        record = {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase, **spoken}
+        write_record(folder, record)
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of each id, in order; a control token's are its name."""
@@ -107,13 +121,17 @@ class BytePairTokenizer(Tokenizer):
         shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
         hidden = [byte for byte in range(256) if byte not in shown]
         byte_of = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-        return [name.encode() if name in SPECIALS else bytes(byte_of[c] for c in name) for name in names]
+        learnt = [name.encode() if name in SPECIALS else bytes(byte_of[c] for c in name) for name in names]
+        return learnt + [f"<{code}>".encode() for code in self.language_ids]
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=False)
+        codes = {i: code for code, i in self.language_ids.items()}
+        parts = [(i in codes, list(run)) for i, run in groupby(ids, lambda i: i if i in codes else None)]
+        spell = lambda run: self._backend.decode(run, skip_special_tokens=False)
+        return "".join("".join(f"<{codes[i]}>" for i in run) if known else spell(run) for known, run in parts)
 
 
 def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool) -> "tokenizers.Tokenizer":

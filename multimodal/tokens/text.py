@@ -4,7 +4,10 @@ from pathlib import Path
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.bytepair import BytePairTokenizer
+from multimodal.tokens.characters import CharacterTokenizer
 from multimodal.tokens.clip_text import CLIPTokenizer
+from multimodal.tokens.hub import HubTokenizer, hub_from
+from multimodal.tokens.hub_files import hub_tokenizer
 from multimodal.tokens.languages import LANGUAGES, language_code
 from multimodal.tokens.tiktokens import GPT2Tokenizer, WhisperTokenizer
 from multimodal.tokens.tokenizer import RECORD, TextBatch, TextCut, Tokenizer, read_record, require_keys
@@ -23,7 +26,9 @@ __all__ = [
     "BytePairTokenizer",
     "ByteTokenizer",
     "CLIPTokenizer",
+    "CharacterTokenizer",
     "GPT2Tokenizer",
+    "HubTokenizer",
     "SentencePieceTokenizer",
     "SigLIPText",
     "SmallWhisperTokenizer",
@@ -33,18 +38,20 @@ __all__ = [
     "WhisperTokenizer",
     "WordPieceTokenizer",
     "canonicalize",
+    "hub_tokenizer",
     "language_code",
     "tokenizer_from",
 ]
 
 _NONE = type(None)
 _KEYS = {
-    "bpe": {"vocab_size": int, "lowercase": bool},
+    "bpe": {},  # checks itself
     "clip": {"context": int},
     "whisper": {"multilingual": bool, "languages": int},
     "whisper-small": {"languages": list, "timestamps": int},
     "gpt2": {},
     "bytes": {},
+    "characters": {"characters": str},
     "sentencepiece": {
         "file": str,
         "pad_id": int,
@@ -52,6 +59,13 @@ _KEYS = {
         "canonical": bool,
         "context": (int, _NONE),
         "pad_to_length": bool,
+        "vocab_size": int,
+    },
+    "hub": {
+        "control": dict,
+        "vocab_size": int,
+        "pad_id": int,
+        **dict.fromkeys(("bos_id", "eos_id", "mask_id", "unknown_id", "context"), (int, _NONE)),
     },
     "wordpiece": {
         "vocab_size": int,
@@ -88,17 +102,19 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:
         raise CheckpointError(f"{folder / RECORD}: kind {kind!r} is none of {', '.join(_KEYS)}")
-    require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
     if kind == "bpe":
         return BytePairTokenizer.load(folder)
+    require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
     settings = {key: value for key, value in record.items() if key != "kind"}
     try:
         if kind == "sentencepiece":
             return sentencepiece_from(folder, settings)
+        if kind == "hub":
+            return hub_from(folder, settings)
         if kind == "wordpiece":
             return wordpiece_from(folder, settings)
         if kind == "whisper-small":
             return whisper_small_from(folder, settings)
-        return {**_NAMED, "whisper": WhisperTokenizer}[kind](**settings)
+        return {**_NAMED, "whisper": WhisperTokenizer, "characters": CharacterTokenizer}[kind](**settings)
     except UsageError as error:
         raise CheckpointError(f"{folder / RECORD}: {error}") from None

@@ -3,9 +3,10 @@
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ class Tokenizer(ABC):
     pad_id: int
     bos_id: int | None = None
     eos_id: int | None = None
+    mask_id: int | None = None  # stands for a token that a model is to guess
+    language_ids: Mapping[str, int] = MappingProxyType({})  # of each language the id of its token, for translation
     control: frozenset[int] = frozenset()  # ids that no text yields
     context: int | None = None  # the length a batch is cut to when none is given
     pad_to_length: bool = False  # whether a batch is padded to that length, or only to its longest text

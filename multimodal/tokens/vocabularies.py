@@ -29,8 +29,10 @@ class SentencePieceTokenizer(Tokenizer):
         canonical: bool = False,
         context: int | None = None,
         pad_to_length: bool = False,
+        vocab_size: int | None = None,
     ):
-        """Raises CheckpointError naming the file when it is no model, or lacks an id that is asked for."""
+        """`vocab_size`: ids of the model, where they are more than the file's; those are control ids. Raises
+        CheckpointError naming the file when it is no model, does not go with that size, or lacks an id asked for."""
         import sentencepiece
 
         self.path = Path(path)
@@ -38,7 +40,10 @@ class SentencePieceTokenizer(Tokenizer):
             self._model = sentencepiece.SentencePieceProcessor(model_proto=self.path.read_bytes())
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{self.path}: no SentencePiece model: {error}") from None
-        self.vocab_size = self._model.vocab_size()
+        self._held = self._model.vocab_size()
+        self.vocab_size = self._held if vocab_size is None else vocab_size
+        if not self._held <= self.vocab_size < 2 * self._held:
+            raise CheckpointError(f"{self.path}: a vocabulary of {self._held}, the model's has {self.vocab_size}")
         self.pad_id = self._model.pad_id() if pad_id is None else pad_id
         if not 0 <= self.pad_id < self.vocab_size:
             raise CheckpointError(f"{self.path}: pad id {self.pad_id} is not in its vocabulary of {self.vocab_size}")
@@ -47,7 +52,8 @@ class SentencePieceTokenizer(Tokenizer):
         if self.bos_id == -1:
             raise CheckpointError(f"{self.path}: add_bos, but the model has no bos id")
         self.canonical, self.context, self.pad_to_length = canonical, context, pad_to_length
-        self.control = frozenset(i for i in range(self.vocab_size) if self._model.is_control(i))
+        named = {i for i in range(self._held) if self._model.is_control(i)}
+        self.control = frozenset(named | set(range(self._held, self.vocab_size)))
 
     def _encode(self, text: str) -> list[int]:
         return self._model.encode(canonicalize(text) if self.canonical else text)
@@ -56,7 +62,7 @@ class SentencePieceTokenizer(Tokenizer):
         text, plain = [], []
         for i in ids:  # the library drops control pieces, so they are written out here
             if i in self.control:
-                text += [self._model.decode(plain), self._model.id_to_piece(i)]
+                text += [self._model.decode(plain), self._model.id_to_piece(i) if i < self._held else f"[{i}]"]
                 plain = []
             else:
                 plain.append(i)
@@ -69,7 +75,8 @@ class SentencePieceTokenizer(Tokenizer):
         target = folder / self.path.name
         if self.path.resolve() != target.resolve():
             shutil.copyfile(self.path, target)
-        settings = {key: getattr(self, key) for key in ("pad_id", "canonical", "context", "pad_to_length")}
+        names = ("pad_id", "canonical", "context", "pad_to_length", "vocab_size")
+        settings = {key: getattr(self, key) for key in names}
         add_bos = self.bos_id is not None
         write_record(folder, {"kind": "sentencepiece", "file": target.name, "add_bos": add_bos, **settings})
 

@@ -1,12 +1,12 @@
-"""BERT's WordPiece vocabulary (Devlin et al. 2019), as BLIP and GIT write captions with it."""
+"""BERT's WordPiece vocabulary (Devlin et al. 2019), as BLIP and GIT write captions with it, or trained here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.tokens.files import read_json
-from multimodal.tokens.tokenizer import RECORD, Tokenizer, write_record, write_text
+from multimodal.tokens.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -39,6 +39,7 @@ class WordPieceTokenizer(Tokenizer):
                 raise CheckpointError(f"{name}_id {value!r} is no id of a vocabulary of {vocab_size}")
         self.vocab, self.vocab_size, self.context = vocab, vocab_size, context
         self.bos_id, self.eos_id, self.pad_id, self.unknown_id = bos_id, eos_id, ids["[PAD]"], ids["[UNK]"]
+        self.mask_id = ids["[MASK]"]
         self.lowercase, self.strip_accents, self.split_chinese = lowercase, strip_accents, split_chinese
         named = {ids[token] for token in SPECIALS} - {self.unknown_id}
         self.control = frozenset(named | {bos_id, eos_id} | set(range(len(vocab), vocab_size)))
@@ -64,6 +65,31 @@ class WordPieceTokenizer(Tokenizer):
                 raise CheckpointError(f"{path}: {name}_id {value!r} is no id")
         return _naming(path, cls, vocab=vocab, vocab_size=vocab_size, bos_id=bos_id, eos_id=eos_id, context=context,
                        **settings)  # fmt: skip
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, spare: int = 0, lowercase: bool = True, context: int | None = None
+    ) -> "WordPieceTokenizer":
+        """Learn a vocabulary of at most `vocab_size` ids, of which the last `spare` are control tokens without a name,
+        such as T5's sentinels. bos is [CLS], eos [SEP].
+
+        Raises UsageError where there is no room for letters, TextError when there is no text."""
+        from tokenizers import trainers
+
+        if vocab_size - spare <= len(SPECIALS):
+            raise UsageError(f"vocab_size {vocab_size}: no letters beside {len(SPECIALS) + spare} control tokens")
+        specials = {token: i for i, token in enumerate(SPECIALS)}
+        learner = _backend(specials, lowercase, None, True)
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size - spare, special_tokens=list(SPECIALS), min_frequency=2, show_progress=False
+        )
+        learner.train_from_iterator((checked(text) for text in texts), trainer)
+        found = learner.get_vocab()
+        if len(found) == len(SPECIALS):
+            raise TextError("no text to train a vocabulary on")
+        vocab = sorted(found, key=found.get)
+        bos, eos = specials["[CLS]"], specials["[SEP]"]
+        return cls(vocab, len(vocab) + spare, bos, eos, context, lowercase)
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -16,7 +16,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
 from multimodal.tokens.text import BytePairTokenizer
 from multimodal.train.objective import Summed

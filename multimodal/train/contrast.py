@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multimodal.blocks.stack import transformer
 from multimodal.models.clip import CLIP, CLIPConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import Tokenizer

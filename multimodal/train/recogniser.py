@@ -14,7 +14,7 @@ from multimodal.errors import UsageError
 from multimodal.heads import ctc_loss, token_loss
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig
 from multimodal.models.speech import ConformerEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.tokens.tokenizer import Tokenizer
 from multimodal.train.augment_speech import SpeechBatch
 from multimodal.train.objective import Summed

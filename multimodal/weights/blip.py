@@ -27,8 +27,8 @@ VISION = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "image_size": 384, "patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-5, "num_channels": 3,
 }  # fmt: skip
-EMBEDDING, HEAD = "text_decoder.bert.embeddings.word_embeddings.weight", "text_decoder.cls.predictions.decoder"
-BIAS = "text_decoder.cls.predictions.bias"
+EMBEDDING, PART = "text_decoder.bert.embeddings.word_embeddings.weight", "text_decoder.cls.predictions"
+HEAD = bert.Head(f"{PART}.transform.dense", f"{PART}.transform.LayerNorm", f"{PART}.decoder", f"{PART}.bias")
 
 
 def vision_part(vision: dict[str, Any]) -> ViTConfig:
@@ -44,9 +44,8 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CaptionerConfig:
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
     if not text["is_decoder"]:
         raise CheckpointError("config.json: is_decoder false in a model that captions")
-    if not bert.same(tensors, f"{HEAD}.bias", BIAS, absent=True):
-        raise CheckpointError(f"tensor '{HEAD}.bias' is not the same as {BIAS!r}, which is another name of it")
-    tied = bert.same(tensors, f"{HEAD}.weight", EMBEDDING, absent=config.get("tie_word_embeddings", True))
+    if (tied := HEAD.tied(tensors, EMBEDDING, config)) is None:
+        raise CheckpointError(f"tensor '{HEAD.dense}.weight' is missing")
     decoder = bert.decoder_config(text, tied, transform=True, source_width=vision["hidden_size"])
     return CaptionerConfig(vision_part(vision), decoder)
 
@@ -69,15 +68,10 @@ def vision_rows() -> list[Row]:
 
 
 def rows(config: CaptionerConfig) -> list[Row]:
-    tied = [Row(BIAS, "decoder.tied_bias"), bert.again(f"{HEAD}.weight", EMBEDDING)]
-    apart = [Row(BIAS, "decoder.head.bias"), Row(f"{HEAD}.weight", "decoder.head.weight")]
     return [
         *under("vision_model.", "image.", vision_rows()),
-        *bert.decoder_rows("text_decoder.bert.", cross=True),
-        *weight_and_bias("text_decoder.cls.predictions.transform.dense", "decoder.transform.linear"),
-        *weight_and_bias("text_decoder.cls.predictions.transform.LayerNorm", "decoder.transform.norm"),
-        *(tied if config.decoder.tied else apart),
-        bert.again(f"{HEAD}.bias", BIAS),
+        *bert.tower_rows("text_decoder.bert.", "decoder.", cross=True),
+        *HEAD.rows(EMBEDDING, config.decoder, "decoder."),
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing

@@ -23,7 +23,9 @@ from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.git import GIT, GITConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
-from multimodal.models.text import TextConfig, TextTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
+from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing
@@ -42,6 +44,7 @@ KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "captioner": (Captioner, CaptionerConfig),
     "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
+    "text_to_text": (TextToText, TextToTextConfig),
 }
 
 

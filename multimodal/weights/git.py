@@ -48,7 +48,7 @@ def rows(config: GITConfig) -> list[Row]:
         *under("git.image_encoder.vision_model.", "image.", vision),
         *weight_and_bias("git.visual_projection.visual_projection.0", "project"),
         *weight_and_bias("git.visual_projection.visual_projection.1", "project_norm"),
-        *bert.decoder_rows("git.", cross=False),
+        *bert.tower_rows("git.", "decoder."),
         *(tied if config.decoder.tied else weight_and_bias(HEAD, "decoder.head")),
     ]
 

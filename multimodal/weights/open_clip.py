@@ -9,7 +9,7 @@ from typing import Any
 
 from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text import CLIPTokenizer, SigLIPText, Tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text import SigLIPText, Tokenizer
 from multimodal.weights import clip_hf, clip_openai, vit_timm
 from multimodal.weights.family import Family

@@ -9,7 +9,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.seq2seq import SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import SpeechEncoderConfig
-from multimodal.models.text import TextConfig
+from multimodal.models.text_config import TextConfig
 from multimodal.tokens.files import read_json
 from multimodal.tokens.text import Tokenizer, tokenizer_from
 from multimodal.weights.family import Family

@@ -1,7 +1,7 @@
 """Trains an n-gram language model of words on texts, for the beams of a recogniser (`multimodal transcribe --lm`).
 
     data=../shared/data/speech
-    python recipes/train_lm.py words.arpa --texts $data/an4/train.jsonl $data/speechocean762/train.jsonl --order 3
+    python recipes/train_ngram.py words.arpa --texts $data/an4/train.jsonl $data/speechocean762/train.jsonl --order 3
 
 Interpolated modified Kneser-Ney (Chen & Goodman 1999) with the discounts of the counts of counts, without pruning,
 written as ARPA (`.arpa` or `.arpa.gz`). Texts are plain text with a sentence a line, gzip or not, or the `text` of
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
         data = "".join(f"{line}\n" for line in arpa(tables)).encode()
         write_durably(options.target, gzip.compress(data, mtime=0) if options.target.suffix == ".gz" else data)
     except (MultimodalError, OSError) as error:
-        sys.exit(f"train_lm: error: {error}")
+        sys.exit(f"train_ngram: error: {error}")
     print(f"{options.target}: {', '.join(f'{len(t):,} {n}-grams' for n, t in enumerate(tables, 1))}")
 
 

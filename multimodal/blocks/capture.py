@@ -1,0 +1,40 @@
+"""Attention weights for people and tools to look at; outputs stay the same to the bit."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+_captured: list[tuple[nn.Module, Tensor]] | None = None
+
+
+@contextmanager
+def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collects (module, weights [B H T S]) of every attention run inside; outputs stay the same to the bit."""
+    global _captured
+    before, _captured = _captured, []
+    try:
+        yield _captured
+    finally:
+        _captured = before
+
+
+def capturing() -> bool:
+    return _captured is not None
+
+
+def capture(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
+    """Keeps the weights of this attention."""
+    _captured.append((module, attention_weights(query, key, mask, scale).detach()))
+
+
+def attention_weights(
+    query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], mask: Tensor | None, scale: float
+) -> Float[Tensor, "B H T S"]:
+    """softmax(QKᵀ·scale + mask), with zeros in rows that may attend to nothing."""
+    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).nan_to_num(0.0)
