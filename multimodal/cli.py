@@ -9,8 +9,19 @@ import warnings
 from functools import partial
 from typing import Any, NoReturn
 
-from multimodal import __version__, cli_caption, cli_classify, cli_evaluate, cli_search, cli_transcribe
-from multimodal.cli_transcribe import count, number
+from multimodal import (
+    __version__,
+    cli_caption,
+    cli_classify,
+    cli_encode,
+    cli_evaluate,
+    cli_generate,
+    cli_inspect,
+    cli_search,
+    cli_transcribe,
+    cli_translate,
+)
+from multimodal.cli_transcribe import count
 from multimodal.errors import MultimodalError
 
 PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
@@ -36,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         from multimodal import commands
 
-        code = getattr(commands, options.command)(options)
+        code = getattr(commands, options.command.replace("-", "_"))(options)
         sys.stdout.flush()
     except MultimodalError as error:
         code = fail(error)
@@ -111,7 +122,12 @@ def parser() -> argparse.ArgumentParser:
     cli_evaluate.add(commands, _model, _picture_model)
     cli_caption.add(commands, _picture_model)
     cli_search.add(commands, _picture_model)
-    for add in (_generate, _models, _info, _convert, _validate, _env):
+    cli_generate.add(commands, _model)
+    cli_encode.add(commands, _model)
+    cli_translate.add(commands, _model)
+    cli_inspect.add(commands, _preprocessing)
+    cli_inspect.add_info(commands, _preprocessing)
+    for add in (_models, _convert, _validate, _env):
         add(commands)
     return top
 
@@ -122,29 +138,8 @@ def _transcribe(commands: argparse._SubParsersAction) -> None:
     p.set_defaults(check=partial(cli_transcribe.check, p))
 
 
-def _generate(commands: argparse._SubParsersAction) -> None:
-    p = commands.add_parser("generate", help="continue a text with a language model checkpoint")
-    p.add_argument("prompt", metavar="TEXT")
-    p.add_argument("--max_tokens", type=count, default=100)
-    p.add_argument("--temperature", type=number, default=0.0)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--top_k", type=int, default=0, help="draw from the K most probable tokens (0: all)")
-    p.add_argument("--top_p", type=number, default=1.0, help="draw from the most probable that have this probability")
-    p.add_argument("--repetition_penalty", type=number, default=1.0, help="above 1: what is there is less probable")
-    p.add_argument("--no_repeat_ngram", type=int, default=0, help="no N tokens twice in the same order (0: may be)")
-    _model(p, None)
-
-
 def _models(commands: argparse._SubParsersAction) -> None:
     commands.add_parser("models", help="list the shipped models, presets and readable formats")
-
-
-def _info(commands: argparse._SubParsersAction) -> None:
-    p = commands.add_parser("info", help="show a model's configuration, parameters, licence and training data")
-    p.add_argument("model", metavar="MODEL")
-    p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
-    _preprocessing(p)
-    p.add_argument("--format", choices=["table", "json"], default="table")
 
 
 def _convert(commands: argparse._SubParsersAction) -> None:

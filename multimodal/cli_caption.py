@@ -52,20 +52,20 @@ def decoding(g: argparse._ArgumentGroup) -> None:
 
     flag("beam_size", count, "1 takes the most probable token each time (default: 1)", "N")
     flag("max_tokens", count, "a caption is cut there, and flagged as not finished (default: 40)", "N")
-    flag("min_tokens", _natural, "no end before so many (default: 0)", "N")
+    flag("min_tokens", natural, "no end before so many (default: 0)", "N")
     flag("length_penalty", number, "beams are ranked by log-probability / tokens^A: 1 by the mean, 0 by the sum, as in "
          "transformers (default: 1)", "A")  # fmt: skip
-    flag("no_repeat_ngram", _natural, "no N tokens twice in the same order (default: 0, may be)", "N")
+    flag("no_repeat_ngram", natural, "no N tokens twice in the same order (default: 0, may be)", "N")
     flag("repetition_penalty", number, "above 1: tokens that are there become less probable (default: 1)", "X")
     flag("temperature", number, "above 0: draw, with logits / T (default: 0, or 1 with --top_p or --top_k)", "T")
     flag("top_p", number, "draw from the most probable tokens that together have this probability", "P")
-    flag("top_k", _natural, "draw from the K most probable tokens", "K")
-    flag("seed", _natural, "of the draws, the same for each picture (default: 0)", "N")
+    flag("top_k", natural, "draw from the K most probable tokens", "K")
+    flag("seed", natural, "of the draws, the same for each picture (default: 0)", "N")
     flag("num_captions", count, "the N best of the beam, or N draws; equal ones become one, and are counted", "N")
     flag("prompt", str, "text that each caption begins with", "TEXT")
 
 
-def _natural(text: str) -> int:
+def natural(text: str) -> int:
     try:
         return count(text) if text.strip() != "0" else 0
     except argparse.ArgumentTypeError:

@@ -4,15 +4,13 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from multimodal import __version__
 from multimodal.assets import shipped
 from multimodal.cli import printable
 from multimodal.commands_shared import Progress, print_json
 from multimodal.errors import UsageError
-from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import families, load
+from multimodal.weights.load import families
 
 
 def classify(options: Namespace) -> int:
@@ -51,13 +49,28 @@ def search(options: Namespace) -> int:
     return run(options)
 
 
-def generate(options: Namespace) -> int:
-    from multimodal.tasks.generate import generate as run
+def fill_mask(options: Namespace) -> int:
+    from multimodal.commands_encode import fill as run
 
-    model = load(options.model, options.architecture)
-    names = ("max_tokens", "temperature", "seed", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram")
-    print(run(options.prompt, model, **{name: getattr(options, name) for name in names}))
-    return 0
+    return run(options)
+
+
+def embed(options: Namespace) -> int:
+    from multimodal.commands_encode import vectors as run
+
+    return run(options)
+
+
+def translate(options: Namespace) -> int:
+    from multimodal.commands_translate import translate as run
+
+    return run(options)
+
+
+def generate(options: Namespace) -> int:
+    from multimodal.commands_generate import generate as run
+
+    return run(options)
 
 
 def models(_: Namespace) -> int:
@@ -82,36 +95,15 @@ def _wrapped(names: Iterable[str]) -> str:
 
 
 def info(options: Namespace) -> int:
-    facts = describe(load(options.model, options.architecture, options.preprocessing))
-    if options.format == "json":
-        print_json(facts)
-        return 0
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            print(f"{key}:")
-            for line in _indented(value):
-                print(f"  {line}")
-        else:
-            print(f"{key}: {_shown(value)}")
-    return 0
+    from multimodal.commands_inspect import info as run
+
+    return run(options)
 
 
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint as facts for people."""
-    from multimodal.weights.records import to_record
+def inspect(options: Namespace) -> int:
+    from multimodal.commands_inspect import inspect as run
 
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    parts["not in a part"] = sum(p.numel() for p in model.parameters(recurse=False))
-    return {
-        "source": checkpoint.source,
-        "kind": checkpoint.kind,
-        "parameters": {"total": sum(p.numel() for p in model.parameters())} | {k: n for k, n in parts.items() if n},
-        "tokenizer": f"{type(tokenizer).__name__}, {tokenizer.vocab_size} ids" if tokenizer else "none",
-        "preprocessing": checkpoint.preprocessing.to_dict() if checkpoint.preprocessing else "none",
-        **({"licence": "not stated by the checkpoint", "training_data": "not stated"} | checkpoint.card),
-        "config": to_record(model.config),
-    }
+    return run(options)
 
 
 def convert(options: Namespace) -> int:
@@ -170,20 +162,3 @@ def env(_: Namespace) -> int:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"accelerator {device}; {torch.get_num_threads()} threads; CPU {torch.backends.cpu.get_cpu_capability()}")
     return 0
-
-
-def _indented(value: dict[str, Any]) -> list[str]:
-    """Nested facts, a line each."""
-    lines = []
-    for key, item in value.items():
-        if isinstance(item, dict):
-            lines += [f"{key}:", *(f"  {line}" for line in _indented(item))]
-        elif item is not None:  # what is off or left to its default would be half of the lines
-            lines.append(f"{key}: {_shown(item)}")
-    return lines
-
-
-def _shown(item: Any) -> str:
-    if isinstance(item, list | tuple):
-        return ", ".join(map(_shown, item))
-    return f"{item:,}" if type(item) is int else printable(str(item))

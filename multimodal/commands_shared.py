@@ -39,6 +39,29 @@ def read_lines(path: str, flag: str) -> list[str]:
         raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
 
 
+def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | bytes]]:
+    """What each text is called in a message, and the text, or the bytes of a line that is no UTF-8: of arguments, or
+    of the lines of a file or, for "-", of the standard input. Raises UsageError."""
+    if file is None and texts != ["-"]:
+        for number, text in enumerate(texts, 1):
+            yield f"text {number}", text
+        return
+    name = "standard input" if file in (None, "-") else file
+    if name == file and Path(file).exists() and not Path(file).is_file():
+        raise UsageError(f"--file {file}: not a regular file (folders, pipes and devices are not read)")
+    try:
+        data = Path(file).read_bytes() if name == file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise UsageError(f"--file {file}: cannot be read ({error.strerror})") from None
+    lines = data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n") if data else []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix(b"\r")
+        try:
+            yield f"{name}, line {number}", line.decode()
+        except UnicodeDecodeError:
+            yield f"{name}, line {number}", line
+
+
 def output_file(path: str | None, flag: str, endings: tuple[str, ...]) -> Path | None:
     """A file that a flag names to be written, checked before any work; its folder is made. Raises UsageError."""
     if path is None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class PrefixScorer:
-    """A scorer for `search.beam` over B sources: (1 - weight)·attention + weight·CTC, both in log-probability.
+    """A scorer for `beams.beam` over B sources: (1 - weight)·attention + weight·CTC, both in log-probability.
 
     The CTC score of a token is log p(prefix + token …) - log p(prefix …), where "…" is any continuation; the end
     token's is that of the prefix as a whole text. `logprobs` are [B T W] with the blank last, W = V + 1, of which

@@ -20,7 +20,7 @@ def fused(
     scorer: Rule | None, lm: LanguageModel, weight: float, prompt: int, eos: int, bonus: float = 0.0,
     starts: Bool[Tensor, "V"] | None = None,
 ) -> Rule:  # fmt: skip
-    """A scorer for `search.beam`: the scores of `scorer` (None: the step's own) + `weight`·log p_lm(token | text), and
+    """A scorer for `beams.beam`: the scores of `scorer` (None: the step's own) + `weight`·log p_lm(token | text), and
     `bonus` for a token that begins a word (`starts`; None: for each but the end), since every word costs probability.
 
     `prompt`: ids before the first of the text. With a bonus a going text can still rise, so the search, which ends
@@ -71,4 +71,4 @@ class NeuralScorer:
             self.cache.reorder(torch.tensor(parents, device=ids.device))
             new = ids[:, -1:]
         self.rows = {text: row for row, text in enumerate(texts)}
-        return self.model(new, cache=self.cache)[:, -1].float().log_softmax(-1)
+        return self.model(new, cache=self.cache, last=1)[:, -1].float().log_softmax(-1)

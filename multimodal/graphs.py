@@ -25,11 +25,12 @@ _kept: weakref.WeakKeyDictionary[TextTransformer, list["_Slot"]] = weakref.WeakK
 
 
 def fast_step(
-    decoder: TextTransformer, source: Float[Tensor, "P S D"], start: Int[Tensor, "B"] | None, room: int,
+    decoder: TextTransformer, source: Float[Tensor, "P S D"] | None, start: Int[Tensor, "B"] | None, room: int,
     valid: Bool[Tensor, "P S"] | None = None, last: int | None = None,
 ) -> tuple[Step, Cache]:  # fmt: skip
-    """A step and its cache for `search`: static on a device that replays graphs, else as `over_source`'s."""
-    if source.device.type in REPLAYING:
+    """A step and its cache for `search`: static on a device that replays graphs, else as `over_source`'s. `source`:
+    None for a decoder without cross-attention."""
+    if decoder.device.type in REPLAYING and not decoder.config.stack.block.attention.relative:
         return static_step(decoder, source, start, room, valid, last)
     return over_source(partial(decoder, last=last), source, valid), decoder.new_cache(start)
 
@@ -42,17 +43,18 @@ def static_step(
 
     `room`: positions that are wanted, prompt included. `last`: how many of the prompt's positions get logits. The room
     and the number of sources are rounded up to powers of two, so that few shapes are captured. Logits hold until the
-    next step. Raises ValueError where the room or the model's context is full, and for relative positions."""
+    next step. Raises ValueError where the room or the table of positions is full, and for Transformer-XL's relative
+    positions."""
     if decoder.config.stack.block.attention.relative:
         raise ValueError("a static step has no relative positions")
     cache = MovingCache(decoder.config.stack.layers, start, _rounded(max(room, 64)))
-    cache.context = decoder.config.context
+    cache.context = decoder.config.limit
 
     @torch.inference_mode()
     def step(ids: Int[Tensor, "B T"], cache: MovingCache) -> Float[Tensor, "B N V"]:
         if not cache.length:
             return decoder(ids, source, valid, cache=cache, last=last)
-        most = cache.room if cache.start is not None else min(cache.room, cache.context)
+        most = cache.room if cache.start is not None or cache.context is None else min(cache.room, cache.context)
         if ids.shape[1] != 1 or cache.length >= most:
             raise ValueError(f"{ids.shape[1]} ids after {cache.length} positions: one at a time, {most} at most")
         if cache.slot is None:

@@ -147,6 +147,14 @@ def token_loss(
     return F.cross_entropy(logits[valid].float(), targets[valid], label_smoothing=smoothing, reduction=reduction)
 
 
+def detection_loss(
+    logits: Float[Tensor, "B T"], replaced: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"],
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Float[Tensor, ""]:  # fmt: skip
+    """ELECTRA's yes or no for each valid token, whether it was replaced (Clark et al. 2020, section 2)."""
+    return F.binary_cross_entropy_with_logits(logits[valid].float(), replaced[valid].float(), reduction=reduction)
+
+
 def vocabulary_loss(
     states: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None,
     targets: Int[Tensor, "N"], chunk: int = 4096,

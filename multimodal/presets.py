@@ -2,7 +2,8 @@
 
 ViT: Dosovitskiy et al. 2021, table 1, and DeiT's Ti and S (Touvron et al. 2021); 224 px, 1000 classes.
 CLIP: Radford et al. 2021, table 20, with the quick-GELU of OpenAI's weights and 224 px.
-Whisper: openai/whisper, `ModelDimensions` of each release. Conformer: Gulati et al. 2020, table 1, encoders alone."""
+Whisper: openai/whisper, `ModelDimensions` of each release. Conformer: Gulati et al. 2020, table 1, encoders alone.
+Text models: `presets_text`."""
 
 import difflib
 from typing import Any
@@ -16,6 +17,7 @@ from multimodal.models.seq2seq import SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoderConfig, SpeechEncoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
+from multimodal.presets_text import TEXT_PRESETS
 
 
 def vit(width: int, layers: int, heads: int, patch: int, classes: int = 1000) -> ViTConfig:
@@ -71,6 +73,7 @@ PRESETS: dict[str, Any] = {
     "conformer_s": conformer(144, 16, 4),
     "conformer_m": conformer(256, 16, 4),
     "conformer_l": conformer(512, 17, 8),
+    **TEXT_PRESETS,
 }
 
 

@@ -1,7 +1,7 @@
 """Rules for the next token, as `search` takes them: Whisper's (Radford et al. 2022, section 4.5) and those of
-captions, which equal transformers' logits processors.
+captions and texts, which equal transformers' logits processors.
 
-They write into the logits they get. Those of captions look at all ids of a row: no padding may stand before it."""
+They write into the logits they get. What stands before a row, `search.PADDING`, counts for none of them."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multimodal.search import Rule
+from multimodal.search import PADDING, Rule
 
 
 def suppress(tokens: Sequence[int]) -> Rule:
@@ -51,8 +51,9 @@ def no_repeat(size: int) -> Rule:
         if ids.shape[1] < size:
             return logits
         held = ids.unfold(1, size, 1)  # B n size
-        same = (held[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1)
-        return logits.scatter_add_(1, held[..., -1], torch.where(same, -torch.inf, 0.0).to(logits.dtype))
+        same = (held[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1) & (held[..., 0] != PADDING)
+        lasts = held[..., -1].clamp(min=0)  # that of padding alone is not the same as anything
+        return logits.scatter_add_(1, lasts, torch.where(same, -torch.inf, 0.0).to(logits.dtype))
 
     return rule
 
@@ -62,10 +63,65 @@ def repetition_penalty(penalty: float) -> Rule:
     (Keskar et al. 2019, CTRL, section 4.1)."""
 
     def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        ids = torch.where(ids == PADDING, ids[:, -1:], ids)
         held = logits.gather(1, ids)
         return logits.scatter_(1, ids, torch.where(held < 0, held * penalty, held / penalty))
 
     return rule
+
+
+def allowed(function: Callable[[list[int]], Sequence[int]]) -> Rule:
+    """Only the tokens that `function(ids so far, the prompt among them)` names, as transformers'
+    `prefix_allowed_tokens_fn`; with none, or only forbidden ones, see `or_end`."""
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        never = torch.ones_like(logits, dtype=torch.bool)
+        for row, own in zip(never, ids.tolist(), strict=True):
+            row[list(function([i for i in own if i != PADDING]))] = False
+        return logits.masked_fill_(never, -torch.inf)
+
+    return rule
+
+
+def one_of(continuations: Sequence[Sequence[int]], eos: int, start: int) -> Rule:
+    """Only these sequences, and then the end, after a prompt of `start` ids; a row that has left them ends."""
+    after: dict[tuple[int, ...], set[int]] = {}
+    for ids in continuations:
+        for count, token in enumerate([*ids, eos]):
+            after.setdefault(tuple(ids[:count]), set()).add(token)
+    ways = {begun: torch.tensor(sorted(tokens)) for begun, tokens in after.items()}
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        never = torch.ones_like(logits, dtype=torch.bool)
+        for row, own in zip(never, ids[:, start:].tolist(), strict=True):
+            row[ways.get(tuple(own), eos)] = False
+        return logits.masked_fill_(never, -torch.inf)
+
+    return rule
+
+
+def forced(tokens: Sequence[int], start: int) -> Rule:
+    """These tokens, with probability 1, as the first after a prompt of `start` ids (M2M100's language)."""
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        made = ids.shape[1] - start
+        return _sure(logits, tokens[made]) if 0 <= made < len(tokens) else logits
+
+    return rule
+
+
+def forced_end(count: int, eos: int, start: int) -> Rule:
+    """The end, with probability 1, as new token number `count` after a prompt of `start` ids (BART)."""
+
+    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        return _sure(logits, eos) if ids.shape[1] - start == count - 1 else logits
+
+    return rule
+
+
+def _sure(logits: Float[Tensor, "B V"], token: int) -> Float[Tensor, "B V"]:
+    logits.fill_(-torch.inf)[:, token] = 0.0
+    return logits
 
 
 def normalised(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
@@ -98,12 +154,21 @@ def top_p(logits: Float[Tensor, "B V"], mass: float) -> Float[Tensor, "B V"]:
     return logits.masked_fill(outside.scatter(1, places, outside), -torch.inf)
 
 
-def narrowed(count: int, mass: float) -> Callable[[Tensor], Tensor]:
-    """Both, for `search.sample`: of the `count` most probable tokens (0: of all) those with `mass`."""
+def min_p(logits: Float[Tensor, "B V"], share: float) -> Float[Tensor, "B V"]:
+    """The tokens with at least this `share` of the most probable one's probability, the others -inf (Nguyen et al.
+    2024)."""
+    chances = logits.softmax(-1)
+    return logits.masked_fill(chances < share * chances.amax(-1, keepdim=True), -torch.inf)
+
+
+def narrowed(count: int, mass: float, share: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """All three, for `search.sample`: of the `count` most probable tokens (0: of all) those with `mass`, and of these
+    those with `share` of the first."""
 
     def narrow(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         logits = top_k(logits, count) if count else logits
-        return top_p(logits, mass) if mass < 1 else logits
+        logits = top_p(logits, mass) if mass < 1 else logits
+        return min_p(logits, share) if share else logits
 
     return narrow
 

@@ -44,10 +44,10 @@ def left_padded(
 
 
 def over_source(
-    decode: Callable[..., Tensor], source: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"] | None = None
+    decode: Callable[..., Tensor], source: Float[Tensor, "P S D"] | None, valid: Bool[Tensor, "P S"] | None = None
 ) -> Step:
     """A step of a decoder with cross-attention, `decode(ids, source, valid, cache=cache)`; all beams of one source
-    attend to the one copy of it."""
+    attend to the one copy of it. None for a decoder without."""
     return lambda ids, cache: decode(ids, source, valid, cache=cache)
 
 
@@ -56,7 +56,7 @@ def greedy(
     rules: Sequence[Rule] = (),
 ) -> Decoded:  # fmt: skip
     """The most probable token each time, until every row has ended or has `max_new` tokens (one number, or one a
-    prompt)."""
+    prompt). `eos` -1: no token ends a row."""
     return _last(streamed(step, prompt, cache, eos=eos, max_new=max_new, rules=rules))
 
 
@@ -174,7 +174,7 @@ def _one_by_one(
             spread = torch.arange(len(prompt), device=ids.device).repeat_interleave(copies)
             logits, ids = logits[spread], ids[spread]
             cache.reorder_rows(spread)
-        token = torch.where(ended, eos, choose(logits, live))
+        token = torch.where(ended, max(eos, 0), choose(logits, live))
         sums += torch.where(ended, 0, logits.log_softmax(-1).gather(1, token[:, None])[:, 0])
         ended |= (token == eos) | (limit <= count)
         new = token[:, None]

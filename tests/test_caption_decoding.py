@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from tiny import ALL, randomized
 
-from multimodal import caption, rules, search
+from multimodal import caption, rules
+from multimodal.beams import beam, per_token
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
@@ -138,9 +139,9 @@ def test_beams_are_penalised_on_log_probabilities_as_transformers_does(captioner
     write = CaptionWriter(*prepared(captioner, "float32", None, {"beam_size": 3, "repetition_penalty": 1.4}))
     with torch.no_grad():
         step, cache = captioner.model.decoding(captioner.model.encode(pixels))
-        found = search.beam(
+        found = beam(
             step, torch.full((5, 1), captioner.tokenizer.bos_id), cache, eos=captioner.tokenizer.eos_id, beams=3,
-            max_new=CONTEXT - 1, patience=math.inf, length_penalty=search.per_token(1.0),
+            max_new=CONTEXT - 1, patience=math.inf, length_penalty=per_token(1.0),
             rules=[rules.normalised, rules.repetition_penalty(1.4)],
         )  # fmt: skip
     made = [own[0] for own in write(pixels)]

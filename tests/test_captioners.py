@@ -6,12 +6,13 @@ from caption_references import BOS, CAPTIONERS, EOS
 from test_weights_vision import load, pictures
 from vision_references import CONTEXT, VOCABULARY, Case, case
 
+from multimodal.beams import beam
 from multimodal.blocks.fused import can_fuse
 from multimodal.blocks.stack import Block
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captions
 from multimodal.models.coca import CoCa
-from multimodal.search import beam, greedy
+from multimodal.search import greedy
 from multimodal.weights import coca
 from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint, build, load_folder, save_folder

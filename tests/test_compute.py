@@ -21,7 +21,7 @@ from multimodal.blocks.stack import Block, BlockConfig
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.seq2seq import JointConformer, SpeechToText
-from multimodal.models.text import TextTransformer
+from multimodal.models.speech import ConformerEncoder
 from multimodal.weights import compute
 from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint
@@ -131,9 +131,10 @@ def test_steps_of_a_fused_decoder_are_those_of_the_plain_one(sources: int, start
 
 def test_blocks_that_have_no_short_way_stay_as_they_are():
     config = BlockConfig(AttentionConfig(8, 2), 16, cross=AttentionConfig(8, 2))
-    assert can_fuse(Block(config))
-    for other in ({"post_norm": True}, {"norm": "rms"}, {"layer_scale": True}, {"cross": None},
-                  {"attention": AttentionConfig(8, 2, kv_heads=1)}):  # fmt: skip
+    for other in ({}, {"norm": "rms"}, {"cross": None}, {"attention": AttentionConfig(8, 2, kv_heads=1)}):
+        assert can_fuse(Block(replace(config, **other)))
+    for other in ({"post_norm": True}, {"layer_scale": True}, {"cross": AttentionConfig(8, 2, kv_heads=1)},
+                  {"attention": AttentionConfig(8, 2, shaw=3)}, {"cross_block": True}):  # fmt: skip
         assert not can_fuse(Block(replace(config, **other)))
 
 
@@ -232,8 +233,8 @@ def test_a_device_that_is_not_here_is_refused():
 
 
 def test_other_models_are_refused():
-    with pytest.raises(UsageError, match="model tiny: is a text, a compute_type needs a model of speech or pictures"):
-        for_inference(speech(TextTransformer, tiny.text(tied=True)))
+    with pytest.raises(UsageError, match="model tiny: is a conformer, a compute_type needs one of pictures or text"):
+        for_inference(speech(ConformerEncoder, tiny.conformer()))
     with pytest.raises(UsageError, match="model tiny: is a clip, compute_type 'int8' is for those that write text"):
         for_inference(speech(CLIP, tiny.CLIPS["softmax"]), "int8")
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from multimodal import graphs, rules, search
+from multimodal.beams import beam
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig, transformer
 from multimodal.models.text import TextTransformer
@@ -43,7 +44,7 @@ def drawn(*args, **options):
 SEARCHES = {
     "greedy": search.greedy,
     "sample": drawn,
-    "beam": partial(search.beam, beams=3),
+    "beam": partial(beam, beams=3),
 }
 
 
@@ -295,10 +296,10 @@ def test_a_replayed_step_and_the_rules_never_wait_for_the_device():
     step, cache = graphs.static_step(model, source, None, 40)
     limits = [rules.suppress([1]), rules.suppress_first([2], 1), rules.timestamps(4, 0, 3, 1)]
     for _ in range(2):  # prompt, capture
-        search._next_logits(step, ids, cache, ids.repeat(1, 3), limits)
+        search.next_logits(step, ids, cache, ids.repeat(1, 3), limits)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(8):
-            search._next_logits(step, ids, cache, ids.repeat(1, 3), limits)
+            search.next_logits(step, ids, cache, ids.repeat(1, 3), limits)
     finally:
         torch.cuda.set_sync_debug_mode("default")

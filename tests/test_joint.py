@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_whisper import RATE, sound, tiny_joint
 
-from multimodal import search
+from multimodal.beams import beam
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.ctc_prefix import PrefixScorer
@@ -200,7 +200,7 @@ def test_ctc_with_a_language_model_finds_the_best_text_of_all(weight, bonus):
     model, starts = tiny_lm(3), torch.tensor([False, True, False])
     scorer = PrefixScorer(logprobs, torch.tensor(lengths), eos, 1, 1.0)
     scorer = fused(scorer, NeuralScorer(model, bos), weight, 1, eos, bonus, starts)
-    found = search.beam(lambda ids, cache: torch.zeros(*ids.shape, 3), torch.full((2, 1), bos), Cache(0), eos=eos,
+    found = beam(lambda ids, cache: torch.zeros(*ids.shape, 3), torch.full((2, 1), bos), Cache(0), eos=eos,
                         max_new=6, beams=40, patience=1e9, length_penalty=0.0, scorer=scorer)  # fmt: skip
     for row in range(2):
         texts = ctc_probability(logprobs[row, : lengths[row]], blank)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from multimodal import search
+from multimodal.beams import beam
 from multimodal.blocks.cache import Cache
 from multimodal.errors import CheckpointError, DataError
 from multimodal.fusion import fused
@@ -213,7 +213,7 @@ def test_in_a_beam_the_most_probable_text_of_the_model_wins(recipe, tmp_path):
     heard = torch.full((tokenizer.vocab_size,), -math.inf)
     heard[[tokenizer.eos_id, *tokenizer.encode("we went home")]] = 0  # these in any order
     prompt = torch.tensor([[tokenizer.bos_id]])
-    found = search.beam(lambda ids, cache: heard.expand(*ids.shape, -1), prompt, Cache(0), eos=tokenizer.eos_id,
+    found = beam(lambda ids, cache: heard.expand(*ids.shape, -1), prompt, Cache(0), eos=tokenizer.eos_id,
                         max_new=20, beams=8, patience=math.inf, length_penalty=0.0,
                         scorer=lambda ids, _: rule(ids, heard.expand(len(ids), -1)))  # fmt: skip
     assert tokenizer.decode(found.ids[0]) == "we went home"

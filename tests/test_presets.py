@@ -10,6 +10,7 @@ from multimodal.models.seq2seq import SpeechToText
 from multimodal.models.speech import ConformerEncoder
 from multimodal.models.vit import ViT
 from multimodal.presets import PRESETS, preset
+from multimodal.presets_text import TEXT_PRESETS
 from multimodal.weights.folder import build
 from multimodal.weights.open_clip import open_clip_architecture
 
@@ -93,6 +94,6 @@ def test_conformer_is_the_papers_encoder(name, total, lstm):
 
 
 def test_every_preset_builds_and_an_unknown_one_names_the_near():
-    assert len(PRESETS) == len(TIMM) + len(OPEN_CLIP) + len(WHISPER) + 3
+    assert len(PRESETS) == len(TIMM) + len(OPEN_CLIP) + len(WHISPER) + 3 + len(TEXT_PRESETS)
     with pytest.raises(UsageError, match="vit_b32"):
         preset("vit_b33")

@@ -8,6 +8,7 @@ from transformers import BertConfig, BertLMHeadModel, logging
 from transformers.generation import logits_process as theirs
 
 from multimodal import rules, search
+from multimodal.beams import beam, per_token
 from multimodal.blocks.cache import Cache
 
 BOS, EOS, VOCABULARY, WIDTH = 1, 2, 11, 16
@@ -28,9 +29,35 @@ def test_each_rule_equals_transformers_processor(seed):
           for count in (0, 4, 5)),
         *((lambda _, x, k=k: rules.top_k(x, k), theirs.TopKLogitsWarper(k)) for k in (1, 3, 99)),
         *((lambda _, x, p=p: rules.top_p(x, p), theirs.TopPLogitsWarper(p)) for p in (0.0, 0.3, 0.9, 1.0)),
+        *((lambda _, x, p=p: rules.min_p(x, p), theirs.MinPLogitsWarper(p)) for p in (0.0, 0.05, 0.4, 1.0)),
+        (rules.forced([3, 7], 9), lambda _, x: torch.full_like(x, -math.inf).index_fill_(1, torch.tensor(3), 0.0)),
+        (rules.forced_end(1, EOS, 9), theirs.ForcedEOSTokenLogitsProcessor(10, EOS, device="cpu")),
+        *((rule, lambda _, x: x) for rule in (rules.forced([3], 8),
+          rules.forced([3], 10), rules.forced_end(2, EOS, 9))),
     ]  # fmt: skip
     for ours, reference in pairs:
         assert torch.equal(ours(ids, logits.clone()), reference(ids, logits.clone()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_before_a_row_counts_for_no_rule(seed):
+    """A padded row gets what transformers' processors give to it alone, whatever id pads."""
+    ids, starts = rows(seed), [0, 3, 7, 8, 5, 1]
+    ids[:, 4] = 0
+    logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+    seen = ids.masked_fill(torch.arange(9) < torch.tensor(starts)[:, None], search.PADDING)
+    pairs = [
+        *((rules.no_repeat(size), theirs.NoRepeatNGramLogitsProcessor(size)) for size in (1, 2, 3)),
+        *((rules.repetition_penalty(p), theirs.RepetitionPenaltyLogitsProcessor(p)) for p in (0.8, 1.7)),
+        (rules.allowed(lambda one: [len(one), one[0]]),
+         theirs.PrefixConstrainedLogitsProcessor(lambda _, one: [len(one), one[0].item()], 1)),
+    ]  # fmt: skip
+    for ours, reference in pairs:
+        found = ours(seen, logits.clone())
+        for row, start in enumerate(starts):
+            assert torch.equal(
+                found[row : row + 1], reference(ids[row : row + 1, start:], logits[row : row + 1].clone())
+            )
 
 
 def test_the_nucleus_is_the_smallest_set_with_its_mass():
@@ -134,8 +161,8 @@ def test_beams_equal_transformers_generate(decoder, options, beams, alpha):
     """But where its best was cut at the limit and others have ended: ours is then the best that ended."""
     prompt = torch.full((len(SOURCES), 1), BOS)
     expected, scores = reference(decoder, prompt, num_beams=beams, length_penalty=alpha, **options)
-    found = search.beam(step_of(decoder, prompt), prompt, Cache(1), eos=EOS, max_new=MOST, beams=beams,
-                        patience=math.inf, length_penalty=search.per_token(alpha),
+    found = beam(step_of(decoder, prompt), prompt, Cache(1), eos=EOS, max_new=MOST, beams=beams,
+                        patience=math.inf, length_penalty=per_token(alpha),
                         rules=[rules.normalised, *rules_of(options, 1)])  # fmt: skip
     equal = 0
     for ids, total, other, score in zip(found.ids, found.logprobs, expected, scores, strict=True):

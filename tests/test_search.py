@@ -9,6 +9,7 @@ import torch
 from tiny_whisper import whispers
 
 from multimodal import rules, search
+from multimodal.beams import beam, best, per_token
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.models.text import TextTransformer
@@ -67,14 +68,14 @@ def test_wide_beam_finds_the_best_of_all_sequences():
     scored = {tuple(ids): logprob_of(model, [1], [*ids, eos]) for ids in every}
     best = max(scored, key=scored.get)
     # 4 steps reach every sequence of up to 3 tokens and its end; the pool then also holds unfinished ones
-    found = search.beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=eos, max_new=4, beams=200,
+    found = beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=eos, max_new=4, beams=200,
                         length_penalty=0.0)  # fmt: skip
     assert len(found.ids[0]) < 4
     assert tuple(found.ids[0]) == best
     assert found.logprobs[0] == pytest.approx(scored[best], abs=1e-4)
 
 
-@pytest.mark.parametrize("decode", [search.greedy, lambda *a, **k: search.beam(*a, beams=3, **k)])
+@pytest.mark.parametrize("decode", [search.greedy, lambda *a, **k: beam(*a, beams=3, **k)])
 def test_batched_equals_alone_and_logprobs_are_the_models(decode):
     model = language_model()
     prompts = torch.tensor([[1, 2], [3, 4], [5, 6]])
@@ -102,9 +103,9 @@ def unnumbered(decode):
 SEARCHES = {
     "greedy": unnumbered(search.greedy),
     "sample": drawn,
-    "beam": unnumbered(partial(search.beam, beams=3)),
-    "impatient": unnumbered(partial(search.beam, beams=3, patience=0.4)),
-    "patient": unnumbered(partial(search.beam, beams=3, patience=math.inf, length_penalty=0.6)),
+    "beam": unnumbered(partial(beam, beams=3)),
+    "impatient": unnumbered(partial(beam, beams=3, patience=0.4)),
+    "patient": unnumbered(partial(beam, beams=3, patience=math.inf, length_penalty=0.6)),
 }
 UNEQUAL = [12, 8, 2, 5, 10, 1]
 PROMPTS = [[1], [2, 3, 4, 5, 6], [3, 4], [6, 5, 4, 3], [5, 1, 1], [2]]
@@ -227,7 +228,7 @@ def test_drawn_tokens_equal_openai_whispers():
             expected = decode(theirs, mel, DecodingOptions(
                 fp16=False, language="en", temperature=temperature, best_of=4, sample_len=16))  # fmt: skip
             own = slice(4 * i, 4 * i + 4)
-            tokens, logprob = search.best(search.Decoded(found.ids[own], found.logprobs[own]))
+            tokens, logprob = best(search.Decoded(found.ids[own], found.logprobs[own]))
             assert tokens == expected.tokens
             assert logprob / (len(tokens) + 1) == pytest.approx(expected.avg_logprob, abs=1e-4)
 
@@ -235,7 +236,7 @@ def test_drawn_tokens_equal_openai_whispers():
 def test_one_beam_is_greedy():
     model, prompt = language_model(), torch.tensor([[2, 3]])
     arguments = {"eos": 0, "max_new": 9}
-    found = search.beam(step_of(model), prompt, model.new_cache(), beams=1, **arguments)
+    found = beam(step_of(model), prompt, model.new_cache(), beams=1, **arguments)
     assert found.ids == search.greedy(step_of(model), prompt, model.new_cache(), **arguments).ids
 
 
@@ -265,8 +266,8 @@ def test_a_wide_beam_keeps_the_best_of_all_sequences_in_order(alpha):
     every = [list(ids) for n in range(most) for ids in itertools.product(range(1, 4), repeat=n)]
     scores = {tuple(ids): logprob_of(model, [1], [*ids, eos]) / (len(ids) + 1) ** alpha for ids in every}
     best = sorted(scores, key=scores.get, reverse=True)[:6]
-    found = search.beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=eos, max_new=most, beams=100,
-                        keep=6, patience=math.inf, length_penalty=search.per_token(alpha))  # fmt: skip
+    found = beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=eos, max_new=most, beams=100,
+                        keep=6, patience=math.inf, length_penalty=per_token(alpha))  # fmt: skip
     assert [tuple(ids) for ids in found.ids] == best
     assert [score / (len(ids) + 1) ** alpha for ids, score in zip(*found, strict=True)] == pytest.approx(
         [scores[ids] for ids in best], abs=1e-4
@@ -288,29 +289,29 @@ def test_a_search_does_not_stop_before_what_is_better_ends():
     """Where short answers are favoured the next one bounds what is to come, and all that are kept must have ended."""
     late = scripted([[0.1, 0.9, 1e-9], [1.0, 1e-9, 1e-9]])
     options = {"eos": 0, "max_new": 30, "beams": 2, "patience": math.inf}
-    found = search.beam(late, torch.tensor([[1]]), Cache(1), length_penalty=search.per_token(-1.0), **options)
+    found = beam(late, torch.tensor([[1]]), Cache(1), length_penalty=per_token(-1.0), **options)
     assert found.ids == [[1]]
     sure = scripted([[0.99, 0.01, 1e-9], [1e-9, 1e-9, 1.0], [1.0, 1e-9, 1e-9]])
-    found = search.beam(sure, torch.tensor([[1]]), Cache(1), length_penalty=search.per_token(1.0), keep=2, **options)
+    found = beam(sure, torch.tensor([[1]]), Cache(1), length_penalty=per_token(1.0), keep=2, **options)
     assert found.ids == [[], [1, 2]]
 
 
 def test_places_that_no_sequence_takes_are_empty():
     """Two tokens and the end, in one step: there are three sequences and no fourth."""
     model = language_model(vocabulary=3)
-    found = search.beam(step_of(model), torch.tensor([[1], [2]]), model.new_cache(), eos=0, max_new=1, beams=4, keep=4,
+    found = beam(step_of(model), torch.tensor([[1], [2]]), model.new_cache(), eos=0, max_new=1, beams=4, keep=4,
                         patience=math.inf)  # fmt: skip
     for own in (slice(0, 4), slice(4, 8)):
         assert sorted(map(tuple, found.ids[own])) == [(), (), (1,), (2,)]
         assert [score > -math.inf for score in found.logprobs[own]] == [True, True, True, False]
         assert found.ids[own][0] == []  # what has ended comes first
     with pytest.raises(ValueError, match="not 5 to keep"):
-        search.beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=0, max_new=1, beams=4, keep=5)
+        beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=0, max_new=1, beams=4, keep=5)
 
 
 def test_a_vocabulary_smaller_than_the_beam_is_searched():
     model = language_model(vocabulary=3)
-    found = search.beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=0, max_new=5, beams=8)
+    found = beam(step_of(model), torch.tensor([[1]]), model.new_cache(), eos=0, max_new=5, beams=8)
     assert found.logprobs[0] > -torch.inf
 
 

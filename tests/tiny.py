@@ -15,6 +15,7 @@ from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.git import GIT, GITConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoderConfig
+from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
@@ -84,6 +85,10 @@ TEXTS = {
         text(tied=True), positions=PositionConfig("none"),
         stack=replace(stack(), block=replace(stack().block, attention=AttentionConfig(WIDTH, HEADS, shaw=3))),
     ),
+    "linear": replace(
+        text(tied=True),
+        stack=replace(stack(), block=replace(stack().block, attention=AttentionConfig(WIDTH, HEADS, linear="causal"))),
+    ),
     "llama": replace(
         text(tied=True), positions=PositionConfig("rotary"),
         stack=replace(stack(), block=replace(
@@ -98,6 +103,7 @@ TEXT_TO_TEXT = TextToTextConfig(
     replace(text(causal=False), vocabulary=0, positions=PositionConfig("bucket")),
     replace(text(tied=True, source=True), positions=PositionConfig("bucket"), logit_scale=WIDTH**-0.5), start_id=0,
 )  # fmt: skip
+TABULAR = TabularConfig(3, (4, 2), 5, 2, stack())
 
 ALL = {
     **{f"vit-{name}": (ViT, config) for name, config in VITS.items()},
@@ -115,6 +121,7 @@ ALL = {
     "text-detector": (TextTransformer, replace(text(causal=False), detect=True)),
     "text-to-text": (TextToText, TEXT_TO_TEXT),
     "text-to-text-apart": (TextToText, replace(TEXT_TO_TEXT, encoder=text(causal=False))),
+    "tabular": (FTTransformer, TABULAR),
 }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import capture, capturing
-from multimodal.blocks.masks import merge
+from multimodal.blocks.masks import Sparse, merge
 from multimodal.blocks.positions import RelativeTerm, ShawTerm
 
 
@@ -30,6 +30,7 @@ class AttentionConfig:
     relative: bool = False  # Transformer-XL relative term (Dai et al. 2019), as in the Conformer paper
     shaw: int = 0  # distance up to which Shaw et al.'s (2018) relative term tells positions apart; 0: it has none
     dropout: float = 0.0
+    linear: str | None = None  # "causal" or "full": `LinearAttention` in the softmax's place
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -76,7 +77,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "_ S _"] | None = None,
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | None = None,
         rotate: Callable[[Tensor], Tensor] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
@@ -84,8 +85,10 @@ class Attention(nn.Module):
         cache holds before `x`, and cross-attention projects its source only on the first call."""
         query, key, value = self.project(x, source, rotate, cache)
         if self.relative is not None:
-            query, term = self.relative(query, key.shape[2], self.scale)
+            query, term = self.relative(query, key.shape[2], self.scale, None if cache is None else cache.at)
             mask = merge(mask, term)
+        if isinstance(mask, Sparse):
+            return self.out(mask.attend(query, key, value, self.scale).transpose(1, 2).flatten(2))
         if capturing():
             capture(self, query, key, mask, self.scale)
         # SDPA wants a float mask in the query's type (autocast changes the query's)

@@ -18,6 +18,7 @@ class LayerCache:
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self.length, self.room = 0, room
+        self.at: Int[Tensor, "1"] | None = None  # the position of the next query, where it is not the last key's
 
     @property
     def key(self) -> Float[Tensor, "B K S E"] | None:
@@ -137,3 +138,71 @@ class Cache:
                     torch.cat([F.pad(x, (0, 0, pad, 0)) for x, pad in zip(xs, pads, strict=True)])[order]
                     for xs in ([one.key for one in own], [one.value for one in own])
                 ))  # fmt: skip
+
+
+class WindowLayer(LayerCache):
+    """Keys and values of the last `window` - 1 positions, which is all that the next one sees beside itself. They move
+    to the front of their buffer each time it is full, so that appending is amortised O(1) here too."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window, self.first, self.held = window, 0, 0
+
+    @property
+    def key(self) -> Float[Tensor, "B K S E"] | None:
+        return None if self._key is None else self._key[:, :, self.first : self.first + self.held]
+
+    @property
+    def value(self) -> Float[Tensor, "B K S E"] | None:
+        return None if self._value is None else self._value[:, :, self.first : self.first + self.held]
+
+    def append(
+        self, key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"]
+    ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
+        """Adds T positions; returns these and those that were held."""
+        count, kept = key.shape[2], self.window - 1
+        end = self.first + self.held + count
+        if self._key is not None and end <= self._key.shape[2]:
+            for held, new in ((self._key, key), (self._value, value)):
+                held[:, :, end - count : end] = new
+            seen = tuple(held[:, :, self.first : end] for held in (self._key, self._value))
+        else:
+            olds = (self.key, self.value) if self.held else (key[:, :, :0], value[:, :, :0])
+            seen = tuple(torch.cat(pair, 2) for pair in zip(olds, (key, value), strict=True))
+            # room for as many again and for one at a time; what a prompt had beyond the window is let go
+            room = 2 * kept + 32
+            self._key, self._value = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in seen)
+            end = min(seen[0].shape[2], kept)
+            for held, new in zip((self._key, self._value), seen, strict=True):
+                held[:, :, :end] = new[:, :, new.shape[2] - end :]
+        self.held = min(self.held + count, kept)
+        self.first, self.length = end - self.held, self.length + count
+        return seen
+
+    def cut(self, length: int) -> None:
+        """Raises ValueError where positions are wanted again that are no longer held."""
+        gone = self.length - length
+        if gone <= 0:
+            return
+        if length and self.length > self.held:
+            raise ValueError(f"a window of {self.window} cannot go back from {self.length} positions to {length}")
+        self.held, self.length = max(self.held - gone, 0), length
+
+
+class WindowCache(Cache):
+    """A cache for attention that sees the last `window` positions, its own among them; it holds no more of them."""
+
+    def __init__(self, layers: int, window: int, start: Int[Tensor, "B"] | None = None) -> None:
+        super().__init__(layers, start)
+        self.self_attention = [WindowLayer(window) for _ in range(layers)]
+
+    @property
+    def held(self) -> int:
+        return self.self_attention[0].held
+
+    def real(self, count: int) -> Bool[Tensor, "B S"] | None:
+        every = super().real(count)
+        return None if every is None else every[:, self.length - self.held :]
+
+    def join(self, parts: Sequence[Cache], size: int, order: Int[Tensor, "B"]) -> None:
+        raise ValueError("a cache of a window takes no other caches up")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import QKV, Attention
@@ -23,39 +23,49 @@ class FusedAttention(Attention):
     qkv: nn.Module
 
     def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> QKV:
-        query, key, value = self.split(self.qkv(x)).split(self.heads, 1)
-        if rotate is not None:
-            query, key = rotate(query), rotate(key)
+        both, value = self.split(self.qkv(x)).split((self.heads + self.kv_heads, self.kv_heads), 1)
+        query, key = (both if rotate is None else rotate(both)).split((self.heads, self.kv_heads), 1)
         return query, *((key, value) if cache is None else cache.append(key, value))
 
 
 def _mixed(
-    query: Float[Tensor, "B H 1 E"], key: Float[Tensor, "B H S E"], value: Float[Tensor, "B H S E"],
-    mask: Bool[Tensor, "B 1 1 S"] | None, scale: float,
-) -> Float[Tensor, "B H 1 E"]:  # fmt: skip
-    """Attention of one new position. A row without its padding has the bits that it has alone: with it the sums would
-    be taken in another order."""
-    if mask is None:
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)
-    firsts, parts, row = mask[:, 0, 0].int().argmax(-1).tolist(), [], 0
-    for first, same in groupby(firsts):
+    query: Float[Tensor, "B K G E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
+    mask: Bool[Tensor, "_ 1 1 S"] | Bool[Tensor, "1 S"] | Float[Tensor, "*B H 1 S"] | None, scale: float,
+) -> Float[Tensor, "B K G E"]:  # fmt: skip
+    """Attention of one new position, G queries to a key. A row without its padding has the bits that it has alone: with
+    it the sums would be taken in another order."""
+    if mask is None or mask.dtype != torch.bool:
+        mask = None if mask is None else mask.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    seen = mask.reshape(-1, mask.shape[-1])
+    firsts, parts, row = seen.int().argmax(-1), [], 0
+    if not (seen.sum(-1) + firsts == seen.shape[1]).all():  # it has gaps after the first that is seen
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    for first, same in groupby(firsts.expand(len(query)).tolist()):
         rows = slice(row, row := row + len(list(same)))
         own = key[rows, :, first:], value[rows, :, first:]
         parts.append(F.scaled_dot_product_attention(query[rows], *own, scale=scale))
     return torch.cat(parts)
 
 
+def _has_way(mask: Tensor | None, attention: Attention) -> bool:
+    """Where all heads see the same keys; where something is added to their scores, each head needs a key."""
+    if not isinstance(mask, Tensor):
+        return mask is None
+    if mask.dtype != torch.bool:
+        return attention.heads == attention.kv_heads
+    return mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == 1)
+
+
 class _Parts(NamedTuple):
     """What a step runs, past the modules: in a small model their calls take a tenth of its time."""
 
-    norms: list[tuple]
+    norms: list[Callable[[Tensor], Tensor]]
     qkv: Callable
     out: Callable
-    query: Callable
-    cross_out: Callable
     feed: Callable
-    scale: float
-    cross_scale: float
+    query: Callable | None
+    cross_out: Callable | None
 
 
 class FusedBlock(Block):
@@ -64,52 +74,68 @@ class FusedBlock(Block):
     def forward(
         self, x: Float[Tensor, "B T D"], source: Float[Tensor, "P S _"] | None = None, mask: Tensor | None = None,
         source_mask: Tensor | None = None, rotate: Callable | None = None,
-        caches: tuple[LayerCache, LayerCache] | None = None,
-    ) -> Float[Tensor, "B T D"]:  # fmt: skip
-        plain = x.shape[1] > 1 or source_mask is not None or rotate is not None or capturing()
-        if plain or caches is None or (key := caches[1].key) is None:
-            return super().forward(x, source, mask, source_mask, rotate, caches)
-        parts, heads = self.parts, key.shape[1]
-        own, cross, feed = parts.norms
-        mixed = parts.qkv(torch.layer_norm(x, *own)).view(len(x), 1, 3 * heads, -1).transpose(1, 2)
-        query, *new = mixed.split(heads, 1)
-        mixed = _mixed(query, *caches[0].append(*new), mask, parts.scale)
-        x = x + parts.out(mixed.reshape(x.shape))
-        # rows of one source are more queries to it. PyTorch's attention takes a fifth longer than the two products.
-        query = parts.query(torch.layer_norm(x, *cross)).view(len(key), -1, heads, key.shape[3]).transpose(1, 2)
+        caches: tuple[LayerCache, LayerCache] | None = None, only: Int[Tensor, "B"] | None = None,
+    ) -> Float[Tensor, "B _ D"]:  # fmt: skip
+        plain = x.shape[1] > 1 or source_mask is not None or not _has_way(mask, self.attention) or capturing()
+        if plain or caches is None or (self.cross is not None and caches[1].key is None):
+            return super().forward(x, source, mask, source_mask, rotate, caches, only)
+        own, parts = self.attention, self.parts
+        both, value = own.split(parts.qkv(parts.norms[0](x))).split((own.heads + own.kv_heads, own.kv_heads), 1)
+        query, key = (both if rotate is None else rotate(both)).split((own.heads, own.kv_heads), 1)
+        key, value = caches[0].append(key, value)
+        # heads of one key are more queries to it
+        mixed = _mixed(query.reshape(len(x), own.kv_heads, -1, own.head_width), key, value, mask, own.scale)
+        x = x + parts.out(mixed.reshape(len(x), 1, -1))
+        if self.cross is not None:
+            x = x + self._crossed(parts.norms[1](x), caches[1])
+        return x + parts.feed(parts.norms[-1](x))
+
+    def _crossed(self, x: Float[Tensor, "B 1 D"], cache: LayerCache) -> Float[Tensor, "B 1 D"]:
+        """Rows of one source are more queries to it. PyTorch's attention takes a fifth longer than the two products."""
+        key, value, parts = cache.key, cache.value, self.parts
+        query = parts.query(x).view(len(key), -1, key.shape[1], key.shape[3]).transpose(1, 2)
         scores = torch.baddbmm(
-            x.new_empty(()), query.flatten(0, 1), key.flatten(0, 1).mT, beta=0, alpha=parts.cross_scale
+            x.new_empty(()), query.flatten(0, 1), key.flatten(0, 1).mT, beta=0, alpha=self.cross.scale
         )
-        mixed = torch.bmm(scores.softmax(-1), caches[1].value.flatten(0, 1)).view_as(query)
-        x = x + parts.cross_out(mixed.transpose(1, 2).reshape(x.shape))
-        return x + parts.feed(torch.layer_norm(x, *feed))
+        mixed = torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view_as(query)
+        return parts.cross_out(mixed.transpose(1, 2).reshape(len(x), 1, -1))
 
     @cached_property
     def parts(self) -> _Parts:
-        norms = [branch.norm for branch in (self.attention_branch, self.cross_branch, self.feed_branch)]
-        maps = self.attention.qkv, self.attention.out, self.cross.query, self.cross.out
+        branches = self.attention_branch, self.cross_branch, self.feed_branch
+        cross = () if self.cross is None else (self.cross.query.forward, self.cross.out.forward)
         return _Parts(
-            [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms],
-            *(one.forward for one in maps), _feed(self.feed), self.attention.scale, self.cross.scale,
+            [_norm(branch.norm) for branch in branches if branch is not None],
+            self.attention.qkv.forward, self.attention.out.forward, _feed(self.feed), *(cross or (None, None)),
         )  # fmt: skip
 
 
+def _norm(norm: nn.LayerNorm | nn.RMSNorm) -> Callable[[Tensor], Tensor]:
+    shape, weight, eps = norm.normalized_shape, norm.weight, norm.eps
+    if isinstance(norm, nn.RMSNorm):
+        return lambda x: torch.rms_norm(x, shape, weight, eps)
+    bias = norm.bias
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
 def _feed(feed: FeedForward) -> Callable[[Tensor], Tensor]:
-    if not isinstance(feed.activation, nn.Identity):  # it is not within `up`
+    if not isinstance(feed.activation, nn.Identity) or feed.gate is not None:  # it is not within `up`
         return feed.forward
     up, down = feed.up.forward, feed.down.forward
     return lambda x: down(up(x))
 
 
 def can_fuse(block: Block) -> bool:
-    """Whether it is the block that `FusedBlock` has the way for: norms before, cross-attention, a key each head."""
-    if block.cross is None or block.own_feed is not None:
-        return False
-    branches = block.attention_branch, block.cross_branch, block.feed_branch
+    """Whether it is a block that `FusedBlock` has the way for: norms before, no relative terms, in cross-attention a
+    key each head."""
+    branches = [one for one in (block.attention_branch, block.cross_branch, block.feed_branch) if one is not None]
+    attentions = [block.attention] if block.cross is None else [block.attention, block.cross]
     return not (
-        any(branch.post or branch.scale is not None or type(branch.norm) is not nn.LayerNorm for branch in branches)
-        or any(one.heads != one.kv_heads or one.relative is not None for one in (block.attention, block.cross))
-        or block.attention.heads != block.cross.heads
+        block.own_feed is not None
+        or any(one.post or one.scale is not None for one in branches)
+        or any(type(one.norm) not in (nn.LayerNorm, nn.RMSNorm) for one in branches)
+        or any(type(one) is not Attention or one.relative is not None for one in attentions)
+        or (block.cross is not None and block.cross.heads != block.cross.kv_heads)
     )
 
 
@@ -117,10 +143,11 @@ def fuse(block: Block) -> None:
     """Makes a block an inference one; its `attention.qkv` takes the place of three maps."""
     own = block.attention
     maps = [own.query, own.key, own.value]
-    own.qkv = nn.Linear(own.query.in_features, 3 * own.query.out_features, bias=own.query.bias is not None)
+    biased = any(x.bias is not None for x in maps)
+    own.qkv = nn.Linear(own.query.in_features, sum(x.out_features for x in maps), bias=biased, device="meta")
     biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias for x in maps]
     own.qkv.weight = nn.Parameter(torch.cat([x.weight for x in maps]), requires_grad=False)
-    if own.qkv.bias is not None:
+    if biased:
         own.qkv.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
     del own.query, own.key, own.value
     own.__class__, block.__class__ = FusedAttention, FusedBlock

@@ -73,7 +73,7 @@ def pack(made: nn.Module, like: nn.Module) -> None:
     """Puts packed maps in the place of the linear ones of `made`, a copy of `like` in whatever types."""
     sources = dict(like.named_modules())
     for name, module in list(made.named_modules()):
-        if isinstance(module, FeedForward) and module.gate is None and module.activation in _AFTER:
+        if isinstance(module, FeedForward) and module.activation in _AFTER:
             _pack_feed(module, sources[name])
         for part, child in module.named_children():
             if type(child) is nn.Linear and not isinstance(module, RelativeTerm):  # which asks for its map's type
@@ -85,8 +85,9 @@ def _pack_feed(feed: FeedForward, like: FeedForward) -> None:
     if type(feed.up) is not nn.Linear:
         return
     factor, dtype = QUICK if feed.activation is quick_gelu else 1.0, feed.up.weight.dtype
-    bias = None if like.up.bias is None else (like.up.bias * factor).to(dtype)
-    feed.up = PackedLinear((like.up.weight * factor).to(dtype), bias, _AFTER[feed.activation])
+    name, first = ("up", like.up) if like.gate is None else ("gate", like.gate)
+    bias = None if first.bias is None else (first.bias * factor).to(dtype)
+    setattr(feed, name, PackedLinear((first.weight * factor).to(dtype), bias, _AFTER[feed.activation]))
     feed.down = PackedLinear((like.down.weight / factor).to(dtype), feed.down.bias)
     feed.activation = nn.Identity()
 

@@ -91,9 +91,9 @@ class RelativeTerm(nn.Module):
         self.position = nn.Parameter(torch.zeros(heads, head_width))
 
     def forward(
-        self, query: Float[Tensor, "B H T E"], keys: int, scale: float
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, at: None = None
     ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
-        """The query with u added, and (q + v)·r(i - j) as a float mask."""
+        """The query with u added, and (q + v)·r(i - j) as a float mask. The last query is at the last key."""
         queries = query.shape[2]
         distances = torch.arange(keys - 1, -queries, -1, device=query.device)  # keys + queries - 1 of them
         table = self.project(sinusoids(distances, self.width, offset=0).to(self.project.weight.dtype))
@@ -117,10 +117,15 @@ class ShawTerm(nn.Module):
         nn.init.normal_(self.table.weight, std=0.02)
 
     def forward(
-        self, query: Float[Tensor, "B H T E"], keys: int, scale: float
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, at: Int[Tensor, "1"] | None = None
     ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
-        """The query as it is, and q·a(j - i) as a float mask."""
-        distance = relative_distances(query.shape[2], keys, query.device).clamp(-self.furthest, self.furthest)
+        """The query as it is, and q·a(j - i) as a float mask. The last query is at the last key; with `at`, which is
+        for one query alone, there."""
+        if at is None:
+            distance = relative_distances(query.shape[2], keys, query.device)
+        else:
+            distance = (torch.arange(keys, device=at.device) - at)[None]
+        distance = distance.clamp(-self.furthest, self.furthest)
         scores = query @ self.table.weight.to(query.dtype).T * scale  # B H T R
         return query, scores.gather(-1, (distance + self.furthest).expand(*scores.shape[:2], -1, -1))
 
@@ -131,12 +136,18 @@ def rotary(
     theta: float = 10000.0,
     scale: float = 1.0,
     interleaved: bool = False,
+    turns: tuple[float, float, int] | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """RoPE (Su et al. 2021) for queries and keys [B H T E] at these positions.
 
-    `scale` < 1 interpolates positions (Chen et al. 2023). `interleaved` pairs neighbours (Meta's files);
-    otherwise the halves are paired (Hugging Face's)."""
+    `scale` < 1 interpolates positions (Chen et al. 2023); with `turns` (low, high, n) not those of waves with more than
+    `high` turns in n positions, and of waves with `low` to `high` in part (Llama 3.1). `interleaved` pairs neighbours
+    (Meta's files); otherwise the halves are paired (Hugging Face's)."""
     rates = theta ** (-torch.arange(0, width, 2, device=positions.device).float() / width)
+    if turns is not None:
+        low, high, count = turns
+        kept = ((count * rates / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        rates, scale = rates * (kept + (1 - kept) * scale), 1.0
     return _rotation((positions.float() * scale)[..., None] * rates, interleaved)
 
 

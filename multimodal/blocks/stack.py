@@ -13,6 +13,7 @@ from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
+from multimodal.blocks.linear_attention import LinearAttention
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Branch(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: BlockConfig, drop_path: float = 0.0):
         super().__init__()
-        self.attention = Attention(config.attention)
+        self.attention = (LinearAttention if config.attention.linear else Attention)(config.attention)
         self.attention_branch = Branch(config, drop_path)
         feed = partial(
             FeedForward, config.attention.width, config.hidden, config.activation, config.gated,

@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from multimodal.blocks.cache import Cache
+from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
 from multimodal.blocks.masks import causal, merge, over_keys
 from multimodal.blocks.positions import BucketBias, alibi, relative_distances
-from multimodal.blocks.stack import Stack
+from multimodal.blocks.stack import Stack, picked
 from multimodal.models.text_config import TextConfig, rotation, waves
 
 
@@ -183,7 +183,7 @@ class TextTransformer(nn.Module):
         self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | None
     ) -> Bool[Tensor, "..."] | None:
         width, keys = self.config.window, (cache.held if cache else past) + count
-        if mask is None and self.config.causal:
+        if mask is None and self.config.causal and not self.config.stack.block.attention.linear:
             if width and keys > width:
                 distance = self._distances(past, count, cache)
                 mask = (distance <= 0) & (distance > -width)
@@ -205,8 +205,12 @@ class TextTransformer(nn.Module):
         states = states if self.config.logit_scale == 1 else states * self.config.logit_scale
         return nn.functional.linear(states, self.embed.weight, self.tied_bias)
 
-    def pooled(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
-        """The first token's state, through the pooler where there is one."""
+    def pooled(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
+        """The first token's state, of a causal model the last `valid` one's, through the pooler where there is one."""
+        if self.config.causal and valid is not None:
+            states = picked(states, states.shape[1] - 1 - valid.flip(1).int().argmax(1))
+        elif self.config.causal:
+            states = states[:, -1:]
         return states[:, 0] if self.pool is None else self.pool(states)
 
     def forward(
@@ -221,7 +225,9 @@ class TextTransformer(nn.Module):
 
     def new_cache(self, start: Int[Tensor, "B"] | None = None, room: int = 0) -> Cache:
         """`start`: how many ids at the begin of each row are padding (left padding, for prompts of different
-        length). `room`: positions to make room for at once, where the length is known."""
-        cache = Cache(self.config.stack.layers, start, room)
+        length). `room`: positions to make room for at once, where the length is known. With a `window` the cache holds
+        no more than that."""
+        layers, window = self.config.stack.layers, self.config.window if self.config.causal else None
+        cache = WindowCache(layers, window, start) if window else Cache(layers, start, room)
         cache.context = self.config.limit
         return cache

@@ -25,6 +25,8 @@ class PositionConfig:
     - rotary: queries and keys are turned (Su et al. 2021); `theta`, `interleaved` as `positions.rotary` has them.
       `scale` below 1 interpolates positions linearly (Chen et al. 2023), `ntk` above 1 stretches the slow waves alone
       (NTK-aware interpolation: theta·ntk^(E/(E-2))).
+      `turns` (low, high, positions): waves that turn fewer than `low` times in so many positions are interpolated by
+      `scale`, those of more than `high` turns are not, and those between in part (Llama 3.1).
     - bucket: T5's bias, one table for all layers, with `buckets` up to the distance `furthest`.
     - alibi: a slope of distance per head (Press et al. 2022).
     - none: no positions; so with Shaw's or Transformer-XL's relative terms, which are the attention's own."""
@@ -38,6 +40,7 @@ class PositionConfig:
     ntk: float = 1.0
     buckets: int = 32
     furthest: int = 128
+    turns: tuple[float, float, int] | None = None
 
     def __post_init__(self):
         if self.kind not in POSITIONS:
@@ -58,7 +61,7 @@ def rotation(
     """What turns queries and keys at these positions."""
     width = attention.head_width or attention.width // attention.heads
     theta = config.theta if config.ntk == 1 else config.theta * config.ntk ** (width / (width - 2))
-    return rotary(index, width, theta, config.scale, config.interleaved)
+    return rotary(index, width, theta, config.scale, config.interleaved, config.turns)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal import rules
+from multimodal.beams import beam, per_token
 from multimodal.errors import CheckpointError, ImageError, TextError, UsageError
 from multimodal.models.captioner import Captions
-from multimodal.search import beam, greedy, per_token, sample
+from multimodal.search import greedy, sample
 from multimodal.tasks.caption_options import CaptionOptions, options_for
 from multimodal.tasks.pictures import batches, name_of
 from multimodal.weights.compute import for_inference

@@ -35,8 +35,9 @@ class CaptionOptions:
     prompt: str = ""
 
 
+Limits = Mapping[str, tuple[type, int | float, int | float]]
 # type, least, most; a number must be above the least where `_ABOVE` has it
-_LIMITS: dict[str, tuple[type, float, float]] = {
+_LIMITS: Limits = {
     "beam_size": (int, 1, 1000),
     "max_tokens": (int, 1, math.inf),
     "min_tokens": (int, 0, math.inf),
@@ -78,12 +79,12 @@ def options_for(checkpoint: Checkpoint, given: Mapping[str, Any]) -> CaptionOpti
     return options
 
 
-def checked(values: Mapping[str, Any]) -> None:
+def checked(values: Mapping[str, Any], limits: Limits = _LIMITS) -> None:
     """Raises UsageError for a name or value that cannot be used."""
     for name, value in values.items():
-        if name not in _LIMITS:
-            raise UsageError(f"option {name!r}: unknown (known: {', '.join(_LIMITS)})")
-        kind, least, most = _LIMITS[name]
+        if name not in limits:
+            raise UsageError(f"option {name!r}: unknown (known: {', '.join(limits)})")
+        kind, least, most = limits[name]
         if kind is str:
             if not isinstance(value, str):
                 raise UsageError(f"{name}: must be a text ({value!r})")
@@ -91,8 +92,8 @@ def checked(values: Mapping[str, Any]) -> None:
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
         if not number or not least <= value <= most or (name in _ABOVE and value == least):
             above = "above " if name in _ABOVE else ""
-            limits = f"from {above}{least:g} to {most:g}" if most < math.inf else f"of {least:g} or more"
-            raise UsageError(f"{name}: must be a {'whole ' * (kind is int)}number {limits} ({value!r})")
+            told = f"from {above}{least:g} to {most:g}" if most < math.inf else f"of {least:g} or more"
+            raise UsageError(f"{name}: must be a {'whole ' * (kind is int)}number {told} ({value!r})")
 
 
 def _drawn(values: Mapping[str, Any]) -> CaptionOptions:

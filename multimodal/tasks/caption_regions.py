@@ -23,14 +23,21 @@ TILE = 320  # pixels of the longer edge of each copy of the picture
 ACROSS = 5  # copies in a row
 
 
-@torch.inference_mode()
 def attention_maps(
     network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
 ) -> Float[Tensor, "T rows columns"]:
     """For each of `ids` but the first, how much of the attention went to each patch at the position that chose it (at
-    its own position the decoder already looks for what comes next): the mean over heads and layers. Through attention
-    pooling (CoCa) by the product of both attentions; of a decoder that has the image in front of its text (GIT) what
-    the text's positions give to the image's.
+    its own position the decoder already looks for what comes next): the mean over heads and layers."""
+    return attention_by_head(network, pixels, ids).mean((0, 1))
+
+
+@torch.inference_mode()
+def attention_by_head(
+    network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
+) -> Float[Tensor, "L heads T rows columns"]:
+    """As `attention_maps`, of each layer and head. Through attention pooling (CoCa) by the product of both attentions,
+    the pool's as its heads' mean; of a decoder that has the image in front of its text (GIT) what the text's positions
+    give to the image's.
 
     The attention is captured in a pass of its own over the whole caption."""
     device = next(network.parameters()).device
@@ -47,10 +54,10 @@ def attention_maps(
     crossed = [weights for module, weights in seen if id(module) in crossing]
     if not crossed:
         crossed = [weights[:, :, source.shape[1] :, : source.shape[1]] for _, weights in seen]
-    maps = torch.stack([weights.float().mean(1)[0] for weights in crossed]).mean(0)  # T S
+    maps = torch.stack([weights.float()[0] for weights in crossed])  # L H T S
     if pooled:
-        maps = maps @ pooled[0].float().mean(1)[0, -maps.shape[1] :]
-    return maps[:, -rows * columns :].unflatten(1, (rows, columns)).cpu()
+        maps = maps @ pooled[0].float().mean(1)[0, -maps.shape[-1] :]
+    return maps[..., -rows * columns :].unflatten(-1, (rows, columns)).cpu()
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]]]:

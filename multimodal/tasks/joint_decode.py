@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multimodal import search
+from multimodal.beams import beam
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import padding
 from multimodal.ctc import ctc_greedy
@@ -31,7 +32,7 @@ from multimodal.weights.load import load
 
 
 class JointBeam(NamedTuple):
-    """`ctc_weight` of the CTC score, 0.3 as in Watanabe et al. 2017. `length_penalty`: see `search.beam`. `lm`,
+    """`ctc_weight` of the CTC score, 0.3 as in Watanabe et al. 2017. `length_penalty`: see `beams.beam`. `lm`,
     `lm_weight` and `lm_bonus` (a word): see `fusion.fused`."""
 
     size: int = 10
@@ -213,7 +214,7 @@ def joint_beam(
             search.over_source(model.attend, frames, padding(lengths, frames.shape[1])),
             model.decoder.new_cache(),
         )
-    return search.beam(
+    return beam(
         step, prompt, cache, eos=tokenizer.eos_id, max_new=room, beams=options.size, patience=math.inf,
         length_penalty=options.length_penalty, scorer=scorer,
     )  # fmt: skip

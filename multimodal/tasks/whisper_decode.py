@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal import graphs, rules, search
+from multimodal.beams import beam, best
 from multimodal.blocks.cache import Cache
 from multimodal.errors import CheckpointError
 from multimodal.models.seq2seq import SpeechToText
@@ -138,7 +139,7 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
     copies = 1
     if temperature == 0 and options.beam_size is not None:
         beams = {"beams": options.beam_size, "patience": options.patience or 1.0}
-        found = beams.beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
+        found = beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
     elif temperature == 0:
         found = search.greedy(step, ids, cache, **common)
     else:
@@ -146,7 +147,7 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
         chance = [torch.Generator().manual_seed(request.seed) for request in requests]
         found = search.sample(step, ids, cache, temperature=temperature, generators=chance, copies=copies, **common)
     rows = [search.Decoded(*(part[i : i + copies] for part in found)) for i in range(0, len(found.ids), copies)]
-    chosen = [beams.best(row, options.length_penalty) for row in rows]
+    chosen = [best(row, options.length_penalty) for row in rows]
     return [_result(tokenizer, *row, silent, temperature) for row, silent in zip(chosen, silence, strict=True)]
 
 

@@ -9,8 +9,10 @@ from multimodal.tokens.clip_text import CLIPTokenizer
 from multimodal.tokens.hub import HubTokenizer, hub_from
 from multimodal.tokens.hub_files import hub_tokenizer
 from multimodal.tokens.languages import LANGUAGES, language_code
+from multimodal.tokens.t5_text import ByT5Text, T5Text, t5_from
 from multimodal.tokens.tiktokens import GPT2Tokenizer, WhisperTokenizer
 from multimodal.tokens.tokenizer import RECORD, TextBatch, TextCut, Tokenizer, read_record, require_keys
+from multimodal.tokens.translation import PiecesTokenizer, pieces_from
 from multimodal.tokens.vocabularies import (
     ByteTokenizer,
     SentencePieceTokenizer,
@@ -23,15 +25,18 @@ from multimodal.tokens.wordpiece import WordPieceTokenizer, wordpiece_from
 
 __all__ = [
     "LANGUAGES",
+    "ByT5Text",
     "BytePairTokenizer",
     "ByteTokenizer",
     "CLIPTokenizer",
     "CharacterTokenizer",
     "GPT2Tokenizer",
     "HubTokenizer",
+    "PiecesTokenizer",
     "SentencePieceTokenizer",
     "SigLIPText",
     "SmallWhisperTokenizer",
+    "T5Text",
     "TextBatch",
     "TextCut",
     "Tokenizer",
@@ -51,6 +56,9 @@ _KEYS = {
     "whisper-small": {"languages": list, "timestamps": int},
     "gpt2": {},
     "bytes": {},
+    "byt5": {"sentinels": int},
+    "t5": {"sentinels": int, "vocab_size": int},
+    "pieces": {"two_models": bool, "languages": dict, "vocab_size": int, "language_in_source": bool},
     "characters": {"characters": str},
     "sentencepiece": {
         "file": str,
@@ -85,6 +93,11 @@ _NAMED = {
     "whisper-en": lambda: WhisperTokenizer(multilingual=False),
     "whisper-v3": lambda: WhisperTokenizer(multilingual=True, languages=100),
 }
+_OTHERS = {"whisper": WhisperTokenizer, "characters": CharacterTokenizer, "byt5": ByT5Text}
+_WITH_FILES = {
+    "sentencepiece": sentencepiece_from, "hub": hub_from, "wordpiece": wordpiece_from, "t5": t5_from,
+    "whisper-small": whisper_small_from, "pieces": pieces_from,
+}  # fmt: skip
 
 
 def tokenizer_from(source: Path | str) -> Tokenizer:
@@ -107,14 +120,8 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
     settings = {key: value for key, value in record.items() if key != "kind"}
     try:
-        if kind == "sentencepiece":
-            return sentencepiece_from(folder, settings)
-        if kind == "hub":
-            return hub_from(folder, settings)
-        if kind == "wordpiece":
-            return wordpiece_from(folder, settings)
-        if kind == "whisper-small":
-            return whisper_small_from(folder, settings)
-        return {**_NAMED, "whisper": WhisperTokenizer, "characters": CharacterTokenizer}[kind](**settings)
+        if kind in _WITH_FILES:
+            return _WITH_FILES[kind](folder, settings)
+        return {**_NAMED, **_OTHERS}[kind](**settings)
     except UsageError as error:
         raise CheckpointError(f"{folder / RECORD}: {error}") from None

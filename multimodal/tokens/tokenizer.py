@@ -44,6 +44,8 @@ class Tokenizer(ABC):
     eos_id: int | None = None
     mask_id: int | None = None  # stands for a token that a model is to guess
     language_ids: Mapping[str, int] = MappingProxyType({})  # of each language the id of its token, for translation
+    language_in_source: bool = False  # whether the one asked for stands before the source, and not before the answer
+    sentinel_ids: tuple[int, ...] = ()  # stand for masked spans, the first first
     control: frozenset[int] = frozenset()  # ids that no text yields
     context: int | None = None  # the length a batch is cut to when none is given
     pad_to_length: bool = False  # whether a batch is padded to that length, or only to its longest text
@@ -71,6 +73,28 @@ class Tokenizer(ABC):
             raise TextError(f"token id {wrong[0]} lies outside the vocabulary of {self.vocab_size}")
         return self._decode([i for i in ids if not (skip_control and i in self.control)])
 
+    def pair(
+        self, first: str | Sequence[int], second: str | Sequence[int], length: int | None = None, ends: int = 1
+    ) -> tuple[list[int], list[int]]:
+        """Ids and segments of two texts, or of their ids, in one row: bos first eos second eos, the second text and
+        the last eos in segment 1 (Devlin et al. 2019, figure 2). `ends`: how many eos stand between them (RoBERTa: 2).
+
+        Of a row longer than `length` (default: the tokenizer's `context`) the longer text loses its end, and where both
+        are too long the second keeps at most one token more; one TextCut warning says so. Raises TextError."""
+        start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+        a, b = (self.encode(text) if isinstance(text, str) else list(text) for text in (first, second))
+        length = self.context if length is None else length
+        room = len(a) + len(b) if length is None else length - len(start) - (ends + 1) * len(end)
+        if room < 0:
+            raise TextError(f"a length of {length} tokens leaves no room for the control tokens")
+        if (lost := len(a) + len(b) - room) > 0:
+            warnings.warn(TextCut(f"a pair of texts is cut to {length} tokens, {lost} lost"), stacklevel=2)
+            keep = max(room // 2, room - len(b)) if len(a) <= len(b) else max((room + 1) // 2, room - len(b))
+            a = a[: min(len(a), keep)]
+            b = b[: room - len(a)]
+        before, after = start + a + end * ends, b + end
+        return before + after, [0] * len(before) + [1] * len(after)
+
     def batch(self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
         """Ids [B T] of texts between bos and eos (those the vocabulary has), with mask and cut counts.
 
@@ -91,8 +115,7 @@ class Tokenizer(ABC):
         full = [self.encode(text) for text in texts]
         rows = [start + ids[:room] + end for ids in full]
         cut = [len(ids) - room if room is not None and len(ids) > room else 0 for ids in full]
-        if any(cut):
-            warnings.warn(_cut_message(texts, cut, length), stacklevel=2)
+        warn_of_cut(texts, cut, length)
         return TextBatch(*_padded(rows, length if pad_to_length else None, self.pad_id), cut)
 
 
@@ -105,11 +128,15 @@ def _padded(rows: list[list[int]], width: int | None, pad_id: int) -> tuple[Int[
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
-def _cut_message(texts: Sequence[str], cut: Sequence[int], length: int | None) -> TextCut:
-    first = next(i for i, lost in enumerate(cut) if lost)
+def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) -> None:
+    """One TextCut warning for all texts, if any lost tokens; it is the caller's caller that is warned."""
+    first = next((i for i, lost in enumerate(cut) if lost), None)
+    if first is None:
+        return
     others = sum(lost > 0 for lost in cut) - 1
     more = f"; {others} more of {len(texts)} texts were cut too" if others else ""
-    return TextCut(f"text {texts[first][:40]!r} is cut to {length} tokens, {cut[first]} lost{more}")
+    message = f"text {texts[first][:40]!r} is cut to {length} tokens, {cut[first]} lost{more}"
+    warnings.warn(TextCut(message), stacklevel=3)
 
 
 def checked(text: str) -> str:

@@ -1,11 +1,11 @@
 """Vocabularies that others made: SentencePiece models (T5, SigLIP), and ByT5's bytes."""
 
-import shutil
 import string
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.files import write_whole
 from multimodal.tokens.tokenizer import Tokenizer, write_record
 
 
@@ -30,14 +30,16 @@ class SentencePieceTokenizer(Tokenizer):
         context: int | None = None,
         pad_to_length: bool = False,
         vocab_size: int | None = None,
+        proto: bytes | None = None,
     ):
-        """`vocab_size`: ids of the model, where they are more than the file's; those are control ids. Raises
+        """`vocab_size`: ids of the model, where they are more than the file's; those are control ids. `proto`: the
+        model, where it is made from a file of another kind. Raises
         CheckpointError naming the file when it is no model, does not go with that size, or lacks an id asked for."""
         import sentencepiece
 
         self.path = Path(path)
         try:
-            self._model = sentencepiece.SentencePieceProcessor(model_proto=self.path.read_bytes())
+            self._model = sentencepiece.SentencePieceProcessor(model_proto=proto or self.path.read_bytes())
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{self.path}: no SentencePiece model: {error}") from None
         self._held = self._model.vocab_size()
@@ -62,19 +64,20 @@ class SentencePieceTokenizer(Tokenizer):
         text, plain = [], []
         for i in ids:  # the library drops control pieces, so they are written out here
             if i in self.control:
-                text += [self._model.decode(plain), self._model.id_to_piece(i) if i < self._held else f"[{i}]"]
+                text += [self._model.decode(plain), self._name(i)]
                 plain = []
             else:
                 plain.append(i)
         return "".join([*text, self._model.decode(plain)])
 
+    def _name(self, i: int) -> str:
+        return self._model.id_to_piece(i) if i < self._held else f"[{i}]"
+
     def save(self, folder: Path | str) -> None:
-        """Copy the model file and write the record."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / self.path.name
-        if self.path.resolve() != target.resolve():
-            shutil.copyfile(self.path, target)
+        """Write the model and the record."""
+        target = Path(folder) / self.path.with_suffix(".model").name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, self._model.serialized_model_proto())
         names = ("pad_id", "canonical", "context", "pad_to_length", "vocab_size")
         settings = {key: getattr(self, key) for key in names}
         add_bos = self.bos_id is not None

@@ -47,19 +47,21 @@ class WordPieceTokenizer(Tokenizer):
 
     @classmethod
     def from_bert(cls, folder: Path, vocab_size: int, bos_id: Any, eos_id: Any, context: int) -> "WordPieceTokenizer":
-        """From the `tokenizer.json` or else the `vocab.txt` of a folder in the layout of Hugging Face.
+        """From the `tokenizer.json` or else the `vocab.txt` of a folder in the layout of Hugging Face. `bos_id`,
+        `eos_id`: ids, or tokens of the vocabulary.
 
         Raises CheckpointError naming the file."""
         path = folder / "tokenizer.json"
         if path.exists():
             vocab, settings = _from_json(read_json(path), path)
         else:
-            path, record = folder / FILE, read_json(folder / RECORD)
-            vocab = read_vocabulary(path)
+            path, known = folder / FILE, folder / RECORD
+            vocab, record = read_vocabulary(path), read_json(known) if known.exists() else {}
             settings = {
                 "lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
                 "split_chinese": record.get("tokenize_chinese_chars", True),
             }  # fmt: skip
+        bos_id, eos_id = (vocab.index(token) if token in vocab else token for token in (bos_id, eos_id))
         for name, value in (("bos", bos_id), ("eos", eos_id)):
             if type(value) is not int:
                 raise CheckpointError(f"{path}: {name}_id {value!r} is no id")
@@ -80,13 +82,17 @@ class WordPieceTokenizer(Tokenizer):
             raise UsageError(f"vocab_size {vocab_size}: no letters beside {len(SPECIALS) + spare} control tokens")
         specials = {token: i for i, token in enumerate(SPECIALS)}
         learner = _backend(specials, lowercase, None, True)
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size - spare, special_tokens=list(SPECIALS), min_frequency=2, show_progress=False
-        )
-        learner.train_from_iterator((checked(text) for text in texts), trainer)
-        found = learner.get_vocab()
-        if len(found) == len(SPECIALS):
+        texts = [learner.normalizer.normalize_str(checked(text)) for text in texts]
+        words = {word for text in texts for word, _ in learner.pre_tokenizer.pre_tokenize_str(text)}
+        if not words:
             raise TextError("no text to train a vocabulary on")
+        # letters inside of words are named, since the trainer numbers them in any order else, and merges with them
+        inner = sorted({f"##{letter}" for word in words for letter in word[1:]})[: vocab_size - spare - len(SPECIALS)]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size - spare, special_tokens=[*SPECIALS, *inner], min_frequency=2, show_progress=False
+        )
+        learner.train_from_iterator(texts, trainer)
+        found = learner.get_vocab()
         vocab = sorted(found, key=found.get)
         bos, eos = specials["[CLS]"], specials["[SEP]"]
         return cls(vocab, len(vocab) + spare, bos, eos, context, lowercase)

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from multimodal import rules, search
+from multimodal.beams import beam
 from multimodal.models.seq2seq import SpeechToText
 from multimodal.tokens.mel import HOP, log_mel, spec_augment
 from multimodal.tokens.tiktokens import WhisperTokenizer
@@ -276,7 +277,7 @@ def write(
     room = model.config.decoder.context // 2
     common = {"eos": tokenizer.eot, "max_new": room, "rules": [never]}
     cache = model.decoder.new_cache()
-    found = search.beam(step, prompt, cache, beams=beams, **common) if beams else (
+    found = beam(step, prompt, cache, beams=beams, **common) if beams else (
         search.greedy(step, prompt, cache, **common)
     )  # fmt: skip
     return [tokenizer.decode(ids).strip() for ids in found.ids]

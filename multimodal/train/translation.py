@@ -3,7 +3,6 @@
 A source is its language's token, the text and the end; an answer begins with the model's `start_id` and the token of
 its language, as in M2M100 (Fan et al. 2021, section 2.1)."""
 
-import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,27 +23,31 @@ from multimodal.tokens.tokenizer import Tokenizer
 from multimodal.train.buckets import bucketed, round_up
 from multimodal.train.loader import Plan, generator
 from multimodal.train.objective import Summed
+from multimodal.train.text_data import read_text
 
-STEP = 4  # tokens: lengths are padded to multiples of it, since each new shape costs a compilation of kernels
+STEP, ROWS = 8, 256  # lengths, and numbers of tokens that get logits, are multiples: oneDNN compiles and keeps its
+# kernels for each new shape
 
 Direction = tuple[str, str]
 Key = tuple[str, str, int]
 
 
+def parallel_file(prefix: str, language: str) -> Path:
+    """`PREFIX.LANGUAGE`, or else `PREFIX.LANGUAGE.gz`. Raises DataError where there is neither."""
+    paths = [Path(f"{prefix}.{language}{ending}") for ending in ("", ".gz")]
+    for path in paths:
+        if path.is_file():
+            return path
+    raise DataError(f"{paths[0]}: neither it nor {paths[1].name} is there")
+
+
 def read_parallel(prefix: str, languages: Sequence[str]) -> dict[str, list[str]]:
-    """The lines of `PREFIX.LANGUAGE` or `PREFIX.LANGUAGE.gz` for each language. Raises DataError where a file cannot be
-    read, or has another number of lines than the first."""
+    """The lines of the file of each language. Raises DataError where one cannot be read, or has another number of lines
+    than the first."""
     found: dict[str, list[str]] = {}
     for language in languages:
-        paths = [Path(f"{prefix}.{language}{ending}") for ending in ("", ".gz")]
-        path = next((path for path in paths if path.is_file()), None)
-        if path is None:
-            raise DataError(f"{paths[0]}: neither it nor {paths[1].name} is there")
-        try:
-            data = path.read_bytes()
-            lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").split("\n")
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read ({error})") from None
+        path = parallel_file(prefix, language)
+        lines = read_text(path).split("\n")
         lines = lines[:-1] if lines and not lines[-1] else lines
         if found and len(lines) != len(first := next(iter(found.values()))):
             raise DataError(f"{path}: {len(lines)} lines, where {next(iter(found))} has {len(first)}")
@@ -70,19 +73,19 @@ class PairBatch:
 
 
 class Parallel:
-    """Pairs of lines by (language, language, line): a source of the loader. Lines that are empty in one of the two, or
-    longer than `longest` tokens, are left out; `left_out` counts them."""
+    """Pairs of lines by (language, language, line): a source of the loader. Those with an empty side, or one longer
+    than `longest` tokens with language and end, are left out; `left_out` counts them."""
 
     def __init__(self, texts: dict[str, list[str]], tokenizer: Tokenizer, directions: Sequence[Direction],
                  start_id: int, longest: int):  # fmt: skip
         self.tokenizer, self.start_id = tokenizer, start_id
         self.ids = {language: [tokenizer.encode(line) for line in lines] for language, lines in texts.items()}
         sizes = {language: [len(row) for row in rows] for language, rows in self.ids.items()}
-        fits = {language: [0 < size <= longest - 3 for size in row] for language, row in sizes.items()}
+        fits = {language: [0 < size <= longest - 2 for size in row] for language, row in sizes.items()}
         self.keys: list[Key] = [
             (a, b, i) for a, b in directions for i, (x, y) in enumerate(zip(fits[a], fits[b], strict=True)) if x and y
         ]
-        self.sizes = [max(sizes[a][i], sizes[b][i]) + 3 for a, b, i in self.keys]
+        self.sizes = [max(sizes[a][i], sizes[b][i]) + 2 for a, b, i in self.keys]
         self.left_out = len(directions) * len(next(iter(texts.values()))) - len(self.keys)
         if not self.keys:
             raise DataError("no pair of lines is left to train on")
@@ -139,23 +142,17 @@ class Translating(Summed):
         self.smoothing = smoothing
 
     def forward(self, batch: PairBatch) -> dict[str, Tensor]:
-        states, real = answer_states(self.model, batch)
-        logits = self.model.decoder.logits(states[real][None])[0]
-        targets = batch.ids[:, 1:][real]
+        valid = padding(batch.source_lengths, batch.source.shape[1])
+        states = self.model.decoder.states(batch.ids[:, :-1], self.model.encode(batch.source, valid), valid)
+        real = padding(batch.lengths - 1, states.shape[1])
+        real[:, 0] = False  # the language is given, not predicted
+        own, targets = states[real], batch.ids[:, 1:][real]
+        spare = -len(own) % ROWS
+        logits = self.model.decoder.logits(F.pad(own, (0, 0, 0, spare))[None])[0][: len(own)]
         return {"loss": F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=self.smoothing)}
 
     def counts(self, batch: PairBatch) -> dict[str, int]:
         return {"loss": int((batch.lengths - 2).sum())}
-
-
-def answer_states(model: TextToText, batch: PairBatch) -> tuple[Tensor, Tensor]:
-    """The decoder's states, and which of them predict a token of the answer: the language is given, not predicted."""
-    valid = padding(batch.source_lengths, batch.source.shape[1])
-    source = model.encode(batch.source, valid)
-    states = model.decoder.states(batch.ids[:, :-1], source, valid)
-    real = padding(batch.lengths - 1, states.shape[1])
-    real[:, 0] = False
-    return states, real
 
 
 def translator(

@@ -7,6 +7,7 @@ with their bias."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +15,18 @@ import torch
 
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
+from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.files import read_json
+from multimodal.tokens.hub_files import hub_tokenizer
 from multimodal.tokens.text import Tokenizer, WordPieceTokenizer
 from multimodal.weights import clip_hf
+from multimodal.weights.family import Family
+from multimodal.weights.sentence import sentence_card, sentence_length
 from multimodal.weights.table import Row, Tensors, under, weight_and_bias
 
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
-WORD, WORDS = "embeddings.word_embeddings.weight", ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+WORD = "embeddings.word_embeddings.weight"
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
 SIZES = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -52,14 +57,17 @@ class Head(NamedTuple):
             return []
         weight = f"{self.decoder}.weight"
         return [
-            *weight_and_bias(self.dense, f"{ours}transform.linear"), *weight_and_bias(self.norm, f"{ours}transform.norm"),
+            *weight_and_bias(self.dense, f"{ours}transform.linear"),
+            *weight_and_bias(self.norm, f"{ours}transform.norm"),
             Row(self.bias, f"{ours}tied_bias" if config.tied else f"{ours}head.bias"),
             again(weight, embedding) if config.tied else Row(weight, f"{ours}head.weight"),
             *([again(f"{self.decoder}.bias", self.bias)] if self.bias != f"{self.decoder}.bias" else []),
         ]  # fmt: skip
 
 
-def decoder_config(text: dict[str, Any], tied: bool | None, transform: bool, source_width: int | None = None) -> TextConfig:
+def decoder_config(
+    text: dict[str, Any], tied: bool | None, transform: bool, source_width: int | None = None
+) -> TextConfig:
     """Raises CheckpointError for another activation, or positions that are not absolute."""
     if (kind := text.get("position_embedding_type", "absolute")) != "absolute":
         raise CheckpointError(f"config.json: position_embedding_type {kind!r} is not supported")
@@ -145,10 +153,22 @@ def again(name: str, of: str) -> Row:
     return Row(name, reason=f"{of} again", rebuild=lambda made: made[of].clone(), optional=True)
 
 
-def recognises(prefix: str, *types: str) -> Callable[[Tensors, dict[str, Any]], bool]:
-    """By the embedding's name; without a prefix, which many have so, by what config.json calls the model too."""
-    unnamed = types[0] if prefix else None
-    return lambda tensors, config: prefix + WORD in tensors and config.get("model_type", unnamed) in types
+def families(
+    types: tuple[str, ...], config_from: Callable[..., TextConfig], rows: Callable[..., list[Row]],
+    tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None],
+) -> tuple[Family, Family]:  # fmt: skip
+    """Of models with heads, whose names begin with the first of `types`, and of encoders alone, whose names do not.
+
+    `config_from` and `rows` get that `prefix` too. What many models name alike is told apart by config.json."""
+
+    def made(name: str, prefix: str, unnamed: str | None) -> Family:
+        def recognises(tensors: Tensors, config: dict[str, Any]) -> bool:
+            return prefix + WORD in tensors and config.get("model_type", unnamed) in types
+
+        parts = (partial(function, prefix=prefix) for function in (config_from, rows))
+        return Family(name, TextTransformer, recognises, *parts, tokenizer, card=sentence_card)
+
+    return made(types[0], f"{types[0]}.", types[0]), made(f"{types[0]}-model", "", None)
 
 
 def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) -> Tokenizer | None:
@@ -157,6 +177,20 @@ def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) 
     if folder is None or not (folder / "tokenizer_config.json").exists():
         return None
     kind = str(read_json(folder / "tokenizer_config.json").get("tokenizer_class"))
-    if kind.removesuffix("Fast") not in WORDS:
+    if kind.removesuffix("Fast") != "BertTokenizer":
         return None
     return WordPieceTokenizer.from_bert(folder, size, bos, eos, context)
+
+
+def encoder_tokenizer(
+    folder: Path | None, config: dict[str, Any], defaults: dict[str, Any], first: int = 0
+) -> Tokenizer | None:
+    """Of a folder as Hugging Face's; BERT's vocabulary alone has no file that says so. `first`: of the positions."""
+    sizes = SIZES | defaults | config
+    size, context = sizes["vocab_size"], sizes["max_position_embeddings"] - first
+    if folder is None:
+        return None
+    context = sentence_length(folder, context)
+    if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
+        return WordPieceTokenizer.from_bert(folder, size, "[CLS]", "[SEP]", context)
+    return hub_tokenizer(folder, config, size, context)

@@ -1,4 +1,4 @@
-"""Number formats for inference: a model of speech or pictures that computes faster, beside the one it is made of."""
+"""Number formats for inference: a model that computes faster, beside the one it is made of."""
 
 import copy
 from dataclasses import replace
@@ -17,6 +17,7 @@ from multimodal.blocks.stack import Stack
 from multimodal.errors import UsageError
 from multimodal.models.seq2seq import JointConformer, SpeechToText
 from multimodal.models.text import TextTransformer
+from multimodal.models.text_to_text import TextToText
 from multimodal.models.vit import MapPool, ViT
 from multimodal.weights.folder import Checkpoint
 
@@ -28,18 +29,19 @@ _meant: WeakKeyDictionary[nn.Module, tuple[str, torch.device]] = WeakKeyDictiona
 
 
 def for_inference(checkpoint: Checkpoint, compute_type: str = "auto", device: str | torch.device = "cpu") -> Checkpoint:
-    """A model of speech or pictures on `device` in another number format; the one given stays as it is, and what does
-    not change is shared with it. Asked for again it is the same one, unless the weights have changed meanwhile.
+    """A model of speech, pictures or text on `device` in another number format; the one given stays as it is, and what
+    does not change is shared with it. Asked for again it is the same one, unless the weights have changed meanwhile.
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU computes in it, and all else in float32; on a GPU a
-    Whisper model in float16, a model of pictures in bfloat16. `int8` (CPU only, for models that write text): as `auto`,
-    with the decoder's linear maps and its logits in 8-bit integers. The inputs are float32. The frames of speech come
-    in the decoder's type, float32 for int8. Of a model of pictures the blocks compute in the type, those of a decoder
-    on a CPU in float32, and what comes of them is float32. On a CPU the linear maps, in float32 a decoder's too, hold a
-    second copy of their weights, packed (see `PackedLinear`), and have no gradient.
+    Whisper model in float16, a model of pictures or text in bfloat16. `int8` (CPU only, for models that write text): as
+    `auto`, with the decoder's linear maps and its logits in 8-bit integers. The inputs are float32. The frames of
+    speech come in the decoder's type, float32 for int8. Of a model of pictures the blocks compute in the type, those of
+    a decoder on a CPU in float32, and what comes of them is float32; so of a model of text on a CPU, where a decoder
+    without a source has the type too. On a GPU all of a model of text is in the type. On a CPU the linear maps, in
+    float32 a decoder's too, hold a second copy of their weights, packed (see `PackedLinear`), and have no gradient.
 
-    Raises UsageError for an unknown type, one that the device or the model has not, a model that is neither for speech
-    nor for pictures, and one that this function made for another type or device."""
+    Raises UsageError for an unknown type, one that the device or the model has not, a model that is for neither, and
+    one that this function made for another type or device."""
     device, model = usable_device(device), checkpoint.model
     _check(checkpoint, compute_type, device)
     if model in _meant:
@@ -89,17 +91,20 @@ def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.d
     in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
     for name in towers + in_float32 if speech else [""]:
         pack(made.get_submodule(name), model.get_submodule(name))
-    for part in made.modules():
+    for part in list(made.modules()):
+        if isinstance(part, TextTransformer) and part.config.tied and part.head is None and rest == torch.float32:
+            part.head = _tied(part, PackedLinear)
         if isinstance(part, ViT):
             part.embed = PackedPatches(part.embed)
 
 
 def _towers(model: nn.Module, device: torch.device) -> list[str]:
-    """Names of the modules that compute in the type asked for: an encoder of speech; of a model of pictures all blocks,
-    but not a decoder's on a CPU, whose small products are slower in bfloat16."""
+    """Names of the modules that compute in the type asked for: an encoder of speech; of other models all blocks, but
+    on a CPU not those of a decoder beside an encoder, whose small products are slower in bfloat16."""
     if isinstance(model, SpeechToText | JointConformer):
         return ["encoder"]
-    writing = {part for one in _decoders(model) for part in one.modules()} if device.type == "cpu" else set()
+    apart = device.type == "cpu" and not isinstance(model, TextTransformer)
+    writing = {part for one in _decoders(model) for part in one.modules()} if apart else set()
     parts = {name: part for name, part in model.named_modules() if part not in writing}
     return [
         *(name for name, part in parts.items() if isinstance(part, Stack | MapPool)),
@@ -108,8 +113,9 @@ def _towers(model: nn.Module, device: torch.device) -> list[str]:
 
 
 def _decoders(model: nn.Module) -> list[TextTransformer | Stack]:
-    """What writes text: towers with logits, and stacks that attend to a source."""
-    found = [part for part in model.modules() if isinstance(part, TextTransformer) and part.config.tied is not None]
+    """What writes text: causal towers with logits, and stacks that attend to a source."""
+    towers = [part for part in model.modules() if isinstance(part, TextTransformer)]
+    found = [tower for tower in towers if tower.config.causal and tower.config.tied is not None]
     inside = {part for one in found for part in one.modules()}
     stacks = [part for part in model.modules() if isinstance(part, Stack) and part not in inside]
     return found + [stack for stack in stacks if stack.config.block.cross is not None]
@@ -144,9 +150,10 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
     if compute_type == "float16" and device.type == "cpu":
         raise UsageError("compute_type 'float16': is for a GPU, not for device cpu; use auto, bfloat16 or int8")
     speech = isinstance(model, SpeechToText | JointConformer)
-    if not speech and not any(isinstance(part, ViT) for part in model.modules()):
+    if not speech and not any(isinstance(part, ViT | TextTransformer) for part in model.modules()):
         raise UsageError(
-            f"model {checkpoint.source}: is a {checkpoint.kind}, a compute_type needs a model of speech or pictures"
+            f"model {checkpoint.source}: is a {checkpoint.kind}, a compute_type needs one of pictures or text, or one "
+            "that writes what is said"
         )
     if compute_type == "int8" and not speech and not _decoders(model):
         raise UsageError(
@@ -157,11 +164,13 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
 
 def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
     """Of the towers, and of all else."""
-    speech = isinstance(model, SpeechToText | JointConformer)
+    speech, text = isinstance(model, SpeechToText | JointConformer), isinstance(model, TextTransformer | TextToText)
+    whole = speech or (text and device.type == "cuda")
     if compute_type in _DTYPES:
-        return _DTYPES[compute_type], _DTYPES[compute_type] if speech else torch.float32
+        return _DTYPES[compute_type], _DTYPES[compute_type] if whole else torch.float32
     if not speech:
-        return torch.bfloat16 if device.type == "cuda" else torch.float32, torch.float32
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return dtype, dtype if whole else torch.float32
     if not isinstance(model, SpeechToText):
         return torch.float32, torch.float32
     if device.type == "cuda":
@@ -207,7 +216,13 @@ def _replace_linears(decoder: TextTransformer | Stack, kind: type[nn.Module]) ->
             if type(child) is nn.Linear:
                 setattr(module, name, kind(child.weight, child.bias))
     if whole and decoder.head is None:
-        decoder.head = kind(decoder.embed.weight, decoder.tied_bias)
+        decoder.head = _tied(decoder, kind)
+
+
+def _tied(tower: TextTransformer, kind: type[nn.Module]) -> nn.Module:
+    """Logits through the embedding."""
+    weight, scale = tower.embed.weight.detach(), tower.config.logit_scale
+    return kind(weight if scale == 1 else weight * scale, tower.tied_bias)
 
 
 def _state(model: nn.Module) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.git import GIT, GITConfig
 from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
+from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
@@ -45,6 +46,7 @@ KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
     "text_to_text": (TextToText, TextToTextConfig),
+    "tabular": (FTTransformer, TabularConfig),
 }
 
 

@@ -17,8 +17,13 @@ from multimodal.weights.table import Tensors
 
 HUB = "hf-hub:"
 OPEN_CLIP = "open_clip:"
-MODULES = ("clip_openai", "clip_hf", "siglip", "coca", "blip", "git", "vit_timm", "whisper", "conformer_torchaudio")
-CONFIGS = ("open_clip_config.json", "config.json")
+MODULES = (
+    "clip_openai", "clip_hf", "siglip", "coca", "blip", "git", "vit_timm", "whisper", "conformer_torchaudio",
+    "t5", "bart", "m2m100", "marian",
+    "bert_hf", "roberta", "albert", "distilbert", "electra",
+    "gpt2", "llama",
+)  # fmt: skip
+CONFIGS = ("open_clip_config.json", "config.json", "params.json")
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.safetensors")
 UNSAFE = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl")
 
@@ -99,7 +104,7 @@ def download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken"]
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken"]
     try:
         return Path(snapshot_download(repository, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -43,6 +43,8 @@ def _value(hint: Any, item: Any, where: str) -> Any:
         return from_record(hint, item, where)
     if typing.get_origin(hint) is tuple:
         parts = typing.get_args(hint)
+        if parts[-1] is Ellipsis and isinstance(item, list | tuple):
+            parts = parts[:1] * len(item)
         if not isinstance(item, list | tuple) or len(item) != len(parts):
             raise CheckpointError(f"{where}: expected {len(parts)} values ({item!r})")
         return tuple(_value(part, value, where) for part, value in zip(parts, item, strict=True))

@@ -1,0 +1,138 @@
+"""What `multimodal fill-mask` and `multimodal embed` do with their options."""
+
+import csv
+import io
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from multimodal.cli import fail, printable
+from multimodal.commands_shared import Progress, output_file, print_json
+from multimodal.errors import TextError
+from multimodal.tasks.embed import check_text, embed
+from multimodal.tasks.fill_mask import fill_mask, masked_model
+from multimodal.tokens.files import open_media, write_whole
+from multimodal.weights.compute import for_inference
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
+
+CHUNK = 4096  # texts that are sorted by length together
+
+
+def fill(options: Namespace) -> int:
+    checkpoint = masked_model(load(options.model, options.architecture))
+    checkpoint = _ready(options, checkpoint)
+    results, code = [], 0
+    for text in options.texts:
+        try:
+            results += fill_mask([text], checkpoint, options.top_k)
+        except TextError as error:
+            code = fail(error)
+    if options.format == "json":
+        print_json(results)
+        return code
+    for result in results:
+        print(printable(result["filled"]))
+        for number, guesses in enumerate(result["masks"], 1):
+            for guess in guesses:
+                mask = f"{number}  " if len(result["masks"]) > 1 else ""
+                print(f"  {mask}{guess['probability']:.4f}  {printable(guess['token'].strip())}")
+    return code
+
+
+class _Text(NamedTuple):
+    """`line`: of the file, or which of the arguments, from 1. `text` None: it is broken."""
+
+    line: int
+    text: str | None
+
+
+def vectors(options: Namespace) -> int:
+    output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"))
+    checkpoint = _ready(options, load(options.model, options.architecture))
+    given, name = (
+        (_lines(options.file), f"{options.file}: line") if options.file is not None else (options.texts, "text")
+    )
+    texts, code = _usable(given, name)
+    good = [one for one in texts if one.text is not None]
+    if not good:
+        return code
+    parts, shown = [], Progress(options.file or "texts")
+    for start in range(0, len(good), CHUNK):
+        chunk = [one.text for one in good[start : start + CHUNK]]
+        parts.append(embed(chunk, checkpoint, options.pooling, options.normalize, options.batch_tokens).cpu().numpy())
+        shown(min(start + CHUNK, len(good)), len(good))
+    shown.clear()
+    made = np.concatenate(parts)
+    if output is None:
+        for record in _records(good, made):
+            print_json(record, indent=None)
+        return code
+    ending = output.suffix.lower()
+    data = _npy(texts, made) if ending == ".npy" else (_csv if ending == ".csv" else _jsonl)(good, made).encode()
+    write_whole(output, data)
+    print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
+    return code
+
+
+def _ready(options: Namespace, checkpoint: Checkpoint) -> Checkpoint:
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return for_inference(checkpoint, options.compute_type, options.device)
+
+
+def _lines(path: str) -> list[bytes]:
+    """Raises TextError for a file that cannot be read."""
+    with open_media(path, path, TextError) as file:
+        lines = file.read().removeprefix(b"\xef\xbb\xbf").split(b"\n")  # splitlines() would also cut inside of a text
+    return [line.removesuffix(b"\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _usable(texts: Sequence[str | bytes], name: str) -> tuple[list[_Text], int]:
+    """The texts, and the exit code; those that cannot be used are said."""
+    found, code = [], 0
+    for number, text in enumerate(texts, 1):
+        try:
+            text = text.decode("utf-8") if isinstance(text, bytes) else text
+            check_text(text, f"{name} {number}")
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            text, code = None, fail(f"{name} {number}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
+        except TextError as error:
+            text, code = None, fail(error)
+        found.append(_Text(number, text))
+    return found, code
+
+
+def _npy(texts: Sequence[_Text], made: np.ndarray) -> bytes:
+    rows = np.full((len(texts), made.shape[1]), np.nan, np.float32)
+    rows[[at for at, one in enumerate(texts) if one.text is not None]] = made
+    file = io.BytesIO()
+    np.save(file, rows, allow_pickle=False)
+    return file.getvalue()
+
+
+def _numbers(vector: np.ndarray) -> list[float]:
+    """Nine digits, which is what float32 needs."""
+    return [float(f"{value:.9g}") for value in vector.tolist()]
+
+
+def _records(texts: Sequence[_Text], made: np.ndarray) -> Iterator[dict[str, Any]]:
+    for one, vector in zip(texts, made, strict=True):
+        yield {"line": one.line, "text": one.text, "vector": _numbers(vector)}
+
+
+def _jsonl(texts: Sequence[_Text], made: np.ndarray) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(texts, made))
+
+
+def _csv(texts: Sequence[_Text], made: np.ndarray) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["line", "text", *range(1, made.shape[1] + 1)])
+    writer.writerows([line, text, *vector] for line, text, vector in map(dict.values, _records(texts, made)))
+    return file.getvalue()

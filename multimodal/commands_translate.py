@@ -1,0 +1,123 @@
+"""What `multimodal translate` does with its flags (`cli_translate.py`)."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.cli import fail
+from multimodal.commands_shared import Progress, print_json
+from multimodal.errors import TextError, UsageError
+from multimodal.tasks.translate import Source, TranslateOptions, Translation, Translator, tell_cuts
+from multimodal.weights.compute import usable_device
+from multimodal.weights.load import load
+
+BATCHES = 8  # that are sorted by length together, and written once they are done
+
+
+def translate(options: Namespace) -> int:
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    lines = list(_lines(options))
+    checkpoint = load(options.model, options.architecture)
+    checkpoint.model.to(usable_device(options.device))
+    names = ("beam_size", "length_penalty", "max_tokens", "batch_size", "on_long")
+    chosen = TranslateOptions(**{name: getattr(options, name) for name in names})
+    translator = Translator(checkpoint, options.source, options.target, chosen)
+    told: list[tuple[str, Source, Translation]] = []
+    code, size, shown = 0, BATCHES * options.batch_size, Progress("texts")
+    with _writing(options.output) as write:
+        for first in range(0, len(lines), size):
+            part = lines[first : first + size]
+            sources = [_read(translator, name, text) for name, text in part]
+            code = code or int(None in sources)
+            found = iter(translator([one for one in sources if one is not None]))
+            for number, ((name, text), one) in enumerate(zip(part, sources, strict=True), first + 1):
+                made = None if one is None else next(found)
+                write(_record(number, text, one, made, options.format))
+                if made is not None and (one.cut or not made.finished):
+                    told.append((name, one, made))
+            sys.stdout.flush()
+            shown(min(first + size, len(lines)), len(lines))
+    shown.clear()
+    tell_cuts(told)
+    return code
+
+
+def _lines(options: Namespace) -> Iterator[tuple[str, str | bytes]]:
+    """What each text is called in a message, and the text, or the bytes of a line that is no UTF-8."""
+    if options.file is None and options.texts != ["-"]:
+        for number, text in enumerate(options.texts, 1):
+            yield f"text {number}", text
+        return
+    name = "standard input" if options.file is None else options.file
+    data = _bytes(options.file).removeprefix(b"\xef\xbb\xbf")
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], 1):
+        line = line.removesuffix(b"\r")
+        try:
+            yield f"{name}, line {number}", line.decode()
+        except UnicodeDecodeError:
+            yield f"{name}, line {number}", line
+
+
+def _bytes(file: str | None) -> bytes:
+    """Of a file, or of the standard input. Raises UsageError."""
+    if file is None:
+        return sys.stdin.buffer.read()
+    path = Path(file)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--file {file}: not a regular file (folders, pipes and devices are not read)")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--file {file}: cannot be read ({error.strerror})") from None
+
+
+def _read(translator: Translator, name: str, text: str | bytes) -> Source | None:
+    """None for a line that is not translated, which is told."""
+    try:
+        if isinstance(text, bytes):
+            text.decode()
+        return translator.read(text)
+    except UnicodeDecodeError as error:
+        fail(f"{name}: is not UTF-8 text (byte {error.start} of the line is {error.object[error.start]:#x})")
+    except TextError as error:
+        fail(f"{name}: {error}")
+    return None
+
+
+def _record(number: int, text: str | bytes, source: Source | None, made: Translation | None, style: str) -> Any:
+    if style == "txt":
+        return "" if made is None else " ".join(made.text.split())
+    if made is None:
+        return {"line": number, "error": "not UTF-8 text" if isinstance(text, bytes) else "too long, or no Unicode"}
+    facts = made._asdict() | {"score": float(f"{made.score:.6g}")}
+    return {"line": number, "source": text, "translation": facts.pop("text"), **facts, "cut": source.cut}
+
+
+def _printed(one: Any) -> None:
+    if isinstance(one, str):
+        print(one)
+    else:
+        print_json(one, indent=None)
+
+
+@contextmanager
+def _writing(output: str | None) -> Iterator[Callable[[Any], None]]:
+    """Lines or records to the standard output as they come, or to a file beside `output`, which takes its place at the
+    end."""
+    if output is None:
+        yield _printed
+        return
+    path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--output {output}: cannot be written ({'a folder' if path.is_dir() else 'no such folder'})")
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        yield lambda one: file.write((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n")
+    part.replace(path)

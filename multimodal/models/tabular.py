@@ -1,0 +1,94 @@
+"""FT-Transformer (Gorishniy et al. 2021): each column of a table is a token."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.stack import BlockConfig, Stack, StackConfig
+
+
+@dataclass(frozen=True)
+class TabularConfig:
+    """`numbers`: columns of numbers, whose distribution `quantiles` points tell. `categories`: kinds of each other
+    column, of which the first is any that is unknown or missing. `outputs`: classes, or 1 for a number."""
+
+    numbers: int
+    categories: tuple[int, ...]
+    quantiles: int
+    outputs: int
+    stack: StackConfig
+
+    @property
+    def width(self) -> int:
+        return self.stack.block.attention.width
+
+
+def ft_stack(width: int, layers: int, heads: int, attention_dropout: float = 0.2, dropout: float = 0.1) -> StackConfig:
+    """The paper's blocks (appendix E): pre-norm, ReGLU 4/3 as wide inside, a dropout in the attention and another in
+    the feed-forward."""
+    attention = AttentionConfig(width, heads, dropout=attention_dropout)
+    return StackConfig(BlockConfig(attention, 4 * width // 3, "relu", gated=True, dropout=dropout), layers)
+
+
+class FTTransformer(nn.Module):
+    """A number is a vector times its value and a bias, a category a row of a table and a bias, and a class token comes
+    first; the first block has no norm before its attention (section 3.3).
+
+    Numbers come as they are in the table: `quantiles` holds the quantiles of each column in the training part, through
+    which it becomes normally distributed; what is missing (NaN) has the median's value and a vector of its own. `shift`
+    and `scale` take outputs to the unit of what is predicted (0 and 1 for classes)."""
+
+    def __init__(self, config: TabularConfig):
+        super().__init__()
+        self.config = config
+        width, columns = config.width, config.numbers + len(config.categories)
+        bound = width**-0.5
+        self.weight = nn.Parameter(torch.empty(config.numbers, width).uniform_(-bound, bound))
+        self.missing = nn.Parameter(torch.zeros(config.numbers, width))
+        self.bias = nn.Parameter(torch.empty(columns, width).uniform_(-bound, bound))
+        self.table = nn.Embedding(sum(config.categories), width)
+        nn.init.uniform_(self.table.weight, -bound, bound)
+        self.class_token = nn.Parameter(torch.empty(width).uniform_(-bound, bound))
+        self.firsts = [sum(config.categories[:i]) for i in range(len(config.categories))]  # rows of the table
+        self.register_buffer("quantiles", torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+        self.stack = Stack(config.stack)
+        self.stack.blocks[0].attention_branch.norm = nn.Identity()
+        self.head = nn.Linear(width, config.outputs)
+
+    def forward(self, numbers: Float[Tensor, "B N"], categories: Int[Tensor, "B C"]) -> Float[Tensor, "B O"]:
+        """Logits, or the number in its own unit. Raises ValueError for a category that its column has not."""
+        sizes, firsts = torch.tensor([self.config.categories, self.firsts], device=categories.device)
+        if bool(((categories < 0) | (categories >= sizes)).any()):
+            raise ValueError(f"categories are from 0 to under {list(self.config.categories)}")
+        unknown = numbers.isnan()
+        values = torch.where(unknown, 0, normal_scores(numbers.nan_to_num(), self.quantiles)).to(self.weight.dtype)
+        tokens = values[..., None] * self.weight + unknown[..., None] * self.missing
+        tokens = torch.cat([tokens, self.table(categories + firsts.long())], 1) + self.bias
+        tokens = torch.cat([self.class_token.expand(len(tokens), 1, -1), tokens], 1)
+        first = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        state = self.stack(tokens, only=first)[:, 0]
+        return self.head(torch.relu(state)) * self.scale + self.shift
+
+
+def normal_scores(values: Float[Tensor, "B N"], quantiles: Float[Tensor, "N Q"]) -> Float[Tensor, "B N"]:
+    """Values through the distribution whose evenly spaced `quantiles` are given, to a normal one (scikit-learn's
+    QuantileTransformer). A value that many quantiles repeat is in the middle of them."""
+    x, knots = values.double().T.contiguous(), quantiles.double()
+    count = knots.shape[1]
+    share = (_below(x, knots) + (count - 1 - _below(-x, -knots.flip(-1)))) / (2 * (count - 1))
+    return torch.special.ndtri(share.clamp(1e-7, 1 - 1e-7)).T
+
+
+def _below(x: Float[Tensor, "N B"], knots: Float[Tensor, "N Q"]) -> Float[Tensor, "N B"]:
+    """The place of each value among the knots, as a fraction between two; of those that repeat it, after the last."""
+    right = torch.searchsorted(knots, x, right=True).clamp(1, knots.shape[1] - 1)
+    low, high = knots.gather(1, right - 1), knots.gather(1, right)
+    within = torch.where(
+        high > low, (x - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny), (x >= low).to(x.dtype)
+    )
+    return right - 1 + within.clamp(0, 1)

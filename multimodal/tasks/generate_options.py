@@ -1,0 +1,92 @@
+"""The options of generated text: their names, defaults and limits."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from multimodal.errors import UsageError
+from multimodal.tasks.caption_options import Limits, checked
+
+ON_LONG = ("error", "cut")
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How a text goes on. Tokens are counted without the prompt; of `max_tokens` the end is one, and there is none
+    before `min_tokens`.
+
+    `temperature` 0 takes the most probable token; above it tokens are drawn by `seed`, the same for each prompt, from
+    the `top_k` (0: all) most probable, of these from those with `top_p` of the probability, of these from those with
+    `min_p` of the first one's; 1 where only one of the three is given. `beam_size` above 1 searches with that many
+    beams instead, ranked by log-probability / tokens^`length_penalty`, as transformers' `early_stopping=False`.
+    `num_return`: that many of the beam, the best first, or that many draws.
+
+    `repetition_penalty` 1 and `no_repeat_ngram` 0 are no such rule. `stop`: a text ends before any of these.
+    `on_long`: a prompt beyond the context is an "error" (where the model cannot compute it) or is "cut" from the
+    left."""
+
+    max_tokens: int = 100
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    beam_size: int = 1
+    length_penalty: float = 1.0
+    num_return: int = 1
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    on_long: str = "error"
+
+
+_LIMITS: Limits = {
+    "max_tokens": (int, 1, math.inf),
+    "min_tokens": (int, 0, math.inf),
+    "temperature": (float, 0, 100),
+    "top_k": (int, 0, math.inf),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 0, 100),
+    "no_repeat_ngram": (int, 0, math.inf),
+    "beam_size": (int, 1, 1000),
+    "length_penalty": (float, -10, 10),
+    "num_return": (int, 1, 1000),
+    "seed": (int, 0, 2**63 - 1),
+}
+_DRAWS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def options_for(given: Mapping[str, Any]) -> GenerateOptions:
+    """Raises UsageError for an unknown name, a value that cannot be used or values that do not go together."""
+    texts = {"stop", "on_long"}
+    checked({name: value for name, value in given.items() if name not in texts}, _LIMITS)
+    stop = given.get("stop", ())
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in stop:
+        if not isinstance(text, str) or not text:
+            raise UsageError(f"stop: must be texts that are not empty ({text!r:.40})")
+    if given.get("on_long", "error") not in ON_LONG:
+        raise UsageError(f"on_long: must be one of {', '.join(ON_LONG)} ({given['on_long']!r:.40})")
+    options = GenerateOptions(**{**given, "stop": stop})
+    if "temperature" not in given and any(getattr(options, name) != off for name, off in _DRAWS.items()):
+        options = replace(options, temperature=1.0)
+    _together(options)
+    return options
+
+
+def _together(o: GenerateOptions) -> None:
+    if o.min_tokens > o.max_tokens:
+        raise UsageError(f"min_tokens {o.min_tokens}: is above max_tokens {o.max_tokens}")
+    if o.temperature == 0 and (on := [name for name, off in _DRAWS.items() if getattr(o, name) != off]):
+        raise UsageError(f"{on[0]} {getattr(o, on[0])}: is for drawing, and temperature 0 does not draw")
+    if o.temperature > 0 and o.beam_size > 1:
+        raise UsageError(f"beam_size {o.beam_size}: does not draw, and temperature {o.temperature:g} does; name one")
+    if o.temperature == 0 and o.num_return > o.beam_size:
+        raise UsageError(
+            f"num_return {o.num_return}: needs a beam_size of at least that, or drawing (temperature, top_k, top_p …)"
+        )
+    if 0 < o.temperature < 0.001:
+        raise UsageError(f"temperature {o.temperature:g}: is too near 0 to divide by; 0 takes the most probable token")

@@ -1,0 +1,118 @@
+r"""Trains a text classifier from any encoder or causal model of text; `--task table` is for tables (finetune_table.py).
+
+    data=../shared/data/text/sst2
+    python recipes/finetune_text.py --model mlm --data $data/train.tsv.gz --val $data/dev.tsv.gz --run sst2-run \
+        --out sst2
+
+`--random` begins with random weights in the same architecture. A bag of words under logistic regression is fitted on
+the same texts, and its accuracy stands beside in the report. The checkpoint's card has the labels in order.
+"""
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import finetune_table
+import torch
+from torch import nn
+
+from multimodal.train.adapt import AdaptSettings, adapt, merge
+from multimodal.train.loader import Loader
+from multimodal.train.loop import Loop
+from multimodal.train.optim import OptimSettings
+from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
+from multimodal.train.start import start
+from multimodal.train.text_classes import (
+    Classed,
+    ClassifyText,
+    CollateClassed,
+    as_they_are,
+    bag_of_words,
+    class_figures,
+    classes_of,
+    classified,
+    classifier,
+    read_labelled,
+)
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+
+log = logging.getLogger(__name__)
+
+
+def _loop() -> LoopSettings:
+    optim = OptimSettings(rate=2e-4, warmup=50, weight_decay=0.01, average=0.99)
+    return LoopSettings(Path("text-run"), 600, optim, save_every=200, evaluate_every=100)
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str
+    """checkpoint to begin with: a shipped name, a folder, a file, a hub's repository"""
+    data: Path
+    """training texts: a table with tabs, text in its first and label in its last column"""
+    val: Path
+    """texts that are measured on; nothing is chosen by them"""
+    out: Path
+    """folder of the classifier"""
+    columns: tuple[str, str] | None = None
+    """names of the columns of text and label, where the tables have a header"""
+    random: bool = False
+    """begin with random weights in the architecture of --model"""
+    budget: int = 2048
+    """padded tokens a micro-batch"""
+    longest: int = 128
+    """tokens that a text is cut to, at most the model's context"""
+    dropout: float = 0.1
+    adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    loop: LoopSettings = field(default_factory=_loop)
+
+
+def main(s: Settings) -> dict[str, Any]:
+    loop = s.loop
+    torch.manual_seed(loop.seed)
+    rows, tests = (read_labelled(path, s.columns) for path in (s.data, s.val))
+    labels = classes_of(rows, s.data)
+    known = load(s.model)
+    model, fresh = classifier(known, len(labels), s.dropout, s.random)
+    adapt(model, s.adapt, fresh)
+    context = min(s.longest, model.config.context)
+    source, val = (
+        Classed(part, known.tokenizer, labels, context, str(path)) for part, path in ((rows, s.data), (tests, s.val))
+    )
+    if source.cut + val.cut:
+        log.warning("cut to %d tokens: %d training texts, %d others", context, source.cut, val.cut)
+    log.info("%d texts, %d held out, labels %s; new parts: %s", len(source), len(val), ", ".join(labels),
+             "all" if s.random else ", ".join(fresh))  # fmt: skip
+    collate = CollateClassed(known.tokenizer.pad_id)
+    order = sorted(range(len(val)), key=lambda key: len(val.read(key).ids))
+    batches = [collate([val.read(key) for key in order[i : i + 32]]) for i in range(0, len(order), 32)]
+    loader = Loader(
+        source, source.plan(s.budget * loop.accumulate, loop.seed), as_they_are, collate, seed=loop.seed,
+        workers=loop.workers, micro=loop.accumulate,
+    )  # fmt: skip
+
+    def measure(net: nn.Module, step: int) -> dict[str, float]:
+        return class_figures(net, batches)
+
+    trained = merge(Loop(loop, ClassifyText(model), loader, measure).fit())
+    begun = "random" if s.random else s.model
+    figures = {f"from {begun}": measure(trained, loop.steps), "bag of words": bag_of_words(rows, tests)}
+    log.info("%s: %s", s.out, figures)
+    card = {"labels": labels, "fine_tuned": {"from": begun, "data": str(s.data), str(s.val): figures}}
+    save_folder(Checkpoint(trained, known.tokenizer, card=card), s.out)
+    found = classified(trained, val, collate)
+    wrong = [f"{row.text} → {labels[i]} (is {row.label})" for row, i in zip(tests, found, strict=True)
+             if labels[i] != row.label]  # fmt: skip
+    write_report(loop.run, s, [s.data, s.val], [*(f"{who}: {own}" for who, own in figures.items()), *wrong[:15]])
+    return figures
+
+
+if __name__ == "__main__":
+    if sys.argv[1:3] == ["--task", "table"]:
+        start(finetune_table.main, finetune_table.Settings, sys.argv[3:])
+    else:
+        start(main, Settings, sys.argv[3:] if sys.argv[1:3] == ["--task", "text"] else None)

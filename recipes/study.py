@@ -1,0 +1,190 @@
+r"""Trains the same small language model once for each way to do one thing, and draws what comes of it.
+
+    data=../shared/data/text/tinyshakespeare/input.txt
+    python recipes/study.py --study positions --data $data --run positions-study
+    python recipes/study.py --study attention --data $data --run attention-study
+    python recipes/study.py --study depth --data $data --run depth-study
+
+- positions: each kind of positions, judged on longer texts than it was trained on (Press et al. 2022, figure 1). A
+  rotary model is judged a second and a third time with positions interpolated linearly (Chen et al. 2023) and with
+  NTK-aware rates, without further training.
+- attention: what a token sees (all before it, a window, a dilated window, window and global tokens, random blocks),
+  grouped and shared keys, and linear attention.
+- depth: norms before and after each branch, in shallow and in deep models.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from multimodal.blocks import masks
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
+from multimodal.tokens.text import CharacterTokenizer
+from multimodal.train.language import Language, gpt2_weights, text_scores
+from multimodal.train.language_model import ModelSettings, language_config
+from multimodal.train.loader import Loader
+from multimodal.train.loop import Loop
+from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.settings import LoopSettings
+from multimodal.train.start import start
+from multimodal.train.text_data import Corpus, Prepare, Windows, collate, held_out, texts_in
+from multimodal.weights.folder import write_durably
+
+log = logging.getLogger(__name__)
+
+BLOCK = 16  # of the random blocks
+Seen = Callable[[int], masks.Rule]  # of so many positions, what may attend
+
+
+class Variant(NamedTuple):
+    """`seen` None: all that came before."""
+
+    name: str
+    config: TextConfig
+    seen: Seen | None = None
+
+
+def _loop() -> LoopSettings:
+    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=50, weight_decay=0.1, average=0.99)
+    return LoopSettings(Path("study-run"), 600, optim, evaluate_every=10**6, save_every=300, log_every=100)
+
+
+@dataclass(frozen=True)
+class Settings:
+    study: Literal["positions", "attention", "depth"]
+    data: tuple[Path, ...]  # text files; characters are the tokens
+    batch: int = 16
+    longer: tuple[int, ...] = (1, 2, 4, 8)  # positions: times the context at which models are judged
+    depths: tuple[int, ...] = (2, 8, 24)  # depth: layers
+    judged: int = 32768  # characters of the last tenth that models are judged on
+    model: ModelSettings = field(default_factory=lambda: ModelSettings(width=128, layers=4, context=128))
+    loop: LoopSettings = field(default_factory=_loop)
+
+    def __post_init__(self):
+        demand("longer", self.longer, all(n >= 1 for n in self.longer), "1 or more each")
+        demand("depths", self.depths, all(n >= 1 for n in self.depths), "1 or more each")
+        demand("judged", self.judged, self.judged > max(self.longer) * self.model.context, "more than the longest text")
+
+
+class Partly(TextTransformer):
+    """A model whose tokens see what `seen` says."""
+
+    def __init__(self, config: TextConfig, seen: Seen):
+        super().__init__(config)
+        self.seen = seen
+
+    def states(self, ids: Tensor, *parts: Any, mask: Tensor | None = None, **other: Any) -> Tensor:
+        size = ids.shape[1]
+        mask = masks.dense(self.seen(size), size, size, ids.device) if mask is None else mask
+        return super().states(ids, *parts, mask=mask, **other)
+
+
+def variants(s: Settings, vocabulary: int) -> Iterator[Variant]:
+    of = lambda **change: language_config(replace(s.model, **change), vocabulary)
+    if s.study == "positions":
+        for kind in ("learned", "sinusoidal", "shaw", "bucket", "rotary", "alibi", "none"):
+            yield Variant(kind, of(positions=kind))
+    elif s.study == "depth":
+        for layers in s.depths:
+            for post in (False, True):
+                yield Variant(f"{'post' if post else 'pre'}-norm, {layers}", of(layers=layers, post_norm=post))
+    else:
+        yield from _attentions(of, s.model.heads)
+
+
+def _attentions(of: Callable[..., TextConfig], heads: int) -> Iterator[Variant]:
+    whole = of(positions="sinusoidal")  # which linear attention takes too
+    inner = lambda size: max(4, size // 8)
+    past = lambda *rules: masks.both(masks.before, masks.either(*rules))
+    dice = lambda: torch.Generator().manual_seed(0)
+    yield Variant("all before", whole)
+    yield Variant("window of 1/8", whole, lambda size: masks.near(inner(size)))
+    yield Variant("dilated, every 4th", whole, lambda size: masks.strided(4, inner(size)))
+    yield Variant("window and 4 global", whole, lambda size: past(masks.near(inner(size)), masks.first(4)))
+    yield Variant("2 random blocks", whole, lambda size: past(masks.drawn(size, BLOCK, 2, dice()), masks.near(BLOCK)))
+    for kv_heads in (heads // 2, 1):
+        yield Variant(f"{kv_heads} of {heads} key heads", of(positions="sinusoidal", kv_heads=kv_heads))
+    block = whole.stack.block
+    block = replace(block, attention=replace(block.attention, linear="causal"))
+    yield Variant("linear", replace(whole, stack=replace(whole.stack, block=block)))
+
+
+def trained(s: Settings, variant: Variant, corpus: Corpus) -> nn.Module:
+    torch.manual_seed(s.loop.seed)
+    config, context = variant.config, s.model.context
+    model = Partly(config, variant.seen) if variant.seen else TextTransformer(config)
+    gpt2_weights(model)
+    loop = replace(s.loop, run=s.loop.run / variant.name.replace(" ", "-").replace("/", "-"))
+    source = Windows(corpus, context)
+    loader = Loader(source, source.plan(s.batch, loop.seed), Prepare(context), collate, seed=loop.seed,
+                    workers=loop.workers, micro=loop.accumulate)  # fmt: skip
+    return Loop(loop, Language(model), loader).fit()
+
+
+def judged(s: Settings, model: TextTransformer, unseen: Corpus) -> dict[str, dict[int, float]]:
+    """Perplexity a character by length of text. Other names than "" are those of other positions for the weights."""
+    context, config = s.model.context, model.config
+    score = lambda length: text_scores(model, unseen, context=length, stride=length)["perplexity"]
+    lengths = [n * context for n in (s.longer if s.study == "positions" else (1,))]
+    found = {"": {length: score(length) for length in lengths if config.limit is None or length <= config.limit}}
+    if s.study == "positions" and config.positions.kind == "rotary":
+        for name in ("linear", "ntk"):
+            found[name] = {}
+            for length in lengths:
+                stretch = length / context
+                change = {"scale": 1 / stretch} if name == "linear" else {"ntk": stretch}
+                model.config = replace(config, positions=replace(config.positions, **change))
+                found[name][length] = score(length)
+        model.config = config
+    return found
+
+
+def draw(s: Settings, found: dict[str, dict[int, float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    if s.study == "positions":
+        for name, row in found.items():
+            axes.plot(list(row), list(row.values()), marker="o", label=name)
+        axes.axvline(s.model.context, color="grey", linestyle=":", label="trained length")
+        axes.set(xscale="log", yscale="log", xlabel="characters of text", ylabel="perplexity a character")
+        axes.set_xticks(list(next(iter(found.values()))), minor=False)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.minorticks_off()
+        axes.legend(fontsize=8)
+    else:
+        names = list(found)[::-1]
+        bars = axes.barh(names, [next(iter(found[name].values())) for name in names])
+        axes.bar_label(bars, fmt="%.2f", padding=3)
+        axes.set(xlabel="perplexity a character", xlim=(1, None))
+        axes.margins(x=0.1)
+    figure.savefig(path, dpi=120)
+
+
+def main(s: Settings) -> None:
+    train, val = held_out([text for path in s.data for text in texts_in(path)], 0.1)
+    tokenizer = CharacterTokenizer.train([*train, *val])
+    corpus, unseen = Corpus.of(train, tokenizer), Corpus.of(["".join(val)[: s.judged]], tokenizer)
+    found: dict[str, dict[int, float]] = {}
+    s.loop.run.mkdir(parents=True, exist_ok=True)
+    for variant in variants(s, tokenizer.vocab_size):
+        model = trained(s, variant, corpus)
+        for name, row in judged(s, model, unseen).items():
+            found[f"{variant.name}, {name}" if name else variant.name] = row
+        log.info("%s: %s", variant.name, " ".join(f"{length}: {value:.2f}" for length, value in row.items()))
+        write_durably(s.loop.run / "study.json", (json.dumps(found, indent=1) + "\n").encode())
+        draw(s, found, s.loop.run / "study.png")
+    for name, row in found.items():
+        print(f"{name:<24}", *(f"{value:10.3f}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    start(main, Settings)

@@ -1,0 +1,172 @@
+r"""Trains a language model of pixels (Chen et al. 2020): colours of a palette, row by row. It completes half pictures,
+and its middle layer tells classes apart.
+
+    data=../shared/data/vision
+    python recipes/train_igpt.py --data $data/cifar10-test --more "$data/tiny-imagenet/train-*.tar" \
+        --run igpt-run --out igpt --threads 1
+
+A fifth of the labelled pictures is not trained on: on them bits of a colour are measured, beside two baselines (all
+colours alike, and each as often as in training), and a linear probe of the features beside one of the raw pixels.
+The report has a sheet of completed pictures.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from multimodal.models.text import TextTransformer
+from multimodal.search import sample
+from multimodal.tasks import evaluate_probe
+from multimodal.train.classify import class_labels
+from multimodal.train.language import Language, gpt2_weights
+from multimodal.train.language_model import ModelSettings, language_config
+from multimodal.train.loader import Loader, shuffled
+from multimodal.train.loop import Loop
+from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.pixels import Flipped, Palette, Pictures, PixelRows, after, bits, marginal_bits, middle_features
+from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
+from multimodal.train.sources import open_source
+from multimodal.train.start import start
+from multimodal.train.text_data import Prepare, collate
+from multimodal.weights.folder import Checkpoint, save_folder
+
+log = logging.getLogger(__name__)
+
+
+def _loop() -> LoopSettings:
+    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=50, average=0.99)
+    return LoopSettings(Path("igpt-run"), 1000, optim, evaluate_every=250)
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: tuple[str, ...]  # labelled pictures
+    out: Path  # folder of the trained checkpoint
+    more: tuple[str, ...] = ()  # pictures that are trained on too, labelled or not
+    side: int = 16  # pixels
+    colours: int = 512  # of the palette; 512 as the paper
+    batch: int = 16
+    count: int = 256  # held-out pictures that are scored while it trains; all at the end
+    sheet: int = 8  # pictures that are completed
+    completions: int = 3  # of each
+    probe_count: int = 4000  # labelled training pictures that the probes learn from
+    probe_c: float = 0.0  # inverse strength of the probes' penalty; 0: chosen on a part of the training pictures
+    probe_iterations: int = 200
+    model: ModelSettings = field(default_factory=lambda: ModelSettings(width=192, layers=4, positions="learned"))
+    loop: LoopSettings = field(default_factory=_loop)
+
+    def __post_init__(self):
+        for name in ("batch", "count", "sheet", "completions", "probe_count", "probe_iterations"):
+            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        demand("side", self.side, self.side >= 2, "2 or more")
+        demand("context", self.model.context, self.model.context == ModelSettings.context, "left out: it is side²")
+        demand("probe_c", self.probe_c, self.probe_c >= 0, "0 or more")
+
+
+class Bits:
+    """Bits of a colour, of some of the held-out pictures."""
+
+    def __init__(self, ids: Tensor, begin: int):
+        self.ids, self.begin = ids, begin
+
+    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
+        return {"bits": bits(model, self.ids, self.begin)}
+
+
+@torch.inference_mode()
+def completed(model: TextTransformer, ids: Tensor, begin: int, copies: int, seed: int) -> Tensor:
+    """Pictures whose lower half is drawn: [N copies T]."""
+    count, half = ids.shape[1], ids.shape[1] // 2
+
+    def no_begin(seen: Tensor, logits: Tensor) -> Tensor:
+        logits[:, begin] = -torch.inf
+        return logits
+
+    generators = [torch.Generator().manual_seed(seed + row) for row in range(len(ids))]
+    drawn = sample(
+        lambda new, cache: model(new, cache=cache, last=1), after(ids[:, :half], begin), model.new_cache(), eos=begin,
+        max_new=count - half, temperature=1.0, generators=generators, copies=copies, rules=[no_begin],
+    )  # fmt: skip
+    made = torch.tensor(drawn.ids).view(len(ids), copies, count - half)
+    return torch.cat([ids[:, None, :half].expand(-1, copies, -1), made], 2)
+
+
+def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4) -> None:
+    """A row a picture: what it is, what was given, and completions."""
+    given = palette.pixels(ids)
+    given[:, given.shape[1] // 2 :] = 128
+    columns = [palette.pixels(ids), given, *(palette.pixels(made[:, n]) for n in range(made.shape[1]))]
+    rows = [torch.nn.functional.pad(column, (0, 0, 1, 1, 1, 1), value=255) for column in columns]
+    whole = torch.cat([torch.cat(list(part), 0) for part in rows], 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(whole.numpy()).resize((whole.shape[1] * zoom, whole.shape[0] * zoom), Image.NEAREST).save(path)
+
+
+def probed(s: Settings, train: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], names: list[str]) -> float:
+    """Accuracy of a linear probe of vectors, made even by the mean and deviation of the training ones."""
+    mean, deviation = train[0].mean(0), train[0].std(0).clamp(min=1e-6)
+    parts = [evaluate_probe.Pictures((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
+    found = evaluate_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
+    return found.scores.figures()["acc1"]
+
+
+def probes(s: Settings, model: TextTransformer, palette: Palette, train: Pictures, held: Pictures) -> dict[str, float]:
+    """Of the middle layer, and of the pixels of the same pictures."""
+    train = train.part(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[: s.probe_count])
+    middle, found = model.config.stack.layers // 2, []
+    with torch.autocast("cpu", torch.bfloat16, enabled=s.loop.precision == "autocast"):
+        for part in (train, held):
+            found.append(middle_features(model, palette.ids(part.pixels), len(palette), middle))
+    names, raw = list(train.names), [part.pixels.flatten(1).float() for part in (train, held)]
+    labels = train.labels, held.labels
+    return {
+        name: probed(s, *zip(vectors, labels, strict=True), names)
+        for name, vectors in (("probe", found), ("probe_of_pixels", raw))
+    }
+
+
+def main(s: Settings) -> dict[str, float]:
+    torch.manual_seed(s.loop.seed)
+    source = open_source(s.data)
+    class_labels(source, " ".join(s.data))
+    labelled = Pictures.read(source, s.side)
+    held = evaluate_probe.held_out(labelled.labels, evaluate_probe.HELD_OUT, s.loop.seed)
+    own, unseen = labelled.part(~held), labelled.part(held)
+    pixels = torch.cat([own.pixels, *(Pictures.read(open_source(part), s.side).pixels for part in s.more)])
+    palette = Palette.of(pixels, s.colours, s.loop.seed)
+    ids, held_ids, begin = palette.ids(pixels), palette.ids(unseen.pixels), len(palette)
+    context = s.side**2
+    model = TextTransformer(language_config(ModelSettings(**vars(s.model) | {"context": context}), begin + 1))
+    gpt2_weights(model)
+    log.info(
+        "%d pictures to train on, %d held out, %d colours; %.2f M parameters", len(ids), len(held_ids), begin,
+        sum(p.numel() for p in model.parameters()) / 1e6,
+    )  # fmt: skip
+    loader = Loader(
+        PixelRows(ids, begin), shuffled(len(ids), s.batch, s.loop.seed), Flipped(Prepare(context)), collate,
+        seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
+    )  # fmt: skip
+    some = held_ids[torch.randperm(len(held_ids), generator=torch.Generator().manual_seed(0))[: s.count]]
+    trained = Loop(s.loop, Language(model), loader, Bits(some, begin)).fit()
+    figures = {
+        "bits": bits(trained, held_ids, begin), "bits_uniform": float(torch.tensor(float(begin)).log2()),
+        "bits_marginal": marginal_bits(ids, held_ids, begin),
+    }  # fmt: skip
+    figures |= probes(s, trained, palette, own, unseen)
+    card = {"side": s.side, "palette": palette.colours.tolist(), "figures": figures}
+    save_folder(Checkpoint(trained, card=card), s.out)
+    log.info("%s: %s", s.out, figures)
+    made = completed(trained, some[: s.sheet], begin, s.completions, s.loop.seed)
+    sheet(palette, some[: s.sheet], made, s.loop.run / "report" / "completions.png")
+    lines = [f"{name}: {value:.4g}" for name, value in figures.items()]
+    write_report(s.loop.run, s, [*s.data, *s.more], [*lines, "![completions](completions.png)"])
+    return figures
+
+
+if __name__ == "__main__":
+    start(main, Settings)
