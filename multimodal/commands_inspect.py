@@ -123,7 +123,7 @@ def cost_lines(costs: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _bytes(number: float) -> str:
+def _bytes(number: int | float) -> str:
     for unit in UNITS:
         if number < 1024 or unit == UNITS[-1]:
             break
@@ -131,7 +131,7 @@ def _bytes(number: float) -> str:
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
-def _flops(number: float) -> str:
+def _flops(number: int | float) -> str:
     for unit in ("", "k", "M", "G", "T", "P"):
         if number < 1000 or unit == "P":
             break

@@ -10,7 +10,6 @@ other run uses.
 """
 
 import argparse
-import gzip
 import itertools
 import json
 import random
@@ -21,6 +20,8 @@ import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from multimodal.train.lists import read_text
 
 ACCENTS = ["en-us", "en-us", "en-us-nyc", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029"]
 VARIANTS = ["f1", "f2", "f3", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8"]
@@ -33,9 +34,8 @@ SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 
 def sentences(path: Path, most_words: int = 18) -> list[str]:
     """The plain sentences of a text file (gzip or not): lower case, words of letters and apostrophes."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     found = []
-    for line in data.decode().splitlines():
+    for line in read_text(path).split("\n"):
         for sentence in SENTENCE_END.split(line.strip()):
             text = re.sub(r" (n't|'\w+)\b", r"\1", sentence.replace("@-@", " ").replace("’", "'").lower())
             text = re.sub(r"[^a-z' ]", " ", text) if re.search(r"[\d<=@&:_~]|[^\x00-\x7f]", text) is None else ""

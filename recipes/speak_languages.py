@@ -13,7 +13,6 @@ are one to four words cut from other sentences, which a model that is to learn w
 """
 
 import argparse
-import gzip
 import itertools
 import json
 import random
@@ -23,14 +22,15 @@ from pathlib import Path
 
 from speak import speak
 
+from multimodal.train.lists import read_text
+
 VOICES = {"en": ["en-us", "en-gb"], "de": ["de"], "fr": ["fr-fr"], "cs": ["cs"]}
 VARIANTS = ["", "", "", "+m3", "+f2", "+f4"]  # the plain voice speaks half of it
 UNSEEN = "+m7"
 
 
 def lines(path: Path) -> list[str]:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [" ".join(line.replace("’", "'").split()) for line in data.decode().splitlines()]
+    return [" ".join(line.replace("’", "'").split()) for line in read_text(path).splitlines()]
 
 
 def piece(chooser: random.Random, sentence: str) -> str:

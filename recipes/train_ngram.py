@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.ngram import END, START, UNKNOWN
-from multimodal.train.lists import CSV, JSONL, read_list
+from multimodal.train.lists import CSV, JSONL, read_list, read_text
 from multimodal.train.speech import plain
 from multimodal.weights.folder import write_durably
 
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 def sentences(path: Path, spelt: bool = False) -> Iterator[list[str]]:
     """The words of each text, with `spelt` as `plain` spells them. Raises DataError, naming the line."""
-    for text in _listed(path) if path.suffix.lower() in CSV + JSONL else _lines(path):
+    for text in _listed(path) if path.suffix.lower() in CSV + JSONL else read_text(path).split("\n"):
         if words := (plain(text) if spelt else text).split():
             yield words
 
@@ -68,14 +68,6 @@ def _listed(path: Path) -> Iterator[str]:
         if line.fault or not isinstance(text, str):
             raise DataError(f"{path}: line {line.number}: {line.fault or 'no text'}")
         yield text
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            yield from file
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
 
 
 def adjusted_counts(texts: Iterable[list[str]], order: int) -> list[Counter[Gram]]:

@@ -155,12 +155,12 @@ def test_beams_equal_transformers_generate(kind, beams, early, alpha, request):
     assert len(set(map(tuple, found))) > 2
 
 
-@pytest.mark.parametrize(("beams", "early", "alpha"), [(2, False, 1.0), (3, True, 1.0), (2, "never", -0.7)])
+@pytest.mark.parametrize(("beams", "early", "alpha"), [(2, True, 1.0), (2, "never", -0.7)])
 def test_only_endings_among_the_best_continuations_count(gpt2, beams, early, alpha):
     """With a likely end, of which there are many."""
     with torch.no_grad():
         before = gpt2.lm_head.bias[EOS].item()
-        gpt2.lm_head.bias[EOS] = 2.5
+        gpt2.lm_head.bias[EOS] = 1.8
     try:
         decode, asked = searching(beams, early, alpha)
         compare(gpt2, decode, {}, **asked)

@@ -1,5 +1,6 @@
 """Counts are what is measured: operations, caches, weights, gradients, optimizer and what autograd keeps."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,8 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.cli import main
+from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.presets import PRESETS, preset
 from multimodal.tasks.counts import counts, of_config
 from multimodal.train.optim import OptimSettings, optimizers
 from multimodal.weights.folder import KINDS, Checkpoint, save_folder
@@ -34,6 +37,8 @@ def inputs(name: str, rows: int) -> tuple[Tensor, ...]:
     sound = torch.randn(rows, 40, 16 if name == "conformer-batch" else 8), torch.full((rows,), 40)
     if name.startswith("conformer"):
         return sound
+    if name == "tabular":
+        return torch.randn(rows, 3), torch.ones(rows, 2, dtype=torch.long)
     words = ids(rows=rows)
     if name.startswith(("clip", "captioner", "git", "coca")):
         if name.startswith("clip"):
@@ -175,7 +180,7 @@ def test_activations_are_what_autograd_keeps(name, half):
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["vit-token", "vit-map", "captioner", "text-to-text", "speech-to-text", "git",
-                                  "conformer-rotary", "conformer-relative", "joint", "coca"])  # fmt: skip
+                                  "conformer-rotary", "conformer-relative", "joint", "coca", "tabular"])  # fmt: skip
 def test_activations_of_every_kind(name, half):
     model = made(name).train()
 

@@ -24,7 +24,7 @@ FLOORS = [
     {"tokens"},
     {"blocks"},
     {"models"},
-    {"presets", "heads", "ctc", "ctc_prefix", "rules", "search", "beams", "fusion", "ngram", "graphs"},
+    {"presets", "presets_text", "heads", "ctc", "ctc_prefix", "rules", "search", "beams", "fusion", "ngram", "graphs"},
     {"weights"},
     {"train"},
     {"tasks"},

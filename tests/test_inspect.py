@@ -328,7 +328,7 @@ def test_the_numbers_of_a_head_are_listed(capsys, files):
     assert header.split()[:3] == ["layer", "head", "entropy"]
     assert heads.split()[:2] == ["1", "0"]
     weights = attention(checkpoint("rotary"), "abc").weights[1, 0]
-    assert [line.split()[0] for line in tokens] == ["<s>", "a", "b", "c"]
+    assert [line.split()[0] for line in tokens] == ["<bos>", "a", "b", "c"]
     assert f"{weights[3].max():.3f}" in tokens[3].split(",")[0]
 
 

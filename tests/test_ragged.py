@@ -52,6 +52,8 @@ def test_next_to_no_padding_and_no_batch_above_its_tokens():
     sums = [sum(lengths[number] for number in batch.numbers) for batch in batches]
     assert all(total <= 600 or len(batch.numbers) == 1 for total, batch in zip(sums, batches, strict=True))
     assert sum(batch.rows * batch.width for batch in batches) <= 1.05 * sum(lengths)
+    # a row of 100 alone would be rather empty: that text waits, the shorter one has found a place
+    assert [batch.numbers for batch in ragged._batches([500, 430, 100, 60], 2000)] == [[0, 1, 3], [2]]
 
 
 def test_refusals():

@@ -20,8 +20,8 @@ FULL, HALF = 4, 2  # bytes
 
 
 class Work(NamedTuple):
-    """`batch` items with linear maps on numbers of so many bytes, and norms on numbers of `stream` bytes: under autocast
-    these stay float32 where the stack's input is."""
+    """`batch` items with linear maps on numbers of so many bytes, and norms on numbers of `stream` bytes: under
+    autocast these stay float32 where the stack's input is."""
 
     batch: int
     bytes: int

@@ -14,6 +14,7 @@ from multimodal.models.coca import CoCa
 from multimodal.models.git import GIT
 from multimodal.models.seq2seq import JointConformer, SpeechToText
 from multimodal.models.speech import ConformerEncoder, SpeechEncoder
+from multimodal.models.tabular import FTTransformer
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_to_text import TextToText
 from multimodal.models.vit import ViT
@@ -188,6 +189,12 @@ def _joint(m: JointConformer, length: int | None, seconds: int | float) -> list[
     return [sound] if m.decoder is None else [sound, _text("text", m.decoder, length, source=sound.positions)]
 
 
+def _table(m: FTTransformer, length: int | None, seconds: int | float) -> list[Tower]:
+    count = m.config.numbers + len(m.config.categories) + 1  # and the class token
+    head, width = linear_flops(m.head, 1), m.config.width
+    return [Tower("table", m.stack, count, 1, "row", flops=head, wide=count, narrow=count * width)]
+
+
 def _with(tower: Tower, flops: int, wide: int = 0, cached: bool | None = None) -> Tower:
     cached = tower.cached if cached is None else cached
     return replace(tower, flops=tower.flops + flops, wide=tower.wide + wide, cached=cached)
@@ -195,6 +202,7 @@ def _with(tower: Tower, flops: int, wide: int = 0, cached: bool | None = None) -
 
 _KINDS: dict[type[nn.Module], Callable[..., list[Tower]]] = {
     TextTransformer: lambda m, length, seconds: [_text("text", m, length)],
+    FTTransformer: _table,
     ViT: lambda m, length, seconds: [_picture(m)],
     ConformerEncoder: lambda m, length, seconds: [_conformer(m, seconds)],
     CLIP: _clip, CoCa: _coca, Captioner: _captioner, GIT: _git, TextToText: _text_to_text,

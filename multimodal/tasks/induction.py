@@ -87,6 +87,8 @@ def _looked(
 ) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"], Float[Tensor, "B 2"]]:
     with capture_attention() as seen:
         states = model.states(ids)
+    if len(seen) != model.config.stack.layers:
+        raise UsageError("induction: this model's attention has no weights to look at (linear, or a sparse mask)")
     start = ids.shape[1] - length  # of the second copy
     matching = _mean_diagonals(seen, length - 1, start)
     previous = _mean_diagonals(seen, 1, ids.shape[1] - 2 * length + 1)

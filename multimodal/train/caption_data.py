@@ -1,8 +1,6 @@
 """What a captioner is trained on: pictures with captions, labelled pictures under templates, and sentences alone."""
 
-import gzip
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from multimodal.tokens.image import Preprocessing, read_image
 from multimodal.tokens.text import Tokenizer
 from multimodal.train.caption_scores import words
 from multimodal.train.captioning import Example
+from multimodal.train.lists import read_text
 from multimodal.train.loader import Plan, generator
 from multimodal.train.scores import evenly
 from multimodal.train.sources import Items, Row, Sample, Source, joined
@@ -172,11 +171,7 @@ def sentences(paths: Sequence[Path], held_out: Sequence[str]) -> Source:
 
 
 def _sentences(path: Path, held_out: Sequence[str]) -> Items:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = [line.strip() for line in data.decode("utf-8").split("\n")]
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    lines = [line.strip() for line in read_text(path).split("\n")]
     rows = [(f"{path} line {i}", line) for i, line in enumerate(lines, 1) if line]
     fine = unlike([line for _, line in rows], held_out)
     kept = ((name, line) for (name, line), keep in zip(rows, fine, strict=True) if keep)

@@ -97,7 +97,9 @@ def prefix_language(ids: Ids, random: torch.Generator) -> Denoised:
     return Denoised(ids[:cut], ids[cut:])
 
 
-def text_infilling(ids: Ids, mask_id: int, random: torch.Generator, share: float = 0.3, mean: float = 3.0) -> Int[Tensor, "M"]:
+def text_infilling(
+    ids: Ids, mask_id: int, random: torch.Generator, share: float = 0.3, mean: float = 3.0
+) -> Int[Tensor, "M"]:
     """Spans whose lengths are drawn from Poisson(`mean`), `share` of the tokens together, rounded, are one mask token
     each; an empty span is one more mask (BART)."""
     left, lengths = round(share * len(ids)), []

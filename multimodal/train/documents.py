@@ -1,14 +1,13 @@
 """Texts to pretrain on: running text in documents of sentences and lines that stand alone, as windows of tokens."""
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from multimodal.errors import DataError
 from multimodal.tokens.tokenizer import Tokenizer
+from multimodal.train.lists import read_text
 
 UNKNOWN = "<unk>"  # as WikiText writes words that it left out
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
@@ -19,13 +18,9 @@ Sentence = list[int]
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file, gzip or not, stripped. Raises DataError where it cannot be read or holds no text."""
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    text = read_text(path)
     if not text.strip():
-        raise DataError(f"{path}: holds no text ({len(data)} bytes)")
+        raise DataError(f"{path}: holds no text ({len(text)} characters)")
     return [line.strip() for line in text.split("\n")]
 
 

@@ -1,8 +1,10 @@
 """Lists of items in text files: JSON lines and CSV, each row with its line number; a damaged row is a row too."""
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,17 @@ class Line(NamedTuple):
     number: int  # from 1
     values: dict[str, Any]
     fault: str = ""
+
+
+def read_text(path: Path) -> str:
+    """Of a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is no UTF-8 ({error.object[error.start]:#04x})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:

@@ -1,11 +1,9 @@
 """Tables: reading, splitting and encoding them."""
 
 import csv
-import gzip
 import io
 import logging
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -17,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, DataError
+from multimodal.train.lists import read_text
 from multimodal.train.loader import generator
 
 log = logging.getLogger(__name__)
@@ -31,17 +30,13 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
     """Columns of a CSV file, gzip or not, whose first line is its header, or which has none and `names` say it.
 
     Raises DataError where it cannot be read, is empty, or a row has another number of columns."""
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    text = read_text(path)
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     numbered = ((rows.line_num, [cell.strip() for cell in row]) for row in rows)
     filled = [(line, row) for line, row in numbered if any(row)]
     header = list(names) or (filled.pop(0)[1] if filled else [])
     if not filled:
-        raise DataError(f"{path}: has no rows ({len(data)} bytes)")
+        raise DataError(f"{path}: has no rows ({len(text)} characters)")
     if len(set(header)) < len(header):
         raise DataError(f"{path}: a column is there twice ({', '.join(header)})")
     for line, row in filled:

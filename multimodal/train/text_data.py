@@ -4,8 +4,6 @@ A packed row holds whole documents after each other. Each sees itself alone and 
 loss and gradient are those of the documents in rows of their own.
 """
 
-import gzip
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +15,13 @@ from torch import Tensor
 
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.tokenizer import Tokenizer
+from multimodal.train.lists import read_text
 from multimodal.train.loader import Plan, generator
 
 IGNORED = -100  # target of a position whose token is not guessed
 OPEN = 32  # rows that are filled at a time
 
 Split = Literal["none", "lines", "blank"]
-
-
-def read_text(path: Path) -> str:
-    """Of a plain or gzip file. Raises DataError for one that cannot be read or is no UTF-8."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read().decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is no UTF-8 ({error.object[error.start]:#04x})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def texts_in(path: Path, split: Split = "none") -> list[str]:

@@ -21,9 +21,9 @@ from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.tokens.tokenizer import Tokenizer
 from multimodal.train.buckets import bucketed, round_up
+from multimodal.train.lists import read_text
 from multimodal.train.loader import Plan, generator
 from multimodal.train.objective import Summed
-from multimodal.train.text_data import read_text
 
 STEP, ROWS = 8, 256  # lengths, and numbers of tokens that get logits, are multiples: oneDNN compiles and keeps its
 # kernels for each new shape
