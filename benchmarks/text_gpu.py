@@ -22,7 +22,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimodal import search
-from multimodal.blocks.masks import Sparse, sparse
+from multimodal.blocks.masks import Causal, causal, sparse
 from multimodal.graphs import static_step
 from multimodal.heads import vocabulary_loss
 from multimodal.models.text import TextTransformer
@@ -47,19 +46,9 @@ OURS = [("causal", "compiled"), ("causal", "chunks"), ("flex", "compiled"), ("ma
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Causal(Sparse):
-    """PyTorch's own causal attention, which needs no mask. Right for whole texts alone."""
-
-    blocks: None = None
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-
-
 def our_loss(model: TextTransformer, attention: str, loss: str, tokens: int) -> Loss:
     """Mean cross-entropy of (ids, targets)."""
-    made = {"mask": lambda: None, "causal": Causal,
+    made = {"mask": lambda: causal(tokens, tokens, model.device), "causal": Causal,
             "flex": lambda: sparse(lambda q, k: q >= k, tokens, tokens, model.device)}[attention]()  # fmt: skip
     whole = torch.compile(lambda states, weight, targets: F.cross_entropy(F.linear(states, weight), targets))
 

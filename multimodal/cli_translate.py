@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from multimodal import cli_machine
 from multimodal.cli_transcribe import count, number
 
 EXAMPLES = """examples:
@@ -43,8 +44,7 @@ def add(commands: argparse._SubParsersAction, model: Callable) -> None:
     g = p.add_argument_group("model and machine")
     model(g, None)
     g.add_argument("--batch_size", type=count, default=32, metavar="N", help="texts side by side (default: 32)")
-    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
-    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+    cli_machine.add(g, None, integers=True)
     p.set_defaults(check=partial(check, p))
 
 

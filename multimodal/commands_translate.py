@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from multimodal.cli import fail
-from multimodal.commands_shared import Progress, print_json
+from multimodal.commands_shared import Progress, print_json, text_lines
 from multimodal.errors import TextError, UsageError
 from multimodal.tasks.translate import Source, TranslateOptions, Translation, Translator, tell_cuts
-from multimodal.weights.compute import usable_device
+from multimodal.weights.compute import for_inference
 from multimodal.weights.load import load
 
 BATCHES = 8  # that are sorted by length together, and written once they are done
@@ -23,9 +23,8 @@ BATCHES = 8  # that are sorted by length together, and written once they are don
 def translate(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
-    lines = list(_lines(options))
-    checkpoint = load(options.model, options.architecture)
-    checkpoint.model.to(usable_device(options.device))
+    lines = list(text_lines(options.texts, options.file))
+    checkpoint = for_inference(load(options.model, options.architecture), options.compute_type, options.device)
     names = ("beam_size", "length_penalty", "max_tokens", "batch_size", "on_long")
     chosen = TranslateOptions(**{name: getattr(options, name) for name in names})
     translator = Translator(checkpoint, options.source, options.target, chosen)
@@ -47,35 +46,6 @@ def translate(options: Namespace) -> int:
     shown.clear()
     tell_cuts(told)
     return code
-
-
-def _lines(options: Namespace) -> Iterator[tuple[str, str | bytes]]:
-    """What each text is called in a message, and the text, or the bytes of a line that is no UTF-8."""
-    if options.file is None and options.texts != ["-"]:
-        for number, text in enumerate(options.texts, 1):
-            yield f"text {number}", text
-        return
-    name = "standard input" if options.file is None else options.file
-    data = _bytes(options.file).removeprefix(b"\xef\xbb\xbf")
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], 1):
-        line = line.removesuffix(b"\r")
-        try:
-            yield f"{name}, line {number}", line.decode()
-        except UnicodeDecodeError:
-            yield f"{name}, line {number}", line
-
-
-def _bytes(file: str | None) -> bytes:
-    """Of a file, or of the standard input. Raises UsageError."""
-    if file is None:
-        return sys.stdin.buffer.read()
-    path = Path(file)
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--file {file}: not a regular file (folders, pipes and devices are not read)")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"--file {file}: cannot be read ({error.strerror})") from None
 
 
 def _read(translator: Translator, name: str, text: str | bytes) -> Source | None:

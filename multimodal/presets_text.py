@@ -103,7 +103,7 @@ _BERT = {"segments": 2, "pool": "tanh", "classes": 2}  # the next sentence, or t
 _ALBERT = bert(30000, 768, 12, "gelu_tanh", embed_width=128, **_BERT)
 
 TEXT_PRESETS: dict[str, Any] = {
-    "gpt2_small": gpt(768, 12, 12, 1024),
+    "gpt2": gpt(768, 12, 12, 1024),
     "gpt2_medium": gpt(1024, 24, 16, 1024),
     "gpt2_large": gpt(1280, 36, 20, 1024),
     "gpt2_xl": gpt(1600, 48, 25, 1024),

@@ -102,7 +102,7 @@ def masked_parts(s: Settings, teacher: Checkpoint) -> tuple[Callable[[], Loader]
     val = [document for path in s.val for document in read_documents(path)]
     at = int(len(train) * (1 - s.hold))
     train, val = (train, val) if val else (train[:at], train[at:])
-    masker, batches = Masker(tokenizer, s.mask), CollateMasked(tokenizer.pad_id)
+    masker, batches = Masker(tokenizer, s.mask), CollateMasked(tokenizer.pad_id, context)
     source, unseen = (
         Masked(windows(part, tokenizer, context - 2), masker, context, seed=loop.seed) for part in (train, val)
     )

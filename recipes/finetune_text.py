@@ -87,7 +87,7 @@ def main(s: Settings) -> dict[str, Any]:
         log.warning("cut to %d tokens: %d training texts, %d others", context, source.cut, val.cut)
     log.info("%d texts, %d held out, labels %s; new parts: %s", len(source), len(val), ", ".join(labels),
              "all" if s.random else ", ".join(fresh))  # fmt: skip
-    collate = CollateClassed(known.tokenizer.pad_id)
+    collate = CollateClassed(known.tokenizer.pad_id, context)
     order = sorted(range(len(val)), key=lambda key: len(val.read(key).ids))
     batches = [collate([val.read(key) for key in order[i : i + 32]]) for i in range(0, len(order), 32)]
     loader = Loader(

@@ -122,7 +122,7 @@ def main(s: Settings) -> dict[str, Any]:
     texts, held = ([d for path in paths for d in read_documents(path)] + [d for path in lines for d in read_texts(path)]
                    for paths, lines in ((s.data, s.lines), (s.val, s.val_lines)))  # fmt: skip
     tokenizer = vocabulary(s, texts)
-    masker, collate = Masker(tokenizer, mask), CollateMasked(tokenizer.pad_id)
+    masker, collate = Masker(tokenizer, mask), CollateMasked(tokenizer.pad_id, s.encoder.context)
     source, val = (
         Masked(windows(documents, tokenizer, room), masker, s.encoder.context, s.nsp, loop.seed)
         for documents in (texts, held)

@@ -11,10 +11,8 @@ from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.models.text import TextTransformer
 
 TOLERANCE = 2e-6
-FAR = replace(TEXTS["bucket"], positions=replace(TEXTS["bucket"].positions, buckets=8))  # for any distance
-KINDS = TEXTS | {"bucket": FAR}
 WINDOWED = {
-    name: replace(KINDS[name], window=4, context=60) for name in ("learned", "rotary", "alibi", "bucket", "shaw")
+    name: replace(TEXTS[name], window=4, context=60) for name in ("learned", "rotary", "alibi", "bucket", "shaw")
 }
 
 
@@ -107,7 +105,7 @@ def test_static_steps_of_every_kind_find_what_dynamic_ones_find(name):
 
 def test_positions_without_a_table_go_on_beyond_the_context():
     """A static step too, as far as its room goes."""
-    for config in KINDS.values():
+    for config in TEXTS.values():
         if config.limit is None:
             model, tokens = randomized(TextTransformer(config)), ids(1, 30)
             step, cache = graphs.static_step(model, None, None, 30)

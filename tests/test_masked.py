@@ -93,7 +93,7 @@ def test_static_masks_come_back_and_dynamic_ones_do_not():
 def test_batches_are_the_same_for_any_number_of_workers():
     made, found = source(MaskSettings(), pairs=True), []
     for workers in (0, 2):
-        loader = Loader(made, made.plan(80), made.prepare, CollateMasked(0), seed=3, workers=workers)
+        loader = Loader(made, made.plan(80), made.prepare, CollateMasked(0, 64), seed=3, workers=workers)
         steps = loader.start(0)
         found.append([next(steps).batches[0] for _ in range(7)])
         steps.close()
@@ -127,7 +127,7 @@ def test_half_of_the_pairs_follow_and_the_others_are_of_another_document():
 
 
 def batch(made: Masked, numbers: list[int]):
-    return CollateMasked(0)([made.prepare((0, number), generator(number)) for number in numbers])
+    return CollateMasked(0, 64)([made.prepare((0, number), generator(number)) for number in numbers])
 
 
 @pytest.mark.parametrize("kind", ["masked", "pairs", "electra"])

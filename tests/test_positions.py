@@ -65,6 +65,13 @@ def test_bucket_bias_equals_t5s(bidirectional):
     assert torch.equal(ours(relative_distances(2, 300)), ours(distance)[:, -2:])  # the last queries, as with a cache
 
 
+@pytest.mark.parametrize(("bidirectional", "furthest"), [(False, 16), (True, 8)])
+def test_buckets_that_reach_no_further_than_single_distances_are_refused(bidirectional, furthest):
+    with pytest.raises(ValueError, match=f"32 buckets tell more distances apart than up to {furthest}"):
+        BucketBias(4, furthest=furthest, bidirectional=bidirectional)
+    assert BucketBias(4, furthest=furthest + 1, bidirectional=bidirectional).bucket(torch.tensor([[-500]])) < 32
+
+
 def test_alibi_slopes_are_the_published_ones():
     published = {8: [1 / 2**i for i in range(1, 9)]}
     published[12] = published[8] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]

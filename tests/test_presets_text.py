@@ -57,7 +57,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 # the sizes that config.json of each release has, where they are not the library's defaults
 REFERENCES = {
-    "gpt2_small": _gpt(768, 12, 12), "gpt2_medium": _gpt(1024, 24, 16), "gpt2_large": _gpt(1280, 36, 20),
+    "gpt2": _gpt(768, 12, 12), "gpt2_medium": _gpt(1024, 24, 16), "gpt2_large": _gpt(1280, 36, 20),
     "gpt2_xl": _gpt(1600, 48, 25), "gpt3_125m": _gpt(768, 12, 12, 2048), "gpt3_350m": _gpt(1024, 24, 16, 2048),
     "gpt3_760m": _gpt(1536, 24, 16, 2048), "gpt3_1.3b": _gpt(2048, 24, 16, 2048),
     "gpt3_2.7b": _gpt(2560, 32, 32, 2048), "gpt3_6.7b": _gpt(4096, 32, 32, 2048),
@@ -143,4 +143,4 @@ def test_gpt3_has_the_papers_parameters(name):
 
 def test_each_size_is_compared():
     assert {*REFERENCES, *VASWANI} == set(TEXT_PRESETS)
-    assert preset("gpt2_small") == replace(preset("gpt3_125m"), context=1024)
+    assert preset("gpt2") == replace(preset("gpt3_125m"), context=1024)

@@ -278,7 +278,7 @@ def batch_of(causal: bool):
     for row, size in zip(ids, (9, 5, 7), strict=True):
         row, marked = row[:size], chosen[:size]
         rows.append(Example(row, marked, row[marked], torch.zeros(int(marked.sum())), torch.zeros_like(row), -1))
-    return CollateMasked(0)(rows)
+    return CollateMasked(0, 64)(rows)
 
 
 def test_a_student_begins_with_every_second_layer():

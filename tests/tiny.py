@@ -78,7 +78,7 @@ COCA = CoCaConfig(
 )  # fmt: skip
 TEXTS = {
     "learned": text(tied=True),
-    **{kind: replace(text(tied=True), positions=PositionConfig(kind, furthest=8)) for kind in (
+    **{kind: replace(text(tied=True), positions=PositionConfig(kind, buckets=8, furthest=9)) for kind in (
         "sinusoidal", "rotary", "bucket", "alibi")},
     "window": replace(text(tied=False), positions=PositionConfig("rotary", interleaved=True), window=3),
     "shaw": replace(

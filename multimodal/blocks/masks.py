@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -138,6 +139,21 @@ class Sparse:
         raise ValueError("a sparse mask combines with no other: make the padding or the cache part of its rule")
 
     __rand__ = __and__
+
+
+@dataclass(frozen=True)
+class Causal(Sparse):
+    """Causal attention of as many queries as keys without a mask, for which GPUs have their fastest kernels. PyTorch's
+    `is_causal` is aligned top-left, so it is wrong for anything but whole texts."""
+
+    blocks: None = None
+
+    def attend(
+        self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"],
+        scale: float,
+    ) -> Float[Tensor, "B H T E"]:  # fmt: skip
+        gqa = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
 
 
 def sparse(rule: Rule, queries: int, keys: int, device: torch.device | None = None, block: int = 128) -> Sparse:

@@ -50,6 +50,8 @@ class BucketBias(nn.Module):
 
     def __init__(self, heads: int, buckets: int = 32, furthest: int = 128, bidirectional: bool = True):
         super().__init__()
+        if furthest <= buckets // (4 if bidirectional else 2):  # half of the buckets of a side hold a distance each
+            raise ValueError(f"{buckets} buckets tell more distances apart than up to {furthest}")
         self.buckets, self.furthest, self.bidirectional = buckets, furthest, bidirectional
         self.table = nn.Embedding(buckets, heads)
 

@@ -14,6 +14,7 @@ from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
+from multimodal.blocks.masks import Sparse
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "P S _"] | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Sparse | None = None,
         source_mask: Tensor | None = None,
         rotate: Callable | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
@@ -143,7 +144,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "P S _"] | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Sparse | None = None,
         source_mask: Tensor | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
         rotate: Callable | None = None,

@@ -5,11 +5,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache, WindowCache
+from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
-from multimodal.blocks.masks import causal, merge, over_keys
+from multimodal.blocks.masks import Causal, Sparse, causal, merge, over_keys
 from multimodal.blocks.positions import BucketBias, alibi, relative_distances
 from multimodal.blocks.stack import Stack, picked
 from multimodal.models.text_config import TextConfig, rotation, waves
+
+UNMASKED = ("cuda",)  # kinds of device on which causal attention is faster without a written mask
 
 
 class Transform(nn.Module):
@@ -109,7 +112,7 @@ class TextTransformer(nn.Module):
         valid: Bool[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         only: Int[Tensor, "B"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, "..."] | Sparse | None = None,
         places: Int[Tensor, "*B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         table: nn.Embedding | None = None,
@@ -125,7 +128,7 @@ class TextTransformer(nn.Module):
         embedding, where the tower has none. `states`: see `Stack`."""
         past, count = cache.length if cache else 0, ids.shape[1]
         x = self.stem(ids, past, cache, places, segments, table)
-        mask = self._mask(past, count, cache, mask)
+        mask = self._mask(past, count, cache, mask, cache is None and valid is None and only is None)
         if valid is not None:
             mask = over_keys(valid) if mask is None else mask & over_keys(valid)
         mask = merge(mask, self._bias(past, count, cache))
@@ -180,19 +183,27 @@ class TextTransformer(nn.Module):
         return alibi(heads, self._distances(past, count, cache)) if kind == "alibi" else None
 
     def _mask(
-        self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | None
-    ) -> Bool[Tensor, "..."] | None:
+        self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | Sparse | None,
+        whole: bool,
+    ) -> Bool[Tensor, "..."] | Sparse | None:  # fmt: skip
         width, keys = self.config.window, (cache.held if cache else past) + count
         if mask is None and self.config.causal and not self.config.stack.block.attention.linear:
             if width and keys > width:
                 distance = self._distances(past, count, cache)
                 mask = (distance <= 0) & (distance > -width)
             elif count > 1:
-                mask = causal(count, keys, self.device)
+                mask = Causal() if whole and self._unmasked() else causal(count, keys, self.device)
         real = cache.real(count) if cache else None
         if real is None:
             return mask
         return over_keys(real) if mask is None else mask & over_keys(real)
+
+    def _unmasked(self) -> bool:
+        """Whether whole texts have nothing but the causal order to be masked, and nobody looks at the weights."""
+        own, kind = self.config.stack.block.attention, self.config.positions.kind
+        biased = kind in ("bucket", "alibi") or own.relative or own.shaw
+        dropping = self.training and own.dropout
+        return not (biased or dropping or capturing()) and self.device.type in UNMASKED
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,6 @@
 """Batches of like length under a budget of padded frames, with a curriculum, as a pure function of the epoch."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -118,6 +119,11 @@ def padding_share(batches: Sequence[Sequence[Group]], lengths: Sequence[int]) ->
 def padded_frames(size: int) -> int:
     """Padded sizes are few: oneDNN compiles its kernels for each new shape, which costs as much as a step."""
     return round_up(size, 8 if size <= 128 else 16 if size <= 256 else 32)
+
+
+def padded_length(tokens: int, context: int | None = None) -> int:
+    """Of a row of text, at most the context: as with frames, lengths are few."""
+    return min(round_up(tokens, 8), context or sys.maxsize)
 
 
 def round_up(size: int, step: int) -> int:

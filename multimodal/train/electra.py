@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.masks import padding
+from multimodal.heads import detection_loss
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.train.device import moved
@@ -71,9 +72,7 @@ class ReplacedTokens(Summed):
         found, real = run(self.model, batch), padding(batch.lengths, batch.ids.shape[1])
         return {
             "masked": F.cross_entropy(found.generator.float(), batch.targets, reduction="sum"),
-            "detect": F.binary_cross_entropy_with_logits(
-                found.detector[real].float(), found.replaced[real].float(), reduction="sum"
-            ),
+            "detect": detection_loss(found.detector, found.replaced, real, reduction="sum"),
         }
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:

@@ -16,7 +16,7 @@ class ModelSettings:
     """With `preset` the sizes and kinds are its own, and of the flags below only `context` and the dropouts count.
     Raises UsageError for a value out of its range."""
 
-    preset: str = ""  # such as gpt2_small
+    preset: str = ""  # such as gpt2
     width: int = 256
     layers: int = 6
     heads: int = 4

@@ -17,14 +17,13 @@ from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.train.buckets import bucketed, round_up
+from multimodal.train.buckets import bucketed, padded_length
 from multimodal.train.device import moved
 from multimodal.train.documents import Window
 from multimodal.train.loader import Plan, generator
 from multimodal.train.masking import Masker
 from multimodal.train.objective import Summed
 
-STEP = 8  # tokens: lengths are padded to multiples of it, since each new shape costs a compilation of kernels
 NEXT, OTHER = 0, 1  # classes of the next-sentence head, as BERT's weights have them
 
 
@@ -121,11 +120,14 @@ class Masked:
 
 @dataclass(frozen=True)
 class CollateMasked:
+    """`context`: no row gets longer than it by its padding."""
+
     pad_id: int
+    context: int
 
     def __call__(self, examples: Sequence[Example]) -> MaskedBatch:
         lengths = torch.tensor([len(example.ids) for example in examples])
-        shape = len(examples), round_up(int(lengths.max()), STEP)
+        shape = len(examples), padded_length(int(lengths.max()), self.context)
         none = torch.zeros(shape, dtype=torch.long)
         rows = torch.full(shape, self.pad_id), none.bool(), none
         for number, example in enumerate(examples):

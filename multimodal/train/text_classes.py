@@ -15,14 +15,13 @@ from multimodal.errors import CheckpointError, DataError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.train.buckets import bucketed, round_up
+from multimodal.train.buckets import bucketed, padded_length
 from multimodal.train.device import moved
 from multimodal.train.documents import read_lines
 from multimodal.train.loader import Plan, generator
 from multimodal.train.objective import Summed
 from multimodal.weights.folder import Checkpoint
 
-STEP = 8  # tokens: lengths are padded to multiples of it, since each new shape costs a compilation of kernels
 HEADERS = (("sentence", "label"), ("text", "label"))  # GLUE's and the usual one
 
 
@@ -113,11 +112,14 @@ def as_they_are(example: Example, random: torch.Generator) -> Example:
 
 @dataclass(frozen=True)
 class CollateClassed:
+    """`context`: no row gets longer than it by its padding."""
+
     pad_id: int
+    context: int
 
     def __call__(self, examples: Sequence[Example]) -> ClassBatch:
         lengths = torch.tensor([len(example.ids) for example in examples])
-        ids = torch.full((len(examples), round_up(int(lengths.max()), STEP)), self.pad_id)
+        ids = torch.full((len(examples), padded_length(int(lengths.max()), self.context)), self.pad_id)
         for row, example in zip(ids, examples, strict=True):
             row[: len(example.ids)] = torch.tensor(example.ids)
         return ClassBatch(ids, lengths, torch.tensor([example.label for example in examples]))

@@ -20,13 +20,12 @@ from multimodal.errors import DataError
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.train.buckets import bucketed, round_up
+from multimodal.train.buckets import bucketed, padded_length
 from multimodal.train.lists import read_text
 from multimodal.train.loader import Plan, generator
 from multimodal.train.objective import Summed
 
-STEP, ROWS = 8, 256  # lengths, and numbers of tokens that get logits, are multiples: oneDNN compiles and keeps its
-# kernels for each new shape
+ROWS = 256  # tokens that get logits are a multiple of it: oneDNN compiles and keeps kernels for each new shape
 
 Direction = tuple[str, str]
 Key = tuple[str, str, int]
@@ -127,7 +126,7 @@ class CollatePairs:
 
     def _padded(self, rows: list[list[int]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
         lengths = torch.tensor([len(row) for row in rows])
-        ids = torch.full((len(rows), round_up(int(lengths.max()), STEP)), self.pad_id)
+        ids = torch.full((len(rows), padded_length(int(lengths.max()))), self.pad_id)
         for own, row in zip(ids, rows, strict=True):
             own[: len(row)] = torch.tensor(row)
         return ids, lengths
