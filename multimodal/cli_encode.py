@@ -39,8 +39,8 @@ def _fill_mask(p: argparse.ArgumentParser, model: Callable) -> None:
 
 
 def _embed(p: argparse.ArgumentParser, model: Callable) -> None:
-    p.add_argument("texts", nargs="*", metavar="TEXT")
-    p.add_argument("--file", metavar="FILE", help="UTF-8, a text a line")
+    p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of the standard input")
+    p.add_argument("--file", metavar="FILE", help="a text a line (UTF-8; - for the standard input)")
     p.add_argument("--output", "-o", metavar="FILE", help=".npy: a row a text, NaN for one that is broken; .jsonl or "
                    ".csv: its line, text and vector (default: JSON lines to the terminal)")  # fmt: skip
     p.add_argument("--pooling", choices=POOLINGS, help="mean: of all tokens, the control tokens too; cls: the first; "
@@ -57,3 +57,5 @@ def _embed(p: argparse.ArgumentParser, model: Callable) -> None:
 def _check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if bool(options.texts) == (options.file is not None):
         p.error("give either TEXT or --file")
+    if "-" in options.texts and len(options.texts) > 1:
+        p.error("-: stands alone, for the lines of the standard input")

@@ -65,13 +65,16 @@ def _decoding(g: argparse._ArgumentGroup) -> None:
     flag("num_return", count, "the N best of the beam, or N draws (default: 1)", "N")
     flag("stop", str, "a text ends before any of these", "TEXT", nargs="+")
     g.add_argument("--on_long", choices=["error", "cut"], default=argparse.SUPPRESS, help="a prompt beyond the context "
-                   "is refused, or cut from the left (default: error)")  # fmt: skip
+                   "is refused, or cut from the left (default: error; a model without a table of positions, as Llama, "
+                   "reads on instead, with a warning)")  # fmt: skip
 
 
 def _check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """What the flags say together; a contradiction ends the program with one line and exit code 2."""
     if sum([bool(options.texts), options.prompt is not None, options.file is not None]) != 1:
         p.error("give one of TEXT, --prompt and --file")
+    if "-" in options.texts and len(options.texts) > 1:
+        p.error("-: stands alone, for the lines of the standard input")
     if options.choices and (given := [name for name in SEARCH if name in options]):
         p.error(f"--{given[0]}: has no part in a choice of --choices")
     several = len(options.texts) > 1 or options.texts == ["-"] or options.file is not None

@@ -6,6 +6,7 @@ from multimodal.cli_transcribe import count
 
 LEARNED = "learned"
 COMPUTE_TYPES = ["auto", "float32", "bfloat16", "float16"]
+MOST_THREADS = 1024  # torch starts them all
 
 
 def add(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = False) -> None:
@@ -17,7 +18,14 @@ def add(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = 
         told = f"pictures side by side (default: {batch_size})"
         g.add_argument("--batch_size", type=count, default=batch_size, metavar="N", help=told)
         g.add_argument("--workers", type=count, metavar="N", help="threads that read pictures (default: one a core)")
-    g.add_argument("--threads", type=count, metavar="N", help="threads that compute (default: torch's own)")
+    g.add_argument("--threads", type=threads, metavar="N", help="threads that compute (default: torch's own)")
+
+
+def threads(text: str) -> int:
+    value = count(text)
+    if value > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text[:40]}: expected {MOST_THREADS} or fewer")
+    return value
 
 
 def native(g: argparse._ActionsContainer) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, output_file, print_json
-from multimodal.errors import TextError
+from multimodal.commands_shared import Progress, output_file, print_json, text_lines
+from multimodal.errors import TextError, UsageError
 from multimodal.tasks.embed import check_text, embed
 from multimodal.tasks.fill_mask import fill_mask, masked_model
-from multimodal.tokens.files import open_media, write_whole
+from multimodal.tokens.files import write_whole
 from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -53,11 +53,11 @@ class _Text(NamedTuple):
 
 def vectors(options: Namespace) -> int:
     output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"))
+    given = list(text_lines(options.texts, options.file))
+    if not given:
+        raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no text")
     checkpoint = _ready(options, load(options.model, options.architecture))
-    given, name = (
-        (_lines(options.file), f"{options.file}: line") if options.file is not None else (options.texts, "text")
-    )
-    texts, code = _usable(given, name)
+    texts, code = _usable(given)
     good = [one for one in texts if one.text is not None]
     if not good:
         return code
@@ -85,23 +85,16 @@ def _ready(options: Namespace, checkpoint: Checkpoint) -> Checkpoint:
     return for_inference(checkpoint, options.compute_type, options.device)
 
 
-def _lines(path: str) -> list[bytes]:
-    """Raises TextError for a file that cannot be read."""
-    with open_media(path, path, TextError) as file:
-        lines = file.read().removeprefix(b"\xef\xbb\xbf").split(b"\n")  # splitlines() would also cut inside of a text
-    return [line.removesuffix(b"\r") for line in (lines if lines[-1] else lines[:-1])]
-
-
-def _usable(texts: Sequence[str | bytes], name: str) -> tuple[list[_Text], int]:
-    """The texts, and the exit code; those that cannot be used are said."""
+def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Text], int]:
+    """The texts, and the exit code; those that cannot be used are said by their names."""
     found, code = [], 0
-    for number, text in enumerate(texts, 1):
+    for number, (name, text) in enumerate(given, 1):
         try:
             text = text.decode("utf-8") if isinstance(text, bytes) else text
-            check_text(text, f"{name} {number}")
+            check_text(text, name)
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
-            text, code = None, fail(f"{name} {number}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
+            text, code = None, fail(f"{name}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
         except TextError as error:
             text, code = None, fail(error)
         found.append(_Text(number, text))

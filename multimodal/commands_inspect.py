@@ -91,7 +91,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 def count(checkpoint: Checkpoint, options: Namespace) -> dict[str, Any]:
     from multimodal.tasks.counts import SECONDS, counts
 
-    return counts(checkpoint.model, options.length, options.batch, options.seconds or SECONDS)
+    seconds = SECONDS if options.seconds is None else options.seconds
+    return counts(checkpoint.model, options.length, options.batch, seconds)
 
 
 def cost_lines(costs: dict[str, Any]) -> list[str]:

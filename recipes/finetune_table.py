@@ -2,14 +2,22 @@ r"""Trains an FT-Transformer (Gorishniy et al. 2021) on a table, with gradient b
 
     data=../shared/data/tabular
     python recipes/finetune_text.py --task table --data $data/california_housing.csv.gz --target median_house_value \
-        --run housing-run --out housing
+        --steps 4000 --evaluate_every 200 --run housing-run --out housing --threads 1
     python recipes/finetune_text.py --task table --data $data/adult-train.csv.gz --test $data/adult-test.csv.gz \
         --columns age workclass fnlwgt education education-num marital-status occupation relationship race sex \
-        capital-gain capital-loss hours-per-week native-country income --target income --run adult-run --out adult
+        capital-gain capital-loss hours-per-week native-country income --target income --steps 2000 --rate 5e-4 \
+        --evaluate_every 100 --run adult-run --out adult --threads 1
 
 Without `--test` the table is split into 64 % for training, 16 % for validation and 20 % for the test, as in the paper;
 with it, 20 % of `--data` are for validation. Quantiles, categories and labels are those of the training part. The step
 and the number of trees are chosen on the validation part. A cell that is empty or `?` is missing.
+
+| on the test part | FT-Transformer | gradient boosting (scikit-learn's) | cost |
+|---|---|---|---|
+| California housing, RMSE in $100,000 (4,128 rows) | 0.491 | 0.470 (967 trees) | 12 min of a busy core, 0.8 GB |
+| Adult, accuracy / AUC (16,281 rows) | 85.9 % / 0.913 | 87.1 % / 0.927 (208 trees) | 10 min of a busy core, 1.0 GB |
+
+One run each, with sizes and rates that were not searched for, as the paper's were.
 """
 
 import logging

@@ -2,8 +2,12 @@ r"""Trains an encoder of text: BERT's masked tokens, with next sentences where a
 
     data=../shared/data/text
     python recipes/train_mlm.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
-        --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --run mlm-run --out mlm
-    multimodal fill-mask --model mlm "A man is riding a [MASK]."
+        --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --val_lines $data/multi30k/val.en.gz --steps 1500 \
+        --hold 1500 --evaluate_every 250 --run mlm-run --out mlm --threads 1
+    multimodal fill-mask --model mlm "A man is riding a [MASK]."  # bike 0.41, bicycle 0.17
+
+Cost: 32 minutes of a core shared with other work (AMD EPYC with AVX-512 bf16), 3.8 GB. Of the masked tokens of held-out
+texts 19.5 % are guessed, at a perplexity of 291: 805,000 tokens are little text for BERT.
 """
 
 import logging

@@ -1,8 +1,25 @@
-"""Trains one model that translates between all pairs of several languages, each told by a token, as M2M100.
+r"""Trains one model that translates between all pairs of several languages, each told by a token, as M2M100.
 
     data=../shared/data/text/multi30k
     python recipes/train_translation.py --train $data/train --val $data/val --test $data/test_2016_flickr \
-        --languages en de fr cs --often en-de=2 --run translation-run --out translator
+        --often en-de=3 --run translation-run --out translator --threads 1
+    multimodal translate "A dog runs on the beach." --from en --to de --model translator
+
+29,000 sentences in en, de, fr and cs make 348,000 pairs in twelve directions; 3.6 M parameters, 7.4 MB.
+
+Cost: about 30 minutes of one core (AMD EPYC with AVX-512 bf16, shared with other work), 2 GB. BLEU (sacrebleu, 13a,
+cased) of the 1,000 sentences of test_2016_flickr, beam 5, columns from and rows to:
+
+|    | en | de | fr | cs |
+|----|------|------|------|------|
+| en |      | 36.4 | 44.7 | 35.3 |
+| de | 35.5 |      | 32.8 | 28.3 |
+| fr | 46.8 | 34.5 |      | 32.9 |
+| cs | 26.8 | 23.3 | 24.6 |      |
+
+Greedy en to de has 34.8. The run was stopped and resumed three times, twice with a shorter aim (10,000, 5,000, 4,000
+steps), and what batches are padded to changed at step 640; one unbroken run of the command has not been measured.
+English to German comes three times an epoch.
 """
 
 import logging
@@ -43,8 +60,8 @@ JUDGED = 40  # batches of validation pairs whose loss is logged
 
 
 def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=4e-3, optimizer="muon", warmup=200, average=0.998, weight_decay=0.01)
-    return LoopSettings(Path("translation-run"), 6000, optim, evaluate_every=500, save_every=500)
+    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=200, average=0.998, weight_decay=0.01)
+    return LoopSettings(Path("translation-run"), 4000, optim, evaluate_every=1000)
 
 
 @dataclass(frozen=True)
@@ -55,14 +72,14 @@ class Settings:
     test: str | None = None
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
     often: tuple[str, ...] = ()  # directions that come more or less often than once an epoch, such as en-de=3
-    vocabulary: int = 8000
+    vocabulary: int = 4000
     width: int = 192
     encoder_layers: int = 4
     decoder_layers: int = 3
     heads: int = 4
     hidden: int = 512
     context: int = 128
-    dropout: float = 0.1
+    dropout: float = 0.0
     smoothing: float = 0.1
     budget: int = 3000  # padded tokens of a side in a batch
     judge: str = "en-de"  # direction whose BLEU on validation sentences is logged

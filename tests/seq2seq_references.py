@@ -83,6 +83,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "Hugging Face BART, body": lambda: named(bart.BODY, "Bart", "BartModel", scale_embedding=True),
     "Hugging Face mBART": lambda: named(bart.FAMILY, "MBart", "MBartForConditionalGeneration", scale_embedding=True),
     "Hugging Face M2M100": lambda: named(m2m100.FAMILY, "M2M100", "M2M100ForConditionalGeneration"),
+    "Hugging Face M2M100, pad 0": lambda: named(
+        m2m100.FAMILY, "M2M100", "M2M100ForConditionalGeneration", pad_token_id=0,
+    ),
     "Hugging Face Marian": lambda: named(marian.FAMILY, "Marian", "MarianMTModel", **MARIAN),
     "Hugging Face Marian, two vocabularies": lambda: named(
         marian.FAMILY, "Marian", "MarianMTModel", **MARIAN | {"decoder_vocab_size": VOCABULARY + 5},

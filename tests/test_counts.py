@@ -248,3 +248,6 @@ def test_what_cannot_be_counted_is_refused():
         counts(AttentionConfig(8, 2))
     with pytest.raises(UsageError, match="must be above 0"):
         counts(VIT, batch=0)
+    for seconds in (0, float("inf"), 1e308):
+        with pytest.raises(UsageError, match="seconds at most 1,000,000,000"):
+            counts(VIT, seconds=seconds)

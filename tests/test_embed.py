@@ -1,7 +1,9 @@
 """`multimodal embed`: vectors of texts beside transformers' states, pooled as sentence-transformers does it."""
 
 import csv
+import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,7 +212,7 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
         code, out, err = run(capsys, "embed", "--file", file, "-o", output, "-m", bert, "--pooling", "cls",
                              "--normalize")  # fmt: skip
         assert code == 1
-        assert [line.split(f"{file}: ")[1][:7] for line in err.splitlines()] == ["line 2:", "line 3:", "line 5:"]
+        assert [line.split(f"{file}, ")[1][:7] for line in err.splitlines()] == ["line 2:", "line 3:", "line 5:"]
         assert "is not UTF-8 (byte 5 is 0xff)" in err
         assert out == f"{output}: 3 vectors of 24\n"
     made = np.load(tmp_path / "new" / "vectors.npy")
@@ -232,8 +234,11 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
     [
         ([], 2, "give either TEXT or --file"),
         (["a", "--file", "x"], 2, "give either TEXT or --file"),
-        (["--file", "none.txt"], 1, "none.txt: no such file"),
-        (["--file", "."], 1, ".: a folder"),
+        (["a", "-"], 2, "-: stands alone"),
+        (["a", "--threads", "9" * 30], 2, "expected 1024 or fewer"),
+        (["--file", "none.txt"], 1, "--file none.txt: cannot be read (No such file or directory)"),
+        (["--file", "."], 1, "--file .: not a regular file"),
+        (["-"], 1, "standard input: has no line"),
         (["--file", ""], 2, "an empty name"),
         (["a", "-o", "v.txt"], 1, "--output v.txt: ends in neither .npy nor .jsonl nor .csv"),
         (["a", "--batch_tokens", "0"], 2, "--batch_tokens"),
@@ -243,11 +248,20 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
 )
 def test_wrong_flags_and_texts_are_one_line(capsys, bert, tmp_path, monkeypatch, arguments, code, cause):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     found, out, err = run(capsys, "embed", *arguments, "-m", bert)
     assert (found, out) == (code, "")
     assert cause in (one_line(err) if code == 1 else err)
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_command_for_the_lines_of_the_standard_input(capsys, bert, monkeypatch):
+    for arguments in (["-"], ["--file", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the dog\r\nat the sea\n")))
+        code, out, err = run(capsys, "embed", *arguments, "-m", bert)
+        assert (code, err) == (0, "")
+        assert out == run(capsys, "embed", "the dog", "at the sea", "-m", bert)[1]
 
 
 def test_our_own_folder_embeds_alike(capsys, bert, tmp_path):

@@ -223,6 +223,14 @@ def test_long_prompts_are_refused_or_cut_with_their_number():
         generate(long[:38], endless, max_tokens=5)
 
 
+def test_a_choice_beyond_the_context_of_a_model_without_a_limit_is_told():
+    endless = byte_model(40, "rotary")
+    with pytest.warns(UserWarning, match="prompt: has 52 tokens with a choice, the model is made for 40"):
+        choose("abc", ["x" * 49, "y"], endless)
+    with pytest.raises(TextError, match="leaves the context of 40"):
+        choose("abc", ["x" * 49, "y"], byte_model())
+
+
 def test_an_empty_prompt_begins_with_the_begin_or_the_end_of_a_text():
     checkpoint = byte_model()
     write = TextWriter(checkpoint, options_for({}))
@@ -242,7 +250,8 @@ WRONG = [
     ({"top_k": 5, "temperature": 0.0}, "top_k 5: is for drawing"), ({"num_return": 2}, "num_return 2: needs a beam"),
     ({"beam_size": 2, "temperature": 1.0}, "beam_size 2: does not draw"), ({"stop": [""]}, "stop: must be texts"),
     ({"min_tokens": 200}, "min_tokens 200: is above max_tokens 100"), ({"on_long": "no"}, "on_long: must be one of"),
-    ({"beams": 2}, "option 'beams': unknown"), ({"temperature": 1e-5}, "temperature 1e-05: is too near 0"),
+    ({"beams": 2}, "option 'beams': unknown"), ({"max_tokens": 10**20}, "max_tokens: must be a whole number from 1"),
+    ({"temperature": 1e-5}, "temperature 1e-05: is too near 0"),
     ({"device": "nowhere"}, "device 'nowhere'"), ({"compute_type": "float1"}, "compute_type 'float1'"),
 ]  # fmt: skip
 
@@ -289,6 +298,23 @@ def test_the_command_prints_texts_and_reports_what_is_broken(capsys, tiny, tmp_p
     code, out, _ = run(capsys, "generate", "one or", "-m", tiny, "--choices", "two", "three")
     best = choose("one or", ["two", "three"], load(tiny))[0]
     assert out == f"{best.text}\t{best.score:.4f}\n"
+
+
+def test_the_command_says_in_one_line_that_the_memory_is_too_small(capsys, tiny, monkeypatch):
+    def large(*_):
+        return torch.empty(2**62, dtype=torch.uint8)
+
+    monkeypatch.setattr("multimodal.tasks.generate.TextWriter.__call__", large)
+    code, out, err = run(capsys, "generate", "abc", "-m", tiny)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"multimodal: error: not enough memory ({2**62} bytes asked for at once)")
+    assert err.count("\n") == 1
+
+
+def test_the_command_takes_a_dash_alone_for_the_standard_input(capsys, tiny):
+    code, out, err = run(capsys, "generate", "abc", "-", "-m", tiny)
+    assert (code, out) == (2, "")
+    assert "-: stands alone" in err
 
 
 @pytest.mark.filterwarnings("always")

@@ -151,6 +151,9 @@ def test_gpt2s_two_files_give_transformers_ids(tmp_path, kind):
     for control in special:
         assert not tokenizer.control & set(tokenizer.encode(f"a {control}{control}"))
         assert tokenizer.decode(tokenizer.encode(control)) == control
+    (folder / "merges.txt").write_text("#version: 0.2\n")  # which would give each byte its own id
+    with pytest.raises(CheckpointError, match=r"merges.txt: makes \d+ of the \d+ tokens of vocab.json never"):
+        hub_tokenizer(folder, config)
     ids = theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.mask_token_id
     end = tokenizer.eos_id
     assert (tokenizer.bos_id, end, tokenizer.pad_id, tokenizer.mask_id) == (

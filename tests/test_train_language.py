@@ -21,11 +21,14 @@ from multimodal.train.loader import generator
 from multimodal.train.text_data import IGNORED, Corpus, Packed, Prepare, Windows, collate, held_out, texts_in
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
-KINDS = ["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "llama"]
+KINDS = ["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "llama", "window"]
 DOCUMENTS = [[3, 4, 5, 6, 7], [8, 9, 3], [5, 5, 4, 8, 9, 6, 2], [7, 2]]
 
 
 def model(kind: str) -> TextTransformer:
+    if kind == "window":
+        made = TextTransformer(replace(tiny.TEXTS["rotary"], window=2))
+        return tiny.randomized(made).double()
     return tiny.made(f"text-{kind}").double()
 
 

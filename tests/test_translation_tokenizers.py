@@ -194,9 +194,10 @@ def test_a_vocabulary_that_does_not_go_with_the_model_is_refused(tmp_path):
             m2m100_tokenizer(tmp_path, {"vocab_size": model_size})
         assert "\n" not in str(error.value)
     (tmp_path / "vocab.json").write_text(json.dumps(table))
-    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"no model")
-    with pytest.raises(CheckpointError, match=re.escape("sentencepiece.bpe.model: no SentencePiece model")):
-        m2m100_tokenizer(tmp_path, {"vocab_size": size})
+    for content in (b"no model", b""):
+        (tmp_path / "sentencepiece.bpe.model").write_bytes(content)
+        with pytest.raises(CheckpointError, match=re.escape("sentencepiece.bpe.model: no SentencePiece model")):
+            m2m100_tokenizer(tmp_path, {"vocab_size": size})
 
 
 def test_a_million_characters_take_seconds(tmp_path):

@@ -186,6 +186,9 @@ def test_a_text_beyond_the_context_is_refused(name):
         ("ELECTRA, generator", {"hidden_act": "relu"}, "hidden_act 'relu' beside logits"),
         ("ALBERT", {"num_hidden_groups": 2}, "2 groups of 1 blocks in 3 layers are not supported"),
         ("DistilBERT", {"n_layers": 2}, "is not of this model"),
+        # a decoder pools its last token, where the reference pools the first
+        ("BERT", {"is_decoder": True}, "is_decoder True with a pooler"),
+        ("ELECTRA, classes", {"is_decoder": True}, "is_decoder True with a pooler"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused_in_one_line(name, change, cause):

@@ -194,6 +194,8 @@ def test_embeddings_that_should_repeat_one_another_are_compared():
         ("Hugging Face BART", {"max_position_embeddings": 23}, "embed_positions.weight' has shape"),
         ("Hugging Face M2M100", {"decoder_layers": 3}, "is missing"),
         ("Hugging Face M2M100", {"decoder_start_token_id": "x"}, "decoder_start_token_id 'x'"),
+        ("Hugging Face M2M100", {"d_model": 15}, "d_model 15 is odd"),
+        ("Hugging Face M2M100", {"pad_token_id": None}, "pad_token_id None"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused_in_one_line(name, change, cause):

@@ -14,6 +14,7 @@ from multimodal.tasks.counts_towers import Tower, towers
 from multimodal.weights.folder import KINDS, build
 
 SECONDS = 10.0  # of sound, where a model takes any
+LONGEST = 10**9  # seconds: 32 years
 
 
 def counts(model: nn.Module | Any, length: int | None = None, batch: int = 1, seconds: int | float = SECONDS) -> dict:
@@ -24,8 +25,9 @@ def counts(model: nn.Module | Any, length: int | None = None, batch: int = 1, se
     through; training takes three times as many. `cache_bytes`: of a batch. `training_bytes`: of a step with a batch,
     weights, gradients and optimizer in float32, as `recipes` train. Activations are what autograd keeps without
     compilation (`counts_memory` says what that holds). Raises UsageError."""
-    if (length is not None and length < 1) or batch < 1 or not seconds > 0:
-        raise UsageError(f"length {length}, batch {batch}, seconds {seconds}: must be above 0")
+    if (length is not None and length < 1) or batch < 1 or not 0 < seconds <= LONGEST:
+        told = f"must be above 0, seconds at most {LONGEST:,}"
+        raise UsageError(f"length {length}, batch {batch}, seconds {seconds}: {told}")
     network = model if isinstance(model, nn.Module) else of_config(model)
     parts = towers(network, length, seconds)
     return {

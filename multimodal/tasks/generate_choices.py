@@ -1,6 +1,7 @@
 """Which of several answers a language model finds most probable after a prompt."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,10 @@ def scored(write: TextWriter, prompt: str, choices: list[str], name: str = "prom
             raise TextError(f"choices: {choice[:40]!r} has no token of this vocabulary")
         if (limit := write.decoder.config.limit) and (write.encoder is None) * len(row) + len(ids) - 1 > limit:
             raise TextError(f"choices: {choice[:40]!r} has {len(ids)} tokens, and leaves the context of {limit}")
+    longest = len(row) + max(map(len, answers)) - 1
+    if write.encoder is None and write.limit is None and len(row) <= write.context < longest:
+        made = f"the model is made for {write.context}"
+        warnings.warn(f"{name}: has {longest} tokens with a choice, {made}: its score may make no sense", stacklevel=2)
     step, cache, ids = write.started([row])
     first = step(ids, cache)[:, -1:].expand(len(choices), -1, -1)
     width = max(map(len, answers))

@@ -43,8 +43,8 @@ class GenerateOptions:
 
 
 _LIMITS: Limits = {
-    "max_tokens": (int, 1, math.inf),
-    "min_tokens": (int, 0, math.inf),
+    "max_tokens": (int, 1, 10**9),  # an index of a tensor is at most 2**63
+    "min_tokens": (int, 0, 10**9),
     "temperature": (float, 0, 100),
     "top_k": (int, 0, math.inf),
     "top_p": (float, 0, 1),

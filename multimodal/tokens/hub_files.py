@@ -59,6 +59,12 @@ def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int |
     if wrong := [pair for pair in pairs if len(pair) != 2]:
         raise CheckpointError(f"{folder / 'merges.txt'}: {' '.join(wrong[0])[:40]!r} is no pair of tokens")
     vocab, more = read_json(path), folder / "added_tokens.json"
+    made = {"".join(pair) for pair in pairs}
+    unmade = sum(len(token) > 1 and token not in made for token in vocab)
+    if unmade > len(vocab) // 10:  # control tokens are few; a file that was cut would give other ids without a word
+        raise CheckpointError(
+            f"{folder / 'merges.txt'}: makes {unmade} of the {len(vocab)} tokens of {path.name} never"
+        )
     added = sorted((read_json(more) if more.is_file() else {}).items(), key=lambda pair: str(pair[1]))
     prefix = _record(folder).get("add_prefix_space", False)
     bytes_ = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}

@@ -10,6 +10,7 @@ from multimodal.errors import CheckpointError
 from multimodal.tokens.files import read_json, write_whole
 from multimodal.tokens.special_names import languages_of
 from multimodal.tokens.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
+from multimodal.tokens.vocabularies import pieces_model
 
 SOURCE, TARGET, VOCAB = "source.spm", "target.spm", "vocab.json"
 END, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
@@ -34,7 +35,7 @@ class PiecesTokenizer(Tokenizer):
     ):  # fmt: skip
         """`languages`: names and ids of their tokens, as `__de__` or `>>deu<<`. Raises CheckpointError naming the file
         that is no model, or for a table that does not go with the others."""
-        self._source, self._target = _model(source), None if target == source else _model(target)
+        self._source, self._target = pieces_model(source), None if target == source else pieces_model(target)
         self.vocab, self.vocab_size, self.languages = vocab, vocab_size, languages
         self._check()
         self.language_in_source = language_in_source
@@ -133,12 +134,3 @@ def _naming(
     except CheckpointError as error:
         text = str(error)
         raise CheckpointError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
-
-
-def _model(path: Path) -> Any:
-    import sentencepiece
-
-    try:
-        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: no SentencePiece model: {error}") from None

@@ -35,13 +35,8 @@ class SentencePieceTokenizer(Tokenizer):
         """`vocab_size`: ids of the model, where they are more than the file's; those are control ids. `proto`: the
         model, where it is made from a file of another kind. Raises
         CheckpointError naming the file when it is no model, does not go with that size, or lacks an id asked for."""
-        import sentencepiece
-
         self.path = Path(path)
-        try:
-            self._model = sentencepiece.SentencePieceProcessor(model_proto=proto or self.path.read_bytes())
-        except (OSError, RuntimeError) as error:
-            raise CheckpointError(f"{self.path}: no SentencePiece model: {error}") from None
+        self._model = pieces_model(self.path, proto)
         self._held = self._model.vocab_size()
         self.vocab_size = self._held if vocab_size is None else vocab_size
         if not self._held <= self.vocab_size < 2 * self._held:
@@ -112,6 +107,19 @@ class ByteTokenizer(Tokenizer):
 
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "bytes"})
+
+
+def pieces_model(path: Path, proto: bytes | None = None) -> Any:
+    """A `SentencePieceProcessor` of a file, or of its content where that is given. Raises CheckpointError."""
+    import sentencepiece
+
+    try:
+        proto = proto or path.read_bytes()
+        if not proto:  # which the library takes for a model, and writes its own lines about to stderr later
+            raise RuntimeError("the file is empty")
+        return sentencepiece.SentencePieceProcessor(model_proto=proto)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: no SentencePiece model: {error}") from None
 
 
 def sentencepiece_from(folder: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:

@@ -56,7 +56,7 @@ def real_tokens(batch: TextBatch) -> Bool[Tensor, "B T"]:
 def states_of(model: TextTransformer, batch: TextBatch, real: Bool[Tensor, "B T"]) -> Float[Tensor, "N D"]:
     if isinstance(batch, MaskedBatch):
         return encode(model, batch, batch.ids)[real]
-    return model.states(batch.ids, mask=mask_of(batch), places=batch.places)[real]
+    return model.states(batch.ids, mask=mask_of(batch, model.config.window), places=batch.places)[real]
 
 
 def task_loss(logits: Float[Tensor, "N V"], batch: TextBatch, real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:

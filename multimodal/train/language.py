@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from multimodal.blocks.masks import causal, documents
+from multimodal.blocks.masks import causal, documents, window
 from multimodal.errors import DataError
 from multimodal.heads import vocabulary_loss
 from multimodal.models.text import TextTransformer
@@ -15,14 +15,17 @@ from multimodal.train.objective import Summed
 from multimodal.train.text_data import IGNORED, Batch, Corpus
 
 
-def mask_of(batch: Batch) -> Bool[Tensor, "_ 1 T T"] | None:
-    """What sees what: what came before, the prefix too (Raffel et al. 2020, figure 4), in the own document alone. None:
-    what the model does by itself."""
+def mask_of(batch: Batch, seeing: int | None = None) -> Bool[Tensor, "_ 1 T T"] | None:
+    """What sees what: what came before, the prefix too (Raffel et al. 2020, figure 4), in the own document alone, and
+    of all that the last `seeing` tokens where the model has such a window. None: what the model does by itself."""
     if batch.documents is None and batch.given is None:
         return None
-    seen = causal(*[batch.ids.shape[1]] * 2, batch.ids.device)[None, None]
+    size, device = batch.ids.shape[1], batch.ids.device
+    seen = causal(size, size, device)[None, None]
     if batch.given is not None:
         seen = seen | batch.given[:, None, None]
+    if seeing is not None:
+        seen = seen & window(size, size, seeing - 1, size, device)
     return seen if batch.documents is None else seen & documents(batch.documents)
 
 
@@ -38,7 +41,7 @@ def projection(
 
 def guesses_loss(model: TextTransformer, batch: Batch, chunk: int = 4096) -> Float[Tensor, ""]:
     """The summed cross-entropy of all targets, without all logits at once."""
-    states = model.states(batch.ids, mask=mask_of(batch), places=batch.places)
+    states = model.states(batch.ids, mask=mask_of(batch, model.config.window), places=batch.places)
     guessed = batch.targets != IGNORED
     states = states.flatten(0, 1) if bool(guessed.all()) else states[guessed]
     return vocabulary_loss(*projection(model, states), batch.targets[guessed], chunk)

@@ -41,11 +41,13 @@ def text_to_text(
     c: dict[str, Any], tensors: Tensors, positions: PositionConfig, *, post_norm: bool, stem_norm: bool,
     prefix: str = "model.",
 ) -> TextToTextConfig:  # fmt: skip
-    """`c`: the configuration, complete. Raises CheckpointError for an unknown activation, or embeddings that differ
-    where they should repeat one another."""
+    """`c`: the configuration, complete. Raises CheckpointError for an unknown activation, sinusoids of an odd width, or
+    embeddings that differ where they should repeat one another."""
     if c["activation_function"] not in ACTIVATIONS:
         raise CheckpointError(f"config.json: activation_function {c['activation_function']!r} is not supported")
     width, shared = c["d_model"], c.get("share_encoder_decoder_embeddings", True)
+    if positions.kind == "sinusoidal" and width % 2:
+        raise CheckpointError(f"config.json: d_model {width} is odd, and sines and cosines fill a half each")
     table = f"{prefix}shared.weight" if shared else f"{prefix}decoder.embed_tokens.weight"
     if shared:
         check_repeats(tensors, table, [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")])

@@ -106,11 +106,13 @@ def encoder_config(
 
 def with_classes(config: TextConfig, tensors: Tensors, pools: dict[str, str], *names: str) -> TextConfig:
     """`pools`: the linear maps that may stand before `names`, of which a file has one, and the activation of each.
-    Raises CheckpointError for a classifier of tokens, which has none."""
+    Raises CheckpointError for a classifier of tokens, which has none, and for a decoder, which pools its last token."""
     pool = next((activation for name, activation in pools.items() if f"{name}.weight" in tensors), None)
     classes = next((len(tensors[f"{name}.weight"]) for name in names if f"{name}.weight" in tensors), 0)
     if classes and pool is None:
         raise CheckpointError("a classifier without a pooler (it classifies tokens) is not supported")
+    if pool and config.causal:
+        raise CheckpointError("config.json: is_decoder True with a pooler, whose first token sees no other")
     return replace(config, pool=pool, classes=classes)
 
 

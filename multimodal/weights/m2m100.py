@@ -1,13 +1,14 @@
 """M2M100 (Fan et al. 2021) and NLLB-200's dense models (NLLB Team 2022) in the names of transformers'
 M2M100ForConditionalGeneration.
 
-Traps: embeddings are multiplied by √D; sinusoids, which files do not hold, begin at position 2 and end at the base
-itself, as tensor2tensor's; norms come before each branch and at the end. A source is [its language] text [eos], an
-answer begins with eos and the language asked for."""
+Traps: embeddings are multiplied by √D; sinusoids, which files do not hold, begin at position `pad_token_id` + 1 and end
+at the base itself, as tensor2tensor's; norms come before each branch and at the end. A source is [its language] text
+[eos], an answer begins with eos and the language asked for."""
 
 from pathlib import Path
 from typing import Any
 
+from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.tokens.text import Tokenizer
@@ -17,13 +18,16 @@ from multimodal.weights.table import Row, Tensors
 
 # M2M100Config's own defaults
 DEFAULTS = bart.DEFAULTS | {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True}
-POSITIONS = PositionConfig("sinusoidal", first=2, inclusive=True)
 NORM, OTHERS = "model.encoder.layer_norm.weight", ("layernorm_embedding.weight", "embed_positions.weight")
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> TextToTextConfig:
+    """Raises CheckpointError as BART's does, and for positions that have no first one."""
     c = bart.complete(config, DEFAULTS)
-    return bart.text_to_text(c, tensors, POSITIONS, post_norm=False, stem_norm=False)
+    if type(pad := c["pad_token_id"]) is not int or pad < 0:
+        raise CheckpointError(f"config.json: pad_token_id {pad!r}, after which positions begin, is no id")
+    positions = PositionConfig("sinusoidal", first=pad + 1, inclusive=True)
+    return bart.text_to_text(c, tensors, positions, post_norm=False, stem_norm=False)
 
 
 def rows(config: TextToTextConfig) -> list[Row]:
