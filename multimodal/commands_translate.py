@@ -85,9 +85,13 @@ def _writing(output: str | None) -> Iterator[Callable[[Any], None]]:
         yield _printed
         return
     path = Path(output)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--output {output}: cannot be written ({'a folder' if path.is_dir() else 'no such folder'})")
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        cause = "no such folder" if not path.parent.is_dir() else "not a regular file"
+        raise UsageError(f"--output {output}: cannot be written ({cause})")
     part = path.with_name(f"{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        yield lambda one: file.write((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n")
-    part.replace(path)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            yield lambda one: file.write((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -91,6 +91,7 @@ def test_checkpointing_refuses_batch_norms_and_other_models():
         ({"steps": -5}, "--steps -5: must be 1 or more"),
         ({"accumulate": 0}, "--accumulate 0: must be 1 or more"),
         ({"workers": -1}, "--workers -1: must be 0 or more"),
+        ({"threads": 2000}, "--threads 2000: must be 1024 or fewer"),
         ({"save_every": 0}, "--save_every 0: must be 1 or more"),
         ({"keep": 1}, "--keep 1: must be 2 or more"),
         ({"device": "gpu"}, "--device gpu: no such device"),

@@ -130,6 +130,8 @@ def test_what_cannot_be_looked_at_is_refused():
         induction(randomized(TextTransformer(ENCODER)), VOCABULARY, 4)
     with pytest.raises(UsageError, match=r"length 50: two copies have 100 tokens, the model's context is 12"):
         induction(made("text-learned"), VOCABULARY)
+    with pytest.raises(UsageError, match="the model's context is 32768"):
+        induction(made("text-rotary"), VOCABULARY, 10**20)
     with pytest.raises(UsageError, match="has no weights to look at"):
         induction(made("text-linear"), VOCABULARY, 4)
     with pytest.raises(UsageError, match="1 usable ids"):

@@ -193,6 +193,7 @@ def test_a_foreign_folder_translates_alike_once_converted(capsys, references, ro
         ("many", ["--to", "xx"], "(known: deu, nds)"),
         ("own", ["--from", "en", "--to", "de", "--device", "nowhere"], "device 'nowhere': cannot be used"),
         ("own", ["--from", "en", "--to", "de", "-o", "no-such-folder/x.txt"], "no such folder"),
+        ("own", ["--from", "en", "--to", "de", "-o", "/dev/null"], "/dev/null: cannot be written (not a regular file)"),
     ],
 )  # fmt: skip
 def test_refusals_are_one_line(capsys, references, own, root, model, flags, cause):

@@ -14,6 +14,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.tokens.tokenizer import Tokenizer
 
 AT_ONCE = 2**27  # attention weights that are held at once
+MOST = 2**15  # tokens of a row, of a model whose positions have no end: attention takes the square of it
 
 
 class Induction(NamedTuple):
@@ -48,9 +49,10 @@ def induction(
     if not isinstance(model, TextTransformer) or not model.config.causal:
         raise UsageError(f"{type(model).__name__}: induction heads are looked for in causal language models")
     first = int(begin is not None)
-    if length < 2 or (model.config.limit is not None and 2 * length + first > model.config.limit):
+    most = MOST if model.config.limit is None else model.config.limit
+    if length < 2 or 2 * length + first > most:
         raise UsageError(f"length {length}: two copies have {2 * length + first} tokens, the model's context is "
-                         f"{model.config.limit}, and fewer than 2 tokens are no sequence")  # fmt: skip
+                         f"{most}, and fewer than 2 tokens are no sequence")  # fmt: skip
     ids = _repeated(vocabulary, length, rows, seed)
     ids = F.pad(ids, (first, 0), value=begin or 0).to(model.device)
     block = model.config.stack

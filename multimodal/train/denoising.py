@@ -34,7 +34,7 @@ class NoiseSettings:
 
     def __post_init__(self):
         demand("share", self.share, 0 < self.share < 1, "over 0 and under 1")
-        demand("span", self.span, 0 < self.span < 100, "over 0 and under 100")
+        demand("span", self.span, 0.1 <= self.span < 100, "0.1 or more and under 100")
 
 
 def sentinels(tokenizer: Tokenizer, count: int) -> list[int]:

@@ -37,6 +37,7 @@ class LoopSettings:
             demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("threads", "workers", "seed"):
             demand(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        demand("threads", self.threads, self.threads <= 1024, "1024 or fewer")  # torch starts them all
         demand("keep", self.keep, self.keep >= 2, "2 or more, so that one is left when the newest is damaged")
         if self.shard:  # Muon needs whole matrices, the scale of float16 what all processes found
             demand("optimizer", self.optim.optimizer, self.optim.optimizer == "adamw", "adamw with --shard")

@@ -148,7 +148,7 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
     if compute_type == "int8" and device.type != "cpu":
         raise UsageError(f"compute_type 'int8': is for a CPU, not for device {device}; float16 is fast there")
     if compute_type == "float16" and device.type == "cpu":
-        raise UsageError("compute_type 'float16': is for a GPU, not for device cpu; use auto, bfloat16 or int8")
+        raise UsageError("compute_type 'float16': is for a GPU, not for device cpu; use auto or bfloat16")
     speech = isinstance(model, SpeechToText | JointConformer)
     if not speech and not any(isinstance(part, ViT | TextTransformer) for part in model.modules()):
         raise UsageError(

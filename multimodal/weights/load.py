@@ -184,6 +184,13 @@ def _all_tensors(path: Path) -> Tensors:
 
 
 def _unknown(name: str) -> str:
+    from multimodal.presets import PRESETS
+
+    if name in PRESETS:
+        return f"model {name!r}: is a size without weights, which multimodal info describes; give a folder or a file"
+    sizes = difflib.get_close_matches(name, PRESETS, n=2)
+    if sizes and not difflib.get_close_matches(name, shipped(), n=1, cutoff=0.4):
+        return f"model {name[:80]!r}: neither a path nor a shipped model (near sizes: {', '.join(sizes)})"
     near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4) or sorted(shipped()) or ["none is installed"]
     return f"model {name[:80]!r}: neither a path nor a shipped model (near: {', '.join(near)})"
 
