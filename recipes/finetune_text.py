@@ -7,8 +7,8 @@ r"""Trains a text classifier from any encoder or causal model of text; `--task t
 `--random` begins with random weights in the same architecture. A bag of words under logistic regression is fitted on
 the same texts, and its accuracy stands beside in the report. The checkpoint's card has the labels in order.
 
-Cost: 7 minutes of a core shared with other work, 1.4 GB. Accuracy on SST-2's dev: from the model of train_mlm.py 78.7 %,
-from random weights (`--random --rate 1e-3`) 61.7 %, bag of words 78.1 %.
+Cost: 7 minutes of a core shared with other work, 1.4 GB. Accuracy on SST-2's dev: from the model of train_mlm.py
+78.7 %, from random weights (`--random --rate 1e-3`) 61.7 %, bag of words 78.1 %.
 """
 
 import logging
