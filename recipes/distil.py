@@ -8,9 +8,9 @@ The teacher is a language model of train_lm.py or a masked one of train_mlm.py, 
 and context are the student's. The report has the perplexity of the teacher, of the student before and after, and of a
 student of the same size without teacher and its layers (`run/alone`).
 
-Cost: 25 minutes of a core shared with other work (AMD EPYC), 1.1 GB, the student alone included. Perplexity
-a character of train_lm.py's model 4.54, of every second layer of it 6.61, of the student after 600 steps 5.01, of the one
-alone after as many 5.98.
+Cost: 25 minutes of a core shared with other work (AMD EPYC), 1.1 GB, the student alone included. Perplexity a character
+of train_lm.py's model 4.54, of every second layer of it 6.61, of the student after 600 steps 5.01, of the one alone
+after as many 5.98.
 """
 
 import logging

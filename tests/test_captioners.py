@@ -7,8 +7,6 @@ from test_weights_vision import load, pictures
 from vision_references import CONTEXT, VOCABULARY, Case, case
 
 from multimodal.beams import beam
-from multimodal.blocks.fused import can_fuse
-from multimodal.blocks.stack import Block
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captions
 from multimodal.models.coca import CoCa
@@ -112,8 +110,6 @@ def test_made_for_inference_it_writes_the_same(name):
         if isinstance(model, CoCa):
             ids = torch.tensor([[BOS, 5, EOS], [BOS, 7, EOS]])
             assert (fast.encode_text(ids) - model.encode_text(ids)).abs().max() < most / 10
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
-    assert not any(can_fuse(block) for block in blocks)  # a way that these have not
 
 
 @torch.inference_mode()

@@ -140,8 +140,8 @@ def test_numbers_of_many_kinds_are_predicted_as_numbers():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "t.csv: has no rows (0 bytes)"),
-        ("a,b\n", "t.csv: has no rows (4 bytes)"),
+        ("", "t.csv: has no rows (0 characters)"),
+        ("a,b\n", "t.csv: has no rows (4 characters)"),
         ("a,b\n1,2\n\n3\n", "t.csv: line 4 has 1 columns, not 2"),
         ("a,a\n1,2\n", "t.csv: a column is there twice (a, a)"),
         ("a,b\n1,2\n", "--target y: no such column (a, b)"),
