@@ -11,6 +11,25 @@ r"""Trains the same small language model once for each way to do one thing, and 
 - attention: what a token sees (all before it, a window, a dilated window, window and global tokens, random blocks),
   grouped and shared keys, and linear attention.
 - depth: norms before and after each branch, in shallow and in deep models.
+
+4 layers of width 128, texts of 128 characters, 300 steps, 12 minutes of a core shared with other work, 1.5 GB.
+Perplexity a character on held-out text of 128, 256, 512 and 1,024 characters:
+
+| positions | 128 | 256 | 512 | 1,024 |
+|---|---|---|---|---|
+| ALiBi | 6.27 | 6.22 | 6.19 | 6.18 |
+| rotary | 7.16 | 7.31 | 8.50 | 10.87 |
+| rotary, interpolated linearly | 7.16 | 10.63 | 16.89 | 21.74 |
+| rotary, NTK-aware | 7.16 | 7.38 | 8.25 | 10.40 |
+| T5's buckets | 8.28 | 8.88 | 10.01 | 11.31 |
+| Shaw's | 9.46 | 10.09 | 11.00 | 11.94 |
+| learned | 9.64 | | | |
+| none | 10.05 | 10.63 | 11.27 | 11.82 |
+| sinusoidal | 11.48 | 27.76 | 68.65 | 217.73 |
+
+After so few steps this says how soon each learns, as much as how far it reaches. With sinusoids and other kinds of
+attention, at 128 characters: all before 11.48, a window of 16 10.39, window and 4 global tokens 10.51, random blocks
+10.82, half of the key heads 11.24, one 11.12, linear 12.06, every 4th token 12.18. What looks near learns sooner.
 """
 
 import json
@@ -53,7 +72,7 @@ class Variant(NamedTuple):
 
 def _loop() -> LoopSettings:
     optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=50, weight_decay=0.1, average=0.99)
-    return LoopSettings(Path("study-run"), 600, optim, evaluate_every=10**6, save_every=300, log_every=100)
+    return LoopSettings(Path("study-run"), 300, optim, evaluate_every=10**6, save_every=300, log_every=100)
 
 
 @dataclass(frozen=True)
@@ -156,7 +175,7 @@ def draw(s: Settings, found: dict[str, dict[int, float]], path: Path) -> None:
             axes.plot(list(row), list(row.values()), marker="o", label=name)
         axes.axvline(s.model.context, color="grey", linestyle=":", label="trained length")
         axes.set(xscale="log", yscale="log", xlabel="characters of text", ylabel="perplexity a character")
-        axes.set_xticks(list(next(iter(found.values()))), minor=False)
+        axes.set_xticks(sorted({length for row in found.values() for length in row}))
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
         axes.legend(fontsize=8)
