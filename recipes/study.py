@@ -30,6 +30,8 @@ Perplexity a character on held-out text of 128, 256, 512 and 1,024 characters:
 After so few steps this says how soon each learns, as much as how far it reaches. With sinusoids and other kinds of
 attention, at 128 characters: all before 11.48, a window of 16 10.39, window and 4 global tokens 10.51, random blocks
 10.82, half of the key heads 11.24, one 11.12, linear 12.06, every 4th token 12.18. What looks near learns sooner.
+Norms before and after each branch, width 64, 200 steps (`--width 64 --steps 200 --depths 2 8 16`), 5 minutes: 2 layers
+11.36 and 15.47, 8 layers 10.74 and 12.47, 16 layers 10.57 and 12.00.
 """
 
 import json
