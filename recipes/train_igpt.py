@@ -8,6 +8,10 @@ and its middle layer tells classes apart.
 A fifth of the labelled pictures is not trained on: on them bits of a colour are measured, beside two baselines (all
 colours alike, and each as often as in training), and a linear probe of the features beside one of the raw pixels.
 The report has a sheet of completed pictures.
+
+Cost: 20 minutes of a core shared with other work, 1.3 GB, with one of the tars of Tiny ImageNet beside. Bits a colour
+on the held-out pictures 3.97 (all colours alike 9.0, as often as in training 8.52); a linear probe of ten classes
+40.9 % (of the raw pixels 36.4).
 """
 
 import logging

@@ -2,7 +2,11 @@ r"""Trains an encoder-decoder to restore damaged texts: T5's span corruption, or
 
     data=../shared/data/text
     python recipes/train_seq2seq.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
-        --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --run seq2seq-run --out seq2seq
+        --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --steps 500 --hold 500 --evaluate_every 250 \
+        --run seq2seq-run --out seq2seq --threads 1
+
+Cost: 10 minutes of a core that did other work first, 2.9 GB. Cross-entropy of the held-out texts' spans 5.03 nats a
+token (6.80 without the sentinels), 8.3 % of their tokens right: a beginning, and no more.
 
 `--objective` (Raffel et al. 2020, table 3; Lewis et al. 2020, section 2.2):
 spans        random spans, each a sentinel; the target is the spans (T5)
