@@ -115,7 +115,10 @@ def main(s: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:3] == ["--task", "table"]:
-        start(finetune_table.main, finetune_table.Settings, sys.argv[3:])
-    else:
-        start(main, Settings, sys.argv[3:] if sys.argv[1:3] == ["--task", "text"] else None)
+    asked = sys.argv[1:2] == ["--task"]
+    task = "".join(sys.argv[2:3]) if asked else "text"
+    if task not in ("text", "table"):
+        print(f"finetune_text.py: error: --task {task}: must be text or table", file=sys.stderr)
+        sys.exit(2)
+    kind = finetune_table if task == "table" else sys.modules[__name__]
+    start(kind.main, kind.Settings, sys.argv[3:] if asked else None)

@@ -63,7 +63,6 @@ def _sizes(**options: Any) -> dict[str, Any]:
 def named(family: Family, kind: str, name: str, dropped: tuple[str, ...] = (), **options: Any) -> Case:
     import transformers
 
-    torch.manual_seed(0)
     model = getattr(transformers, name)(getattr(transformers, f"{kind}Config")(**_sizes(**options)))
     kept = {key: value.clone() for key, value in model.state_dict().items() if key.endswith(STATIC)}
     randomized(model)
@@ -97,4 +96,5 @@ WITH_HEAD = [name for name in CASES if not name.endswith(("encoder", "body"))]
 
 @lru_cache
 def case(name: str) -> Case:
+    torch.manual_seed(0)
     return CASES[name]()

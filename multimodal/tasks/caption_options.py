@@ -52,7 +52,8 @@ _LIMITS: Limits = {
     "prompt": (str, 0, 0),
 }
 _ABOVE = {"repetition_penalty", "top_p"}
-DRAWS = {"temperature", "top_k", "top_p"}
+OFF = {"top_k": 0, "top_p": 1.0}  # options of drawing, and what means that they are off
+DRAWS = {"temperature", *OFF}
 
 
 def options_for(checkpoint: Checkpoint, given: Mapping[str, Any]) -> CaptionOptions:
@@ -99,23 +100,26 @@ def checked(values: Mapping[str, Any], limits: Limits = _LIMITS) -> None:
 def _drawn(values: Mapping[str, Any]) -> CaptionOptions:
     """With the temperature that `top_k` or `top_p` alone ask for."""
     options = CaptionOptions(**values)
-    asks = options.top_k > 0 or options.top_p < 1
-    return replace(options, temperature=1.0) if asks and "temperature" not in values else options
+    return replace(options, temperature=1.0) if drawing(options, OFF) and "temperature" not in values else options
 
 
-def together(options: CaptionOptions) -> None:
-    """Raises UsageError for values that do not go together."""
-    o = options
+def together(options: Any, draws: Mapping[str, Any] = OFF, many: str = "num_captions") -> None:
+    """Raises UsageError for values that do not go together. `draws`: options of drawing, with what means that they are
+    off; `many`: the one that says how many answers there are to be."""
+    o, count = options, getattr(options, many)
     if o.min_tokens > o.max_tokens:
         raise UsageError(f"min_tokens {o.min_tokens}: is above max_tokens {o.max_tokens}")
-    if o.temperature == 0 and (o.top_k > 0 or o.top_p < 1):
-        name, value = ("top_k", o.top_k) if o.top_k > 0 else ("top_p", o.top_p)
-        raise UsageError(f"{name} {value}: is for drawing, and temperature 0 does not draw")
+    if o.temperature == 0 and (on := drawing(o, draws)):
+        raise UsageError(f"{on[0]} {getattr(o, on[0])}: is for drawing, and temperature 0 does not draw")
     if o.temperature > 0 and o.beam_size > 1:
         raise UsageError(f"beam_size {o.beam_size}: does not draw, and temperature {o.temperature:g} does; name one")
-    if o.temperature == 0 and o.num_captions > o.beam_size:
-        raise UsageError(
-            f"num_captions {o.num_captions}: needs a beam_size of at least that, or drawing (temperature, top_k, top_p)"
-        )
+    if o.temperature == 0 and count > o.beam_size:
+        ways = ", ".join(["temperature", *draws])
+        raise UsageError(f"{many} {count}: needs a beam_size of at least that, or drawing ({ways})")
     if 0 < o.temperature < 0.001:
         raise UsageError(f"temperature {o.temperature:g}: is too near 0 to divide by; 0 takes the most probable token")
+
+
+def drawing(options: Any, draws: Mapping[str, Any]) -> list[str]:
+    """The options of drawing that are on."""
+    return [name for name, off in draws.items() if getattr(options, name) != off]

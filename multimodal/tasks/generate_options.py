@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from multimodal.errors import UsageError
-from multimodal.tasks.caption_options import Limits, checked
+from multimodal.tasks.caption_options import Limits, checked, drawing, together
 
 ON_LONG = ("error", "cut")
 
@@ -71,22 +71,7 @@ def options_for(given: Mapping[str, Any]) -> GenerateOptions:
     if given.get("on_long", "error") not in ON_LONG:
         raise UsageError(f"on_long: must be one of {', '.join(ON_LONG)} ({given['on_long']!r:.40})")
     options = GenerateOptions(**{**given, "stop": stop})
-    if "temperature" not in given and any(getattr(options, name) != off for name, off in _DRAWS.items()):
+    if "temperature" not in given and drawing(options, _DRAWS):
         options = replace(options, temperature=1.0)
-    _together(options)
+    together(options, _DRAWS, "num_return")
     return options
-
-
-def _together(o: GenerateOptions) -> None:
-    if o.min_tokens > o.max_tokens:
-        raise UsageError(f"min_tokens {o.min_tokens}: is above max_tokens {o.max_tokens}")
-    if o.temperature == 0 and (on := [name for name, off in _DRAWS.items() if getattr(o, name) != off]):
-        raise UsageError(f"{on[0]} {getattr(o, on[0])}: is for drawing, and temperature 0 does not draw")
-    if o.temperature > 0 and o.beam_size > 1:
-        raise UsageError(f"beam_size {o.beam_size}: does not draw, and temperature {o.temperature:g} does; name one")
-    if o.temperature == 0 and o.num_return > o.beam_size:
-        raise UsageError(
-            f"num_return {o.num_return}: needs a beam_size of at least that, or drawing (temperature, top_k, top_p …)"
-        )
-    if 0 < o.temperature < 0.001:
-        raise UsageError(f"temperature {o.temperature:g}: is too near 0 to divide by; 0 takes the most probable token")
