@@ -18,7 +18,7 @@ from multimodal.errors import CheckpointError
 from multimodal.tasks.index_record import BLOCK
 
 KINDS = ("auto", "flat", "ivf", "hnsw")
-FLAT_MOST = 200_000  # rows: an exact search of them takes milliseconds (benchmarks/search.json)
+FLAT_MOST = 200_000  # rows: an exact search of them takes milliseconds (benchmarks/studies/search.json)
 TRAINING = 40  # vectors a list; FAISS complains below 39
 CANDIDATES = 4  # times `top` are scored exactly, since the index holds 8 bits a number
 EFFORTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

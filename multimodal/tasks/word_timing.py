@@ -13,7 +13,7 @@ from multimodal.tokens.text import Tokenizer
 FRAMES = RATE // HOP  # a second
 # A frame is sound from DROP below its word's loudest frame on; in a noisy window only from ABOVE over the background
 # on, which is taken to be LEAST or more below that frame. Chosen on joined recordings of three sets, plain and in white
-# noise (benchmarks/words.py); DROP 25 to 35 and BACK 20 to 40 are as good within 2 % of the words.
+# noise (benchmarks/studies/words.py); DROP 25 to 35 and BACK 20 to 40 are as good within 2 % of the words.
 DROP, ABOVE, LEAST = 30.0, 6.0, 12.0  # dB
 QUIET = 0.05  # share of a window's frames that is background, at the least
 FLOOR = -80.0  # dB of full scale: below it there is nothing to hear

@@ -1,6 +1,6 @@
 """What kinds of attention cost as texts grow: cache, decoding, and a whole text at once.
 
-    python benchmarks/attention.py
+    python benchmarks/studies/attention.py
 
 A language model of 8 layers of width 512 with 8 heads and random weights, one thread. Decoding: one token after so many
 others, with 8, 2 and 1 key heads (multi-head, grouped-query, multi-query attention; Ainslie et al. 2023); the cache's

@@ -1,8 +1,8 @@
 """Text that nobody said: the share of 100 generated clips without speech (recipes/noises.py) in which `transcribe`
 writes any.
 
-    python benchmarks/hallucination.py
-    python benchmarks/hallucination.py --speech an4=../shared/data/speech/an4/test.jsonl
+    python benchmarks/studies/hallucination.py
+    python benchmarks/studies/hallucination.py --speech an4=../shared/data/speech/an4/test.jsonl
 
 Of the shipped models with and without voice activity detection. With `--speech` also the other side: the share of
 recordings with speech, by a manifest, in which no text is found. Both are printed and kept in `hallucination.json`
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "recipes"))
+sys.path.insert(0, str(HERE.parents[1] / "recipes"))
 
 import torch  # noqa: E402
 from noises import KINDS, Noise, collection  # noqa: E402

@@ -1,6 +1,6 @@
 """Peak resident memory of a long recording beside a short one: the difference is what grows with the length.
 
-    python benchmarks/memory.py [--data FOLDER] [--stages read asr-conformer-en whisper-mini] [--hours 3]
+    python benchmarks/studies/memory.py [--data FOLDER] [--stages read asr-conformer-en whisper-mini] [--hours 3]
 
 Stages: `read` is the survey (mel peak, voice activity) and every mel window after it; any other name is a model, and
 the stage is `multimodal transcribe --model NAME` as its own process. The recording is 3 minutes of joined clips (of
@@ -99,7 +99,7 @@ def stage(name: str, recording: Path, options: list[str]) -> tuple[float, float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=HERE.parent / "assets" / "sample", help="folder of recordings")
+    parser.add_argument("--data", type=Path, default=HERE.parents[1] / "assets" / "sample", help="folder of recordings")
     parser.add_argument("--stages", nargs="+", default=["read", "asr-conformer-en", "whisper-mini"])
     parser.add_argument("--hours", type=float, default=3.0)
     parser.add_argument(

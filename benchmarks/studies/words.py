@@ -1,6 +1,6 @@
 """Where words begin: the models' times against the truth, in speech whose word times are known.
 
-    python benchmarks/words.py --data ../shared/data
+    python benchmarks/studies/words.py --data ../shared/data
 
 Two kinds of truth. Recordings of a set are joined with pauses of 0.2 to 0.6 s of digital silence: the first word of
 each begins at its cut plus its leading silence, up to where 4 of 5 frames of 10 ms are within 30 dB of its loudest

@@ -1,0 +1,3 @@
+from benchmarks.suite.command import main
+
+main()

@@ -1,0 +1,173 @@
+"""`run` measures and keeps the figures, `report` writes table and pictures of those kept, `list` names the cases."""
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suite import machine, process
+from benchmarks.suite.cases import Case, Options
+from benchmarks.suite.driver import Measurement, Plan
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+JOBS = {
+    "cpu": ("import", "transcribe", "vision", "text", "train", "growth"),
+    "cuda": ("cuda_train", "cuda_inference"),
+}  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = made.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure, and keep the figures")
+    names = commands.add_parser("list", help="the cases of each job")
+    report = commands.add_parser("report", help="table and figures of what is kept")
+    for each in (run, names):
+        each.add_argument("--jobs", default="", help="comma-separated; all of the device's without it")
+        each.add_argument("--device", choices=JOBS, default="cpu")
+        each.add_argument("--only", default="", help="cases whose name holds this text")
+        each.add_argument("--tiny", action="store_true", help="the smallest sizes, to see that it runs")
+        each.add_argument("--data", type=Path, help="folder of real data, where a case can use it")
+        each.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, which cannot be installed")
+    run.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="each case at each of these")
+    run.add_argument("--rounds", type=int, default=7)
+    run.add_argument("--case_seconds", type=float, default=60.0, help="after which a case's rounds end")
+    run.add_argument("--longest", type=float, default=120.0, help="seconds of the longest run on a curve")
+    run.add_argument("--seconds", type=float, help="after which no further case is begun")
+    run.add_argument("--python", action="append", default=[], metavar="LIBRARY=PATH",
+                     help="a peer's own environment: its interpreter")  # fmt: skip
+    for each in (run, report):
+        each.add_argument("--out", type=Path, help="folder of the figures (benchmarks/results/DEVICE)")
+    report.add_argument("--device", choices=JOBS, default="cpu")
+    return made
+
+
+def fail(message: str) -> None:
+    raise SystemExit(f"python -m benchmarks: {message}")
+
+
+def cases(job: str, options: Options) -> list[Case]:
+    """Of a job, with a module `benchmarks.jobs.JOB_cases` (`import` is a word of Python)."""
+    return importlib.import_module(f"benchmarks.jobs.{job}_cases").cases(options)
+
+
+def chosen(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
+    names = args.jobs.split(",") if args.jobs else JOBS[args.device]
+    options = Options(args.device, args.data, args.tiny, args.nanogpt)
+    for job in names:
+        # without a GPU the smallest sizes of its jobs run too, to see that they would
+        if job not in JOBS[args.device] and not (args.tiny and job in JOBS["cuda"]):
+            fail(f"--jobs {job}: not a job of {args.device}: {', '.join(JOBS[args.device])}")
+        yield job, [case for case in cases(job, options) if args.only in case.name]
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.device == "cuda" and not cuda():
+        fail("--device cuda: no GPU is to be seen; nothing was measured")
+    pythons = dict(pair.split("=", 1) if "=" in pair else fail(f"--python {pair}: not LIBRARY=PATH")
+                   for pair in args.python)  # fmt: skip
+    plan = Plan(args.device, args.rounds, args.case_seconds, args.longest, pythons)
+    folder = args.out or RESULTS / (f"{args.device}-tiny" if args.tiny else args.device)
+    end, wrong = time.monotonic() + (args.seconds or float("inf")), []
+    jobs = list(chosen(args))
+    about = machine.describe(args.device)
+    about["ceilings"] = {str(n): machine.ceilings(args.device, n) for n in args.threads}
+    for job, todo in jobs:
+        rows = Rows(folder / f"{job}.json", about, bool(args.only))
+        for case in todo:
+            if time.monotonic() > end:
+                print(f"{case.name}: not begun, --seconds {args.seconds:g} are over", flush=True)
+                wrong.append(case.name)
+            else:
+                wrong += measure(case, rows, plan, case.threads or args.threads)
+    from benchmarks.suite import report
+
+    report.write(folder)
+    print(f"{folder}")
+    return 1 if wrong else 0
+
+
+def measure(case: Case, rows: "Rows", plan: Plan, threads: Sequence[int]) -> list[str]:
+    """What was wrong."""
+    wrong, say = [], lambda text: print(text, file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        try:
+            if case.prepare:
+                process.prepare(case.prepare, case.settings, Path(folder), plan.device)
+        except process.LostError as error:
+            say(f"{case.name}: {error}")
+            return [str(error)]
+        for count in threads:
+            print(f"{case.job}: {case.name}, {count} thread{'s' * (count > 1)}", flush=True)
+            row = Measurement(case, count, plan, say).run(Path(folder), rows.too_long(case, count, plan.longest))
+            rows.keep(row)
+            show(row)
+            wrong += row["wrong"]
+    return wrong
+
+
+class Rows:
+    """The file of a job's figures, written after each row. A run of some of its cases keeps the others' rows."""
+
+    def __init__(self, path: Path, about: dict[str, Any], some: bool):
+        self.path, self.about = path, about
+        self.rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if some and path.exists() else []
+
+    def keep(self, row: dict[str, Any]) -> None:
+        same = lambda other: (other["case"], other["threads"]) == (row["case"], row["threads"])
+        at = next((i for i, other in enumerate(self.rows) if same(other)), len(self.rows))
+        self.rows[at : at + 1] = [row]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"machine": self.about, "rows": self.rows}, indent=1) + "\n")
+
+    def too_long(self, case: Case, threads: int, longest: float) -> dict[str, str]:
+        """Candidates of which the last point of the curve says that this one would take more than `longest` s."""
+        before = [row for row in self.rows if case.series and row.get("series") == case.series
+                  and row["threads"] == threads and row["at"] < case.at]  # fmt: skip
+        found = {}
+        for row in before[-1:]:
+            for name, figures in row["candidates"].items():
+                if "left out" in figures:
+                    found[name] = figures["left out"]
+                    continue
+                expected = figures["wall"]["median"] * case.units / row["units"]
+                if expected > longest:
+                    found[name] = f"would take about {expected:.0f} s"
+        return found
+
+
+def show(row: dict[str, Any]) -> None:
+    for name, found in row["candidates"].items():
+        if "wall" in found:
+            speed = f"{found['units a second']:>10} {row['unit']}/s"
+            print(f"  {name:<34} {1000 * found['wall']['median']:10.2f} ms {speed}  {found.get('peak MB', 0):7.0f} MB",
+                  flush=True)  # fmt: skip
+    for ratio in row.get("ratios", []):
+        if ratio["kind"] == ratio["peer kind"] and not ratio["floor"]:
+            print(f"    {ratio['ours']} is {ratio['median']} times as fast as {ratio['peer']}", flush=True)
+
+
+def cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def main() -> None:
+    args = parser().parse_args()
+    if args.command == "list":
+        for job, todo in chosen(args):
+            for case in todo:
+                print(f"{job}: {case.name}: {', '.join(made.name for made in case.candidates)}")
+        return
+    if args.command == "report":
+        from benchmarks.suite import report
+
+        report.write(args.out or RESULTS / args.device)
+        return
+    raise SystemExit(run(args))

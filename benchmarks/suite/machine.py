@@ -1,0 +1,133 @@
+"""What the figures were measured on: names, versions, and what the machine can do at most."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.suite import check, process
+from benchmarks.suite.cases import Candidate
+
+LIBRARIES = ("torch", "torchaudio", "torchvision", "numpy", "openai-whisper", "faster-whisper", "ctranslate2",
+             "transformers", "tokenizers", "tiktoken", "open_clip_torch", "timm", "openvino", "onnxruntime",
+             "clip-benchmark")  # fmt: skip
+
+
+def describe(device: str) -> dict[str, Any]:
+    found = {
+        "date": datetime.date.today().isoformat(), "processor": processor_name(), "processors": os.cpu_count(),
+        "memory GB": memory(), "system": f"{platform.system()} {platform.machine()}",
+        "Python": platform.python_version(), "commit": commit(), "load at the start": round(os.getloadavg()[0], 2),
+        "versions": versions(),
+    }  # fmt: skip
+    return found | ({"device": device_name()} if device == "cuda" else {})
+
+
+def processor_name() -> str:
+    """As the kernel names it, with the features that matter for matrix products."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    lines = [line.partition(":")[::2] for line in info.read_text().splitlines() if ":" in line]
+    told = {name.strip(): value.strip() for name, value in reversed(lines)}
+    able = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+            if name in told.get("flags", "").split()]  # fmt: skip
+    return f"{told.get('model name', platform.machine())} ({', '.join(able)})"
+
+
+def memory() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def commit() -> str:
+    """Of the checkout, with "+" where it has uncommitted changes of code."""
+    run = lambda *words: subprocess.run(
+        ["git", *words], capture_output=True, text=True, cwd=process.ROOT
+    ).stdout.strip()
+    changed = run("status", "--porcelain", "--untracked-files=no", "--", "multimodal", "benchmarks/*.py")
+    return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name() -> str:
+    program = "import torch; print(torch.cuda.get_device_name())"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip()
+
+
+def yardstick(folder: Path, device: str) -> Callable[[], None]:
+    """The same work in each round, by numpy alone: products in the cache and a sum of what is in memory."""
+    a, large = np.ones((512, 512), np.float32), np.ones(1 << 24, np.float32)
+
+    def run() -> None:
+        for _ in range(8):
+            a @ a
+        large.sum()
+
+    return run
+
+
+def ceilings(device: str, threads: int) -> dict[str, float]:
+    """Most that matrix products and memory reach here, in a process of its own: the two lines of the roofline."""
+    worker = process.Worker(Candidate("ceilings", "benchmarks.suite.machine:measured", library="torch"), Path(), device,
+                            threads)  # fmt: skip
+    try:
+        worker.ready()
+        with tempfile.TemporaryDirectory() as folder:
+            worker.ask({"do": "output", "to": f"{folder}/ceilings"})
+            return check.read(Path(folder) / "ceilings")
+    finally:
+        worker.end()
+
+
+def measured(folder: Path, device: str) -> Callable[[], dict[str, float]]:
+    """GFLOP/s of matrix products by kind, GB/s of reading and of copying."""
+    import torch
+
+    size = 8192 if device == "cuda" else 2048
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def best(run: Callable[[], Any], seconds: float = 1.0) -> float:
+        run()
+        wait()
+        taken, end = [], time.perf_counter() + seconds
+        while time.perf_counter() < end or len(taken) < 3:
+            start = time.perf_counter()
+            run()
+            wait()
+            taken.append(time.perf_counter() - start)
+        return min(taken)
+
+    @torch.inference_mode()
+    def run() -> dict[str, float]:
+        found = {}
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+            a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+            found[f"{name} GFLOP/s"] = round(2 * size**3 / best(lambda a=a, b=b: a @ b) / 1e9, 1)
+        if device == "cpu":
+            a, b = (torch.randint(-64, 64, (size, size), dtype=torch.int8) for _ in range(2))
+            found["int8 GFLOP/s"] = round(2 * size**3 / best(lambda: torch._int_mm(a, b)) / 1e9, 1)
+        large = torch.ones((1 << 30 if device == "cuda" else 1 << 27), device=device)
+        found["read GB/s"] = round(large.nbytes / best(large.sum) / 1e9, 1)
+        to = torch.empty_like(large)
+        found["copy GB/s"] = round(2 * large.nbytes / best(lambda: to.copy_(large)) / 1e9, 1)
+        return found
+
+    return run

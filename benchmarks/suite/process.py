@@ -1,0 +1,127 @@
+"""Processes of candidates, each stopped (SIGSTOP) while another has its turn, so that no idle thread of it spins."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suite.cases import Candidate
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class LostError(Exception):
+    """A candidate that is missing, failed or died; its text says which."""
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Of every process: so many threads, no model hub, no warnings of tokenizers about forks."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    fixed = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return os.environ | {name: str(threads) for name in LIMITS} | fixed
+
+
+def processors(threads: int) -> set[int]:
+    """The last ones that this process may use: the first serve most of the kernel's interrupts."""
+    return set(sorted(os.sched_getaffinity(0))[-threads:])
+
+
+def pin(pid: int, threads: int) -> None:
+    """Every thread that the process has; those to come follow the one that makes them. On Linux only."""
+    tasks = Path(f"/proc/{pid}/task")
+    for task in [int(entry.name) for entry in tasks.iterdir()] if tasks.exists() else []:
+        with contextlib.suppress(OSError):  # it may have ended
+            os.sched_setaffinity(task, processors(threads))
+
+
+class Worker:
+    """A candidate in its process. `ask` continues it, waits for its answer, and stops it again."""
+
+    def __init__(self, made: Candidate, folder: Path, device: str, threads: int, python: str = sys.executable):
+        self.made, self.threads = made, threads
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `end`)
+        spec = {"load": made.load, "settings": dict(made.settings), "library": made.library, "device": device,
+                "folder": str(folder)}  # fmt: skip
+        self.process = subprocess.Popen(
+            [python, "-m", "benchmarks.suite.worker", json.dumps(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.log, text=True, env=environment(threads), cwd=ROOT,
+        )  # fmt: skip
+
+    def answer(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.log.seek(0)
+            said = [text.strip() for text in self.log.read().splitlines() if text.strip()]
+            raise LostError(
+                f"ended with exit code {self.process.returncode}: {said[-1] if said else 'without a word'}"[:300]
+            )
+        found = json.loads(line)
+        for why in ("missing", "failed"):
+            if why in found:
+                raise LostError(f"{why}: {found[why]}")
+        return found
+
+    def ready(self) -> dict[str, Any]:
+        """Loading may use all processors, what follows only as many as there are threads."""
+        found = self.answer()
+        pin(self.process.pid, self.threads)
+        self.process.send_signal(signal.SIGSTOP)
+        return found
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        self.process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(BrokenPipeError):  # `answer` says why
+            print(json.dumps(order), file=self.process.stdin, flush=True)
+        found = self.answer()
+        self.process.send_signal(signal.SIGSTOP)
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.log.close()
+
+
+def cold(made: Candidate, folder: Path, threads: int, python: str = sys.executable) -> tuple[dict[str, float], str]:
+    """One whole process from its start to its end, and what it printed."""
+    command = [part.format(python=python, folder=folder) for part in made.command]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment(threads), cwd=folder
+        )
+        pin(process.pid, threads)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        log.seek(0)
+        if process.returncode:
+            said = log.read().strip().splitlines()
+            raise LostError(
+                f"ended with exit code {process.returncode}: {said[-1] if said else 'without a word'}"[:300]
+            )
+        peak = usage.ru_maxrss / (1024 * 1024 if sys.platform == "darwin" else 1024)
+        return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak MB": peak}, out.read()
+
+
+def prepare(load: str, settings: Mapping[str, Any], folder: Path, device: str) -> None:
+    """Runs a case's `prepare` with all threads."""
+    program = ("import json, sys; from pathlib import Path; from benchmarks.suite.worker import function; "
+               "function(sys.argv[1])(Path(sys.argv[2]), sys.argv[3], **json.loads(sys.argv[4]))")  # fmt: skip
+    command = [sys.executable, "-c", program, load, str(folder), device, json.dumps(dict(settings))]
+    done = subprocess.run(command, env=environment(os.cpu_count() or 1), cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise LostError(f"its preparation ended with exit code {done.returncode}: {said[-1] if said else ''}"[:300])

@@ -1,0 +1,141 @@
+"""The Markdown table of a folder of results, and its figures."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+HEAD = ("work", "threads", "peer", "its time", "ours", "times as fast", "in the rounds", "by processor time",
+        "MB, ours / its", "output differs by", "ours at its fastest")  # fmt: skip
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """Job → what its file holds."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def write(folder: Path) -> None:
+    """`README.md`, `ahead.svg` (times as fast as each peer) and `growth.svg` in the folder."""
+    from benchmarks.suite import ahead_plot, growth_plot
+
+    results = read(folder)
+    parts = [f"# Ours beside its peers, {folder.name}", *about(results)]
+    tables = {job: table(found["rows"]) for job, found in results.items() if job != "growth"}
+    parts += [behind(results)]
+    if tables:
+        ahead_plot.draw({job: found for job, found in results.items() if job != "growth"}, folder / "ahead.svg")
+        parts.append("![times as fast as each peer](ahead.svg)")
+    if "growth" in results:
+        growth_plot.draw(results["growth"], folder / "growth.svg")
+        parts.append("![time and memory as work grows](growth.svg)")
+    for job, text in tables.items():
+        parts += [f"## {job}", text]
+    if "growth" in results:
+        parts += ["## growth", growth(results["growth"]["rows"])]
+    (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
+
+
+def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    yield (
+        "Written by `python -m benchmarks report` from the files beside it. Each candidate is a process of its own, "
+        "held to as many processors as threads and stopped while another has its turn; outputs are compared before "
+        "anything is timed. Times are medians, ratios medians of each round's ratio, above 1: ours is faster. Like is "
+        "compared with like (float32 with float32); the last column holds our fastest kind against the same peer. "
+        "Memory is the highest resident size while it runs, weights included."
+    )
+    seen: list[str] = []
+    for job, found in results.items():
+        machine = found["machine"]
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        ceilings = "; ".join(
+            f"{threads} thread{'s' * (threads != '1')}: " + ", ".join(f"{v:g} {k}" for k, v in found.items())
+            for threads, found in machine["ceilings"].items()
+        )
+        name = machine.get("device", machine["processor"])
+        text = (f"{name}, {machine['processors']} processors, {machine['memory GB']:g} GB, {machine['system']}, "
+                f"Python {machine['Python']}, {versions}")  # fmt: skip
+        if text not in seen:
+            seen.append(text)
+            yield f"**Machine:** {text}"
+        noise = [row["noise"]["median deviation"] for row in found["rows"] if "noise" in row]
+        worst = f", noise of the machine at most {max(noise):.1%}" if noise else ""
+        yield f"`{job}`: {machine['date']}, commit {machine['commit']}{worst}. Ceilings, {ceilings}."
+
+
+def pairs(row: Row) -> Iterator[tuple[str, dict[str, Any] | None, dict[str, Any]]]:
+    """(peer, ratio of ours of its kind or None, ratio of ours at its fastest)."""
+    peers = list(dict.fromkeys(ratio["peer"] for ratio in row.get("ratios", [])))
+    for peer in peers:
+        found = [ratio for ratio in row["ratios"] if ratio["peer"] == peer]
+        same = [ratio for ratio in found if ratio["kind"] == ratio["peer kind"]]
+        best = max(found, key=lambda ratio: ratio["median"])
+        yield peer, max(same, key=lambda ratio: ratio["median"]) if same else None, best
+
+
+def behind(results: dict[str, dict[str, Any]]) -> str:
+    """Rows where a peer of the same kind is faster by the median of the rounds."""
+    found = []
+    for held in results.values():
+        for row in held["rows"]:
+            for peer, same, _ in pairs(row):
+                if same and not same["floor"] and same["median"] < 1:
+                    found.append(f"{row['case']}, {row['threads']} threads: {same['median']:.2f} × {peer}")
+    count = sum(1 for held in results.values() for row in held["rows"] for _, same, _ in pairs(row)
+                if same and not same["floor"])  # fmt: skip
+    if not found:
+        return f"**Behind:** none of {count} comparisons."
+    return f"**Behind** in {len(found)} of {count} comparisons (`LOG.md` has the causes): " + " · ".join(found) + "."
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    for row in rows:
+        for peer, same, best in pairs(row):
+            own, other = row["candidates"][(same or best)["ours"]], row["candidates"][peer]
+            cells = [row["case"], str(row["threads"]), peer, seconds(other["wall"]["median"])]
+            if same:
+                cells += [seconds(own["wall"]["median"]), f"**{same['median']:.2f}**",
+                          f"{min(same['rounds']):.2f} to {max(same['rounds']):.2f}", f"{same['cpu']:.2f}"]  # fmt: skip
+            else:
+                cells += ["", "", "", ""]
+            cells += [f"{own.get('peak MB', 0):.0f} / {other.get('peak MB', 0):.0f}", distance(own)]
+            fastest = row["candidates"][best["ours"]]
+            other_kind = same is None or best["ours"] != same["ours"]
+            name = best["ours"].removeprefix("ours").strip(" ,")
+            cells.append(f"{name} {seconds(fastest['wall']['median'])}, {best['median']:.2f}" if other_kind else "")
+            lines.append("| " + " | ".join(cells) + " |")
+        left = {name: found["left out"] for name, found in row["candidates"].items() if "left out" in found}
+        lines += [f"| {row['case']} | {row['threads']} | {name} | {why} |" + " |" * (len(HEAD) - 4)
+                  for name, why in left.items()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def distance(own: dict[str, Any]) -> str:
+    return ", ".join(f"{value:.0e} ({name})" if value else "nothing" for name, value in own.get("distance", {}).items())
+
+
+def growth(rows: list[Row]) -> str:
+    """Per unit: time and memory of every candidate at every point."""
+    lines = [
+        "| curve | at | candidate | time a unit | units a second | peak MB | share of the roofline |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows:
+        for name, found in row["candidates"].items():
+            if "left out" in found:
+                lines.append(f"| {row['series']} | {row['at']:g} | {name} | {found['left out']} | | | |")
+                continue
+            each = found["wall"]["median"] / row["units"]
+            lines.append(f"| {row['series']} | {row['at']:g} | {name} | {seconds(each)} | {found['units a second']:g} "
+                         f"| {found.get('peak MB', 0):.0f} | |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def seconds(value: float) -> str:
+    """With three figures, in a fitting unit."""
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s")):
+        if value < limit:
+            scaled = value * scale
+            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
+    raise AssertionError

@@ -1,0 +1,109 @@
+"""The process of one candidate: loads, then does what it is told, a JSON line at a time.
+
+    python -m benchmarks.suite.worker '{"load": "module:function", "folder": …, "device": …, "settings": {…}}'
+
+Orders: {"do": "output", "to": path} · {"do": "run", "repeats": n} · {"do": "quit"}. Its own stdout is for answers
+alone; what libraries print goes to stderr.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def resident(name: str) -> float:
+    """MB by the kernel: VmRSS now, VmHWM the highest since the last `forget`; elsewhere than on Linux the highest."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) / 1024 for line in file if line.startswith(name))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+def forget() -> None:
+    """The highest resident size begins anew."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def function(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def wait(device: str) -> None:
+    if device == "cuda" and "torch" in sys.modules:
+        sys.modules["torch"].cuda.synchronize()
+
+
+def device_memory(device: str, reset: bool = False) -> float | None:
+    if device != "cuda" or "torch" not in sys.modules:
+        return None
+    cuda = sys.modules["torch"].cuda
+    if reset:
+        cuda.reset_peak_memory_stats()
+    return round(cuda.max_memory_allocated() / 2**20, 1)
+
+
+def timed(run: Callable[[], Any], repeats: int, device: str) -> dict[str, float]:
+    wait(device)
+    worked, start = time.process_time(), time.perf_counter()
+    for _ in range(repeats):
+        run()
+    wait(device)
+    return {"wall": (time.perf_counter() - start) / repeats, "cpu": (time.process_time() - worked) / repeats}
+
+
+def serve(spec: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+    start, device = time.perf_counter(), spec["device"]
+    run = function(spec["load"])(Path(spec["folder"]), device, **spec["settings"])
+    wait(device)
+    try:
+        version = importlib.metadata.version(spec["library"])
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    ready = {"ready": round(time.perf_counter() - start, 3), "version": version, "loaded MB": resident("VmRSS")}
+    answer(ready | {"loaded device MB": device_memory(device, reset=True)})
+    forget()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "quit":
+            return
+        if order["do"] == "output":
+            from benchmarks.suite.check import save
+
+            save(run(), Path(order["to"]))
+            answer({})
+        else:
+            found = timed(run, order["repeats"], device)
+            answer(found | {"peak MB": resident("VmHWM"), "peak device MB": device_memory(device)})
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(found: dict[str, Any]) -> None:
+        print(json.dumps(found), file=out, flush=True)
+
+    try:
+        serve(json.loads(sys.argv[1]), answer)
+    except ModuleNotFoundError as error:
+        answer({"missing": str(error)})
+        raise SystemExit(1) from error
+    except Exception as error:
+        answer({"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+        raise
+
+
+if __name__ == "__main__":
+    main()
