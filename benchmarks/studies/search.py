@@ -1,6 +1,7 @@
 """Searching a million vectors: recall against an exact search, latency cold and warm, memory, disk, time to build.
 
-    python benchmarks/studies/search.py --work FOLDER --data FOLDER [--sources made-up] [--kinds ivf hnsw] [--count 1000000]
+    python benchmarks/studies/search.py --work FOLDER --data FOLDER [--sources made-up] [--kinds ivf hnsw]
+        [--count 1000000]
 
 Vectors are made up in the manner of CLIP's: 300 topics, 20,000 clusters of them with sizes as of Zipf's law, and a
 spectrum that falls as the square root of the rank; pictures share one mean vector and texts another, so that texts lie
