@@ -2,11 +2,13 @@
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,6 +19,8 @@ from multimodal.search import Decoded, Rule, Step, limits_of, next_logits, rows_
 Norm = Callable[[int], float]  # what the log-probability of so many new tokens, the end apart, is divided by
 Row = tuple[list[int], float]  # new ids without the end, and the sum of their scores, the end included
 EarlyStopping = bool | str  # or "never"
+BEHIND = ("cuda",)  # kinds of device that the host follows some steps behind
+AHEAD = 2  # steps, so that a device always has one to go on with
 
 
 @dataclass
@@ -27,6 +31,7 @@ class _Prompt:
     limit: int
     ended: list[Row] = field(default_factory=list)
     chosen: list[Row] | None = None
+    rows: list[list[int]] = field(default_factory=lambda: [[]])  # of the going ones, where the host follows behind
 
 
 @torch.inference_mode()
@@ -57,6 +62,9 @@ def beam(
     given = [*rules] if early_stopping is None else [normalised, *rules]
     none = [([], 0.0)] * keep
     prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in limits_of(max_new, prompt, cache)]
+    if prompt.device.type in BEHIND and scorer is None:
+        _ahead(step, prompt, cache, eos, beams, given, early_stopping is None, prompts, stop, keep)
+        return _found(prompts, keep)
     ids, new, sums, held = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
     for count in range(1, max(one.limit for one in prompts) + 1):
         scores = next_logits(step, new, cache, ids, given)
@@ -81,8 +89,92 @@ def beam(
             cache.reorder_rows(left)
             cache.reorder_sources(rows_of(going, 1, ids.device))
         sums = torch.tensor(kept, device=sums.device)
+    return _found(prompts, keep)
+
+
+def _found(prompts: list[_Prompt], keep: int) -> Decoded:
     chosen = [row for one in prompts for row in (one.chosen + [([], -math.inf)] * keep)[:keep]]
     return Decoded([row for row, _ in chosen], [score for _, score in chosen])
+
+
+def _ahead(
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, eos: int, beams: int, given: Sequence[Rule],
+    normalise: bool, prompts: list[_Prompt], stop: "_Patience | _Transformers", keep: int,
+) -> None:  # fmt: skip
+    """`beam` on a device that would have to wait for each look of the host: it chooses the beams by itself, which needs
+    nothing of what has ended, and the host reads its note of a step while the next `AHEAD` ones are computed. A batch
+    goes on for so many steps after its end."""
+    ids, new, sums, held = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
+    notes, last = deque[_Note](), max(one.limit for one in prompts)
+    for count in range(1, last + 1):
+        scores = next_logits(step, new, cache, ids, given)
+        scores = scores.log_softmax(-1) if normalise else scores
+        rows, tokens, sums, note = _choose(scores, sums, eos, beams, len(held))
+        cache.reorder_rows(rows)
+        ids, new = torch.cat([ids[rows], tokens[:, None]], 1), tokens[:, None]
+        notes.append(_Note(note, held, count))
+        while len(notes) > (AHEAD if count < last else 0):
+            notes.popleft().read(eos, stop, keep)
+        going = [at for at, one in enumerate(held) if one.chosen is None]
+        if not going:
+            return
+        if 2 * len(going) <= len(held):
+            left = rows_of(going, beams, ids.device)
+            ids, new, sums, held = ids[left], new[left], sums[left], [held[at] for at in going]
+            cache.reorder_rows(left)
+            cache.reorder_sources(rows_of(going, 1, ids.device))
+
+
+def _choose(
+    scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], eos: int, beams: int, count: int
+) -> tuple[Int[Tensor, "Q"], Int[Tensor, "Q"], Float[Tensor, "Q"], Float[Tensor, "B N"]]:
+    """Source rows, tokens and sums of the beams of `count` prompts, as `_best` chooses them; and for the host the
+    continuations, the best first: totals, tokens, sources inside of the prompt, and which are the beams."""
+    top, width = scores.topk(min(beams + 1, scores.shape[1])), len(scores) // count
+    each = top.values.shape[1]
+    totals = (sums[:, None] + top.values).nan_to_num(nan=-torch.inf).reshape(count, -1)
+    missing = beams * (beams + 1) - totals.shape[1]  # in the first step, and of a tiny vocabulary
+    totals, order = F.pad(totals, (0, missing), value=-torch.inf).sort(dim=1, descending=True, stable=True)
+    tokens = F.pad(top.indices.reshape(count, -1), (0, missing), value=eos).gather(1, order)
+    sources, ends = (order // each).clamp(max=width - 1), tokens == eos
+    beam = ends.int().sort(dim=1, stable=True).indices[:, :beams]  # those that go on, the best first
+    note = torch.cat([x.double() for x in (totals, tokens, sources, beam)], 1)
+    firsts = torch.arange(count, device=scores.device)[:, None] * width
+    kept = totals.gather(1, beam).masked_fill(ends.gather(1, beam), -torch.inf)
+    rows, new = (sources + firsts).gather(1, beam), tokens.gather(1, beam).clamp(min=0)
+    return rows.flatten(), new.flatten(), kept.flatten(), note
+
+
+class _Note:
+    """What the device chose in step `count`, on its way to the host."""
+
+    def __init__(self, note: Float[Tensor, "B N"], held: list[_Prompt], count: int):
+        self.note, self.held, self.count, self.event = note, held, count, None
+        if note.is_cuda:
+            self.note = torch.empty(note.shape, dtype=note.dtype, pin_memory=True).copy_(note, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def read(self, eos: int, stop: "_Patience | _Transformers", keep: int) -> None:
+        """As if it had been looked at when the step was done."""
+        if self.event is not None:
+            self.event.synchronize()
+        for one, row in zip(self.held, self.note.tolist(), strict=True):
+            if one.chosen is None:
+                _follow(one, row, self.count, eos, stop, keep)
+
+
+def _follow(one: _Prompt, row: list[float], count: int, eos: int, stop: "_Patience | _Transformers", keep: int) -> None:
+    size = (len(row) - stop.beams) // 3
+    totals, tokens, sources = (row[i * size : (i + 1) * size] for i in range(3))
+    beam = [int(at) for at in row[3 * size :]]
+    for rank in range(max(beam)):
+        if tokens[rank] == eos and totals[rank] > -math.inf and stop.takes(one, rank):
+            one.ended.append((one.rows[int(sources[rank])], totals[rank]))
+    kept = [totals[at] if tokens[at] != eos else -math.inf for at in beam]
+    one.rows = [[*one.rows[int(sources[at])], int(tokens[at])] for at in beam]
+    if count >= one.limit or stop.settled(one, max(kept), count):
+        one.chosen = stop.ranked(one, one.rows, kept)[:keep]
 
 
 class _Patience:

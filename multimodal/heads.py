@@ -76,7 +76,7 @@ class _Contrast(torch.autograd.Function):
 
 
 def _sigmoid(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: Alone):
-    pictures, loss = across.total(texts.new_tensor(count)), texts.new_zeros(())
+    pictures, loss = across.total(texts.new_full((), count)), texts.new_zeros(())
 
     def work(texts: Tensor, terms: Tensor) -> list[Tensor]:
         found = torch.zeros_like(texts)
@@ -160,6 +160,7 @@ def vocabulary_loss(
     targets: Int[Tensor, "N"], chunk: int = 4096,
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Summed cross-entropy of the logits `states @ weight.T + bias`, of which those of `chunk` states exist at a time.
+    A state whose target is negative counts 0.
 
     Under autocast the products are in its type, softmax and loss in float32 or better always."""
     kind = states.device.type
@@ -167,31 +168,60 @@ def vocabulary_loss(
     return _Vocabulary.apply(states, weight, bias, targets, chunk, product)
 
 
+def loss_and_pull(
+    logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], wide: torch.dtype
+) -> tuple[Float[Tensor, ""], Float[Tensor, "N V"]]:
+    """Summed cross-entropy and its gradient at the logits, as `_Vocabulary` finds them, written so that a compiler
+    makes two passes of it."""
+    known, scores = (targets >= 0).to(wide), logits.to(wide)
+    hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    total = scores.logsumexp(1)
+    loss = ((total - torch.where(hit, scores, 0).sum(1)) * known).sum()
+    return loss, (((scores - total[:, None]).exp() - hit.to(wide)) * known[:, None]).to(logits.dtype)
+
+
+_compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+def compile_loss() -> None:
+    """On a GPU the loss over a vocabulary is compiled from now on; elsewhere nothing changes."""
+    global _compiled
+    _compiled = _compiled or torch.compile(loss_and_pull)
+
+
 class _Vocabulary(torch.autograd.Function):
     """The gradient is found together with the loss, so that no logits have to be kept."""
 
     @staticmethod
     def forward(ctx, states, weight, bias, targets, chunk, product):
-        wide = torch.promote_types(product, torch.float32)
+        wide, compiled = torch.promote_types(product, torch.float32), _compiled
         ready, loss = weight.to(product), states.new_zeros((), dtype=wide)
         learns = any(ctx.needs_input_grad)
-        grads = [torch.empty_like(states), torch.zeros(weight.shape, dtype=wide, device=weight.device)]
-        grads += [None if bias is None else torch.zeros_like(bias, dtype=wide)]
+        grads = [torch.empty_like(states), None, None if bias is None else torch.zeros_like(bias, dtype=wide)]
         for begin in range(0, len(states), chunk):
             part = slice(begin, begin + chunk)
             own = states[part].to(product)
-            logits = (own @ ready.T).to(wide)
-            logits = logits if bias is None else logits + bias
-            total = logits.logsumexp(1)
-            loss += (total - logits.gather(1, targets[part, None])[:, 0]).sum()
+            logits = own @ ready.T
+            if compiled is not None and learns and bias is None and logits.is_cuda:
+                own_loss, pull = compiled(logits, targets[part], wide)
+            else:
+                scores = (logits.to(wide) if bias is None else logits.to(wide) + bias).log_softmax(1)
+                known, wanted = (targets[part, None] >= 0).to(wide), targets[part, None].clamp(min=0)
+                own_loss = -(scores.gather(1, wanted) * known).sum()
+                if learns:  # rows that are not known are left out where they are short: of the states and the sums
+                    pull = scores.exp_().scatter_add_(1, wanted, -known)
+                    own = own * known.to(product)
+                    if bias is not None:
+                        grads[2] += (known.T @ pull)[0]
+                    pull = pull.to(product)
+            loss += own_loss
             if learns:
-                pull = logits.sub_(total[:, None]).exp_()
-                pull.scatter_add_(1, targets[part, None], pull.new_full((len(pull), 1), -1.0))
-                if bias is not None:
-                    grads[2] += pull.sum(0)
-                pull = pull.to(product)
                 grads[0][part] = pull @ ready
-                grads[1] += pull.T @ own
+                towards = (pull.T @ own).to(wide)
+                grads[1] = towards if grads[1] is None else grads[1].add_(towards)
+        unknown = targets[:, None] < 0
+        grads[0].masked_fill_(unknown, 0)
+        grads[1] = torch.zeros(weight.shape, dtype=wide, device=weight.device) if grads[1] is None else grads[1]
         ctx.save_for_backward(*(grad if learns else None for grad in grads))
         ctx.types = weight.dtype, None if bias is None else bias.dtype
         return loss

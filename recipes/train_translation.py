@@ -128,7 +128,7 @@ class Judge:
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         exact = Translating(model, smoothing=0.0)
         loss = sum(float(exact(moved(batch, model.decoder.device))["loss"]) for batch in self.batches)
-        count = sum(exact.counts(batch)["loss"] for batch in self.batches)
+        count = sum(int(exact.counts(batch)["loss"]) for batch in self.batches)
         score = bleu(Checkpoint(model, self.tokenizer), self.some, *self.direction, beams=1)
         return {"loss": loss / count, "bleu": score}
 

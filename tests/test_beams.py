@@ -6,7 +6,7 @@ import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel, logging
 
 from multimodal import rules, search
-from multimodal.beams import beam, per_token
+from multimodal.beams import AHEAD, beam, per_token
 from multimodal.blocks.cache import Cache
 
 PAD, EOS, VOCABULARY, MOST = 0, 2, 13, 10
@@ -193,6 +193,36 @@ def test_where_endings_are_held_the_three_rules_stop_at_three_times(gpt2):
              length_penalty=per_token(1.0))  # fmt: skip
         steps[early] = sum(calls)
     assert steps[True] < steps[False] < steps["never"]
+
+
+@pytest.mark.parametrize("early", [None, True, False, "never"])
+def test_beams_that_a_gpu_chooses_ahead_of_the_host_are_the_same(gpt2, early, monkeypatch):
+    def found():
+        ids, start = search.left_padded(PROMPTS)
+        return beam(step_of(gpt2), ids, Cache(1, start), eos=EOS, max_new=[20, 3, 12, 0], beams=3, keep=2,
+                    early_stopping=early, length_penalty=per_token(0.7))  # fmt: skip
+
+    right = found()
+    monkeypatch.setattr("multimodal.beams.BEHIND", ("cpu", "cuda"))
+    ahead = found()
+    assert ahead.ids == right.ids
+    assert ahead.logprobs == pytest.approx(right.logprobs, abs=1e-5)
+    assert {len(row) for row in right.ids} - {0, 20}  # some end by themselves
+
+
+def test_beams_that_a_gpu_chooses_leave_it_steps_to_go_on_with(monkeypatch):
+    """On the meta device each look at a value is an error, as it is a wait on an accelerator."""
+    monkeypatch.setattr("multimodal.beams.BEHIND", ("meta",))
+    seen = []
+
+    def step(ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        seen.append(len(ids))
+        return torch.empty(len(ids), 1, VOCABULARY, device="meta")
+
+    prompt = torch.ones(2, 3, dtype=torch.long, device="meta")
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        beam(step, prompt, Cache(1), eos=EOS, max_new=40, beams=3)
+    assert seen == [2] + [6] * AHEAD  # then the note of the first step is read
 
 
 def test_what_is_no_rule_of_stopping_is_refused(gpt2):

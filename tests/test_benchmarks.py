@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.suite import command, report
+from benchmarks.suite.cases import Candidate, Case, Options
+from benchmarks.suite.driver import Plan
 
-from benchmarks.suite import command, report  # noqa: E402
-from benchmarks.suite.cases import Candidate, Case, Options  # noqa: E402
-from benchmarks.suite.driver import Plan  # noqa: E402
+ROOT = Path(__file__).parent.parent
 
 PLAN = Plan("cpu", rounds=3, seconds=60, longest=100, pythons={})
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from tiny import ALL, randomized
 
-from multimodal import caption, rules
+from multimodal import caption, graphs, rules
 from multimodal.beams import beam, per_token
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
@@ -84,6 +84,17 @@ def test_a_batch_of_any_size_gives_what_each_picture_gives_alone(captioner, pict
             assert [one.logprob for one in found] == pytest.approx([one.logprob for one in own], abs=1e-4)
     order = torch.tensor([4, 0, 2])
     assert [found[0].ids for found in write(pixels[order])] == [alone[i][0].ids for i in order.tolist()]
+
+
+@pytest.mark.parametrize("way", ["greedy", "beams", "nucleus", "prompt"])
+def test_steps_that_a_gpu_replays_write_the_same(captioner, pictures, way, monkeypatch):
+    write, pixels = CaptionWriter(*prepared(captioner, "float32", None, WAYS[way])), pixels_of(pictures, RECORD)
+    right = write(pixels)
+    monkeypatch.setattr(graphs, "REPLAYING", ("cpu", "cuda"))
+    monkeypatch.setattr(graphs._Slot, "capture", lambda slot, decoder: None)
+    found = write(pixels)
+    assert write.network.decoder in graphs._kept
+    assert [[one.ids for one in own] for own in found] == [[one.ids for one in own] for own in right]
 
 
 @pytest.mark.parametrize("kind", ["captioner-bert", "git", "coca"])

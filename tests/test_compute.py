@@ -16,7 +16,8 @@ from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.fused import FusedBlock, can_fuse
 from multimodal.blocks.int8 import Int8Linear, weight_levels
 from multimodal.blocks.masks import causal
-from multimodal.blocks.packed import PackedLinear
+from multimodal.blocks.one_query import OneQuery
+from multimodal.blocks.packed import SHORT, PackedLinear, fast_tables
 from multimodal.blocks.stack import Block, BlockConfig
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
@@ -76,8 +77,14 @@ def test_int8_keeps_zeros_and_does_not_hide_what_is_not_finite():
 @pytest.mark.parametrize("rows", [1, 8, 40])
 def test_int8_sums_are_exact_at_the_largest_values(rows: int):
     signs = torch.where(torch.arange(1536) % 3 == 0, -1.0, 1.0)
-    exact = Int8Linear(torch.stack([signs, -signs]))(signs.repeat(rows, 1))
-    assert torch.allclose(exact, torch.tensor([1536.0, -1536.0]).expand(rows, 2), rtol=1e-6)
+    for copies in (1, 800):  # more channels out than in lie packed
+        exact = Int8Linear(torch.stack([signs, -signs] * copies))(signs.repeat(rows, 1))
+        assert torch.allclose(exact, torch.tensor([1536.0, -1536.0] * copies).expand(rows, -1), rtol=1e-6)
+
+
+def test_int8_takes_weights_in_any_layout():
+    weight, x = linear(96, 32).weight, torch.randn(3, 32)
+    assert torch.equal(Int8Linear(weight.T.contiguous().T)(x), Int8Linear(weight)(x))
 
 
 @pytest.mark.parametrize(("out", "wide"), SIZES)
@@ -90,6 +97,16 @@ def test_packed_is_the_float_map(out: int, wide: int):
             assert torch.allclose(packed(x[:1, :1].transpose(0, 1)), plain(x[:1, :1]), atol=1e-5)
             gelu = PackedLinear(plain.weight, plain.bias, ("gelu", "none"))
             assert torch.allclose(gelu(x), nn.functional.gelu(plain(x)), atol=1e-5)
+
+
+def test_one_query_without_keys_and_values_is_attention():
+    torch.manual_seed(0)
+    plain = Attention(AttentionConfig(16, 2))
+    x, source = torch.randn(3, 1, 16), torch.randn(3, 7, 16)
+    with torch.inference_mode():
+        for rows in (1, 3):
+            alone = OneQuery(plain, plain, torch.float32)(x[:rows], source[:rows])
+            assert torch.allclose(alone, plain(x[:rows], source[:rows]), atol=1e-6)
 
 
 def test_blocked_attention_is_attention():
@@ -245,7 +262,12 @@ def test_a_packed_row_has_the_same_bits_alone_and_in_a_batch(width):
     linear, rows, threads = PackedLinear(torch.randn(96, width)), torch.randn(5, 1, width), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        together, alone = linear(rows), [linear(row[None])[0] for row in rows]
+        with torch.no_grad():
+            together, alone = linear(rows), [linear(row[None])[0] for row in rows]
+            later = [linear(row[None])[0] for row in rows]  # where inputs are few, through a table by now
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(together, torch.stack(alone))
+    assert torch.equal(together, torch.stack(later))
+    tabled = linear.alone is not None and linear.alone.table is not None
+    assert tabled == (width <= SHORT and fast_tables())

@@ -125,7 +125,7 @@ def cut(batch: Pairs, sizes: list[int]) -> list[Pairs]:
 
 def gradient(objective: Contrastive, batches: list[Pairs]) -> tuple[float, dict[str, Tensor]]:
     objective.zero_grad()
-    loss = objective.backward(Plain(objective), batches)["loss"]
+    loss = objective.backward(Plain(objective), batches)["loss"].item()
     return loss, {name: p.grad.clone() for name, p in objective.model.named_parameters()}
 
 

@@ -160,9 +160,11 @@ def poisoned(loop, steps: list[int], kind: str):
     return loop
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])  # the host looks first; the device leaves the step out
 @pytest.mark.parametrize("kind", ["nan loss", "nan gradient", "inf gradient"])
-def test_what_is_not_finite_changes_nothing(tmp_path, caplog, kind):
-    loop = poisoned(tiny_run.loop(tmp_path, steps=3), [2, 3], kind)
+def test_what_is_not_finite_changes_nothing(tmp_path, caplog, kind, optimizer):
+    optim = OptimSettings(rate=1e-2, optimizer=optimizer, schedule="wsd", warmup=0, average=0.9)
+    loop = poisoned(tiny_run.loop(tmp_path, steps=3, optim=optim), [2, 3], kind)
     batches = loop.loader.start(0)
     loop.step(next(batches).batches)
     before = tiny_run.learned(loop)
@@ -172,6 +174,22 @@ def test_what_is_not_finite_changes_nothing(tmp_path, caplog, kind):
         tiny_run.assert_same(before[name], after[name])
     assert (loop.not_finite, loop.in_row, loop.done) == (1, 1, 2)
     assert caplog.messages[0].startswith("step 2 left out: loss ")
+
+
+def test_figures_that_are_read_a_step_later_are_the_same(tmp_path):
+    """As on a GPU. What is logged and saved has waited for its own step."""
+    rows, ends = [], []
+    for behind in (0, 1):
+        optim, run = OptimSettings(rate=1e-2, average=0.9), tmp_path / str(behind)
+        loop = poisoned(tiny_run.loop(run, steps=7, optim=optim, log_every=3, save_every=2), [2, 4], "nan gradient")
+        loop.figures.behind = behind
+        loop.fit()
+        # not how long it took
+        rows.append([(n, found, {**more, "wait": 0}) for n, found, more in loop.watch.rows])
+        ends.append(tiny_run.learned(loop))
+    assert [n for n, _, _ in rows[0]] == [1, 2, 3, 4, 5, 6, 7]
+    assert repr(rows[0]) == repr(rows[1])
+    tiny_run.assert_same(*ends)
 
 
 def test_a_run_ends_after_many_in_a_row(tmp_path):
@@ -229,18 +247,6 @@ def test_overflows_of_the_loss_scale_are_no_faults(tmp_path):
     poisoned(loop, [3], "nan gradient")
     loop.step(next(batches).batches)
     assert loop.not_finite == 1  # at a scale of 1 it is no overflow
-
-
-def test_gradients_are_clipped(tmp_path):
-    loop = tiny_run.loop(tmp_path, optim=OptimSettings(clip=1e-3))
-    metrics = loop.step(next(loop.loader.start(0)).batches)
-    assert metrics["norm"] > 0.01
-    total = torch.stack([p.grad.norm() for p in loop.objective.model.parameters()]).norm()
-    assert total.item() == pytest.approx(1e-3, rel=1e-3)
-    loop = tiny_run.loop(tmp_path, optim=OptimSettings(clip=0.0))
-    again = loop.step(next(loop.loader.start(0)).batches)["norm"]
-    total = torch.stack([p.grad.norm() for p in loop.objective.model.parameters()]).norm()
-    assert total.item() == pytest.approx(again, rel=1e-4) == metrics["norm"]
 
 
 # saving

@@ -87,6 +87,34 @@ def test_nothing_to_train_is_said():
         optimizers(nn.Linear(2, 2), OptimSettings(optimizer="muon"))
 
 
+def test_parameters_that_are_views_are_trained_in_place():
+    """GPT-2's table gives thirds of a transposed tensor; fused AdamW reads no strides."""
+    whole = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+    ends = []
+    for part in (whole.T.chunk(3)[1], whole.T.chunk(3)[1].clone(memory_format=torch.contiguous_format)):
+        net = nn.Linear(4, 4, bias=False)
+        net.load_state_dict({"weight": part}, assign=True)
+        (adam,) = optimizers(net, OptimSettings(rate=0.1))
+        for _ in range(2):
+            net(torch.eye(4)).square().sum().backward()
+            adam.step()
+        ends.append(net.weight.detach())
+    assert_close(*ends)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_gradients_are_clipped(tmp_path, optimizer):
+    loop = tiny_run.loop(tmp_path, optim=OptimSettings(clip=1e-3, optimizer=optimizer))
+    metrics = loop.step(next(loop.loader.start(0)).batches)
+    assert metrics["norm"] > 0.01
+    total = torch.stack([p.grad.norm() for p in loop.objective.model.parameters()]).norm()
+    assert total.item() == pytest.approx(1e-3, rel=1e-3)
+    loop = tiny_run.loop(tmp_path, optim=OptimSettings(clip=0.0))
+    again = loop.step(next(loop.loader.start(0)).batches)["norm"]
+    total = torch.stack([p.grad.norm() for p in loop.objective.model.parameters()]).norm()
+    assert total.item() == pytest.approx(again, rel=1e-4) == metrics["norm"]
+
+
 def test_the_average_follows_its_formula():
     model = nn.Linear(1, 1)
     average, expected = Average(model, 0.9), model.weight.item()

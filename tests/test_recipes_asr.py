@@ -383,7 +383,7 @@ def test_accumulation_is_exact(tmp_path):
         for part in parts:
             batch = collate([(item.features, item.ids) for item in part])
             batches.append(batch._replace(features=batch.features.double()))
-        metrics = loop.objective.backward(loop, batches)
+        metrics = {name: value.item() for name, value in loop.objective.backward(loop, batches).items()}
         return metrics, {name: p.grad.clone() for name, p in loop.objective.model.named_parameters()}
 
     metrics, whole = gradients([items])

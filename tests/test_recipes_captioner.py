@@ -153,7 +153,7 @@ def test_the_gradient_of_three_micro_batches_is_that_of_the_whole_batch(data):
         batches = next(loader.start(0)).batches
         batches = [batch._replace(images=batch.images.double()) for batch in batches]
         assert len({int(batch.lengths.sum()) for batch in batches}) == micro  # of different weight
-        metrics = loop.objective.backward(loop, batches)
+        metrics = {name: value.item() for name, value in loop.objective.backward(loop, batches).items()}
         grads = {n: p.grad for n, p in loop.objective.model.named_parameters() if p.grad is not None}
         found.append((metrics, grads))
     (one, whole), (three, parts) = found

@@ -12,7 +12,7 @@ import torch
 from text_references import noise, tiny_pieces
 
 from multimodal.errors import TextError
-from multimodal.tokens import clip_text
+from multimodal.tokens import chunks, clip_text, tiktokens
 from multimodal.tokens.text import (
     BytePairTokenizer,
     ByteTokenizer,
@@ -23,6 +23,7 @@ from multimodal.tokens.text import (
     TextCut,
     Tokenizer,
     WhisperTokenizer,
+    WordPieceTokenizer,
 )
 
 # pieces that the rules of CLIP's words, HTML, ftfy and blanks could each take for theirs
@@ -85,14 +86,38 @@ def test_lines_are_repaired_as_in_a_whole_text():
 
 
 def test_what_is_kept_of_chunks_changes_no_id(monkeypatch):
-    monkeypatch.setattr(clip_text, "MOST_CHUNKS", 5)
-    monkeypatch.setattr(clip_text, "LONGEST_CHUNK", 6)
+    monkeypatch.setattr(chunks, "MOST_CHUNKS", 5)
+    monkeypatch.setattr(chunks, "LONGEST_CHUNK", 6)
     small, texts = CLIPTokenizer(), fuzz(200, TRICKY, 4) * 2
     assert [small.encode(text) for text in texts] == [slow_clip(text) for text in texts[:200]] * 2
     assert len(small._chunks) <= 5
     assert max(map(len, small._chunks)) <= 6
     small.encode("cat cat").clear()  # the caller's list is its own
     assert pickle.loads(pickle.dumps(small)).encode("cat cat") == [2368, 2368]
+
+
+def test_texts_encoded_by_chunks_have_the_ids_of_the_whole(monkeypatch):
+    monkeypatch.setattr(chunks, "BLOCK", 16)
+    monkeypatch.setattr(chunks, "FEW", 3)
+    texts = fuzz(300, [*TRICKY, "\n\n", " \n ", "e\u0301", " \u0301", "\u3000", "Σ ", "你好"], 5)
+    for tokenizer in (BytePairTokenizer.train(texts, 400), WordPieceTokenizer.train(texts, 400)):
+        for text in texts + texts[:50]:
+            whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
+            assert tokenizer.encode(text) == whole, repr(text)
+
+
+def test_gpt2_ids_equal_tiktoken_where_threads_share_a_text(monkeypatch):
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    monkeypatch.setattr(tiktokens, "LEAST", 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    ours = GPT2Tokenizer()
+    ranks = ours._encoding._mergeable_ranks
+    library = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+    long = " " * 9_999 + "\n" + "b" + "\u3000" * 12_345
+    for text in [*fuzz(300, [*TRICKY, "   ", "\n\n\n", "\u3000 "], 6), *noise(100, 30, 7), long, "a" + long + " c"]:
+        assert ours.encode(text) == library.encode_ordinary(text), repr(text[:80])
 
 
 def slow_batch(tokenizer: Tokenizer, texts: list[str], length: int | None, full: bool) -> TextBatch:

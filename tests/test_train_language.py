@@ -92,6 +92,7 @@ def test_the_loss_over_the_vocabulary_is_that_of_all_logits(kind, chunk):
     torch.manual_seed(0)
     net = TextTransformer(config).double()
     ids, targets = torch.randint(0, tiny.VOCABULARY, (2, 9)), torch.randint(0, tiny.VOCABULARY, (18,))
+    targets[[3, 11]] = IGNORED
     states = net.states(ids).flatten(0, 1)
     wanted = F.cross_entropy(net.logits(states[None])[0], targets, reduction="sum")
     found = vocabulary_loss(*projection(net, states), targets, chunk)

@@ -13,6 +13,7 @@ from seq2seq_references import named
 from test_cli import one_line, run
 from translation_references import ENGLISH, GERMAN, m2m100, marian
 
+from multimodal import graphs
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.tasks.translate import TranslateOptions, Translator, translate
 from multimodal.tokens.text import BytePairTokenizer, TextCut
@@ -111,6 +112,14 @@ def test_a_translation_does_not_depend_on_its_batch(own, beams):
     assert translate(TEXTS[0], own, "English", " GERMAN ", beam_size=beams, max_tokens=12) == alone[0]
     assert translate(TEXTS[0], own, "en", "fr", beam_size=beams, max_tokens=12) != alone[0]
     assert translate(["", TEXTS[0], " \t"], own, "en", "de", beam_size=beams, max_tokens=12) == ["", alone[0], ""]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_steps_that_a_gpu_replays_translate_alike(own, beams, monkeypatch):
+    alone = translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12)
+    monkeypatch.setattr(graphs, "REPLAYING", ("cpu", "cuda"))
+    monkeypatch.setattr(graphs._Slot, "capture", lambda slot, decoder: None)
+    assert translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12) == alone
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from benchmarks.suite.cases import Candidate, Case
 
 YARDSTICK = Candidate("yardstick", "benchmarks.suite.machine:yardstick", library="numpy")
 LEAST = 0.1  # seconds that one turn takes at least: shorter work is repeated
+LONG = 5.0  # seconds after which the first run is the only one, where a case asks for one round
 
 
 @dataclass(frozen=True)
@@ -105,18 +106,19 @@ class Measurement:
         """Those whose output is the reference's; each has run once then."""
         outputs: dict[str, Any] = {}
         ready: dict[Candidate, process.Worker] = {}
+        first: dict[Candidate, dict[str, float]] = {}
         for made, worker in workers.items():
             try:
                 loaded = worker.ready()
                 self.row["candidates"][made.name] = {"kind": made.kind, "library": made.library} | {
                     name: value for name, value in loaded.items() if value is not None}  # fmt: skip
                 to = folder / f"output-{len(outputs)}"
-                worker.ask({"do": "output", "to": str(to)})
+                first[made] = worker.ask({"do": "output", "to": str(to)})
                 outputs[made.name], ready[made] = check.read(to), worker
             except process.LostError as error:
                 self.lose(made, str(error), wrong=False)
-        if not self.case.checks:
-            return {made: self.turn(worker) for made, worker in ready.items()}
+        if not self.case.checks or all(made.name != self.case.reference for made in workers):  # it was too slow
+            return {made: self.turn(worker, first[made]) for made, worker in ready.items()}
         if self.case.reference not in outputs:
             raise process.LostError(f"the reference, {self.case.reference}, gave no output: nothing was measured")
         turns = {}
@@ -128,10 +130,13 @@ class Measurement:
                 if why:
                     self.lose(made, why, wrong=True)
                     continue
-            turns[made] = self.turn(worker)
+            turns[made] = self.turn(worker, first[made])
         return turns
 
-    def turn(self, worker: process.Worker) -> Turn:
+    def turn(self, worker: process.Worker, first: dict[str, float]) -> Turn:
+        """`first`: what its first run took."""
+        if self.case.rounds == 1 and first["wall"] > LONG:
+            return lambda: first
         once = worker.ask({"do": "run", "repeats": 1})["wall"]  # warm by now
         repeats = max(1, min(1000, round(LEAST / max(once, 1e-6))))
         return lambda: worker.ask({"do": "run", "repeats": repeats})

@@ -97,6 +97,17 @@ def ceilings(device: str, threads: int) -> dict[str, float]:
         worker.end()
 
 
+def roofline(row: dict[str, Any], machine: dict[str, Any], kind: str) -> float | None:
+    """Seconds below which this machine cannot do a row's run (Williams et al. 2009): the longer of computing and of
+    reading what was counted in float32. None where that is not known."""
+    top = machine["ceilings"].get(str(row["threads"]), {})
+    size = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25}.get(kind)
+    if size is None or not row.get("operations") or f"{kind} GFLOP/s" not in top:
+        return None
+    computing = row["operations"] / (1e9 * top[f"{kind} GFLOP/s"])
+    return max(computing, size * row.get("bytes", 0) / (1e9 * top["read GB/s"]))
+
+
 def measured(folder: Path, device: str) -> Callable[[], dict[str, float]]:
     """GFLOP/s of matrix products by kind, GB/s of reading and of copying."""
     import torch

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.suite.machine import roofline
+
 Row = dict[str, Any]
 HEAD = ("work", "threads", "peer", "its time", "ours", "times as fast", "in the rounds", "by processor time",
         "MB, ours / its", "output differs by", "ours at its fastest")  # fmt: skip
@@ -32,7 +34,7 @@ def write(folder: Path) -> None:
     for job, text in tables.items():
         parts += [f"## {job}", text]
     if "growth" in results:
-        parts += ["## growth", growth(results["growth"]["rows"])]
+        parts += ["## growth", growth(results["growth"])]
     (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
@@ -115,20 +117,22 @@ def distance(own: dict[str, Any]) -> str:
     return ", ".join(f"{value:.0e} ({name})" if value else "nothing" for name, value in own.get("distance", {}).items())
 
 
-def growth(rows: list[Row]) -> str:
+def growth(results: dict[str, Any]) -> str:
     """Per unit: time and memory of every candidate at every point."""
     lines = [
         "| curve | at | candidate | time a unit | units a second | peak MB | share of the roofline |",
         "|---" * 7 + "|",
     ]
-    for row in rows:
+    for row in results["rows"]:
         for name, found in row["candidates"].items():
             if "left out" in found:
                 lines.append(f"| {row['series']} | {row['at']:g} | {name} | {found['left out']} | | | |")
                 continue
             each = found["wall"]["median"] / row["units"]
+            least = roofline(row, results["machine"], found["kind"])
+            share = f"{least / found['wall']['median']:.0%}" if least else ""
             lines.append(f"| {row['series']} | {row['at']:g} | {name} | {seconds(each)} | {found['units a second']:g} "
-                         f"| {found.get('peak MB', 0):.0f} | |")  # fmt: skip
+                         f"| {found.get('peak MB', 0):.0f} | {share} |")  # fmt: skip
     return "\n".join(lines)
 
 

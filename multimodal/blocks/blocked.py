@@ -24,7 +24,10 @@ class BlockedAttention(Attention):
         plain = mask is None or (mask.ndim == 2 and mask.dtype == torch.bool)
         if capturing() or not plain or any(value is not None for value in (*source, *other.values())):
             return super().forward(x, *source, mask=mask, **other)
-        query, key, value = (self.split(part(x)).flatten(0, 1) for part in (self.query, self.key, self.value))
+        # together in memory: of a single picture the products would copy them again, more slowly
+        query, key, value = (
+            self.split(part(x)).flatten(0, 1).contiguous() for part in (self.query, self.key, self.value)
+        )
         added = None if mask is None else x.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
         mixed, count = torch.empty_like(query), x.shape[1]
         heads = max(1, WEIGHTS // (min(count, QUERIES) * count))

@@ -21,6 +21,10 @@ class LayerCache:
         self.at: Int[Tensor, "1"] | None = None  # the position of the next query, where it is not the last key's
 
     @property
+    def known(self) -> bool:
+        return self._key is not None
+
+    @property
     def key(self) -> Float[Tensor, "B K S E"] | None:
         return None if self._key is None else self._key[:, :, : self.length]
 
@@ -89,7 +93,7 @@ class Cache:
 
     @property
     def has_source(self) -> bool:
-        return bool(self.cross_attention) and self.cross_attention[0].key is not None
+        return bool(self.cross_attention) and self.cross_attention[0].known
 
     def text_positions(self, count: int) -> Int[Tensor, "B T"] | None:
         """Of the next `count` ids of each row, without its padding; None: they go on from `length` in all rows."""

@@ -77,15 +77,19 @@ class FusedBlock(Block):
         caches: tuple[LayerCache, LayerCache] | None = None, only: Int[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B _ D"]:  # fmt: skip
         plain = x.shape[1] > 1 or source_mask is not None or not _has_way(mask, self.attention) or capturing()
-        if plain or caches is None or (self.cross is not None and caches[1].key is None):
+        if plain or caches is None or (self.cross is not None and not caches[1].known):
             return super().forward(x, source, mask, source_mask, rotate, caches, only)
-        own, parts = self.attention, self.parts
-        both, value = own.split(parts.qkv(parts.norms[0](x))).split((own.heads + own.kv_heads, own.kv_heads), 1)
-        query, key = (both if rotate is None else rotate(both)).split((own.heads, own.kv_heads), 1)
+        own, parts, rows = self.attention, self.parts, x.shape[0]
+        heads = parts.qkv(parts.norms[0](x)).view(rows, -1, 1, own.head_width)
+        if rotate is None:
+            query, key, value = torch.split_with_sizes(heads, (own.heads, own.kv_heads, own.kv_heads), 1)
+        else:
+            both, value = torch.split_with_sizes(heads, (own.heads + own.kv_heads, own.kv_heads), 1)
+            query, key = rotate(both).split((own.heads, own.kv_heads), 1)
         key, value = caches[0].append(key, value)
         # heads of one key are more queries to it
-        mixed = _mixed(query.reshape(len(x), own.kv_heads, -1, own.head_width), key, value, mask, own.scale)
-        x = x + parts.out(mixed.reshape(len(x), 1, -1))
+        mixed = _mixed(query.reshape(rows, own.kv_heads, -1, own.head_width), key, value, mask, own.scale)
+        x = x + parts.out(mixed.reshape(rows, 1, -1))
         if self.cross is not None:
             x = x + self._crossed(parts.norms[1](x), caches[1])
         return x + parts.feed(parts.norms[-1](x))

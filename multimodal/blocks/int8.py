@@ -7,6 +7,8 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 LEVELS = 127  # of an activation, to each side of 0
+ZERO = 128  # of packed maps' activations, which are bytes without a sign: oneDNN has no quick product of others
+_product = torch.ops.onednn.qlinear_pointwise.default
 
 
 class Int8Linear(nn.Module):
@@ -14,29 +16,46 @@ class Int8Linear(nn.Module):
     symmetric. Built from a float map's `weight` [N K] and `bias` [N].
 
     The products add up exactly in 32 bits, so a row is the same to the bit in any batch. PyTorch's dynamic quantised
-    linear has one activation scale for the whole batch, so there a row depends on its neighbours."""
+    linear has one activation scale for the whole batch, so there a row depends on its neighbours. Maps to more channels
+    than they read lie packed, where the CPU has VNNI: 1.3 times as fast with one row, 1.6 times with eight. To fewer
+    channels one row is quicker as it is."""
 
     def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None):
         super().__init__()
         weight, levels = weight.detach().float(), weight_levels()
         peaks = weight.abs().amax(1, keepdim=True).clamp_min(1e-30)
-        rounded: Int8[Tensor, "N K"] = (weight * (levels / peaks)).round().to(torch.int8)
+        # in this order, which GPT-2's weights do not come in, one row's product is up to 2.3 times as fast
+        rounded: Int8[Tensor, "N K"] = (weight * (levels / peaks)).round().to(torch.int8).contiguous()
+        self.out_features, self.in_features = weight.shape
+        self.packed = self.out_features > self.in_features and can_pack_int8()
+        laid = torch.ops.onednn.qlinear_prepack(rounded, None) if self.packed else rounded.t()
+        zeros = torch.zeros(self.out_features, dtype=torch.int64) if self.packed else None
         # in a tuple: to look a module's tensors up takes as long as the small products
-        self.tensors = rounded.t(), peaks[:, 0] / levels, None if bias is None else bias.detach().float()
+        self.tensors = laid, peaks[:, 0] / levels, zeros, None if bias is None else bias.detach().float()
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
-        weight, weight_steps, bias = self.tensors
+        weight, weight_steps, zeros, bias = self.tensors
         rows = x.reshape(-1, x.shape[-1])
         steps = rows.abs().amax(1, True).clamp_min_(1e-30).mul_(1 / LEVELS)  # a row that is not finite stays so
-        levels = rows.div(steps).round_().to(torch.int8)
+        levels = rows.div(steps).round_()
         # each factor in a step of its own: a fused sum may round otherwise at the end of a vector than inside it
-        y = torch._int_mm(levels, weight).to(torch.float32).mul_(weight_steps).mul_(steps)
+        if self.packed:
+            levels = levels.add_(ZERO).to(torch.uint8)
+            y = _product(levels, 1.0, ZERO, weight, weight_steps, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        else:
+            y = torch._int_mm(levels.to(torch.int8), weight).to(torch.float32).mul_(weight_steps)
+        y.mul_(steps)
         if bias is not None:
             y.add_(bias)
         return y.view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
-        return f"{self.tensors[0].shape[0]}, {self.tensors[0].shape[1]}, bias={self.tensors[2] is not None}"
+        return f"{self.in_features}, {self.out_features}, bias={self.tensors[3] is not None}, packed={self.packed}"
+
+
+def can_pack_int8() -> bool:
+    """Elsewhere oneDNN may have no quick product of these types, or an inexact one."""
+    return torch.backends.mkldnn.is_available() and torch.cpu.get_capabilities().get("avx512_vnni", False)
 
 
 @cache

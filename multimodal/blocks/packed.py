@@ -2,6 +2,7 @@
 half the time of PyTorch's own where that is MKL on a processor that it was not made for."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,52 @@ from multimodal.blocks.positions import RelativeTerm
 
 WIDE = 1024  # inputs above which oneDNN adds up one row in another order than rows of a batch
 ROWS = 512  # that oneDNN lays the weights out for: the layout that one row, and few rows, read the fastest
+SHORT = 512  # inputs up to which oneDNN adds them up one after the other, as a `_RowTable` does
+ALONE = 4  # calls in a row with one row each: decoding has begun
+BESIDE = 384  # outputs whose sums of a `_RowTable` stay in the processor's registers
 QUICK = 1.702  # quick-GELU is x·σ(QUICK·x) = swish(QUICK·x) / QUICK
 _AFTER: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {  # activations that oneDNN has, and their forms
     F.gelu: ("gelu", "none"), gelu_tanh: ("gelu", "tanh"), quick_gelu: ("swish", ""), F.silu: ("swish", ""),
     F.relu: ("relu", ""),
 }  # fmt: skip
 _product = torch.ops.mkldnn._linear_pointwise.default
+
+
+class _RowTable:
+    """x Wᵀ of one row, as a sum of Wᵀ's rows with x for weights (`embedding_bag`). That asks the memory for what comes
+    next ahead of time, and its calls are shorter: it takes two thirds of oneDNN's time, with the same bits."""
+
+    def __init__(self, weight: Float[Tensor, "N K"]):
+        self.outputs, inputs = weight.shape
+        # each thread has a part of the outputs
+        self.parts = max(-(-self.outputs // BESIDE), min(torch.get_num_threads(), -(-self.outputs // 64)))
+        beside = -(-self.outputs // self.parts // 16) * 16  # a register's width
+        padded = F.pad(weight, (0, 0, 0, self.parts * beside - self.outputs))
+        self.table = padded.view(self.parts, beside, inputs).transpose(1, 2).contiguous().view(-1, beside)
+        self.rows = torch.arange(self.parts * inputs, dtype=torch.int32)
+        self.firsts = torch.arange(0, self.parts * inputs, inputs, dtype=torch.int32)
+
+    def __call__(self, x: Float[Tensor, "K"]) -> Float[Tensor, "N"]:
+        weights = x if self.parts == 1 else x.repeat(self.parts)
+        sums = torch.embedding_bag(self.table, self.rows, self.firsts, False, 0, False, weights)[0]
+        return sums.view(-1)[: self.outputs]
+
+
+class _Alone:
+    """Waits for the `ALONE`th call with one row, and then makes the table, where it has oneDNN's bits."""
+
+    __slots__ = ("calls", "table", "weight")
+
+    def __init__(self, weight: Float[Tensor, "N K"]):
+        self.weight, self.calls, self.table = weight.detach(), 0, None
+
+    def called(self, product: Callable[[Tensor], Tensor]) -> None:
+        self.calls += 1
+        if self.calls < ALONE or self.weight is None:
+            return
+        with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode has no use outside of it
+            table, row = _RowTable(self.weight), torch.rand(1, self.weight.shape[1])
+            self.table, self.weight = table if torch.equal(table(row[0]), product(row)[0]) else None, None
 
 
 class PackedLinear(nn.Module):
@@ -40,12 +81,22 @@ class PackedLinear(nn.Module):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
         self.tensors = packed, None if bias is None else bias.detach()
         self.after = after[0], [], after[1]
+        short = weight.dtype == torch.float32 and self.in_features <= SHORT and after[0] == "none"
+        self.alone = _Alone(weight) if short and fast_tables() else None
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
         """A row has the same bits alone and in a batch (one thread)."""
         if self.in_features > WIDE and x.numel() == self.in_features:  # one row goes as two
             twice = x.reshape(1, -1).expand(2, -1).contiguous()
             return _product(twice, *self.tensors, *self.after)[0].view(*x.shape[:-1], -1)
+        if self.alone is not None and not torch.is_grad_enabled():
+            if x.numel() != self.in_features:
+                self.alone.calls = 0
+            elif self.alone.table is None:
+                self.alone.called(lambda row: _product(row, self.tensors[0], None, *self.after))
+            else:
+                y, bias = self.alone.table(x.view(-1)), self.tensors[1]
+                return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
         return _product(x, *self.tensors, *self.after)
 
     def extra_repr(self) -> str:
@@ -90,6 +141,12 @@ def _pack_feed(feed: FeedForward, like: FeedForward) -> None:
     setattr(feed, name, PackedLinear((first.weight * factor).to(dtype), bias, _AFTER[feed.activation]))
     feed.down = PackedLinear((like.down.weight / factor).to(dtype), feed.down.bias)
     feed.activation = nn.Identity()
+
+
+@cache
+def fast_tables() -> bool:
+    """Whether `embedding_bag` is compiled for wide registers here."""
+    return torch.cpu.get_capabilities().get("avx512_f", False)
 
 
 def can_pack() -> bool:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
+from multimodal.blocks.kernels import same_again
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
@@ -69,6 +70,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention = (LinearAttention if config.attention.linear else Attention)(config.attention)
         self.attention_branch = Branch(config, drop_path)
+        self.one_query: nn.Module | None = None  # see `OneQuery`
         feed = partial(
             FeedForward, config.attention.width, config.hidden, config.activation, config.gated,
             config.attention.bias, config.dropout,
@@ -119,7 +121,10 @@ class Block(nn.Module):
         if mask is not None and mask.shape[-2] > 1:  # [T S] or [B H T S]
             heads = mask.shape[1] if mask.ndim == 4 else 1
             mask = picked(mask.expand(len(x), heads, *mask.shape[-2:]).transpose(1, 2), only).transpose(1, 2)
-        x = branch(picked(x, only), lambda h: self.attention(h, keys, mask=mask))
+        if mask is None and self.one_query is not None:
+            x = branch(picked(x, only), lambda h: self.one_query(h, keys))
+        else:
+            x = branch(picked(x, only), lambda h: self.attention(h, keys, mask=mask))
         return self.feed_branch(x, self.feed)
 
 
@@ -139,6 +144,10 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(Block(config.block, rate) for rate in rates)
         block = config.block
         self.norm = make_norm(block.norm, block.attention.width, block.norm_eps) if config.final_norm else None
+
+    @property
+    def last(self) -> Block:
+        return self.blocks[(self.config.layers - 1) % len(self.blocks)]
 
     def forward(
         self,
@@ -167,7 +176,8 @@ class Stack(nn.Module):
             block = self.blocks[layer % len(self.blocks)]
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, source, mask, source_mask, rotate, caches, use_reentrant=False)
+                given = (x, source, mask, source_mask, rotate, caches)
+                x = checkpoint(block, *given, use_reentrant=False, context_fn=same_again)
             elif alone is not None and layer == self.config.layers - 1:
                 x = block(x, mask=mask, only=alone)
             else:

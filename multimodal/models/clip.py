@@ -59,14 +59,18 @@ class CLIP(nn.Module):
         return F.normalize(pooled if self.image_project is None else self.image_project(pooled), dim=-1)
 
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
-        """Unit vectors. Raises ValueError for a row without the end-of-text id where that is pooled."""
+        """Unit vectors. Raises ValueError for a row without the end-of-text id where that is pooled; in training on a
+        GPU, which would have to wait for its pictures before it knew, the row is NaN."""
+        training = ids.device.type != "cpu" and torch.is_grad_enabled()
         only = torch.full_like(ids[:, 0], ids.shape[1] - 1)
         if self.config.text_pool == "eos":
             ends = ids == self.config.eos_id
-            if not ends.any(1).all():
+            if not training and not ends.any(1).all():
                 raise ValueError(f"a text has no end-of-text id {self.config.eos_id}")
             only = ends.int().argmax(1)
         x = self.text.states(ids, valid=valid if self.config.text_valid else None, only=only)[:, 0]
+        if training and self.config.text_pool == "eos":
+            x = x.masked_fill(~ends.any(1, keepdim=True), torch.nan)
         return F.normalize(x if self.text_project is None else self.text_project(x), dim=-1)
 
     def logits(self, images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"]) -> Float[Tensor, "B C"]:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.conv import ConformerBlock, ConformerConfig, FrameStem, Subsample, SubsampleStream, Tail
+from multimodal.blocks.kernels import fitting, same_again
 from multimodal.blocks.masks import blocks as chunk_mask
 from multimodal.blocks.masks import over_keys, padding
 from multimodal.blocks.positions import rotary, sinusoids
@@ -44,7 +45,8 @@ class SpeechEncoder(nn.Module):
         x = self.stem(mel)
         if x.shape[1] > self.config.context:
             raise ValueError(f"{mel.shape[-1]} frames are more than the {2 * self.config.context} of the model")
-        return self.stack(x + self.positions[: x.shape[1]], states=states)
+        with fitting(x):
+            return self.stack(x + self.positions[: x.shape[1]], states=states)
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,14 @@ class ConformerEncoder(nn.Module):
                 mask = mask & (place >= (place // chunk * chunk)[:, None] - self.config.left)
         rotate = self.rotation(0, frames, x.device)
         x = self.drop(torch.where(valid[..., None], x, 0))
-        for block in self.blocks:
-            if self.checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, mask, valid, rotate, use_reentrant=False)
-            else:
-                x = block(x, mask, valid, rotate)
-            if states is not None:
-                states.append(x)
+        with fitting(x, steady=False):
+            for block in self.blocks:
+                if self.checkpointing and self.training and torch.is_grad_enabled():
+                    x = checkpoint(block, x, mask, valid, rotate, use_reentrant=False, context_fn=same_again)
+                else:
+                    x = block(x, mask, valid, rotate)
+                if states is not None:
+                    states.append(x)
         return torch.where(valid[..., None], x, 0), lengths
 
     def rotation(self, start: int, count: int, device: torch.device) -> Callable[[Tensor], Tensor] | None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.capture import capturing
+from multimodal.blocks.kernels import fitting
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
 from multimodal.blocks.masks import Causal, Sparse, causal, merge, over_keys
 from multimodal.blocks.positions import BucketBias, alibi, relative_distances
@@ -128,7 +129,9 @@ class TextTransformer(nn.Module):
         embedding, where the tower has none. `states`: see `Stack`."""
         past, count = cache.length if cache else 0, ids.shape[1]
         x = self.stem(ids, past, cache, places, segments, table)
-        mask = self._mask(past, count, cache, mask, cache is None and valid is None and only is None)
+        # with gradients the stack attends from all positions, also where one of them is wanted
+        whole = cache is None and valid is None and (only is None or torch.is_grad_enabled())
+        mask = self._mask(past, count, cache, mask, whole)
         if valid is not None:
             mask = over_keys(valid) if mask is None else mask & over_keys(valid)
         mask = merge(mask, self._bias(past, count, cache))
@@ -143,7 +146,10 @@ class TextTransformer(nn.Module):
         if self.config.positions.kind == "rotary":
             index = self._numbers(past, count, self._index(past, count, cache, places))
             rotate = rotation(self.config.positions, index, self.config.stack.block.attention)
-        return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only)
+        # rows that are trained on are packed, or padded to few lengths
+        steady = isinstance(mask, Causal) and torch.is_grad_enabled() and count % 8 == 0
+        with fitting(x, steady):
+            return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only)
 
     def _index(
         self, past: int, count: int, cache: Cache | None, places: Int[Tensor, "*B T"] | None

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
+from multimodal.blocks.kernels import fitting
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.masks import over_keys, padding
 from multimodal.blocks.positions import interpolate_grid
@@ -139,7 +140,8 @@ class ViT(nn.Module):
             own = self.config.prefix
             patches = x[:, own:].gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :own], patches], 1)
-        return self.stack(x, states=states, only=x.new_zeros(len(x), dtype=torch.long) if first else None)
+        with fitting(x):
+            return self.stack(x, states=states, only=x.new_zeros(len(x), dtype=torch.long) if first else None)
 
     def ragged(
         self, images: Sequence[Float[Tensor, "3 _ _"]], first: bool = False

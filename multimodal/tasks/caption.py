@@ -13,7 +13,8 @@ from torch import Tensor
 from multimodal import rules
 from multimodal.beams import beam, per_token
 from multimodal.errors import CheckpointError, ImageError, TextError, UsageError
-from multimodal.models.captioner import Captions
+from multimodal.graphs import fast_step
+from multimodal.models.captioner import Captioner, Captions, Decoding
 from multimodal.search import greedy, sample
 from multimodal.tasks.caption_options import CaptionOptions, options_for
 from multimodal.tasks.pictures import batches, name_of
@@ -155,7 +156,7 @@ class CaptionWriter:
     @torch.inference_mode()
     def __call__(self, pixels: Float[Tensor, "B 3 H W"]) -> list[list[Caption]]:
         options = self.options
-        step, cache = self.network.decoding(self.network.encode(pixels.to(self.device)))
+        step, cache = self._decoding(self.network.encode(pixels.to(self.device, non_blocking=True)))
         prompt = torch.tensor([self.prompt] * len(pixels), device=self.device)
         common = {"eos": self.checkpoint.tokenizer.eos_id, "max_new": self.limit, "rules": self.rules}
         if options.temperature > 0:
@@ -169,6 +170,12 @@ class CaptionWriter:
             found = greedy(step, prompt, cache, **common)
         rows, each = list(zip(*found, strict=True)), options.num_captions
         return [self._captions(rows[first : first + each]) for first in range(0, len(rows), each)]
+
+    def _decoding(self, source: Float[Tensor, "B S _"]) -> Decoding:
+        """The network's own; of a plain decoder with what a GPU can replay."""
+        if isinstance(self.network, Captioner):
+            return fast_step(self.network.decoder, source, None, len(self.prompt) + self.limit, last=1)
+        return self.network.decoding(source)
 
     def _narrowed(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         self._check(not logits.isnan().any())  # which no draw survives

@@ -102,7 +102,7 @@ def _ways(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[Calla
     encode, model = encoder(checkpoint, kind), checkpoint.model
     if native is None:
         device = next(model.parameters()).device
-        return lambda pixels: encode(pixels.to(device)), batches
+        return lambda pixels: encode(pixels.to(device, non_blocking=True)), batches
     seen = vision(model) if kind == "pooled" and type(model) is CLIP else model
     most = tokens_of(model, native or None)
     return lambda pixels: encode_native(seen, pixels).features, partial(native_batches, seen, max_tokens=most)

@@ -128,7 +128,8 @@ def _embedded(
         vectors = torch.zeros(0, model.config.embed)
         if batch.read:
             with torch.inference_mode():
-                vectors = F.normalize(model.encode_image(batch.pixels.to(device)).float().cpu(), dim=-1)
+                pixels = batch.pixels.to(device, non_blocking=True)
+                vectors = F.normalize(model.encode_image(pixels).float().cpu(), dim=-1)
         if not vectors.isfinite().all():
             file = batch.read[int((~vectors.isfinite()).any(1).nonzero()[0])]
             raise CheckpointError(f"model {checkpoint.source}: the vector of {file} is not finite")

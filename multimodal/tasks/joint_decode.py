@@ -117,7 +117,8 @@ def decode_frames(
     # a row of a product may depend on how many there are, in its last bits: each window has its own
     logprobs = [model.ctc_logits(frames[None])[0].float().log_softmax(-1) for frames in encoded]
     lengths = torch.tensor([len(frames) for frames in encoded], device=logprobs[0].device)
-    best, silent = ([f(own).item() for own in logprobs] for f in (_best_path, partial(_empty, model.config.blank)))
+    looks = _best_path, partial(_empty, model.config.blank)
+    best, silent = (torch.stack([look(own) for own in logprobs]).tolist() for look in looks)  # a GPU waits twice
     padded = pad_sequence(logprobs, batch_first=True)
     texts = ctc_greedy(padded, lengths, model.config.blank)
     scores = [score / (len(ids) + 1) for ids, score in zip(texts, best, strict=True)]

@@ -37,7 +37,7 @@ def batches(
         """Each picture's row in the tensor of its batch, so that a batch need not be put together."""
         given = iter(images)
         while several := list(islice(given, batch_size)):
-            pixels = torch.empty(len(several), 3, *record.size)
+            pixels = torch.empty(len(several), 3, *record.size, pin_memory=torch.cuda.is_initialized())
             yield from (_Place(image, pixels, row) for row, image in enumerate(several))
 
     def fill(place: _Place) -> None:

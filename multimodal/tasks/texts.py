@@ -29,14 +29,16 @@ def text_features(
     free = _padding_is_free(model.config)
     ids, mask, _ = tokenizer.batch(list(rows), longest, pad_to_length=not free)
     lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1])
-    order, device, vectors, done = lengths.argsort(descending=True), model.logit_scale.device, [], 0
+    order, device, vectors, done = lengths.argsort(descending=True), model.logit_scale.device, None, 0
     while done < len(order):
         width = int(lengths[order[done]])
         part = order[done : done + min(batch_size, max(1, TOKENS // width) if device.type == "cpu" else batch_size)]
-        vectors.append(model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device)))
+        found = model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device))
+        if vectors is None:  # one tensor: small ones that stay, between large ones that go, would split the heap
+            vectors = found.new_empty(len(rows), found.shape[1])
+        vectors[part.to(device)] = found
         done += len(part)
-    places = order.argsort()[[rows[text] for text in texts]]
-    return torch.cat(vectors)[places.to(device)]
+    return vectors if len(rows) == len(texts) else vectors[[rows[text] for text in texts]]
 
 
 def _padding_is_free(config: CLIPConfig) -> bool:

@@ -12,8 +12,9 @@ import torch
 from multimodal import rules
 from multimodal.beams import beam
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.graphs import fast_step
 from multimodal.models.text_to_text import TextToText
-from multimodal.search import greedy, over_source
+from multimodal.search import greedy
 from multimodal.tasks.caption_options import checked
 from multimodal.tasks.translate_languages import direction
 from multimodal.tokens.text import TextCut
@@ -137,11 +138,11 @@ class Translator:
         for own, real, row in zip(ids, valid, rows, strict=True):
             own[: len(row)], real[: len(row)] = torch.tensor(row), True
         valid = valid.to(device)
-        step = over_source(self.network.decode, self.network.encode(ids.to(device), valid), valid)
         prompt = torch.tensor([self.prompt] * len(rows), device=device)
         limits = [self._limit(len(row)) for row in rows]
         common: dict[str, Any] = {"eos": self.tokenizer.eos_id, "max_new": limits, "rules": self.rules}
-        cache = self.network.decoder.new_cache()
+        source, room = self.network.encode(ids.to(device), valid), len(self.prompt) + max(limits)
+        step, cache = fast_step(self.network.decoder, source, None, room, valid)
         if options.beam_size == 1:
             made = greedy(step, prompt, cache, **common)
         else:

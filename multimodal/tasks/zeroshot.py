@@ -134,7 +134,9 @@ class ZeroShotClassifier:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = text_features(self.model, self.tokenizer, [text for texts in part for text in texts])
-            vectors += [one.mean(0) for one in found.float().split([len(texts) for texts in part])]
+            lengths = torch.tensor([len(texts) for texts in part], device=found.device)
+            vectors.append(torch.segment_reduce(found.float(), "mean", lengths=lengths))
+            del found
             for warning in caught:
                 cut |= issubclass(warning.category, TextCut)
                 if not issubclass(warning.category, TextCut):
@@ -142,13 +144,14 @@ class ZeroShotClassifier:
         if cut:
             longest = self.model.config.text.context
             say_cut(self.labels, prompts, self.tokenizer, min(longest, self.tokenizer.context or longest))
-        return F.normalize(torch.stack(vectors), dim=-1)
+        weights = torch.cat(vectors) if len(vectors) > 1 else vectors[0]
+        return F.normalize(weights, dim=-1, out=weights)
 
     @torch.inference_mode()
     def logits(self, images: Pixels) -> Float[Tensor, "B C"]:
         """Scaled cosines, with the bias of the sigmoid model: a row a picture, in the order of the labels."""
         if isinstance(images, Tensor):
-            return self.model.logits(self.model.encode_image(images.to(self.device)), self.weights)
+            return self.model.logits(self.model.encode_image(images.to(self.device, non_blocking=True)), self.weights)
         return self.model.logits(encode_native(self.model, images).features, self.weights)
 
     @torch.inference_mode()

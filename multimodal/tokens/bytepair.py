@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.tokens.chunks import BackendChunks
 from multimodal.tokens.files import read_json
 from multimodal.tokens.tokenizer import (
     Tokenizer,
@@ -47,6 +48,7 @@ class BytePairTokenizer(Tokenizer):
         self.vocab_size = len(vocab) + len(languages)
         self.control = frozenset({0, 1, 2, *self.language_ids.values()})
         self._backend = _backend(vocab, merges, lowercase)
+        self._chunks = BackendChunks(self._backend)
 
     @classmethod
     def train(
@@ -125,7 +127,7 @@ class BytePairTokenizer(Tokenizer):
         return learnt + [f"<{code}>".encode() for code in self.language_ids]
 
     def _encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._chunks.encode(text)
 
     def _decode(self, ids: list[int]) -> str:
         codes = {i: code for code, i in self.language_ids.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multimodal.errors import CheckpointError
+from multimodal.tokens.chunks import Chunks
 from multimodal.tokens.tokenizer import Tokenizer, write_record
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _END = "</w>"  # marks the last piece of a word
 # what neither ftfy nor html.unescape changes but for its blanks: no "&", no control characters
 _PLAIN = re.compile(r"[\t\n\f\r !-%'-~]*")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
-MOST_CHUNKS, LONGEST_CHUNK = 1 << 16, 40  # kept: about 20 MB at most
 
 
 def byte_letters() -> dict[int, str]:
@@ -55,9 +55,8 @@ def _vocabulary() -> tuple["tokenizers.models.BPE", list[str]]:
     return models.BPE(vocab=vocab, merges=merges, end_of_word_suffix=_END), tokens
 
 
-class _Chunks(dict[str, list[int]]):
-    """Ids of what stands between two blanks. No word of the pattern holds a blank, so a chunk's ids are the same
-    wherever it stands; those of common ones are kept."""
+class _Chunks(Chunks):
+    """Of what stands between two blanks: no word of the pattern holds one."""
 
     def __init__(self, model: "tokenizers.models.BPE"):
         import regex
@@ -65,14 +64,9 @@ class _Chunks(dict[str, list[int]]):
         self._words, self._letters = regex.compile(_WORDS, regex.IGNORECASE), byte_letters()
         self._model = model
 
-    def __missing__(self, chunk: str) -> list[int]:
+    def one(self, chunk: str) -> list[int]:
         words = ("".join(map(self._letters.__getitem__, word.encode())) for word in self._words.findall(chunk))
-        ids = [token.id for word in words for token in self._model.tokenize(word)]
-        if len(chunk) <= LONGEST_CHUNK:
-            if len(self) >= MOST_CHUNKS:
-                self.clear()
-            self[chunk] = ids
-        return ids
+        return [token.id for word in words for token in self._model.tokenize(word)]
 
 
 class CLIPTokenizer(Tokenizer):

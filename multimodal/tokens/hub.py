@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError
+from multimodal.tokens.chunks import BackendChunks, encode_whole
 from multimodal.tokens.files import read_json
 from multimodal.tokens.special_names import languages_of, sentinels_of
 from multimodal.tokens.tokenizer import RECORD, Tokenizer, write_record, write_text
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
-LONG = 100_000  # characters
 IDS = ("pad_id", "bos_id", "eos_id", "mask_id", "unknown_id")
 
 
@@ -45,7 +45,9 @@ class HubTokenizer(Tokenizer):
             if (value := getattr(self, name)) is not None and not 0 <= value < vocab_size:
                 raise CheckpointError(f"{name} {value} is no id of a vocabulary of {vocab_size}")
         self.control = frozenset(control.values()) - {unknown_id} | nameless
-        self._backend = _backend(without_control(pipeline, set(control)))
+        inert = without_control(pipeline, set(control))
+        self._backend = _backend(inert)
+        self._chunks = BackendChunks(self._backend) if splits_at_blanks(inert) else None
         self._check(control)
 
     def _check(self, control: dict[str, int]) -> None:
@@ -57,10 +59,7 @@ class HubTokenizer(Tokenizer):
                 raise CheckpointError(f"the text {name!r} would give control id {min(found)}")
 
     def _encode(self, text: str) -> list[int]:
-        if len(text) < LONG:
-            return self._backend.encode(text, add_special_tokens=False).ids
-        # without the places of tokens in the text: half the time, but forks after it are warned of
-        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return encode_whole(self._backend, text) if self._chunks is None else self._chunks.encode(text)
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
         """Text of ids. Raises TextError on an id outside the vocabulary."""
@@ -150,6 +149,16 @@ def without_control(pipeline: dict[str, Any], names: set[str]) -> dict[str, Any]
     added = [token for token in made.get("added_tokens") or [] if token["content"] not in inside]
     made["added_tokens"] = [token | {"special": True} if token["content"] in names else token for token in added]
     return made | {"model": model, "post_processor": None, "truncation": None, "padding": None}
+
+
+def splits_at_blanks(pipeline: dict[str, Any]) -> bool:
+    """Whether it is GPT-2's split into words, with no added token that could lie over two of them."""
+    split, model = pipeline.get("pre_tokenizer") or {}, pipeline["model"]
+    return (
+        split.get("type") == "ByteLevel" and not split.get("add_prefix_space", True) and split.get("use_regex", True)
+        and pipeline.get("normalizer") is None and model.get("type") == "BPE" and not model.get("dropout")
+        and all(token.get("special") for token in pipeline["added_tokens"])
+    )  # fmt: skip
 
 
 def _backend(pipeline: dict[str, Any]) -> "tokenizers.Tokenizer":

@@ -1,10 +1,12 @@
 """BERT's WordPiece vocabulary (Devlin et al. 2019), as BLIP and GIT write captions with it, or trained here."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.tokens.chunks import BackendChunks
 from multimodal.tokens.files import read_json
 from multimodal.tokens.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "vocab.txt"
+# other blanks are control characters to BERT, which it takes out of words
+_AT_BLANKS = re.compile(r"[ \t\n\r]*+[^ \t\n\r]++|[ \t\n\r]++")
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -44,6 +48,7 @@ class WordPieceTokenizer(Tokenizer):
         named = {ids[token] for token in SPECIALS} - {self.unknown_id}
         self.control = frozenset(named | {bos_id, eos_id} | set(range(len(vocab), vocab_size)))
         self._backend = _backend(ids, lowercase, strip_accents, split_chinese)
+        self._chunks = BackendChunks(self._backend, _AT_BLANKS)
 
     @classmethod
     def from_bert(cls, folder: Path, vocab_size: int, bos_id: Any, eos_id: Any, context: int) -> "WordPieceTokenizer":
@@ -98,7 +103,7 @@ class WordPieceTokenizer(Tokenizer):
         return cls(vocab, len(vocab) + spare, bos, eos, context, lowercase)
 
     def _encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._chunks.encode(text)
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
         """Text of ids, with spaces where BERT's convention has them: what the vocabulary left out is lost."""

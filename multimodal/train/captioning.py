@@ -70,12 +70,12 @@ class Captioning(Summed):
         logits = decoder.logits(states[real][None])[0]
         losses = F.cross_entropy(logits, batch.ids[:, 1:][real], reduction="none", label_smoothing=self.smoothing)
         alone = (batch.pictures < 0)[:, None].expand_as(real)[real]
-        return {"captions": losses[~alone].sum(), "sentences": losses[alone].sum()}
+        return {"captions": torch.where(alone, 0, losses).sum(), "sentences": torch.where(alone, losses, 0).sum()}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def counts(self, batch: Batch) -> dict[str, int | Tensor]:
         alone = batch.pictures < 0
         tokens = batch.lengths - 1
-        return {"captions": int(tokens[~alone].sum()), "sentences": int(tokens[alone].sum())}
+        return {"captions": (tokens * ~alone).sum(), "sentences": (tokens * alone).sum()}
 
 
 @dataclasses.dataclass(frozen=True)

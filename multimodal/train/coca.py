@@ -54,11 +54,11 @@ class ContrastiveCaptioning(Contrastive):
         losses = F.cross_entropy(chosen, wanted, reduction="sum", label_smoothing=self.smoothing)
         return self._with_scalars(images, texts, losses[None])
 
-    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
         own = torch.stack([batch.valid[:, 1:].sum() for batch in batches]).sum()
         self.tokens = engine.total(own.float()).clamp(min=1)
         metrics = super().backward(engine, batches)
-        return metrics | dict(zip(("contrast", "captions"), engine.total(self.terms).tolist(), strict=True))
+        return metrics | dict(zip(("contrast", "captions"), engine.total(self.terms), strict=True))
 
     def _loss(self, engine: Engine, batches: list[Pairs], images, texts, captions, scale, bias=None) -> Tensor:
         terms = super()._loss(engine, batches, images, texts, scale, bias), captions.sum() / self.tokens

@@ -59,7 +59,7 @@ class Contrastive(Objective):
         bias = self.model.logit_bias
         return (*map(wide, rows), self.model.logit_scale.exp(), *([] if bias is None else [bias]))
 
-    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
         batches = [self._looked_at(batch, engine.done) for batch in batches]
         if len(batches) == 1:
             with engine.last(True):
@@ -67,7 +67,7 @@ class Contrastive(Objective):
                 engine.backward(loss * engine.world)  # DDP takes the mean over processes
         else:
             loss = self._cached(engine, batches)
-        return {"loss": engine.total(loss.detach()).item(), "scale": self.model.logit_scale.exp().item()}
+        return {"loss": engine.total(loss.detach()), "scale": self.model.logit_scale.detach().exp()}
 
     def _looked_at(self, batch: Pairs, step: int) -> Pairs:
         share = self.keep(step) if self.keep and batch.order is not None else 1.0

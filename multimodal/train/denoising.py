@@ -92,8 +92,8 @@ class Denoising(Summed):
     def forward(self, batch: PairBatch) -> dict[str, Tensor]:
         return {"loss": F.cross_entropy(*target_logits(self.model, batch), reduction="sum")}
 
-    def counts(self, batch: PairBatch) -> dict[str, int]:
-        return {"loss": int((batch.lengths - 1).sum())}
+    def counts(self, batch: PairBatch) -> dict[str, int | Tensor]:
+        return {"loss": (batch.lengths - 1).sum()}
 
 
 @torch.inference_mode()

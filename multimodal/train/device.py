@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from multimodal.errors import UsageError
+from multimodal.heads import compile_loss
 
 Result = TypeVar("Result")
 
@@ -56,7 +57,8 @@ def moved(batch: Any, device: str | torch.device, floating: torch.dtype | None =
     """The batch with its tensors on `device`, those of a floating type as `floating` where that is given: tensors
     inside of dataclasses, named tuples, lists, tuples and mappings are found."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, floating if batch.is_floating_point() else None)
+        batch = batch.to(device, non_blocking=True)  # waits where it is not pinned; the type changes on the device
+        return batch.to(floating) if floating and batch.is_floating_point() else batch
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.init}
         return dataclasses.replace(batch, **{name: moved(value, device, floating) for name, value in values.items()})
@@ -78,7 +80,8 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def compile_blocks(model: nn.Module) -> None:
     """Blocks are compiled in place, one by one, since they are alike and most of the work; names of parameters stay.
-    Raises UsageError where the model has none."""
+    On a GPU the loss over a vocabulary, which is most of the rest, is compiled too. Raises UsageError where the model
+    has no blocks."""
     inner = list(blocks(model))
     if not inner:
         raise UsageError("--compile: the model has no blocks")
@@ -86,6 +89,7 @@ def compile_blocks(model: nn.Module) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(inner))
     for block in inner:
         block.compile()
+    compile_loss()
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -98,6 +98,6 @@ class Distillation(Summed):
             "cosine": (1 - F.cosine_similarity(states.float(), wanted.float(), dim=-1)).sum(),
         }
 
-    def counts(self, batch: TextBatch) -> dict[str, int]:
-        real = int(real_tokens(batch).sum())
+    def counts(self, batch: TextBatch) -> dict[str, int | Tensor]:
+        real = real_tokens(batch).sum()
         return {"soft": real, "task": len(batch.targets) if isinstance(batch, MaskedBatch) else real, "cosine": real}

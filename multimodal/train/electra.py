@@ -75,8 +75,8 @@ class ReplacedTokens(Summed):
             "detect": detection_loss(found.detector, found.replaced, real, reduction="sum"),
         }
 
-    def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        return {"masked": len(batch.targets), "detect": int(batch.lengths.sum())}
+    def counts(self, batch: MaskedBatch) -> dict[str, int | Tensor]:
+        return {"masked": len(batch.targets), "detect": batch.lengths.sum()}
 
 
 @torch.inference_mode()

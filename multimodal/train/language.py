@@ -42,9 +42,10 @@ def projection(
 def guesses_loss(model: TextTransformer, batch: Batch, chunk: int = 4096) -> Float[Tensor, ""]:
     """The summed cross-entropy of all targets, without all logits at once."""
     states = model.states(batch.ids, mask=mask_of(batch, model.config.window), places=batch.places)
-    guessed = batch.targets != IGNORED
-    states = states.flatten(0, 1) if bool(guessed.all()) else states[guessed]
-    return vocabulary_loss(*projection(model, states), batch.targets[guessed], chunk)
+    states, targets = states.flatten(0, 1), batch.targets.flatten()
+    if states.device.type == "cpu" and not (guessed := targets != IGNORED).all():  # a GPU would wait for their number
+        states, targets = states[guessed], targets[guessed]
+    return vocabulary_loss(*projection(model, states), targets, chunk)
 
 
 class Language(Summed):
@@ -57,8 +58,8 @@ class Language(Summed):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         return {"loss": guesses_loss(self.model, batch, self.chunk)}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        return {"loss": int((batch.targets != IGNORED).sum())}
+    def counts(self, batch: Batch) -> dict[str, int | Tensor]:
+        return {"loss": (batch.targets != IGNORED).sum()}
 
 
 def windows(length: int, context: int, stride: int) -> list[tuple[int, int, int]]:

@@ -175,7 +175,8 @@ class Loader:
         before = signal.getsignal(signal.SIGCHLD)
         micros = iter(DataLoader(
             self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
-            collate_fn=_same, generator=torch.Generator(), **spawn,  # without one it would draw from the global one
+            collate_fn=_same, generator=torch.Generator(),  # without one it would draw from the global one
+            pin_memory=bool(self.workers) and torch.cuda.is_initialized(), **spawn,  # so that no copy to a GPU waits
         ))  # fmt: skip
         if self.workers and threading.current_thread() is threading.main_thread():
             # torch's handler would raise for a dead worker in the middle of a step; `_next` notices it soon enough

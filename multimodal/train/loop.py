@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from multimodal.errors import CheckpointError, TrainingError, UsageError
 from multimodal.train.device import (
@@ -21,10 +20,11 @@ from multimodal.train.device import (
     recompute_blocks,
     running_statistics,
 )
+from multimodal.train.figures import Figures
 from multimodal.train.loader import Loader, Step
 from multimodal.train.objective import Objective
-from multimodal.train.optim import Average, optimizers, set_learning_rate, share_of_peak
-from multimodal.train.parallel import Parallel, clip
+from multimodal.train.optim import Average, guarded, optimizers, set_learning_rate, share_of_peak, tell
+from multimodal.train.parallel import Parallel, gradients, norm
 from multimodal.train.processes import Processes
 from multimodal.train.settings import LoopSettings
 from multimodal.train.shard_states import save_shards
@@ -68,6 +68,8 @@ class Loop:
         self.plain = copy.deepcopy(objective.model).cpu() if s.shard and self.processes.main else None
         self.parallel = Parallel(objective, self.processes, s.shard)
         self.optimizers = optimizers(objective.model, s.optim)
+        # else the host has to look before each update
+        self.guarded = all(map(guarded, self.optimizers)) and not self.scaler.is_enabled() and not s.shard
         self.average = Average(objective.model, s.optim.average) if s.optim.average else None
         self.states = s.run / "states"
         self.done = 0  # steps
@@ -75,6 +77,9 @@ class Loop:
         self.saved = self.evaluated = -1  # the step it was done last at
         self.unsaved: TrainingError | None = None  # why the last save failed
         self.not_finite = self.in_row = 0  # steps that were left out: in all, since the last good one
+        self.figures, self.metrics = Figures(self.device), {"loss": math.nan, "norm": math.nan}
+        self.watch: Watch | None = None
+        self.notes: dict[int, dict[str, Any]] = {}  # what the watch is to be told of steps, beside their figures
 
     # what an objective may use
     def forward(self, batch: Any) -> Any:
@@ -99,52 +104,82 @@ class Loop:
 
     def step(self, batches: list[Any]) -> dict[str, float]:
         """One step on micro-batches. What is not finite changes nothing but the counters; `loss` is NaN where there
-        was no whole item."""
+        was no whole item.
+
+        Gives the newest figures: on a CPU those of this step; on a GPU those of the step before, since the host does
+        not wait for what it has just asked for (`read` does)."""
+        metrics, tried = self._computed(batches)
+        self.done += 1
+        self.figures.put(self.done, metrics, tried)
+        self.read(self.figures.behind)
+        return self.metrics
+
+    def _computed(self, batches: list[Any]) -> tuple[dict[str, Tensor | float], bool]:
+        """Figures of a step, and whether it counts as one that was tried."""
         s = self.settings
         # dropout of a resumed run is that of an unbroken one, and each process drops other things
         seed(s.seed * 1_000_003 + self.done + (self.rank << 40))
         self.objective.train().zero_grad()
+        if not batches:
+            return {"loss": math.nan, "norm": math.nan}, False
         before = [buffer.clone() for buffer in self.statistics]
-        metrics = {"loss": math.nan, "norm": math.nan}
-        if batches:
-            floating = torch.bfloat16 if s.precision == "bfloat16" else None
-            metrics = self._backward([moved(batch, self.device, floating) for batch in batches])
-            self.parallel.finish()
-            for optimizer in self.optimizers:
-                self.scaler.unscale_(optimizer)
-            metrics = metrics | {"norm": clip(self.objective.model.parameters(), s.optim.clip)}
-            if math.isfinite(metrics["norm"]) and math.isfinite(metrics["loss"]):
-                self._update()
-            else:
-                self._leave_out(metrics, before)
-            if self.scaler.is_enabled():
-                self.scaler.update()
-        self.done += 1
-        return metrics
+        floating = torch.bfloat16 if s.precision == "bfloat16" else None
+        metrics = self._backward([moved(batch, self.device, floating) for batch in batches])
+        self.parallel.finish()
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        kinds, loss = gradients(self.objective.model.parameters()), torch.as_tensor(metrics["loss"])
+        size = norm(kinds)
+        good, tried = size.isfinite() & loss.isfinite(), True
+        for buffer, old in zip(self.statistics, before, strict=True):
+            buffer.copy_(torch.where(good, buffer, old))
+        if self.guarded:
+            self._update(kinds, size, good)
+        elif good:
+            self._update(kinds, size, True)
+        else:  # where the scale was too large, it is no fault: what remains at a scale of 1 is one
+            tried = not (loss.isfinite() and self.scaler.get_scale() > 1)
+        if self.scaler.is_enabled():
+            self.scaler.update()
+        return metrics | {"norm": size}, tried
 
-    def _backward(self, batches: list[Any]) -> dict[str, float]:
+    def _backward(self, batches: list[Any]) -> dict[str, Tensor | float]:
         """The first step on a GPU whose peak is known counts its arithmetic."""
         if self.flops is not None or not peak_flops():
             return self.objective.backward(self, batches)
         metrics, self.flops = counted(lambda: self.objective.backward(self, batches))
         return metrics
 
-    def _update(self) -> None:
+    def _update(self, kinds: list[list[Tensor]], size: Tensor, good: Tensor | bool) -> None:
+        """`size`: the norm of the gradients `kinds`. Nothing changes where not `good`."""
+        most = self.settings.optim.clip
+        over = (size / most).clamp(min=1).float() if most else None
+        if over is not None and (self.kind == "cpu" or not self.guarded) and not over > 1:
+            over = None
+        if over is not None and not self.guarded:
+            for kind in kinds:
+                torch._foreach_div_(kind, float(over))
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, self.rate)
+            if self.guarded:
+                tell(optimizer, good, over)
             self.scaler.step(optimizer)
         self.objective.after_step()
         if self.average:
-            self.average.update(self.objective.model)
-        self.in_row = 0
+            self.average.update(self.objective.model, good)
 
-    def _leave_out(self, metrics: dict[str, float], before: list[Tensor]) -> None:
-        for buffer, old in zip(self.statistics, before, strict=True):
-            buffer.copy_(old)
-        if math.isfinite(metrics["loss"]) and self.scaler.get_scale() > 1:
-            return  # the scale was too large: what remains at a scale of 1 is a fault
-        self.not_finite, self.in_row = self.not_finite + 1, self.in_row + 1
-        log.warning("step %d left out: loss %g, norm %g", self.done + 1, metrics["loss"], metrics["norm"])
+    def read(self, behind: int = 0) -> None:
+        """Counts and tells the figures of all steps but the newest `behind`."""
+        for number, found, tried in self.figures.read(behind):
+            self.metrics = found
+            if tried and math.isfinite(found["loss"]) and math.isfinite(found["norm"]):
+                self.in_row = 0
+            elif tried:
+                self.not_finite, self.in_row = self.not_finite + 1, self.in_row + 1
+                log.warning("step %d left out: loss %g, norm %g", number, found["loss"], found["norm"])
+            note = self.notes.pop(number, None)
+            if note is not None and self.watch:
+                self.watch.step(number, found, skipped=self.not_finite, **note)
 
     def fit(self) -> nn.Module:
         """Runs to the last step; gives the trained model (averaged), in float32 and eval mode on the CPU. Of several
@@ -157,16 +192,15 @@ class Loop:
         if s.threads:
             torch.set_num_threads(s.threads)
         self.begin()
-        watch = Watch(s.run, s.steps, s.log_every, self.done, s.device, self.world) if self.rank == 0 else None
+        if self.rank == 0:
+            self.watch = Watch(s.run, s.steps, s.log_every, self.done, s.device, self.world)
         steps = self.loader.start(self.done)
-        # PyTorch's fused attention for CPUs is several times slower backwards than matrix products on short rows
-        attention = sdpa_kernel(SDPBackend.MATH) if self.kind == "cpu" else nullcontext()
-        with Stop() as stop, attention, self.processes.together():
+        with Stop() as stop, self.processes.together():
             try:
-                self._evaluate(stop, watch)  # a run that was stopped there still owes it
+                self._evaluate(stop)  # a run that was stopped there still owes it
                 while self.done < s.steps:
-                    self._one(self._next(steps, stop), watch)
-                    self._evaluate(stop, watch)
+                    self._one(self._next(steps, stop))
+                    self._evaluate(stop)
                     if self.done % s.save_every == 0 or self.done == s.steps:
                         self.save()
             except Stopped:
@@ -175,8 +209,8 @@ class Loop:
                     raise
             finally:
                 steps.close()
-                if watch:
-                    watch.close()
+                if self.watch:
+                    self.watch.close()
         if self.unsaved:
             raise self.unsaved
         model = self.trained()
@@ -198,31 +232,34 @@ class Loop:
         self.processes.agree(error)
         return step
 
-    def _one(self, step: Step, watch: Watch | None) -> None:
-        s, rate = self.settings, self.rate
-        metrics, broken = self.step(step.batches), self.loader.broken
-        if self.done % s.log_every == 0 or self.done == s.steps:
+    def _one(self, step: Step) -> None:
+        s, number, broken = self.settings, self.done + 1, self.loader.broken
+        logged = number % s.log_every == 0 or number == s.steps
+        if logged:
             broken = sum(self.processes.counts(broken))
-        if watch:
-            if watch.flops is None and self.flops and step.count:
-                watch.flops = self.flops / step.count
-            watch.step(self.done, metrics, rate=rate, items=step.count * self.world, wait=step.waited,
-                       padding=step.padding, broken=broken, skipped=self.not_finite)  # fmt: skip
+        self.notes[number] = {"rate": self.rate, "items": step.count * self.world, "wait": step.waited,
+                              "padding": step.padding, "broken": broken}  # fmt: skip
+        self.step(step.batches)
+        if self.watch and self.watch.flops is None and self.flops and step.count:
+            self.watch.flops = self.flops / step.count
+        if logged or number % s.save_every == 0 or number % s.evaluate_every == 0:
+            self.read()
         if self.in_row >= s.most_not_finite:
             newest = f"the newest state is of step {self.saved}" if self.saved >= 0 else "no state was saved"
+            last = number - len(self.figures.waiting)
             raise TrainingError(
-                f"step {self.done}: {self.in_row} steps in a row were not finite (--most_not_finite); {newest}"
+                f"step {last}: {self.in_row} steps in a row were not finite (--most_not_finite); {newest}"
             )
 
-    def _evaluate(self, stop: Stop, watch: Watch | None) -> None:
+    def _evaluate(self, stop: Stop) -> None:
         s = self.settings
         due = self.done and (self.done % s.evaluate_every == 0 or self.done == s.steps)
         if self.evaluate and due and self.evaluated != self.done:
             model = self.trained()
             figures = self.processes.on_main(lambda: self._figures(model, stop))
             self.evaluated = self.done
-            if watch:
-                watch.evaluated(self.done, figures)
+            if self.watch:
+                self.watch.evaluated(self.done, figures)
 
     def _figures(self, model: nn.Module, stop: Stop) -> dict[str, float]:
         with stop.interrupting():
@@ -259,6 +296,7 @@ class Loop:
         """Where the state cannot be written, training goes on, and the run fails if it ends so."""
         if self.saved == self.done:
             return
+        self.read()
         state = snapshot(self)
         fault = ""
         try:

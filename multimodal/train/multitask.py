@@ -227,8 +227,8 @@ class Multitask(Summed):
         super().__init__(model)
         self.smoothing = smoothing
 
-    def counts(self, batch: MultitaskBatch) -> dict[str, int]:
-        return {"text": int((batch.targets != UNSCORED).sum()), "ctc": int(batch.letter_counts.sum())}
+    def counts(self, batch: MultitaskBatch) -> dict[str, int | Tensor]:
+        return {"text": (batch.targets != UNSCORED).sum(), "ctc": batch.letter_counts.sum()}
 
     def forward(self, batch: MultitaskBatch) -> dict[str, Tensor]:
         speech = self.model.speech

@@ -43,9 +43,9 @@ class Objective(nn.Module):
         self.model = model
 
     @abstractmethod
-    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
         """Leaves in `.grad` the gradient of the loss over all micro-batches of all processes; gives what is to be
-        logged, `loss` among it."""
+        logged, `loss` among it, as numbers on the device: reading one would make a GPU wait for its next work."""
 
     def after_step(self) -> None:
         """Called when an optimizer has changed the weights: bounds of parameters are kept here."""
@@ -55,8 +55,9 @@ class Summed(Objective):
     """A loss that is a weighted sum of means, such as one over tokens and one over items.
 
     A subclass gives in `forward(batch)` the sums of each term over the batch, in `counts(batch)` how many tokens or
-    items each sum runs over, and in `weights` the weight of each term. Each term is divided by its count over all
-    micro-batches and processes, so that accumulation is exact, whatever the lengths are (transformers' issue 34191)."""
+    items each sum runs over (a tensor, where the device has to count them), and in `weights` the weight of each term.
+    Each term is divided by its count over all micro-batches and processes, so that accumulation is exact, whatever the
+    lengths are (transformers' issue 34191)."""
 
     weights: Mapping[str, float] = {"loss": 1.0}
 
@@ -64,20 +65,21 @@ class Summed(Objective):
     def forward(self, batch: Any) -> dict[str, Tensor]: ...
 
     @abstractmethod
-    def counts(self, batch: Any) -> dict[str, int]: ...
+    def counts(self, batch: Any) -> dict[str, int | Tensor]: ...
 
-    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, float]:
-        device = next(self.model.parameters()).device
-        own = [[self.counts(batch)[name] for batch in batches] for name in self.weights]
-        totals = engine.total(torch.tensor([float(sum(row)) for row in own], device=device)).clamp(min=1)
-        scale = torch.tensor(list(self.weights.values()), device=device) / totals
-        sums = torch.zeros(len(self.weights), device=device)
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
+        none = torch.zeros((), device=next(self.model.parameters()).device)
+        own = [self.counts(batch) for batch in batches]
+        totals = engine.total(torch.stack([sum((count[name] for count in own), none) for name in self.weights]))
+        totals, sums = totals.clamp(min=1), torch.zeros_like(totals)
         for number, batch in enumerate(batches):
             with engine.last(number == len(batches) - 1):
                 found = engine.forward(batch)
                 terms = torch.stack([found[name].float() for name in self.weights])
-                engine.backward((terms * scale).sum() * engine.world)  # DDP takes the mean over processes
+                engine.backward(self._weighed(terms / totals) * engine.world)  # DDP takes the mean over processes
             sums += terms.detach()
         means = engine.total(sums) / totals
-        terms = dict(zip(self.weights, means.tolist(), strict=True))
-        return {"loss": sum(self.weights[name] * value for name, value in terms.items())} | terms
+        return {"loss": self._weighed(means)} | dict(zip(self.weights, means, strict=True))
+
+    def _weighed(self, means: Tensor) -> Tensor:
+        return sum(weight * mean for weight, mean in zip(self.weights.values(), means, strict=True))

@@ -51,9 +51,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     ]
 
 
+def make_contiguous(model: nn.Module) -> None:
+    """Trained parameters row after row in memory, as PyTorch's fused AdamW takes them to lie: on a CPU it reads no
+    strides, and a view such as GPT-2's transposed thirds would be updated in the wrong places."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+
+
 def optimizers(model: nn.Module, s: OptimSettings) -> list[torch.optim.Optimizer]:
     """AdamW; or Muon (Jordan et al. 2024) for the matrices inside the blocks, and AdamW for embeddings, heads, norms
     and biases. Raises UsageError where there is nothing to train with them."""
+    make_contiguous(model)
     groups = parameter_groups(model, s.weight_decay)
     if not any(group["params"] for group in groups):
         raise UsageError("no parameter of the model is trained (0 with requires_grad)")
@@ -84,6 +93,17 @@ def share_of_peak(s: OptimSettings, step: int, total: int) -> float:
     return s.floor + (1 - s.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
+def guarded(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it can be told on the device to leave a step out, and by what to divide the gradients."""
+    return isinstance(optimizer, torch.optim.AdamW)
+
+
+def tell(optimizer: torch.optim.Optimizer, good: torch.Tensor, over: torch.Tensor | None) -> None:
+    """What a guarded one does in its next step: nothing where not `good`, else gradients are divided by `over`, in the
+    same pass over memory. It is the way in which `torch.amp.GradScaler` tells the fused step."""
+    optimizer.found_inf, optimizer.grad_scale = (~good).float(), over
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -97,13 +117,17 @@ class Average:
         self.weights = {name: _wide(tensor.detach()).clone() for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        self.updates += 1
+    def update(self, model: nn.Module, good: torch.Tensor | bool = True) -> None:
+        """Where not `good`, a tensor on the device or not, nothing changes."""
+        self.updates = self.updates + good
         # the bound lets early averages follow, instead of remembering the random start
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        early = (1 + self.updates) / (10 + self.updates)
+        decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)
+        share = (1 - decay) * good
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                self.weights[name].lerp_(_wide(tensor), 1 - decay)
+                own = self.weights[name]
+                own.lerp_(_wide(tensor), share.to(own) if isinstance(share, torch.Tensor) else share)
             else:
                 self.weights[name].copy_(tensor)
 

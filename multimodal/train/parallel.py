@@ -1,11 +1,11 @@
 """Gradients of several processes: exchanged (DDP), or with weights and optimizer in shards (FSDP2)."""
 
-import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -80,13 +80,15 @@ class Parallel:
         return found
 
 
-def clip(parameters: Iterable[nn.Parameter], most: float) -> float:
-    """Scales the gradients so that their norm is at most `most` (0: as they are). Gives the norm before."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    kinds = [[g for g in gradients if isinstance(g, DTensor) is shards] for shards in (False, True)]
-    norms = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
-    norm = math.hypot(*(float(n.full_tensor() if isinstance(n, DTensor) else n) for n in norms))
-    if most and norm > most and math.isfinite(norm):
-        for kind in filter(None, kinds):
-            torch._foreach_mul_(kind, most / norm)
-    return norm
+def gradients(parameters: Iterable[nn.Parameter]) -> list[list[Tensor]]:
+    """Those that there are: whole ones, then those in shards, where there are such."""
+    found = [p.grad for p in parameters if p.grad is not None]
+    kinds = [[g for g in found if isinstance(g, DTensor) is shards] for shards in (False, True)]
+    return [kind for kind in kinds if kind]
+
+
+def norm(kinds: list[list[Tensor]]) -> Float[Tensor, ""]:
+    """Of all gradients together, on their device."""
+    norms = [nn.utils.get_total_norm(kind) for kind in kinds]
+    norms = [n.full_tensor() if isinstance(n, DTensor) else n for n in norms]
+    return norms[0] if len(norms) == 1 else torch.stack([n.float() for n in norms]).norm()

@@ -67,8 +67,8 @@ class Recognition(Summed):
         if model.decoder is not None:
             model.decoder.requires_grad_(share > 0)
 
-    def counts(self, batch: SpeechBatch) -> dict[str, int]:
-        tokens = int(batch.id_lengths.sum())
+    def counts(self, batch: SpeechBatch) -> dict[str, int | Tensor]:
+        tokens = batch.id_lengths.sum()
         return {"ctc": tokens, "middle": tokens, "attention": tokens + len(batch.ids)}
 
     def forward(self, batch: SpeechBatch) -> dict[str, Tensor]:

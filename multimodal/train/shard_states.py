@@ -25,7 +25,7 @@ def save_shards(loop: "multimodal.train.loop.Loop", state: dict[str, Any]) -> No
     part, processes = partial_folder(loop.states, loop.done), loop.processes
     rest = state | {"model": None, "optimizers": None, "average": None}
     if loop.average:
-        rest["average"] = {"updates": loop.average.updates}
+        rest["average"] = {"updates": int(loop.average.updates)}
     with contextlib.ExitStack() as stack:
         processes.on_main(lambda: stack.enter_context(saving(loop.states, loop.done, loop.settings.keep)))
         writer = dcp.HuggingFaceStorageWriter(str(part / SHARDS), save_distributed=True)

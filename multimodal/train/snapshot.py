@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def snapshot(loop: "multimodal.train.loop.Loop") -> dict[str, Any]:
     """All that the run depends on; the order of the data follows from `done`. Called by all processes."""
-    average = loop.average and {"weights": loop.average.weights, "updates": loop.average.updates}
+    average = loop.average and {"weights": loop.average.weights, "updates": int(loop.average.updates)}
     return {
         "done": loop.done,
         "settings": loop.settings.flat(),

@@ -150,8 +150,8 @@ class Translating(Summed):
         logits = self.model.decoder.logits(F.pad(own, (0, 0, 0, spare))[None])[0][: len(own)]
         return {"loss": F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=self.smoothing)}
 
-    def counts(self, batch: PairBatch) -> dict[str, int]:
-        return {"loss": int((batch.lengths - 2).sum())}
+    def counts(self, batch: PairBatch) -> dict[str, int | Tensor]:
+        return {"loss": (batch.lengths - 2).sum()}
 
 
 def translator(

@@ -12,6 +12,7 @@ from multimodal.blocks.attention import Attention
 from multimodal.blocks.blocked import BlockedAttention
 from multimodal.blocks.fused import can_fuse, fuse
 from multimodal.blocks.int8 import Int8Linear
+from multimodal.blocks.one_query import OneQuery, has_one_query
 from multimodal.blocks.packed import PackedLinear, PackedPatches, can_pack, pack
 from multimodal.blocks.stack import Stack
 from multimodal.errors import UsageError
@@ -33,12 +34,13 @@ def for_inference(checkpoint: Checkpoint, compute_type: str = "auto", device: st
     does not change is shared with it. Asked for again it is the same one, unless the weights have changed meanwhile.
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU computes in it, and all else in float32; on a GPU a
-    Whisper model in float16, a model of pictures or text in bfloat16. `int8` (CPU only, for models that write text): as
-    `auto`, with the decoder's linear maps and its logits in 8-bit integers. The inputs are float32. The frames of
-    speech come in the decoder's type, float32 for int8. Of a model of pictures the blocks compute in the type, those of
-    a decoder on a CPU in float32, and what comes of them is float32; so of a model of text on a CPU, where a decoder
-    without a source has the type too. On a GPU all of a model of text is in the type. On a CPU the linear maps, in
-    float32 a decoder's too, hold a second copy of their weights, packed (see `PackedLinear`), and have no gradient.
+    Whisper model in float16, a Conformer's encoder and a model of pictures or text in bfloat16. `int8` (CPU only, for
+    models that write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers. The inputs are
+    float32. The frames of speech come in the decoder's type, float32 for int8. Of a model of pictures the blocks
+    compute in the type, those of a decoder on a CPU in float32, and what comes of them is float32; so of a model of
+    text on a CPU, where a decoder without a source has the type too. On a GPU all of a model of text is in the type. On
+    a CPU the linear maps, in float32 a decoder's too, hold a second copy of their weights, packed (see `PackedLinear`),
+    and have no gradient.
 
     Raises UsageError for an unknown type, one that the device or the model has not, a model that is for neither, and
     one that this function made for another type or device."""
@@ -91,11 +93,14 @@ def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.d
     in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
     for name in towers + in_float32 if speech else [""]:
         pack(made.get_submodule(name), model.get_submodule(name))
-    for part in list(made.modules()):
+    for name, part in list(made.named_modules()):
         if isinstance(part, TextTransformer) and part.config.tied and part.head is None and rest == torch.float32:
             part.head = _tied(part, PackedLinear)
         if isinstance(part, ViT):
             part.embed = PackedPatches(part.embed)
+            last, like = part.stack.last, model.get_submodule(name).stack.last
+            if part.config.pool == "token" and has_one_query(last.attention):
+                last.one_query = OneQuery(last.attention, like.attention, next(last.parameters()).dtype)
 
 
 def _towers(model: nn.Module, device: torch.device) -> list[str]:
@@ -172,7 +177,7 @@ def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[t
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         return dtype, dtype if whole else torch.float32
     if not isinstance(model, SpeechToText):
-        return torch.float32, torch.float32
+        return torch.bfloat16 if device.type == "cuda" else torch.float32, torch.float32
     if device.type == "cuda":
         return torch.float16, torch.float16
     # the decoder's small products are slower in bfloat16

@@ -1,0 +1,101 @@
+"""Training steps on one GPU: CLIP beside open_clip, GPT-2 124 M beside nanoGPT or transformers, ViT-S/16 beside timm.
+
+The candidates are those of the job `train`; each compiles while it loads. Sizes are such that all candidates of a case
+fit into 80 GB together."""
+
+from typing import Any
+
+from benchmarks.suite.cases import Candidate, Case, Options
+
+OURS, PEERS = "benchmarks.peers.train_ours:", "benchmarks.peers.train_"
+CHECKS = {"bfloat16": ("near", 0.05)}  # losses of the first and the third step
+STEPS = 10  # a run: logging reads the loss of some of them
+# multiply-adds × 2 of one picture and its text of 77 tokens, forward and, twice as many, back
+CLIP = {"ViT-B-16": 3 * 41.1e9, "ViT-B-32": 3 * 14.8e9}
+VIT_S = 3 * 9.2e9
+GPT2 = 6 * 124.4e6 + 12 * 12 * 768 * 1024  # a token, nanoGPT's count: half of its attention is above the diagonal
+
+
+def cases(options: Options) -> list[Case]:
+    if options.tiny:
+        return [clip("ViT-B-16", 2, options), gpt("baby", 1, options), vit(2, options)]
+    return [
+        clip("ViT-B-16", 128, options), clip("ViT-B-32", 384, options), gpt("gpt2", 16, options), vit(384, options),
+        clip("ViT-B-16", 320, options, most=False),
+    ]  # fmt: skip
+
+
+def candidate(name: str, load: str, settings: dict[str, Any], options: Options, library: str = "") -> Candidate:
+    """Compiled where the name says so, on a GPU, where that is quick."""
+    given = settings | {"compile": name.endswith("compiled") and options.device == "cuda", "steps": steps(options)}
+    extra = {"library": library} if library else {}
+    return Candidate(name, "benchmarks.peers.cuda_common:early", {"load": load, "settings": given},
+                     kind="bfloat16", **extra)  # fmt: skip
+
+
+def steps(options: Options) -> int:
+    return 1 if options.tiny else STEPS
+
+
+def both(load: str, settings: dict[str, Any], options: Options) -> list[Candidate]:
+    """Weights and optimizer in float32, and in bfloat16."""
+    return [candidate(f"ours {precision}, compiled", OURS + load, settings | {"precision": precision}, options)
+            for precision in ("autocast", "bfloat16")]  # fmt: skip
+
+
+def case(
+    title: str, unit: str, units: float, operations: float, candidates: list[Candidate], reference: str, prepare: str,
+    settings: dict[str, Any], options: Options,
+) -> Case:  # fmt: skip
+    """`units` and `operations` are those of a step."""
+    return Case(
+        "cuda_train", title, unit, units * steps(options), tuple(candidates), reference, CHECKS, PEERS + prepare,
+        settings, operations=None if options.tiny else operations * units * steps(options), threads=threads(options),
+    )  # fmt: skip
+
+
+def threads(options: Options) -> tuple[int]:
+    """One number: they launch what the GPU computes, and compile."""
+    return (16 if options.device == "cuda" else 1,)
+
+
+def clip(name: str, batch: int, options: Options, most: bool = True) -> Case:
+    """All read 77 tokens a caption, but the one of captions that are trimmed as our tokenizers do it. `most`: of the
+    candidates, not two."""
+    settings = {"name": name, "batch": batch, "image": 32 if options.tiny else 224, "tiny": options.tiny}
+    whole, short = settings | {"trimmed": False}, settings | {"precision": "bfloat16"}
+    peer, amp = PEERS + "openclip:step", settings | {"precision": "autocast"}
+    found = both("clip", whole, options)
+    found = found if most else found[1:]
+    if most:
+        found.append(candidate("ours bfloat16, captions of 24 tokens, compiled", OURS + "clip", short, options))
+        found.append(candidate("open_clip amp_bf16", peer, amp, options, "open_clip_torch"))
+    if not options.tiny:
+        found.append(candidate("open_clip amp_bf16, compiled", peer, amp, options, "open_clip_torch"))
+    reference = next(one.name for one in found if not one.ours)
+    title = f"CLIP {name} training step, {batch} pairs"
+    return case(title, "picture", batch, CLIP[name], found, reference, "openclip:prepare", settings, options)
+
+
+def gpt(name: str, batch: int, options: Options) -> Case:
+    settings = {"name": name, "batch": batch, "vocabulary": 512 if options.tiny else 50304, "tiny": options.tiny}
+    amp, context = settings | {"precision": "autocast"}, 256 if options.tiny else 1024
+    if options.nanogpt:
+        checkout = amp | {"checkout": str(options.nanogpt.resolve())}
+        peer = candidate("nanoGPT, compiled", PEERS + "gpt:nanogpt", checkout, options, "nanoGPT")
+    else:
+        peer = candidate("transformers, compiled", PEERS + "gpt:transformers", amp, options, "transformers")
+    title = f"GPT-2 124 M training step, {batch} rows of {context}"
+    found = [*both("gpt", settings, options), peer]
+    return case(title, "token", batch * context, GPT2, found, peer.name, "gpt:prepare", settings, options)
+
+
+def vit(batch: int, options: Options) -> Case:
+    settings = {"name": "vit_small_patch16_224", "batch": batch, "image": 32 if options.tiny else 224,
+                "tiny": options.tiny}  # fmt: skip
+    amp, peer = settings | {"precision": "autocast"}, PEERS + "timm:step"
+    found = [*both("vit", settings, options), candidate("timm", peer, amp, options, "timm")]
+    if not options.tiny:
+        found.append(candidate("timm, compiled", peer, amp, options, "timm"))
+    title = f"ViT-S/16 supervised training step, {batch} pictures"
+    return case(title, "picture", batch, VIT_S, found, "timm", "timm:prepare", settings, options)

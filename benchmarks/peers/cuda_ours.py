@@ -1,0 +1,121 @@
+"""Ours on a GPU: towers eager, compiled and as CUDA graphs; decoding with and without graphs; a Conformer's CTC."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from benchmarks.peers import cuda_torchaudio, text_random
+from benchmarks.peers.cuda_common import ready
+from benchmarks.peers.cuda_whisper import first
+from benchmarks.peers.openclip import pixels
+from benchmarks.peers.ours_vision import checkpoint
+from benchmarks.peers.whisper_files import about, inputs
+from multimodal import graphs, search
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.conv import ConformerConfig
+from multimodal.ctc import ctc_greedy
+from multimodal.models.seq2seq import JointConformer, JointConformerConfig
+from multimodal.models.speech import ConformerEncoderConfig
+from multimodal.models.text import TextTransformer
+from multimodal.tokens.mel import filterbank_batch
+from multimodal.train.device import compile_blocks
+from multimodal.weights.compute import for_inference
+from multimodal.weights.conformer_torchaudio import CONFORMER
+from multimodal.weights.folder import Checkpoint, load_folder
+from multimodal.weights.load import load
+
+
+def encoder(
+    folder: Path, device: str, name: str, batch: int, kind: str, compiled: bool = False, graph: bool = False,
+    tiny: bool = False,
+) -> Callable[[], Tensor]:  # fmt: skip
+    model, images = for_inference(checkpoint(folder, name, tiny), kind, device).model, pixels(folder, device)
+    if compiled:
+        compile_blocks(model.image)
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        return model.encode_image(images)
+
+    return ready(run, device, graph)
+
+
+def whisper(
+    folder: Path, device: str, tokens: int, kind: str, graph: bool, **other: Any
+) -> Callable[[], list[list[int]]]:
+    """Encoder, then greedy decoding of the windows side by side."""
+    made = for_inference(load_folder(folder / "ours"), kind, device)
+    model, mel = made.model, inputs(folder, device)["mel"]
+    ids = torch.tensor([about(folder)["prompt"]] * len(mel), device=device)
+
+    @torch.inference_mode()
+    def run() -> list[list[int]]:
+        return first(written(model.decoder, model.encoder(mel), ids, tokens, graph, made.tokenizer.eot), tokens)
+
+    return ready(run, device)
+
+
+def writer(folder: Path, device: str, tokens: int, kind: str, graph: bool) -> Callable[[], list[list[int]]]:
+    """`tokens` new ones of each row, which none ends early."""
+    model = for_inference(load(folder / "hub"), kind, device).model
+    ids = text_random.ids(folder, device)
+
+    @torch.inference_mode()
+    def run() -> list[list[int]]:
+        return written(model, None, ids, tokens, graph, -1)
+
+    return ready(run, device)
+
+
+def written(
+    decoder: TextTransformer, source: Tensor | None, ids: Tensor, tokens: int, graph: bool, eos: int
+) -> list[list[int]]:
+    room = ids.shape[1] + tokens
+    if graph:
+        step, cache = graphs.static_step(decoder, source, None, room, last=1)
+    else:
+        step, cache = search.over_source(partial(decoder, last=1), source), decoder.new_cache(room=room)
+    return search.greedy(step, ids, cache, eos=eos, max_new=tokens).ids
+
+
+def recogniser(
+    folder: Path, device: str, batch: int, seconds: float, kind: str, compiled: bool = False, tiny: bool = False
+) -> Callable[[], Tensor]:
+    """From samples to tokens; answers some of the logits."""
+    plain = conformer(load_file(folder / "recogniser.safetensors"), **cuda_torchaudio.sizes(tiny))
+    model = for_inference(Checkpoint(plain, source="random Conformer"), kind, device).model
+    sound = list(cuda_torchaudio.waves(folder, device))
+    if compiled:
+        compile_blocks(model)
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        frames, _, lengths = model.encode(*filterbank_batch(sound, cuda_torchaudio.BANDS))
+        logits = model.ctc_logits(frames)
+        assert len(ctc_greedy(logits, lengths, model.config.blank)) == len(sound)
+        return logits[:, :: cuda_torchaudio.SEEN].float()
+
+    return ready(run, device)
+
+
+def conformer(
+    weights: dict[str, Tensor], width: int, layers: int, heads: int, kernel: int, channels: int, vocabulary: int
+) -> nn.Module:
+    """The peer's as ours: its names are torchaudio's inside the encoder, and elsewhere ours."""
+    block = ConformerConfig(AttentionConfig(width, heads), 4 * width, kernel, "batch")
+    config = ConformerEncoderConfig(cuda_torchaudio.BANDS, block, layers, 8, channels)
+    model = JointConformer(JointConformerConfig(config, vocabulary, None))
+    parts: dict[str, dict[str, Tensor]] = {"stem": {}, "encoder": {}, "ctc": {}}
+    for name, tensor in weights.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    inner = CONFORMER.load(parts["encoder"], {"num_heads": heads, "convolution_first": False}, "random Conformer")
+    model.encoder.blocks.load_state_dict(inner.model.blocks.state_dict())
+    model.encoder.stem.load_state_dict(parts["stem"])
+    model.ctc.load_state_dict(parts["ctc"])
+    return model.eval()

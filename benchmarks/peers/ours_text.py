@@ -1,0 +1,63 @@
+"""Our models of text, from the same folders."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peers.text_random import ids, rows
+from multimodal import search
+from multimodal.beams import beam, per_token
+from multimodal.models.text_to_text import TextToText
+from multimodal.tasks.ragged import encode_ragged
+from multimodal.weights.compute import for_inference
+from multimodal.weights.load import load
+
+
+def loaded(folder: Path, device: str, kind: str) -> nn.Module:
+    return for_inference(load(folder / "hub"), kind, device).model
+
+
+def writer(
+    folder: Path, device: str, tokens: int, kind: str = "float32", beams: int = 1
+) -> Callable[[], list[list[int]]]:
+    """`tokens` new ones of each row, which none ends early."""
+    model, given = loaded(folder, device, kind), ids(folder, device)
+    both = isinstance(model, TextToText)
+    start = torch.full((len(given), 1), model.config.start_id, device=device) if both else given
+    tower = model.decoder if both else model
+
+    @torch.inference_mode()
+    def run() -> list[list[int]]:
+        step = search.over_source(partial(model.decode, last=1), model.encode(given)) if both else (
+            lambda new, cache: model(new, cache=cache, last=1))  # fmt: skip
+        cache = tower.new_cache(room=start.shape[1] + tokens)
+        if beams == 1:
+            return search.greedy(step, start, cache, eos=-1, max_new=tokens).ids
+        return beam(step, start, cache, eos=-1, max_new=tokens, beams=beams, early_stopping=False,
+                    length_penalty=per_token(1.0)).ids  # fmt: skip
+
+    return run
+
+
+def prefill(folder: Path, device: str, kind: str = "float32") -> Callable[[], Tensor]:
+    """Logits after a prompt, whose keys and values are kept."""
+    model, given = loaded(folder, device, kind), ids(folder, device)
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        return model(given, cache=model.new_cache(room=given.shape[1]), last=1)[:, -1]
+
+    return run
+
+
+def encoder(folder: Path, device: str, kind: str = "float32") -> Callable[[], Tensor]:
+    """States of rows of unlike length, one after the other."""
+    model, texts = loaded(folder, device, kind), rows(folder)
+
+    def run() -> Tensor:
+        return torch.cat(encode_ragged(model, texts))
+
+    return run

@@ -1,0 +1,96 @@
+"""Our training steps: the loop's own, with the recipes' objectives, on the weights that the peers start with."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import train_gpt, train_openclip, train_torchaudio
+from benchmarks.peers.train_step import BETAS, RATE, WEIGHT_DECAY, runs, tensors
+from multimodal.models.seq2seq import JointConformer, JointConformerConfig
+from multimodal.train.augment_speech import SpeechBatch
+from multimodal.train.classify import Classified, SoftTargets
+from multimodal.train.contrastive import Contrastive, Pairs
+from multimodal.train.language import Language
+from multimodal.train.loop import Loop
+from multimodal.train.objective import Objective
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recogniser import Recognition
+from multimodal.train.settings import LoopSettings
+from multimodal.weights import clip_openai, gpt2, vit_timm
+from multimodal.weights.conformer_torchaudio import CONFORMER
+
+Run = Callable[[], np.ndarray | None]
+
+
+def stepping(
+    folder: Path, device: str, objective: Objective, batch: Any, precision: str, compile: bool, steps: int,
+    clip: float = 0.0,
+) -> Run:  # fmt: skip
+    """What `Loop.fit` does a step, on a batch that lies on the device."""
+    optim = OptimSettings(rate=RATE, schedule="wsd", warmup=0, weight_decay=WEIGHT_DECAY, betas=BETAS, clip=clip)
+    s = LoopSettings(folder / "run", 10**9, optim, precision=precision, compile=compile, device=device)
+    loop = Loop(s, objective, SimpleNamespace(micro=1))
+    loop.flops = 0  # else the first step on a GPU counts its operations, uncompiled
+
+    def step() -> float:
+        loop.step([batch])
+        if loop.done <= 3:  # a GPU's figures come a step late, and those of the first three are compared
+            loop.read()
+        return loop.metrics["loss"]
+
+    return runs(step, steps)
+
+
+def clip(
+    folder: Path, device: str, name: str, batch: int, image: int, precision: str = "float32", compile: bool = False,
+    steps: int = 1, tiny: bool = False, trimmed: bool = True,
+) -> Run:  # fmt: skip
+    """`trimmed`: captions are padded to the longest of the batch, as our tokenizers do it, and not to 77."""
+    config = train_openclip.config(name, image, tiny)
+    model = clip_openai.FAMILY.load(tensors(folder, "weights"), config, f"random {name}").model
+    given = tensors(folder, "batch", device)
+    ids = given["ids"][:, : train_openclip.LONGEST].contiguous() if trimmed else given["ids"]
+    return stepping(folder, device, Contrastive(model), Pairs(given["images"], ids), precision, compile, steps)
+
+
+def vit(
+    folder: Path, device: str, name: str, batch: int, image: int, precision: str = "float32", compile: bool = False,
+    steps: int = 1, tiny: bool = False,
+) -> Run:  # fmt: skip
+    config = {"architecture": name, "model_args": {"img_size": image} | ({"depth": 2} if tiny else {})}
+    model = vit_timm.FAMILY.load(tensors(folder, "weights"), config, f"random {name}").model
+    given = Classified(**tensors(folder, "batch", device))
+    return stepping(folder, device, SoftTargets(model), given, precision, compile, steps)
+
+
+def gpt(
+    folder: Path, device: str, name: str, batch: int, vocabulary: int, precision: str = "float32",
+    compile: bool = False, steps: int = 1, tiny: bool = False,
+) -> Run:  # fmt: skip
+    from multimodal.train.text_data import Batch
+
+    config = train_gpt.config(name, vocabulary, tiny)
+    model = gpt2.FAMILY.load(tensors(folder, "weights"), config, f"random {name}").model
+    given = Batch(**tensors(folder, "batch", device))
+    return stepping(folder, device, Language(model), given, precision, compile, steps, clip=train_gpt.CLIP)
+
+
+def conformer(
+    folder: Path, device: str, name: str, batch: int, frames: int, layers: int = 0, precision: str = "float32",
+    compile: bool = False, steps: int = 1, tiny: bool = False,
+) -> Run:  # fmt: skip
+    weights = tensors(folder, "weights")
+    inner = {key.removeprefix("encoder."): value for key, value in weights.items() if key.startswith("encoder.")}
+    given = {"num_heads": train_torchaudio.SIZES[name][2], "convolution_first": False}
+    encoder = CONFORMER.load(inner, given, f"random {name}").model
+    model = JointConformer(JointConformerConfig(encoder.config, train_torchaudio.VOCABULARY, None))
+    model.encoder.load_state_dict(encoder.state_dict())
+    model.ctc.load_state_dict({part: weights[f"head.{part}"] for part in ("weight", "bias")})
+    nothing = SimpleNamespace(bos_id=None, eos_id=None)
+    objective = Recognition(model, nothing, terms="ctc", middle=0.0)
+    return stepping(
+        folder, device, objective, SpeechBatch(**tensors(folder, "batch", device)), precision, compile, steps
+    )

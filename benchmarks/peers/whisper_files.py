@@ -1,0 +1,42 @@
+"""What `whisper_random` wrote, for all libraries, and the sound of the log-mel case."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """`prompt`, `bands`, `vocabulary`."""
+    return json.loads((folder / "about.json").read_text())
+
+
+def inputs(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """`mel` [B M 3000], `frames` [B 1500 D]."""
+    return load_file(folder / "inputs.safetensors", device=device)
+
+
+def noise(folder: Path, device: str, seconds: float, **other: Any) -> None:
+    """wave.npy: `seconds` of noise at 16 kHz."""
+    wave = 0.1 * torch.randn(round(seconds * 16000), generator=torch.Generator().manual_seed(0))
+    np.save(folder / "wave.npy", wave.numpy())
+
+
+def wave(folder: Path) -> np.ndarray:
+    return np.load(folder / "wave.npy")
+
+
+def threads() -> int:
+    return int(os.environ["OMP_NUM_THREADS"])
+
+
+def expect(ids: list[int], count: int) -> list[int]:
+    """Raises RuntimeError where an answer has another length than all candidates are to write."""
+    if len(ids) != count:
+        raise RuntimeError(f"wrote {len(ids)} tokens, not {count}")
+    return [int(token) for token in ids]
