@@ -1,12 +1,12 @@
 """What a GPU computes otherwise than a CPU, as far as it can be seen without one."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -23,7 +23,8 @@ def test_cudnn_is_asked_for_first_and_only_where_it_runs_and_nothing_is_ruled_ou
     monkeypatch.setattr(kernels, "cudnn_attends", lambda device: True)
     x = torch.zeros(1, 9, 8)
     assert isinstance(kernels.fitting(x), nullcontext)
-    x = SimpleNamespace(device=GPU, dtype=x.dtype, shape=x.shape)
+    with FakeTensorMode():
+        x = torch.empty(1, 9, 8, device=GPU)
     query = torch.randn(1, 2, 9, 8)
     right = F.scaled_dot_product_attention(query, query, query)
     before = torch._C._get_sdp_priority_order()
@@ -41,7 +42,7 @@ def test_cudnn_is_asked_for_first_and_only_where_it_runs_and_nothing_is_ruled_ou
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_recomputed_blocks_take_the_kernels_of_before(precision):
     """Short rows are trained by other kernels in bfloat16; recomputed outside of that they would keep other tensors."""
-    stack = Stack(transformer(2, 16, 2, 32, checkpointing=True)).train()
+    stack = Stack(transformer(16, 2, 2, 32, checkpointing=True)).train()
     x = torch.randn(2, 5, 16, requires_grad=True)
     with torch.autocast("cpu", enabled=precision == torch.bfloat16):
         with kernels.fitting(x):

@@ -1,7 +1,7 @@
 """Which of PyTorch's attention kernels are asked for."""
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 
 import torch
@@ -31,9 +31,21 @@ def fitting(x: Tensor, steady: bool = True) -> AbstractContextManager:
 
 
 def same_again() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """For `torch.utils.checkpoint`: what is recomputed asks for the kernels that it was computed with, since others keep
-    other tensors for backward."""
-    return nullcontext(), sdpa_kernel(_cur_sdpa_kernel_backends(with_priority=True), set_priority=True)
+    """For `torch.utils.checkpoint`: what is recomputed asks for the kernels that it was computed with, since others
+    keep other tensors for backward."""
+    return nullcontext(), _Again(_cur_sdpa_kernel_backends(with_priority=True))
+
+
+class _Again(ExitStack):
+    """May be entered any number of times, as a generator of `contextlib` may not."""
+
+    def __init__(self, backends: list[SDPBackend]):
+        super().__init__()
+        self.backends = backends
+
+    def __enter__(self) -> "_Again":
+        self.enter_context(sdpa_kernel(self.backends, set_priority=True))
+        return super().__enter__()
 
 
 def unrestricted() -> bool:

@@ -98,9 +98,15 @@ def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.d
             part.head = _tied(part, PackedLinear)
         if isinstance(part, ViT):
             part.embed = PackedPatches(part.embed)
-            last, like = part.stack.last, model.get_submodule(name).stack.last
-            if part.config.pool == "token" and has_one_query(last.attention):
-                last.one_query = OneQuery(last.attention, like.attention, next(last.parameters()).dtype)
+            _pack_last(part, model.get_submodule(name))
+
+
+def _pack_last(made: ViT, model: ViT) -> None:
+    """Of its last block a tower pooled by its class token wants that one alone."""
+    if made.config.pool == "token" and len(made.stack.blocks):
+        last, like = made.stack.last, model.stack.last
+        if has_one_query(last.attention):
+            last.one_query = OneQuery(last.attention, like.attention, next(last.parameters()).dtype)
 
 
 def _towers(model: nn.Module, device: torch.device) -> list[str]:
