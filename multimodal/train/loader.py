@@ -192,7 +192,7 @@ class Loader:
                 yield Step(group[0].epoch, batches, count, len(broken), _padding(batches), waited)
         finally:
             if self.workers:
-                micros._shutdown_workers()  # else they live until the last traceback that holds them is gone
+                _end(micros)  # else they live until the last traceback that holds them is gone
 
     def _next(self, micros: Iterator) -> _Micro:
         try:
@@ -217,6 +217,24 @@ class Loader:
                 f"{self.broken} of {self.read} items are broken, more than {self.most_broken:.1%}; the last: "
                 + ": ".join(broken[-1])
             )
+
+
+def _end(micros: Any) -> None:
+    """Ends the workers of a DataLoader's iterator. Its own way puts a last order into each queue, and waits for ever
+    where a signal has interrupted it in the middle of putting one, with the queue's lock held."""
+    micros._shutdown = True  # its own way then does nothing
+    if micros._pin_memory:
+        micros._pin_memory_thread_done_event.set()
+    for worker in micros._workers:
+        worker.kill()
+    for worker in micros._workers:
+        worker.join()
+    for orders in micros._index_queues:
+        orders.cancel_join_thread()
+        orders.close()
+    if micros._worker_pids_set:
+        torch._C._remove_worker_pids(id(micros))
+        micros._worker_pids_set = False
 
 
 def _spare(ahead: list[tuple[int, Sequence[Key]]], slot: int, parts: int) -> list[tuple[int, Key]]:
