@@ -55,7 +55,7 @@ def texts(name: str, options: Options) -> Case:
             Candidate("open_clip float32", f"{PEERS}.openclip:texts", settings, "open_clip_torch"),
         ),
         reference="open_clip float32", checks=CHECKS, prepare=f"{PEERS}.openclip:prepare_prompts", settings=settings,
-        rounds=3,
+        rounds=2,
     )  # fmt: skip
 
 
@@ -81,7 +81,8 @@ def reading(name: str, options: Options) -> Case:
         (
             Candidate("ours", f"{PEERS}.ours_vision:reading", kind="pixels"),
             Candidate("open_clip", f"{PEERS}.clip_jpegs:open_clip", library="open_clip_torch", kind="pixels"),
-            Candidate("Pillow's decoder alone", f"{PEERS}.clip_jpegs:decoder", library="pillow", kind="decoder"),
+            Candidate("Pillow's decoder alone", f"{PEERS}.clip_jpegs:decoder", library="pillow", kind="decoder",
+                      floor=True),
         ),
         reference="open_clip", checks={"pixels": ("near", 0.0)}, prepare=f"{PEERS}.clip_jpegs:prepare",
         settings={"count": count, "size": SIZES[name]} | _data(options), threads=(1,),
@@ -100,7 +101,7 @@ def zeroshot(name: str, options: Options) -> Case:
             Candidate("CLIP_benchmark float32", f"{load}:evaluate", settings, "clip-benchmark"),
         ),
         reference="CLIP_benchmark float32", checks={"float32": ("near", 1e-6), "bfloat16": ("near", 0.5)},
-        prepare=f"{load}:prepare_folder", settings=settings, rounds=2,
+        prepare=f"{load}:prepare_folder", settings=settings, rounds=1,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from benchmarks.suite import machine, process
 from benchmarks.suite.cases import Case, Options
 from benchmarks.suite.driver import Measurement, Plan
 
+GPU_THREADS = 16  # of every case on a GPU
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 JOBS = {
     "cpu": ("import", "transcribe", "vision", "text", "train", "growth"),
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     end, wrong = time.monotonic() + (args.seconds or float("inf")), []
     jobs = list(chosen(args))
     about = machine.describe(args.device)
-    about["ceilings"] = {str(n): machine.ceilings(args.device, n) for n in args.threads}
+    counts = [GPU_THREADS] if args.device == "cuda" else args.threads
+    about["ceilings"] = {str(n): machine.ceilings(args.device, n) for n in counts}
     for job, todo in jobs:
         rows = Rows(folder / f"{job}.json", about, bool(args.only))
         for case in todo:
