@@ -317,6 +317,19 @@ def test_own_checkpoints_need_no_heavy_package(models, pictures, tone, tmp_path)
         assert b"HEAVY []" in done.stdout
 
 
+def test_no_model_is_built_with_the_compilers_help():
+    """On the meta device torch imports it for some operations, which takes longer than all the rest of a start."""
+    script = (
+        "import sys, tiny; from multimodal.weights.folder import KINDS, build\n"
+        "for kind, config in tiny.ALL.values():\n"
+        "    build(KINDS[kind][0] if isinstance(kind, str) else kind, config)\n"
+        "    assert not {'torch._dynamo', 'sympy'} & sys.modules.keys(), config"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 @pytest.mark.parametrize("kind", [ViT, TextTransformer])
 def test_drawing_weights_on_the_meta_device_is_possible_for_every_model(kind):
     """`build` makes a model without memory; its state must have every name and shape."""

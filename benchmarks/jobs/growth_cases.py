@@ -35,7 +35,7 @@ def case(series: str, at: float, name: str, unit: str, units: float, cost: costs
          candidates: Sequence[Candidate], rounds: int = 3, **more: Any) -> Case:  # fmt: skip
     known = {} if options.tiny else {"operations": cost.operations, "bytes": cost.bytes}
     chosen = tuple(made for made in candidates if made.kind == "float32" or not options.tiny)
-    return Case("growth", f"{series}: {name}", unit, units, chosen, series=series, at=at, threads=(2,), rounds=rounds,
+    return Case("growth", f"{series}: {name}", unit, units, chosen, series=series, at=at, threads=(1,), rounds=rounds,
                 **known, **more)  # fmt: skip
 
 

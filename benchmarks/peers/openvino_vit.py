@@ -26,7 +26,7 @@ def encoder(
             loaded(folder, name, tiny), example_input=torch.zeros_like(images), input=list(images.shape)
         )
     settings = {"INFERENCE_PRECISION_HINT": HINTS[kind], "INFERENCE_NUM_THREADS": threads,
-                "PERFORMANCE_HINT": "LATENCY"}  # fmt: skip
+                "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}  # fmt: skip
     compiled = openvino.Core().compile_model(graph, "CPU", settings)
     if compiled.get_property("INFERENCE_NUM_THREADS") != threads:
         raise RuntimeError(f"OpenVINO does not keep to {threads} threads")

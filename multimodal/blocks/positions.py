@@ -9,6 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
+def computed(make: Callable[[], Tensor]) -> Tensor:
+    """A table of the device that modules are being made on, computed on the CPU. On the meta device torch would import
+    its whole compiler to compute none (seconds)."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):
+        return make().to(device)
+
+
 def sinusoids(
     positions: Float[Tensor, "T"] | Int[Tensor, "T"], width: int, base: float = 10000.0, offset: int = 1
 ) -> Float[Tensor, "T D"]:

@@ -13,7 +13,7 @@ from multimodal.blocks.conv import ConformerBlock, ConformerConfig, FrameStem, S
 from multimodal.blocks.kernels import fitting, same_again
 from multimodal.blocks.masks import blocks as chunk_mask
 from multimodal.blocks.masks import over_keys, padding
-from multimodal.blocks.positions import rotary, sinusoids
+from multimodal.blocks.positions import computed, rotary, sinusoids
 from multimodal.blocks.stack import Stack, StackConfig
 
 
@@ -38,7 +38,8 @@ class SpeechEncoder(nn.Module):
         self.config = config
         self.stem = FrameStem(config.bands, config.width)
         # a parameter, since the files have it and a fine-tuned one may differ
-        self.positions = nn.Parameter(sinusoids(torch.arange(config.context), config.width), requires_grad=False)
+        positions = computed(lambda: sinusoids(torch.arange(config.context), config.width))
+        self.positions = nn.Parameter(positions, requires_grad=False)
         self.stack = Stack(config.stack)
 
     def forward(self, mel: Float[Tensor, "B M F"], states: list[Tensor] | None = None) -> Float[Tensor, "B T D"]:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.positions import computed
 from multimodal.blocks.stack import BlockConfig, Stack, StackConfig
 
 
@@ -53,7 +54,9 @@ class FTTransformer(nn.Module):
         nn.init.uniform_(self.table.weight, -bound, bound)
         self.class_token = nn.Parameter(torch.empty(width).uniform_(-bound, bound))
         self.firsts = [sum(config.categories[:i]) for i in range(len(config.categories))]  # rows of the table
-        self.register_buffer("quantiles", torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
+        self.register_buffer(
+            "quantiles", computed(lambda: torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
+        )
         self.register_buffer("shift", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
         self.stack = Stack(config.stack)

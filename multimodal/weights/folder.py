@@ -168,6 +168,8 @@ class _Undrawn(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in (torch.Tensor.normal_, nn.init.normal_):
             return args[0] if args else kwargs["tensor"]
+        if function is torch.randn:
+            return torch.empty(*args, **kwargs)
         return function(*args, **kwargs)
 
 
