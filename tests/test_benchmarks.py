@@ -29,7 +29,7 @@ def sleeper(name, seconds, answer, library="peer", kind="float32"):
 def measure(tmp_path, *candidates, reference="ours", threads=1, **more):
     case = Case("fake", "work", "item", 4, candidates, reference, {"float32": ("near", 1e-3)},
                 "benchmark_fakes:prepare", **more)  # fmt: skip
-    rows = command.Rows(tmp_path / "fake.json", {"versions": {}, "ceilings": {}}, True)
+    rows = command.Rows(tmp_path / "fake.json", {"versions": {}, "ceilings": {}}, {"work", "more work"})
     wrong = command.measure(case, rows, PLAN, [threads])
     return json.loads((tmp_path / "fake.json").read_text())["rows"][-1], wrong
 
@@ -86,7 +86,7 @@ def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):
     own, peer = sleeper("ours", 0.01, [1.0], "multimodal"), sleeper("peer", 0.2, [1.0])
     measure(tmp_path, own, peer, series="length", at=1)
     case = Case("fake", "more work", "item", 4000, (own, peer), series="length", at=1000)
-    rows = command.Rows(tmp_path / "fake.json", {}, True)
+    rows = command.Rows(tmp_path / "fake.json", {"ceilings": {}}, {"work", "more work"})
     (why,) = rows.too_long(case, 1, longest=100).items()
     assert why[0] == "peer"
     assert 190 < float(why[1].removeprefix("would take about ").removesuffix(" s")) < 400

@@ -57,14 +57,17 @@ def cases(job: str, options: Options) -> list[Case]:
     return importlib.import_module(f"benchmarks.jobs.{job}_cases").cases(options)
 
 
+def options(args: argparse.Namespace) -> Options:
+    return Options(args.device, args.data, args.tiny, args.nanogpt)
+
+
 def chosen(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
     names = args.jobs.split(",") if args.jobs else JOBS[args.device]
-    options = Options(args.device, args.data, args.tiny, args.nanogpt)
     for job in names:
         # without a GPU the smallest sizes of its jobs run too, to see that they would
         if job not in JOBS[args.device] and not (args.tiny and job in JOBS["cuda"]):
             fail(f"--jobs {job}: not a job of {args.device}: {', '.join(JOBS[args.device])}")
-        yield job, [case for case in cases(job, options) if args.only in case.name]
+        yield job, [case for case in cases(job, options(args)) if args.only in case.name]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     counts = [GPU_THREADS] if args.device == "cuda" else args.threads
     about["ceilings"] = {str(n): machine.ceilings(args.device, n) for n in counts}
     for job, todo in jobs:
-        rows = Rows(folder / f"{job}.json", about, bool(args.only))
+        rows = Rows(folder / f"{job}.json", about, {case.name for case in cases(job, options(args))})
         for case in todo:
             if time.monotonic() > end:
                 print(f"{case.name}: not begun, --seconds {args.seconds:g} are over", flush=True)
@@ -114,13 +117,17 @@ def measure(case: Case, rows: "Rows", plan: Plan, threads: Sequence[int]) -> lis
 
 
 class Rows:
-    """The file of a job's figures, written after each row. A run of some of its cases keeps the others' rows."""
+    """The file of a job's figures, written after each row. Rows of other cases or threads stay, of those `names` that
+    there still are; each says its date and commit."""
 
-    def __init__(self, path: Path, about: dict[str, Any], some: bool):
+    def __init__(self, path: Path, about: dict[str, Any], names: set[str]):
         self.path, self.about = path, about
-        self.rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if some and path.exists() else []
+        held = json.loads(path.read_text()) if path.exists() else {"machine": about, "rows": []}
+        self.about["ceilings"] = held["machine"]["ceilings"] | about["ceilings"]
+        self.rows: list[dict[str, Any]] = [row for row in held["rows"] if row["case"] in names]
 
     def keep(self, row: dict[str, Any]) -> None:
+        row |= {name: self.about[name] for name in ("date", "commit") if name in self.about}
         same = lambda other: (other["case"], other["threads"]) == (row["case"], row["threads"])
         at = next((i for i, other in enumerate(self.rows) if same(other)), len(self.rows))
         self.rows[at : at + 1] = [row]

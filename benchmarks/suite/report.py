@@ -82,7 +82,7 @@ def behind(results: dict[str, dict[str, Any]]) -> str:
         for row in held["rows"]:
             for peer, same, _ in pairs(row):
                 if same and not same["floor"] and same["median"] < 1:
-                    found.append(f"{row['case']}, {row['threads']} threads: {same['median']:.2f} × {peer}")
+                    found.append(f"{row['case']}, threads {row['threads']}: {same['median']:.2f} × {peer}")
     count = sum(1 for held in results.values() for row in held["rows"] for _, same, _ in pairs(row)
                 if same and not same["floor"])  # fmt: skip
     if not found:
@@ -95,7 +95,8 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         for peer, same, best in pairs(row):
             own, other = row["candidates"][(same or best)["ours"]], row["candidates"][peer]
-            cells = [row["case"], str(row["threads"]), peer, seconds(other["wall"]["median"])]
+            name = f"{peer} (a part that both share)" if (same or best)["floor"] else peer
+            cells = [row["case"], str(row["threads"]), name, seconds(other["wall"]["median"])]
             if same:
                 cells += [seconds(own["wall"]["median"]), f"**{same['median']:.2f}**",
                           f"{min(same['rounds']):.2f} to {max(same['rounds']):.2f}", f"{same['cpu']:.2f}"]  # fmt: skip
