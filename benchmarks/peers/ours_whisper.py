@@ -71,7 +71,7 @@ def batched(
 def _transcribing(
     folder: Path, device: str, kind: str, tokens: int, count: int, **options: Any
 ) -> Callable[[], list[int]]:
-    made = load_folder(folder / "ours")
+    made, kind = load_folder(folder / "ours"), {"bfloat16": "auto"}.get(kind, kind)  # the encoder alone is in bfloat16
     for_inference(made, kind, torch.device(device))  # now, and `transcribe` gets it again
     options |= {"language": "en", "temperature": 0.0, "without_timestamps": True, "sample_len": tokens,
                 "compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None,
