@@ -167,7 +167,10 @@ class Measurement:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Of the same work in each round: median distance from the median, and the slowest, as parts of the median."""
+    """Of the same work in each round: median distance from the median, and the slowest, as parts of the median. One
+    round says nothing of it."""
+    if len(times) < 2:
+        return {}
     middle = statistics.median(times)
     return {"median deviation": round(statistics.median(abs(t - middle) for t in times) / middle, 4),
             "slowest": round(max(times) / middle, 3)}  # fmt: skip

@@ -60,7 +60,7 @@ def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
         if text not in seen:
             seen.append(text)
             yield f"**Machine:** {text}"
-        noise = [row["noise"]["median deviation"] for row in found["rows"] if "noise" in row]
+        noise = [row["noise"]["median deviation"] for row in found["rows"] if row.get("noise")]
         worst = f", noise of the machine at most {max(noise):.1%}" if noise else ""
         yield f"`{job}`: {machine['date']}, commit {machine['commit']}{worst}. Ceilings, {ceilings}."
 
