@@ -5,7 +5,22 @@ from typing import Any
 
 from benchmarks.suite.report import pairs
 
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999933", "#882255", "#555555", "#dd8452")
+COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#999933",
+    "#882255",
+    "#555555",
+    "#dd8452",
+    "#000000",
+    "#7fbf7f",
+    "#b07aa1",
+    "#9c755f",
+)
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
@@ -37,7 +52,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         axes.set_yticks(range(len(lines)), [name for name, _ in lines])
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_xlabel("times as fast as the peer, the same kind of arithmetic (right of 1: ours is faster)")
+        axes.set_xlabel("times as fast as the peer (right of 1: ours is faster)")
         figure.legend(loc="outside upper center", ncols=min(5, len(libraries)), frameon=False)
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)

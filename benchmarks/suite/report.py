@@ -66,13 +66,13 @@ def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def pairs(row: Row) -> Iterator[tuple[str, dict[str, Any] | None, dict[str, Any]]]:
-    """(peer, ratio of ours of its kind or None, ratio of ours at its fastest)."""
+    """(peer, ratio of ours of its kind, the first that the case names, or None, ratio of ours at its fastest)."""
     peers = list(dict.fromkeys(ratio["peer"] for ratio in row.get("ratios", [])))
     for peer in peers:
         found = [ratio for ratio in row["ratios"] if ratio["peer"] == peer]
         same = [ratio for ratio in found if ratio["kind"] == ratio["peer kind"]]
         best = max(found, key=lambda ratio: ratio["median"])
-        yield peer, max(same, key=lambda ratio: ratio["median"]) if same else None, best
+        yield peer, same[0] if same else None, best
 
 
 def behind(results: dict[str, dict[str, Any]]) -> str:
