@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -179,4 +180,5 @@ def main() -> None:
 
         report.write(args.out or RESULTS / args.device)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers, which may be stopped, are ended
     raise SystemExit(run(args))
