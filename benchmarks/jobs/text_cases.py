@@ -1,7 +1,7 @@
 """Models of text: writing greedily and by beam search, reading a prompt, states of sentences, and tokenizing.
 
 Random weights give logits that lie close together, so with other rounding another text comes soon: of bfloat16 and
-int8 the logits of the prompt are held against float32's, and of what they write the share of unlike tokens is kept."""
+int8 the logits of the prompt are held against float32's, and of what GPT-2 writes at least a twentieth of the tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,8 @@ PREPARE = "benchmarks.peers.text_random:prepare"
 PARAMETERS = {"gpt2": 124.4e6 - 1024 * 768, "blocks": 85.1e6}  # of products; those of BERT base are GPT-2's
 TOKENS, FEWER, PROMPT, LONG, SENTENCES = 64, 32, 16, 512, 64
 ROUNDS = 5
-FREE = {"float32": ("differing", 0.0), "bfloat16": ("differing", 1.0), "int8": ("differing", 1.0)}
+SAME = {"float32": ("differing", 0.0)}  # T5's random logits lie so close that no other kind writes one token of these
+NEARLY = SAME | {"bfloat16": ("differing", 0.95), "int8": ("differing", 0.95)}
 KINDS = ("float32", "bfloat16", "int8")
 VOCABULARIES = {
     "gpt2": ("GPT-2's vocabulary", ("tiktoken",)),
@@ -57,7 +58,7 @@ def decoding(batch: int, options: Options) -> Case:
         "text", f"GPT-2 small, {tokens} tokens, batch {batch}", "token", tokens * batch,
         (*ours("writer", settings, KINDS), *theirs("writer", settings | {"family": "gpt2"}),
          *ctranslate2("decoder", settings, ("float32", "int8"))),
-        reference="transformers float32", checks=FREE, prepare=PREPARE, settings=made,
+        reference="transformers float32", checks=SAME if options.tiny else NEARLY, prepare=PREPARE, settings=made,
         operations=None if options.tiny else 2 * PARAMETERS["gpt2"] * (tokens + PROMPT) * batch,
         bytes=None if options.tiny else reads, rounds=ROUNDS,
     )  # fmt: skip
@@ -85,7 +86,7 @@ def translating(options: Options, beams: int, tokens: int) -> Case:
         "text", f"T5 small, {tokens} tokens" + ("" if greedy else f", beam {beams}"), "token", tokens,
         (*ours("writer", settings, kinds), *theirs("writer", settings | {"family": "t5"}, kinds[:2]),
          *ctranslate2("translator", settings, ("float32", "int8") if greedy else ("float32",))),
-        reference="transformers float32", checks=FREE, prepare=PREPARE,
+        reference="transformers float32", checks=SAME, prepare=PREPARE,
         settings={"family": "t5", "lengths": [tokens], "tiny": options.tiny},
         rounds=ROUNDS,
     )  # fmt: skip
