@@ -1,7 +1,7 @@
 """Models of text: writing greedily and by beam search, reading a prompt, states of sentences, and tokenizing.
 
 Random weights give logits that lie close together, so with other rounding another text comes soon: of bfloat16 and
-int8 the logits of the prompt are held against float32's, and of what GPT-2 writes at least a twentieth of the tokens."""
+int8 the logits of the prompt are held against float32's, and of what GPT-2 writes a twentieth of the tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ PREPARE = "benchmarks.peers.text_random:prepare"
 PARAMETERS = {"gpt2": 124.4e6 - 1024 * 768, "blocks": 85.1e6}  # of products; those of BERT base are GPT-2's
 TOKENS, FEWER, PROMPT, LONG, SENTENCES = 64, 32, 16, 512, 64
 ROUNDS = 5
-SAME = {"float32": ("differing", 0.0)}  # T5's random logits lie so close that no other kind writes one token of these
+SAME = {"float32": ("differing", 0.0)}  # of T5's tokens other kinds share next to none, in any library
 NEARLY = SAME | {"bfloat16": ("differing", 0.95), "int8": ("differing", 0.95)}
 KINDS = ("float32", "bfloat16", "int8")
 VOCABULARIES = {
