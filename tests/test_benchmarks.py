@@ -102,7 +102,11 @@ def test_the_report_names_the_rows_that_are_behind(tmp_path):
     assert "| work | 1 | quick peer |" in report.table([row])
 
 
-@pytest.mark.parametrize("words", [["--jobs", "nonsense"], ["--python", "timm"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--jobs", "nonsense"], ["--python", "timm"], ["--python", "timm=/no/python"], ["--threads", "0"],
+     ["--only", "zzz", "--jobs", "import"]],
+)  # fmt: skip
 def test_bad_flags_are_one_line(words):
     done = subprocess.run([sys.executable, "-m", "benchmarks", "run", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0

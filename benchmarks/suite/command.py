@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -76,10 +77,17 @@ def run(args: argparse.Namespace) -> int:
         fail("--device cuda: no GPU is to be seen; nothing was measured")
     pythons = dict(pair.split("=", 1) if "=" in pair else fail(f"--python {pair}: not LIBRARY=PATH")
                    for pair in args.python)  # fmt: skip
+    for library, path in pythons.items():
+        if not shutil.which(path):
+            fail(f"--python {library}={path}: no such program")
+    if min(args.threads) < 1:
+        fail(f"--threads {min(args.threads)}: at least 1")
     plan = Plan(args.device, args.rounds, args.case_seconds, args.longest, pythons)
     folder = args.out or RESULTS / (f"{args.device}-tiny" if args.tiny else args.device)
     end, wrong = time.monotonic() + (args.seconds or float("inf")), []
     jobs = list(chosen(args))
+    if not any(todo for _, todo in jobs):
+        fail(f"--only {args.only}: in no case's name; `list` tells them")
     about = machine.describe(args.device)
     counts = [GPU_THREADS] if args.device == "cuda" else args.threads
     about["ceilings"] = {str(n): machine.ceilings(args.device, n) for n in counts}
