@@ -28,6 +28,7 @@ from multimodal.weights.compute import for_inference
 from multimodal.weights.folder import Checkpoint
 
 SIZES = [(384, 384), (1000, 64), (3, 5), (1, 7), (33, 257)]
+INT8_SIZES = [*SIZES, (500, 1500), (2500, 500)]  # those that lie in both ways, and packed alone, too
 
 
 def linear(out: int, wide: int, bias: bool = True) -> nn.Linear:
@@ -39,7 +40,7 @@ def speech(model_class: type[nn.Module] = SpeechToText, config: object = tiny.SP
     return Checkpoint(tiny.randomized(model_class(config)).eval(), source="tiny")
 
 
-@pytest.mark.parametrize(("out", "wide"), SIZES)
+@pytest.mark.parametrize(("out", "wide"), INT8_SIZES)
 def test_int8_is_the_float_map_within_the_steps(out: int, wide: int):
     plain, x = linear(out, wide), torch.randn(2, 9, wide) * torch.logspace(-3, 3, 9)[:, None]
     with torch.inference_mode():
@@ -54,7 +55,7 @@ def test_int8_is_the_float_map_within_the_steps(out: int, wide: int):
     assert (made - right).norm() <= 0.02 * right.norm()
 
 
-@pytest.mark.parametrize(("out", "wide"), SIZES)
+@pytest.mark.parametrize(("out", "wide"), INT8_SIZES)
 def test_int8_row_alone_is_the_row_in_a_batch(out: int, wide: int):
     plain, x = linear(out, wide), torch.randn(37, wide)
     x[3], x[5] = 1e4, torch.nan  # a neighbour that is loud, one that is broken
@@ -77,7 +78,7 @@ def test_int8_keeps_zeros_and_does_not_hide_what_is_not_finite():
 @pytest.mark.parametrize("rows", [1, 8, 40])
 def test_int8_sums_are_exact_at_the_largest_values(rows: int):
     signs = torch.where(torch.arange(1536) % 3 == 0, -1.0, 1.0)
-    for copies in (1, 800):  # more channels out than in lie packed
+    for copies in (1, 800):  # small, and packed
         exact = Int8Linear(torch.stack([signs, -signs] * copies))(signs.repeat(rows, 1))
         assert torch.allclose(exact, torch.tensor([1536.0, -1536.0] * copies).expand(rows, -1), rtol=1e-6)
 

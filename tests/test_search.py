@@ -9,7 +9,7 @@ import torch
 from tiny_whisper import whispers
 
 from multimodal import rules, search
-from multimodal.beams import beam, best, per_token
+from multimodal.beams import _top, beam, best, per_token
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.models.text import TextTransformer
@@ -231,6 +231,18 @@ def test_drawn_tokens_equal_openai_whispers():
             tokens, logprob = best(search.Decoded(found.ids[own], found.logprobs[own]))
             assert tokens == expected.tokens
             assert logprob / (len(tokens) + 1) == pytest.approx(expected.avg_logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 128 * 12, 5000])
+def test_the_greatest_of_a_long_row_are_found(vocabulary):
+    torch.manual_seed(0)
+    scores = torch.randn(40, vocabulary)
+    scores[:10, torch.randperm(vocabulary)[5:]] = -torch.inf  # rules leave five
+    scores[20:30, 17] = torch.nan
+    values, indices = _top(scores, 6)
+    torch.testing.assert_close(values, scores.topk(6).values, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(scores.gather(1, indices).nan_to_num(9), values.nan_to_num(9))
+    assert all(len(set(row)) == 6 for row in indices.tolist())
 
 
 def test_one_beam_is_greedy():
