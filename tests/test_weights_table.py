@@ -13,6 +13,7 @@ from multimodal.weights.table import (
     THIRDS,
     TRANSPOSE,
     Row,
+    all_finite,
     check,
     export_tensors,
     load_tensors,
@@ -119,3 +120,11 @@ def test_rows_of_a_part_get_both_prefixes():
     assert [(row.foreign, row.targets) for row in made] == [
         ("theirs.norm.weight", ("ours.n.weight",)), ("theirs.norm.bias", ("ours.n.bias",)),
     ]  # fmt: skip
+
+
+def test_what_is_not_finite_is_found_though_it_cancels_and_large_sums_are_finite():
+    large = torch.full((5000,), 3e38)
+    fine = [large, large.to(torch.bfloat16), torch.full((99,), 6e4).half(), torch.arange(3), torch.zeros(0)]
+    assert all(map(all_finite, fine))
+    broken = [large.index_fill(0, torch.tensor(4321), worst) for worst in (torch.nan, torch.inf, -torch.inf)]
+    assert not any(map(all_finite, [*broken, torch.tensor([torch.inf, -torch.inf])]))

@@ -14,7 +14,7 @@ from benchmarks.suite.cases import Candidate, Case
 
 YARDSTICK = Candidate("yardstick", "benchmarks.suite.machine:yardstick", library="numpy")
 LEAST = 0.1  # seconds that one turn takes at least: shorter work is repeated
-LONG = 5.0  # seconds after which the first run is the only one, where a case asks for one round
+LONG = 5.0  # seconds of a first run that tells enough: no other one warms up, and where a case asks for one round none
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Measurement:
         """`first`: what its first run took."""
         if self.case.rounds == 1 and first["wall"] > LONG:
             return lambda: first
-        once = worker.ask({"do": "run", "repeats": 1})["wall"]  # warm by now
+        once = first["wall"] if first["wall"] > LONG else worker.ask({"do": "run", "repeats": 1})["wall"]  # warm by now
         repeats = max(1, min(1000, round(LEAST / max(once, 1e-6))))
         return lambda: worker.ask({"do": "run", "repeats": repeats})
 

@@ -23,10 +23,12 @@ class LostError(Exception):
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of every process: so many threads, no model hub, no warnings of tokenizers about forks."""
+    """Of every process: so many threads, no model hub, no warnings of tokenizers about forks, and compiled modules are
+    kept, as they are for a user: without that a cold start compiles ours, and no installed peer, each time."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     fixed = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return os.environ | {name: str(threads) for name in LIMITS} | fixed
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return own | {name: str(threads) for name in LIMITS} | fixed
 
 
 def processors(threads: int) -> set[int]:

@@ -1,6 +1,5 @@
 """GPT-2's and Whisper's vocabularies, through tiktoken, from the rank files in assets/vocabularies."""
 
-import base64
 import binascii
 import gzip
 import re
@@ -38,7 +37,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         pairs = (line.split() for line in data.splitlines() if line)
-        return {base64.b64decode(token): int(rank) for token, rank in pairs}
+        return {binascii.a2b_base64(token): int(rank) for token, rank in pairs}
     except (OSError, EOFError, zlib.error, ValueError, binascii.Error) as error:
         raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
 

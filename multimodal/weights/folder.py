@@ -32,6 +32,7 @@ from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import Tokenizer, tokenizer_from
 from multimodal.weights.records import from_record, to_record
+from multimodal.weights.table import all_finite
 
 FORMAT = 1
 MOST_LAYERS = 1000
@@ -196,7 +197,7 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None
             )
         if tensor.is_floating_point() != own[name].is_floating_point():
             raise CheckpointError(f"{where}: tensor {name!r} holds {tensor.dtype}, not {own[name].dtype}")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if not all_finite(tensor):
             raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
     ready = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
     model.load_state_dict(ready, strict=True, assign=True)

@@ -107,8 +107,14 @@ def check(rows: list[Row], model: Tensors, foreign: Tensors, where: str) -> None
             raise CheckpointError(f"{where}: tensor {name!r} has shape {has}, not {wants}")
         if foreign[name].is_floating_point() != expected[name].is_floating_point():
             raise CheckpointError(f"{where}: tensor {name!r} holds {foreign[name].dtype}, not {expected[name].dtype}")
-        if foreign[name].is_floating_point() and not foreign[name].isfinite().all():
+        if not all_finite(foreign[name]):
             raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Of floats; of other numbers True. What is not finite stays so in a sum, which takes a thirtieth of the time that
+    looking at each takes; a sum that overflows says nothing."""
+    return not tensor.is_floating_point() or bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
 def _pattern(row: Row) -> re.Pattern[str]:
