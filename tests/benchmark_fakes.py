@@ -33,3 +33,7 @@ def dies(folder: Path, device: str):
 
 def threads(folder: Path, device: str):
     return lambda: [int(os.environ["OMP_NUM_THREADS"]), len(os.sched_getaffinity(0))]
+
+
+def interpreter(folder: Path, device: str):
+    return lambda: [float(os.environ.get("WHICH", 1))]

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,11 @@ def sleeper(name, seconds, answer, library="peer", kind="float32"):
     return Candidate(name, "benchmark_fakes:sleeper", {"seconds": seconds, "answer": answer}, library, kind)
 
 
-def measure(tmp_path, *candidates, reference="ours", threads=1, **more):
+def measure(tmp_path, *candidates, reference="ours", threads=1, plan=PLAN, **more):
     case = Case("fake", "work", "item", 4, candidates, reference, {"float32": ("near", 1e-3)},
                 "benchmark_fakes:prepare", **more)  # fmt: skip
     rows = command.Rows(tmp_path / "fake.json", {"versions": {}, "ceilings": {}}, {"work", "more work"})
-    wrong = command.measure(case, rows, PLAN, [threads])
+    wrong = command.measure(case, rows, plan, [threads])
     return json.loads((tmp_path / "fake.json").read_text())["rows"][-1], wrong
 
 
@@ -82,6 +83,16 @@ def test_workers_have_as_many_processors_as_threads(tmp_path):
     assert row["candidates"]["peer"]["distance"] == {"near": 0.0}
 
 
+def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nWHICH=7 exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    plan = replace(PLAN, pythons={"peer": str(other)})
+    told = [Candidate(name, "benchmark_fakes:interpreter", library=name) for name in ("multimodal", "peer")]
+    _, wrong = measure(tmp_path, *told, reference="multimodal", plan=plan)
+    assert wrong == ["peer: near: 6.00e+00 from the reference, at most 0.001 allowed"]  # 7 beside 1
+
+
 def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):
     own, peer = sleeper("ours", 0.01, [1.0], "multimodal"), sleeper("peer", 0.2, [1.0])
     measure(tmp_path, own, peer, series="length", at=1)
@@ -100,6 +111,16 @@ def test_the_report_names_the_rows_that_are_behind(tmp_path):
     assert text.startswith("**Behind** in 1 of 1 comparisons")
     assert "quick peer" in text
     assert "| work | 1 | quick peer |" in report.table([row])
+
+
+def test_a_report_of_rows_without_any_comparison_has_no_figure(tmp_path):
+    machine = {"date": "", "commit": "", "processor": "", "processors": 2, "memory GB": 1, "system": "", "Python": "",
+               "versions": {}, "ceilings": {}}  # fmt: skip
+    row = {"case": "work", "threads": 1, "candidates": {"ours": {"kind": "float32", "left out": "missing"}}}
+    (tmp_path / "text.json").write_text(json.dumps({"machine": machine, "rows": [row]}))
+    report.write(tmp_path)
+    assert "missing" in (tmp_path / "README.md").read_text()
+    assert not (tmp_path / "ahead.svg").exists()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +159,14 @@ def test_peers_need_none_of_ours():
         }
         ours = {name for name in named if name.split(".")[0] == "multimodal"}
         assert not ours or "ours" in path.stem or "random" in path.stem, f"{path.name} imports {ours}"
+
+
+def test_peers_that_need_no_torch_hold_none():
+    """It would count in their memory, and they could not live in an environment without it."""
+    peers = ("ctranslate2_whisper", "text_ctranslate2", "faster_whisper_runs", "growth_sound", "text_tokenizers",
+             "clip_captions", "openvino_vit", "onnx_vit")  # fmt: skip
+    program = f"import sys; from benchmarks.peers import {', '.join(peers)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.slow

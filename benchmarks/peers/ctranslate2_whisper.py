@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.whisper_files import about, expect, inputs, threads
+from benchmarks.peers.plain_files import array
+from benchmarks.peers.whisper_files import about, expect, threads
 
 
 def loaded(folder: Path, device: str, kind: str) -> Any:
@@ -20,7 +21,7 @@ def loaded(folder: Path, device: str, kind: str) -> Any:
 def view(folder: Path, name: str) -> Any:
     import ctranslate2
 
-    return ctranslate2.StorageView.from_array(inputs(folder)[name].numpy())
+    return ctranslate2.StorageView.from_array(array(folder, "inputs", name))
 
 
 def encoder(folder: Path, device: str, kind: str = "float32", **other: Any) -> Callable[[], np.ndarray]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.text_random import ids, rows
+from benchmarks.peers.plain_files import rows
+from benchmarks.peers.text_random import ids
 from multimodal import search
 from multimodal.beams import beam, per_token
 from multimodal.models.text_to_text import TextToText

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.text_random import rows
+from benchmarks.peers.plain_files import rows
+from benchmarks.suite.process import prepare
 
 
-def converted(folder: Path, to: str) -> None:
+def convert(folder: Path, device: str, to: str) -> None:
     """The converter asks transformers for a tokenizer, which a random model has none of: this stands in for it."""
     from ctranslate2.converters import TransformersConverter
 
@@ -39,7 +40,8 @@ def loaded(folder: Path, kind: str, library: str) -> Any:
 
     threads = int(os.environ["OMP_NUM_THREADS"])
     with tempfile.TemporaryDirectory() as place:
-        converted(folder, place)
+        # in a process of its own, as the converter holds torch and the model
+        prepare("benchmarks.peers.text_ctranslate2:convert", {"to": place}, folder, "cpu")
         return getattr(ctranslate2, library)(place, compute_type=kind, intra_threads=threads, inter_threads=1)
 
 

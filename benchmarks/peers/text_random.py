@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.suite.process import ROOT
+from benchmarks.peers.plain_files import TEXTS, rows
 
-DATA = ROOT.parent / "shared" / "data" / "text"
 SPREAD = 4.0  # of the blocks' weights: with those of a new model greedy decoding repeats one token
 FAMILIES = {  # transformers' class, and the blocks whose weights are spread
     "gpt2": ("GPT2", "LMHeadModel", ".h."),
@@ -63,11 +62,6 @@ def prepare(
         save_file({f"{number:03}": row for number, row in enumerate(rows)}, folder / "ids.safetensors")
 
 
-def rows(folder: Path) -> list[list[int]]:
-    found = load_file(folder / "ids.safetensors")
-    return [found[name].tolist() for name in sorted(found)]
-
-
 def ids(folder: Path, device: str = "cpu") -> Tensor:
     """Rows of one length as [B T]."""
     return torch.tensor(rows(folder), device=device)
@@ -76,7 +70,7 @@ def ids(folder: Path, device: str = "cpu") -> Tensor:
 def sentence_lengths(count: int) -> list[int]:
     """Tokens of sentences, drawn with a seed: words and marks of SST-2's dev sentences and the two that BERT puts
     around them, where that file is; else numbers of the like."""
-    draw, path = random.Random(0), DATA / "sst2" / "dev.tsv.gz"
+    draw, path = random.Random(0), TEXTS / "sst2" / "dev.tsv.gz"
     if not path.is_file():
         return [max(4, round(draw.gauss(21, 9))) for _ in range(count)]
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()

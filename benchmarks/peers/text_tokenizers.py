@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.peers.text_random import DATA
+from benchmarks.peers.plain_files import TEXTS
 from benchmarks.suite.process import ROOT
 
 SIZE = 8000
@@ -15,7 +15,7 @@ SIZE = 8000
 
 def english(length: int) -> str:
     """Shakespeare's, where that file is, else drawn words."""
-    path = DATA / "tinyshakespeare" / "input.txt"
+    path = TEXTS / "tinyshakespeare" / "input.txt"
     if path.is_file():
         return path.read_text()[:length]
     draw = random.Random(0)

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.text_random import FAMILIES, ids, rows
+from benchmarks.peers.plain_files import rows
+from benchmarks.peers.text_random import FAMILIES, ids
 
 
 def loaded(folder: Path, device: str, family: str, kind: str) -> nn.Module:

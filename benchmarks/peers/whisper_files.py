@@ -1,14 +1,15 @@
-"""What `whisper_random` wrote, for all libraries, and the sound of the log-mel case."""
+"""What `whisper_random` wrote, for all libraries, and the sound of the log-mel case. Peers without torch read it too,
+so that their processes hold none: it is imported where a tensor is asked for."""
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -16,13 +17,17 @@ def about(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "about.json").read_text())
 
 
-def inputs(folder: Path, device: str = "cpu") -> dict[str, Tensor]:
+def inputs(folder: Path, device: str = "cpu") -> dict[str, "Tensor"]:
     """`mel` [B M 3000], `frames` [B 1500 D]."""
+    from safetensors.torch import load_file
+
     return load_file(folder / "inputs.safetensors", device=device)
 
 
 def noise(folder: Path, device: str, seconds: float, **other: Any) -> None:
     """wave.npy: `seconds` of noise at 16 kHz."""
+    import torch
+
     wave = 0.1 * torch.randn(round(seconds * 16000), generator=torch.Generator().manual_seed(0))
     np.save(folder / "wave.npy", wave.numpy())
 

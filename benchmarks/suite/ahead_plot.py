@@ -23,8 +23,9 @@ COLOURS = (
 )
 
 
-def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """A line a case at the most threads it was measured with, a dot a peer of the same kind of arithmetic."""
+def draw(results: dict[str, dict[str, Any]], path: Path) -> bool:
+    """A line a case at the most threads it was measured with, a dot a peer of the same kind of arithmetic. Returns
+    whether there is any."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,6 +39,9 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
                     if same and not same["floor"]]  # fmt: skip
             if row["threads"] == most[row["case"]] and dots:
                 lines.append((row["case"], dots))
+    if not lines:
+        path.unlink(missing_ok=True)
+        return False
     libraries = list(dict.fromkeys(name for _, dots in lines for name, _ in dots))
     with plt.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "ahead"}):
         figure, axes = plt.subplots(figsize=(9, 0.26 * len(lines) + 1.3), layout="constrained")
@@ -56,6 +60,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
         figure.legend(loc="outside upper center", ncols=min(5, len(libraries)), frameon=False)
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
+    return True
 
 
 def library(row: dict[str, Any], peer: str) -> str:

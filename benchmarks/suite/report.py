@@ -25,8 +25,8 @@ def write(folder: Path) -> None:
     parts = [f"# Ours beside its peers, {folder.name}", *about(results)]
     tables = {job: table(found["rows"]) for job, found in results.items() if job != "growth"}
     parts += [behind(results)]
-    if tables:
-        ahead_plot.draw({job: found for job, found in results.items() if job != "growth"}, folder / "ahead.svg")
+    compared = {job: results[job] for job in tables}
+    if ahead_plot.draw(compared, folder / "ahead.svg"):
         parts.append("![times as fast as each peer](ahead.svg)")
     if "growth" in results:
         growth_plot.draw(results["growth"], folder / "growth.svg")
