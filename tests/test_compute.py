@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from multimodal import search
+from multimodal.blocks import packed
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.blocked import QUERIES, BlockedAttention
 from multimodal.blocks.capture import capture_attention
@@ -272,3 +273,19 @@ def test_a_packed_row_has_the_same_bits_alone_and_in_a_batch(width):
     assert torch.equal(together, torch.stack(later))
     tabled = linear.alone is not None and linear.alone.table is not None
     assert tabled == (width <= SHORT and fast_tables())
+
+
+@pytest.mark.parametrize("quicker", [True, False])
+def test_a_large_map_keeps_its_table_where_that_is_quicker(quicker: bool, monkeypatch: pytest.MonkeyPatch):
+    """Its making takes as long as some windows of speech save."""
+    monkeypatch.setattr(packed, "LARGE", 1000)
+    times = iter([1.0, 2.0] if quicker else [2.0, 1.0])
+    monkeypatch.setattr(packed, "_seconds", lambda call: next(times))
+    plain, x = linear(300, 64), torch.randn(1, 64)
+    made = PackedLinear(plain.weight, plain.bias)
+    with torch.inference_mode():
+        right = made(x)
+        for call in range(2, packed.PATIENT + 3):
+            assert torch.equal(made(x), right)
+            assert made.alone is None or (made.alone.table is not None) == (quicker and call >= packed.PATIENT)
+    assert made.alone is None or made.alone.weight is None  # not asked again

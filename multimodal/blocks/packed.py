@@ -1,8 +1,10 @@
 """Linear maps whose weights are laid out for the CPU: one token's read them at the memory's speed, and many rows' take
 half the time of PyTorch's own where that is MKL on a processor that it was not made for."""
 
+import time
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,8 @@ WIDE = 1024  # inputs above which oneDNN adds up one row in another order than r
 ROWS = 512  # that oneDNN lays the weights out for: the layout that one row, and few rows, read the fastest
 SHORT = 512  # inputs up to which oneDNN adds them up one after the other, as a `_RowTable` does
 ALONE = 4  # calls in a row with one row each: decoding has begun
+LARGE = 4_000_000  # weights of a map whose table takes a third of a second, as long as it saves in
+PATIENT = 256  # such calls
 BESIDE = 384  # outputs whose sums of a `_RowTable` stay in the processor's registers
 QUICK = 1.702  # quick-GELU is x·σ(QUICK·x) = swish(QUICK·x) / QUICK
 _AFTER: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {  # activations that oneDNN has, and their forms
@@ -46,20 +50,35 @@ class _RowTable:
 
 
 class _Alone:
-    """Waits for the `ALONE`th call with one row, and then makes the table, where it has oneDNN's bits."""
+    """Waits for the `ALONE`th call with one row, of a large map for the `PATIENT`th, and then makes the table, where it
+    has oneDNN's bits; a large one is kept where it is the quicker, as not on all machines."""
 
-    __slots__ = ("calls", "table", "weight")
+    __slots__ = ("calls", "large", "table", "wait", "weight")
 
     def __init__(self, weight: Float[Tensor, "N K"]):
         self.weight, self.calls, self.table = weight.detach(), 0, None
+        self.large = weight.numel() > LARGE
+        self.wait = PATIENT if self.large else ALONE
 
     def called(self, product: Callable[[Tensor], Tensor]) -> None:
         self.calls += 1
-        if self.calls < ALONE or self.weight is None:
+        if self.calls < self.wait or self.weight is None:
             return
         with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode has no use outside of it
             table, row = _RowTable(self.weight), torch.rand(1, self.weight.shape[1])
-            self.table, self.weight = table if torch.equal(table(row[0]), product(row)[0]) else None, None
+            fits = torch.equal(table(row[0]), product(row)[0])
+            if fits and self.large:
+                fits = _seconds(lambda: table(row[0])) < 0.9 * _seconds(lambda: product(row))
+            self.table, self.weight = table if fits else None, None
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Of the quickest of three calls."""
+    times = [time.perf_counter()]
+    for _ in range(3):
+        call()
+        times.append(time.perf_counter())
+    return min(after - before for before, after in pairwise(times))
 
 
 class PackedLinear(nn.Module):
