@@ -356,3 +356,21 @@ def test_causal_attention_without_a_mask_is_the_same(name, monkeypatch):
     with capture_attention() as weights:
         model(ids)
     assert len(weights) == 2
+
+
+@pytest.mark.parametrize("name", ["learned", "rotary", "llama", "window"])
+def test_long_prompts_are_read_in_causal_order_without_a_mask(name, monkeypatch):
+    model, ids = made(f"text-{name}"), tokens(2, 9)
+    expected, shifted = model(ids), torch.tensor([0, 2])
+    padded = model(ids, cache=model.new_cache(shifted))
+    seen, attend = [], masks.Causal.attend
+    monkeypatch.setattr(masks.Causal, "attend", lambda self, *parts: seen.append(1) or attend(self, *parts))
+    monkeypatch.setattr("multimodal.models.text.FEW", 5)
+    cache = model.new_cache(room=12)
+    parts = [model(ids[:, :6], cache=cache), model(ids[:, 6:], cache=cache)]
+    assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=0)
+    assert len(seen) == (0 if name == "window" else model.config.stack.layers)  # the second part has a mask
+    seen.clear()
+    assert_close(model(ids, cache=model.new_cache(shifted)), padded, atol=0, rtol=0)
+    assert_close(model(ids[:, :5], cache=model.new_cache()), expected[:, :5], atol=1e-5, rtol=0)
+    assert not seen

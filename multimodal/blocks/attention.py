@@ -39,8 +39,8 @@ QKV = tuple[Tensor, Tensor, Tensor]
 class Attention(nn.Module):
     """Multi-head, grouped-query or multi-query attention, to itself or to a source (Vaswani et al. 2017).
 
-    The computation is PyTorch's scaled_dot_product_attention. `is_causal` is never used, as it is aligned
-    top-left and therefore wrong for a cached chunk: a causal mask is an explicit mask here."""
+    The computation is PyTorch's scaled_dot_product_attention. Its `is_causal` is aligned top-left and therefore wrong
+    for a cached chunk: a causal mask is an explicit mask here, or for whole texts `masks.Causal`."""
 
     def __init__(self, config: AttentionConfig):
         super().__init__()

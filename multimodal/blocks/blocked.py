@@ -21,7 +21,7 @@ class BlockedAttention(Attention):
 
     def forward(self, x: Float[Tensor, "B T D"], *source: Any, mask: Tensor | None = None, **other: Any) -> Tensor:
         """[B T D]"""
-        plain = mask is None or (mask.ndim == 2 and mask.dtype == torch.bool)
+        plain = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2 and mask.dtype == torch.bool)
         if capturing() or not plain or any(value is not None for value in (*source, *other.values())):
             return super().forward(x, *source, mask=mask, **other)
         # together in memory: of a single picture the products would copy them again, more slowly

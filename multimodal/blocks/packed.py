@@ -44,7 +44,7 @@ class _RowTable:
         self.firsts = torch.arange(0, self.parts * inputs, inputs, dtype=torch.int32)
 
     def __call__(self, x: Float[Tensor, "K"]) -> Float[Tensor, "N"]:
-        weights = x if self.parts == 1 else x.repeat(self.parts)
+        weights = x if self.parts == 1 else torch.cat([x] * self.parts)  # `repeat` takes five times as long
         sums = torch.embedding_bag(self.table, self.rows, self.firsts, False, 0, False, weights)[0]
         return sums.view(-1)[: self.outputs]
 

@@ -13,7 +13,8 @@ from multimodal.blocks.positions import BucketBias, alibi, relative_distances
 from multimodal.blocks.stack import Stack, picked
 from multimodal.models.text_config import TextConfig, rotation, waves
 
-UNMASKED = ("cuda",)  # kinds of device on which causal attention is faster without a written mask
+UNMASKED = ("cuda",)  # kinds of device on which causal attention is faster without a written mask; elsewhere
+FEW = 256  # positions take as long with one
 
 
 class Transform(nn.Module):
@@ -130,7 +131,8 @@ class TextTransformer(nn.Module):
         past, count = cache.length if cache else 0, ids.shape[1]
         x = self.stem(ids, past, cache, places, segments, table)
         # with gradients the stack attends from all positions, also where one of them is wanted
-        whole = cache is None and valid is None and (only is None or torch.is_grad_enabled())
+        fresh = cache is None or (cache.length == 0 and cache.start is None)
+        whole = fresh and valid is None and (only is None or torch.is_grad_enabled())
         mask = self._mask(past, count, cache, mask, whole)
         if valid is not None:
             mask = over_keys(valid) if mask is None else mask & over_keys(valid)
@@ -198,18 +200,18 @@ class TextTransformer(nn.Module):
                 distance = self._distances(past, count, cache)
                 mask = (distance <= 0) & (distance > -width)
             elif count > 1:
-                mask = Causal() if whole and self._unmasked() else causal(count, keys, self.device)
+                mask = Causal() if whole and self._unmasked(count) else causal(count, keys, self.device)
         real = cache.real(count) if cache else None
         if real is None:
             return mask
         return over_keys(real) if mask is None else mask & over_keys(real)
 
-    def _unmasked(self) -> bool:
+    def _unmasked(self, count: int) -> bool:
         """Whether whole texts have nothing but the causal order to be masked, and nobody looks at the weights."""
         own, kind = self.config.stack.block.attention, self.config.positions.kind
         biased = kind in ("bucket", "alibi") or own.relative or own.shaw
         dropping = self.training and own.dropout
-        return not (biased or dropping or capturing()) and self.device.type in UNMASKED
+        return not (biased or dropping or capturing()) and (self.device.type in UNMASKED or count > FEW)
 
     @property
     def device(self) -> torch.device:
