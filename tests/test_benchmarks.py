@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suite import command, report
+from benchmarks.suite import command, process, report
 from benchmarks.suite.cases import Candidate, Case, Options
 from benchmarks.suite.driver import Plan
 
@@ -91,6 +91,19 @@ def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
     told = [Candidate(name, "benchmark_fakes:interpreter", library=name) for name in ("multimodal", "peer")]
     _, wrong = measure(tmp_path, *told, reference="multimodal", plan=plan)
     assert wrong == ["peer: near: 6.00e+00 from the reference, at most 0.001 allowed"]  # 7 beside 1
+
+
+def test_the_memory_of_a_cold_start_is_its_own(tmp_path):
+    held = bytearray(b"x" * 300_000_000)
+    command = ("{python}", "-c", "import sys; print('here', sys.flags.no_site)")
+    figures, printed = process.cold(Candidate("ours", command=command), tmp_path, 1)
+    assert len(held) > 1e6 * figures["peak MB"] > 5e6
+    assert printed == "here 0\n"
+    assert 0 < figures["cpu"] < 2 * figures["wall"]
+    with pytest.raises(process.LostError, match="ended with exit code 1: ZeroDivisionError"):
+        process.cold(Candidate("ours", command=("{python}", "-c", "1 / 0")), tmp_path, 1)
+    with pytest.raises(process.LostError, match="No such file"):
+        process.cold(Candidate("ours", command=("/no/program",)), tmp_path, 1)
 
 
 def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,27 +94,42 @@ class Worker:
         self.log.close()
 
 
+# a child's highest resident size begins with that of the process that starts it: here a small one, which holds no
+# outputs of other cases
+LAUNCH = """import json, os, subprocess, sys, time
+start = time.perf_counter()
+child = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(child.pid, 0)
+wall = time.perf_counter() - start
+found = {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss}
+with open(sys.argv[1], "w") as file:
+    json.dump(found | {"code": os.waitstatus_to_exitcode(status)}, file)
+"""
+
+
 def cold(made: Candidate, folder: Path, threads: int, python: str = sys.executable) -> tuple[dict[str, float], str]:
     """One whole process from its start to its end, and what it printed."""
     command = [part.format(python=python, folder=folder) for part in made.command]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment(threads), cwd=folder
-        )
-        pin(process.pid, threads)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as log,
+    ):
+        figures = Path(place) / "figures.json"
+        launcher = subprocess.Popen(
+            [sys.executable, "-S", "-c", LAUNCH, str(figures), *command], stdin=subprocess.DEVNULL, stdout=out,
+            stderr=log, env=environment(threads), cwd=folder,
+        )  # fmt: skip
+        pin(launcher.pid, threads)
+        launcher.wait()
         out.seek(0)
         log.seek(0)
-        if process.returncode:
+        found = json.loads(figures.read_text()) if figures.exists() else {"code": launcher.returncode}
+        if found["code"]:
             said = log.read().strip().splitlines()
-            raise LostError(
-                f"ended with exit code {process.returncode}: {said[-1] if said else 'without a word'}"[:300]
-            )
-        peak = usage.ru_maxrss / (1024 * 1024 if sys.platform == "darwin" else 1024)
-        return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak MB": peak}, out.read()
+            raise LostError(f"ended with exit code {found['code']}: {said[-1] if said else 'without a word'}"[:300])
+        peak = found["peak"] / (1024 * 1024 if sys.platform == "darwin" else 1024)
+        return {"wall": found["wall"], "cpu": found["cpu"], "peak MB": peak}, out.read()
 
 
 def prepare(load: str, settings: Mapping[str, Any], folder: Path, device: str) -> None:
