@@ -13,8 +13,8 @@ from multimodal.blocks.positions import BucketBias, alibi, relative_distances
 from multimodal.blocks.stack import Stack, picked
 from multimodal.models.text_config import TextConfig, rotation, waves
 
-UNMASKED = ("cuda",)  # kinds of device on which causal attention is faster without a written mask; elsewhere
-FEW = 256  # positions take as long with one
+UNMASKED = ("cuda",)  # kinds of device on which causal attention is faster without a written mask
+FEW = 256  # positions up to which it is no faster so elsewhere
 
 
 class Transform(nn.Module):
