@@ -72,7 +72,7 @@ def _of_preset(name: str) -> Checkpoint | None:
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint as facts for people."""
-    from multimodal.weights.records import to_record
+    from multimodal.tokens.records import to_record
 
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}

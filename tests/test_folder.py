@@ -135,11 +135,11 @@ def test_a_wrong_tensor_is_named(saved, change, says):
     (lambda c: c["config"]["encoder"]["block"].update(size=1), "encoder: block: unknown key 'size'"),
     (lambda c: c["config"].pop("vocabulary"), "missing key 'vocabulary' for JointConformerConfig"),
     (lambda c: c["config"]["encoder"]["block"]["attention"].pop("heads"), "attention: missing key 'heads'"),
-    (lambda c: c["config"].update(vocabulary="23"), "vocabulary: expected int .'23'."),
-    (lambda c: c["config"].update(vocabulary=23.5), "vocabulary: expected int"),
-    (lambda c: c["config"].update(vocabulary=True), "vocabulary: expected int"),
-    (lambda c: c["config"].update(vocabulary=None), "vocabulary: expected int"),
-    (lambda c: c["config"]["encoder"].update(rotary=1), "rotary: expected bool"),
+    (lambda c: c["config"].update(vocabulary="23"), "vocabulary: expected a whole number .'23'."),
+    (lambda c: c["config"].update(vocabulary=23.5), "vocabulary: expected a whole number"),
+    (lambda c: c["config"].update(vocabulary=True), "vocabulary: expected a whole number"),
+    (lambda c: c["config"].update(vocabulary=None), "vocabulary: expected a whole number"),
+    (lambda c: c["config"]["encoder"].update(rotary=1), "rotary: expected true or false"),
     (lambda c: c["config"].update(encoder=[]), "encoder: expected an object"),
     (lambda c: c.update(config=None), "expected an object"),
     (lambda c: c.update(kind="os.system"), "unknown kind 'os.system'"),
@@ -168,7 +168,7 @@ def test_tuples_have_their_length_and_types(tmp_path, size):
     config = json.loads((tmp_path / "vit" / CONFIG).read_text())
     config["config"]["image"] = size
     (tmp_path / "vit" / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"config.json: image: expected"):
+    with pytest.raises(CheckpointError, match=r"config.json: image.*: expected"):
         load_folder(sealed(tmp_path / "vit"))
 
 

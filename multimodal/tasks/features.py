@@ -19,10 +19,10 @@ from multimodal.tasks.native import encode_native, native_batches, tokens_of, vi
 from multimodal.tasks.picture_sets import PictureSet
 from multimodal.tasks.pictures import batches
 from multimodal.tokens.files import write_whole
+from multimodal.tokens.records import to_record
 from multimodal.train.loader import BROKEN
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint, read_tensors
-from multimodal.weights.records import to_record
 
 Kind = Literal["embedding", "pooled"]
 Watch = Callable[[int, int, int], None]

@@ -35,9 +35,9 @@ from multimodal.tasks.index_store import note_times
 from multimodal.tasks.pictures import pixels_of
 from multimodal.tasks.texts import text_features
 from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.records import to_record
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.records import to_record
 
 
 def open_index(folder: str | Path) -> "Index":

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
-from multimodal.weights.records import from_record
+from multimodal.tokens.records import from_record
 
 FORMAT = 1
 RECORD = "index.json"

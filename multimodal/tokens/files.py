@@ -1,23 +1,60 @@
-"""Files as the project opens them, regular ones only, since a pipe would be waited for without end; and writes them."""
+"""Opening, reading and writing files: regular files only, since a pipe would block without end."""
 
+import codecs
 import io
 import json
+import math
 import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from reprlib import Repr
+from typing import Any, Never
 
 from multimodal.errors import CheckpointError, MultimodalError
 
+MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
+MOST_DEPTH = 64  # arrays and objects inside one another
+_DIGITS = 40  # of a whole number; transformers writes 10**30 for "no limit"
+_short = Repr()
+_short.maxlevel = _short.maxlist = _short.maxdict = _short.maxtuple = 4
+_short.maxstring = _short.maxother = _short.maxlong = 40
+
+
+def shown(value: Any) -> str:
+    """A short, printable form of any value, however deep or long."""
+    return ascii_only(_short.repr(value))[:80]
+
+
+def ascii_only(text: str) -> str:
+    """The text on one line, with characters that cannot be printed escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def path_of(source: Any, error: type[MultimodalError], name: str = "path") -> Path:
+    """`source` as a path that the system can take. Raises `error` for one with a NUL or a lone surrogate, for an empty
+    one, and for what is no path."""
+    if not isinstance(source, str | os.PathLike):
+        raise error(f"{name}: expected a path ({shown(source)})")
+    text = os.fspath(source)
+    if not isinstance(text, str) or not text:
+        raise error(f"{name}: expected a path ({shown(text)})")
+    try:
+        if b"\0" in os.fsencode(text):
+            raise error(f"{name}: a path cannot hold a NUL ({shown(text)})")
+    except UnicodeEncodeError:
+        raise error(f"{name}: a path cannot hold a lone surrogate ({shown(text)})") from None
+    return Path(source)
+
 
 def open_media(source: str | Path | bytes, name: str, error: type[MultimodalError]) -> io.BufferedIOBase:
-    """A picture's or recording's bytes. Raises `error` for a folder, a missing, empty or irregular file."""
+    """The bytes of an image or audio file. Raises `error` for a folder, a missing, empty or irregular file, and for a
+    path that cannot be one."""
     if isinstance(source, bytes):
         if not source:
             raise error(f"{name}: empty (0 bytes)")
         return io.BytesIO(source)
-    path = Path(source)
+    path = path_of(source, error, ascii_only(str(name)))
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -33,18 +70,91 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
         raise error(f"{name}: cannot be opened ({cause.strerror})") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError naming it when it is missing or no such thing."""
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file (device, pipe or socket)")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else error
-        raise CheckpointError(f"{path}: cannot be read as JSON ({reason})") from None
+def read_json(path: Path, error: type[MultimodalError] = CheckpointError) -> dict[str, Any]:
+    """The JSON object in a file. Raises `error` naming it when it is missing or no such thing."""
+    value = read_json_value(path, error)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object ({str(value)[:40]})")
+        raise error(f"{path}: holds no JSON object ({shown(value)})")
     return value
+
+
+def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) -> Any:
+    """What the JSON in a file says. Raises `error` naming it, as `parse_json` does, or when it is missing."""
+    path = path_of(path, error)
+    try:
+        if path.exists() and not path.is_file():
+            raise error(f"{path}: not a regular file (device, pipe or socket)")
+        with path.open("rb") as file:
+            data = file.read(MOST_JSON + 1)
+    except OSError as cause:
+        reason = "missing" if isinstance(cause, FileNotFoundError) else cause.strerror or cause
+        raise error(f"{path}: cannot be read as JSON ({reason})") from None
+    return parse_json(data, str(path), error)
+
+
+def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = CheckpointError) -> Any:
+    """What JSON says, strictly. Raises `error` naming `where` for text that is no JSON or no UTF-8, longer than
+    `MOST_JSON` or deeper than `MOST_DEPTH`; for a key given twice, NaN, infinity, a whole number of more than 40
+    digits, and a lone surrogate, but for those with which Python writes the bytes of a file's name."""
+    if len(data) > MOST_JSON:
+        raise error(f"{where}: more than {MOST_JSON >> 20} MB of JSON")
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_int=_int, parse_float=_float)
+    except RecursionError:
+        raise error(f"{where}: cannot be read as JSON (nested deeper than {MOST_DEPTH})") from None
+    except UnicodeDecodeError as cause:
+        byte = cause.object[cause.start]
+        raise error(f"{where}: not UTF-8 text (byte {cause.start} is {byte:#04x})") from None
+    except ValueError as cause:
+        raise error(f"{where}: cannot be read as JSON ({ascii_only(str(cause))[:120]})") from None
+    if fault := _fault(value, "\\u" in text):
+        raise error(f"{where}: cannot be read as JSON ({fault})")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {shown(twice)} is there twice")
+    return made
+
+
+def _refuse(name: str) -> Never:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _fault(value: Any, escapes: bool) -> str:
+    """What a parsed value has that no record may have: depth, or half a character (only where there are `escapes`)."""
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        if escapes:
+            texts = (item for part in level for item in ([*part, *part.values()] if isinstance(part, dict) else [part]))
+            if wrong := next((text for text in texts if isinstance(text, str) and _is_half(text)), None):
+                return f"a lone surrogate in {shown(wrong)}"
+        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [item for part in inner for item in part if escapes or isinstance(item, dict | list)]
+        if not level:
+            return ""
+    return f"nested deeper than {MOST_DEPTH}"
+
+
+def _is_half(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= c < "\udc80" or "\udcff" < c <= "\udfff" for c in text)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -30,8 +30,8 @@ from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.records import from_record, to_record
 from multimodal.tokens.text import Tokenizer, tokenizer_from
-from multimodal.weights.records import from_record, to_record
 from multimodal.weights.table import all_finite
 
 FORMAT = 1
