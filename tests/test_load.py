@@ -98,7 +98,7 @@ class Evil:
         ({"weight": Evil()}, "cannot be read as plain tensors"),
         ([1, 2], "holds a list"),
         ({"weight": "text"}, "'weight' is a str"),
-        ({"weight": torch.eye(2).to_sparse()}, "not dense"),
+        ({"weight": torch.eye(2).to_sparse()}, "only dense tensors"),
         ({"weight": torch.eye(2)}, "no known format"),
     ],
 )

@@ -1,8 +1,5 @@
 """`multimodal convert`: pickled checkpoints, asked for by name, to a folder of ours; and ours to foreign names."""
 
-import pickle
-import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +7,7 @@ import torch
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
+from multimodal.weights.archives import read_archive
 from multimodal.weights.conventions import check_activation, with_preprocessing
 from multimodal.weights.folder import Checkpoint, save_folder, write_durably
 from multimodal.weights.load import CONFIGS, UNSAFE, architecture_config, families, load, load_foreign
@@ -36,23 +34,8 @@ def convert(
 
 
 def read_pickled(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and configuration of a .pt file, read with `weights_only=True`; there is no fallback to full
-    unpickling. OpenAI's CLIP files are TorchScript archives, whose own loader gives their tensors."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
-    if _is_torchscript(path):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            content: Any = torch.jit.load(path, map_location="cpu").state_dict()
-    else:
-        try:
-            # a sparse tensor with indices outside its shape would read other memory at the first product
-            with torch.sparse.check_sparse_tensor_invariants(True):
-                content = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-            cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise CheckpointError(f"{path}: cannot be read as plain tensors ({cause})") from None
-    return _tensors_of(content, path)
+    """Tensors and configuration of a .pt file, which is read as data."""
+    return _tensors_of(read_archive(path), path)
 
 
 def _tensors_of(content: Any, path: Path) -> tuple[Tensors, dict[str, Any]]:
@@ -66,18 +49,8 @@ def _tensors_of(content: Any, path: Path) -> tuple[Tensors, dict[str, Any]]:
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(f"{path}: {name!r} is a {type(value).__name__}, not a tensor")
-        if value.layout != torch.strided:
-            # with weights_only=True an unchecked sparse tensor crashes the next product
-            raise CheckpointError(f"{path}: tensor {name!r} is {value.layout}, not dense")
     # a model wrapped in DistributedDataParallel saves under this prefix
     return {name.removeprefix("module."): value for name, value in content.items()}, config
-
-
-def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def _from_pickle(path: Path, architecture: str | None, config: Path | None) -> Checkpoint:

@@ -1,0 +1,161 @@
+"""PyTorch's pickled files, read as data: the zip archives of `torch.save` and TorchScript, and the stream of `torch.save`
+before version 1.6. No code of a file is run, and nothing is unpacked to disk."""
+
+import io
+import struct
+import sys
+import zipfile
+import zlib
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from multimodal import memory
+from multimodal.errors import CheckpointError
+from multimodal.weights.pickled import MOST_BYTES, Instance, read_pickle
+from multimodal.weights.torchscript import read_classes, state_dict
+
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py
+PIECE = 1 << 24  # bytes read at once
+# what damage, of any kind, shows as in the readers below and in zipfile
+DAMAGE = (
+    OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, RecursionError, OverflowError, struct.error,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+def read_archive(path: Path) -> Any:
+    """What a .pt file holds: tensors, numbers, texts, lists, tuples and dicts, on the CPU. Of a TorchScript archive: its
+    state dict, equal to that of `torch.jit.load`. Raises CheckpointError naming the file and the cause."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")
+    try:
+        size = path.stat().st_size
+        memory.require(size, path)
+        with path.open("rb") as file:
+            start = file.read(4)
+            file.seek(257)
+            if file.read(5) == b"ustar":
+                raise ValueError("a tar, as PyTorch before 0.2 and NeMo write; only zip archives and pickles are read")
+            file.seek(0)
+            if start == b"PK\3\4":
+                return _read_zip(file, size)
+            if start[:1] == b"\x80":
+                return _read_stream(file, size)
+            raise ValueError(f"neither a zip archive nor a pickle, it begins with {start!r}")
+    except DAMAGE as error:
+        if cause := memory.out_of_memory(error):
+            raise CheckpointError(f"{path}: {cause}") from None
+        cause = " ".join(str(error).split())[:200]
+        cause = f"a damaged file: {cause or type(error).__name__}" if not isinstance(error, ValueError) else cause
+        raise CheckpointError(f"{path}: cannot be read as plain tensors ({cause})") from None
+
+
+def _read_zip(file: io.BufferedIOBase, size: int) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        members = _Members(archive, size)
+        content = read_pickle(io.BytesIO(members.small("data.pkl")), members.storage)
+        if isinstance(content, Instance):
+            content = state_dict(content, read_classes(members.code()))
+        return content
+
+
+class _Members:
+    """The members of a zip archive below its one folder, each read once and only as far as it claims to reach."""
+
+    def __init__(self, archive: zipfile.ZipFile, size: int):
+        self.archive, self.read = archive, {}
+        names = Counter(info.filename for info in archive.infolist())
+        for name, times in names.items():
+            parts = PurePosixPath(name.replace("\\", "/")).parts
+            if times > 1 or ".." in parts or name.startswith(("/", "\\")):
+                raise ValueError(f"member {name[:80]!r} is there {times} times" if times > 1
+                                 else f"member {name[:80]!r} lies outside of the archive")  # fmt: skip
+        roots = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(roots) != 1:
+            raise ValueError(f"a zip archive with {len(roots) or 'no'} data.pkl, not one of PyTorch")
+        self.root = roots[0].removesuffix("data.pkl")
+        self.members = {info.filename.removeprefix(self.root): info for info in archive.infolist()}
+        if "byteorder" in self.members and self.small("byteorder").decode() != sys.byteorder:
+            raise ValueError(f"its numbers are not {sys.byteorder}-endian")
+        total = sum(info.file_size for name, info in self.members.items() if name.startswith("data/"))
+        if total > size:
+            raise ValueError(f"its members claim {total} bytes, the file has {size}")
+
+    def small(self, name: str) -> bytes:
+        """A member of text or opcodes, which may be compressed."""
+        if (size := self.members[name].file_size) > MOST_BYTES:
+            raise ValueError(f"member {name!r} has {size} bytes, more than {MOST_BYTES}")
+        if self.members[name].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"member {name!r} is compressed in a way that PyTorch never does")
+        with self.archive.open(self.members[name]) as member:
+            return member.read(size)
+
+    def code(self) -> dict[str, str]:
+        """The texts of the classes by their file."""
+        names = [name for name in self.members if name.startswith("code/") and name.endswith(".py")]
+        if (total := sum(self.members[name].file_size for name in names)) > MOST_BYTES:
+            raise ValueError(f"code of {total} bytes, more than {MOST_BYTES}")
+        return {name: self.small(name).decode("utf-8") for name in names}
+
+    def storage(self, key: str, dtype: torch.dtype, count: int) -> torch.UntypedStorage:
+        if key not in self.read:
+            info = self.members[f"data/{key}"]
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"member {info.filename!r} is compressed, which PyTorch never does")
+            if info.file_size != count * dtype.itemsize:
+                raise ValueError(f"storage {key!r} has {info.file_size} bytes, not {count} x {dtype.itemsize}")
+            self.read[key] = torch.UntypedStorage(info.file_size)
+            with self.archive.open(info) as member:
+                _fill(self.read[key], member, key)
+        if (held := self.read[key].nbytes()) != count * dtype.itemsize:
+            raise ValueError(f"storage {key!r} has {held} bytes, not {count} x {dtype.itemsize}")
+        return self.read[key]
+
+
+def _read_stream(file: io.BufferedIOBase, size: int) -> Any:
+    """The layout before PyTorch 1.6: pickles of a magic number, a version, facts of the machine, the object and the keys
+    of its storages, and then the bytes of each."""
+    held: dict[str, tuple[torch.UntypedStorage, int]] = {}
+    left = size
+
+    def make(key: str, dtype: torch.dtype, count: int) -> torch.UntypedStorage:
+        nonlocal left
+        if key not in held:
+            left -= count * dtype.itemsize
+            if left < 0:
+                raise ValueError(f"storage {key!r} has {count} x {dtype.itemsize} bytes, more than the file")
+            held[key] = torch.UntypedStorage(count * dtype.itemsize), count
+        if held[key][0].nbytes() != count * dtype.itemsize:
+            raise ValueError(f"storage {key!r} is there with two sizes")
+        return held[key][0]
+
+    pickles = io.BytesIO(file.read(MOST_BYTES))
+    if read_pickle(pickles, make) != MAGIC or read_pickle(pickles, make) != PROTOCOL:
+        raise ValueError("a pickle, but not one of torch.save")
+    facts = read_pickle(pickles, make)
+    if not isinstance(facts, dict) or facts.get("little_endian") is not (sys.byteorder == "little"):
+        raise ValueError(f"its numbers are not {sys.byteorder}-endian")
+    content, keys = read_pickle(pickles, make), read_pickle(pickles, make)
+    if not isinstance(keys, list) or sorted(keys) != sorted(held):
+        raise ValueError("its list of storages is not that of its tensors")
+    file.seek(pickles.tell())
+    for key in keys:
+        storage, count = held[key]
+        if struct.unpack("<q" if sys.byteorder == "little" else ">q", file.read(8)) != (count,):
+            raise ValueError(f"storage {key!r} is damaged")
+        _fill(storage, file, key)
+    return content
+
+
+def _fill(storage: torch.UntypedStorage, file: io.BufferedIOBase, key: str) -> None:
+    target = memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+    for at in range(0, len(target), PIECE):
+        part = file.read(min(PIECE, len(target) - at))
+        if len(part) != min(PIECE, len(target) - at):
+            raise EOFError(f"storage {key!r} is cut off")
+        target[at : at + len(part)] = part

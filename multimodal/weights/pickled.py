@@ -1,0 +1,235 @@
+"""Pickle streams, read as data: each opcode makes numbers, texts, lists, tuples, dicts or tensors, and nothing else.
+
+Python's own unpickler calls what the stream names. This one has no way to: a name stays a `Name`, and the few that
+PyTorch writes around a tensor are functions of this module. All others are refused."""
+
+import io
+import pickletools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_BYTES = 1 << 26
+MOST_OPCODES = 4_000_000  # about 40 a tensor; 4 s
+MOST_DIMENSIONS = 64
+CODE = "__torch__."  # classes that TorchScript compiled
+DTYPES = {
+    "FloatStorage": torch.float32, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
+    "DoubleStorage": torch.float64, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128,
+}  # fmt: skip
+Read = Callable[[str, torch.dtype, int], torch.UntypedStorage]
+
+
+class Name(NamedTuple):
+    """A class or function that the stream names; it is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+class Storage(NamedTuple):
+    data: torch.UntypedStorage
+    dtype: torch.dtype
+    count: int
+
+
+class Instance:
+    """An object of a TorchScript class: its name and its state."""
+
+    __slots__ = ("kind", "state")
+
+    def __init__(self, kind: Name):
+        self.kind, self.state = kind, None
+
+
+def read_pickle(stream: io.BytesIO, read: Read) -> Any:
+    """The object of the next pickle in `stream`. `read(key, dtype, count)` gives the bytes of a storage. Raises
+    ValueError, TypeError, IndexError or KeyError for what is damaged or unknown; the first says what it is."""
+    machine = _Machine(read)
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        if number > MOST_OPCODES:
+            raise ValueError(f"more than {MOST_OPCODES} pickle opcodes")
+        machine.step(opcode.name, argument)
+    return machine.pop()
+
+
+class _Mark:
+    pass
+
+
+class _Machine:
+    """The stack and memo of one pickle."""
+
+    def __init__(self, read: Read):
+        self.read, self.stack, self.memo = read, [], {}
+
+    def step(self, opcode: str, argument: Any) -> None:
+        if opcode in CONSTANTS:
+            self.stack.append(argument)
+        elif opcode in VALUES:
+            self.stack.append(VALUES[opcode]())
+        elif opcode in STEPS:
+            STEPS[opcode](self, argument)
+        elif opcode not in ("PROTO", "FRAME", "STOP"):
+            raise ValueError(f"holds {opcode.lower()}; {ONLY}")
+
+    def pop(self) -> Any:
+        if (value := self.stack.pop()) is _Mark:
+            raise ValueError("a damaged pickle")
+        return value
+
+    def top(self, kind: type) -> Any:
+        if not isinstance(self.stack[-1], kind):
+            raise ValueError(f"a damaged pickle (a {type(self.stack[-1]).__name__}, not a {kind.__name__})")
+        return self.stack[-1]
+
+    def marked(self) -> list[Any]:
+        """The values down to the last mark."""
+        at = len(self.stack) - 1
+        while self.stack[at] is not _Mark:
+            at -= 1
+            if at < 0:
+                raise ValueError("a damaged pickle")
+        values = self.stack[at + 1 :]
+        del self.stack[at:]
+        return values
+
+    def last(self, count: int) -> list[Any]:
+        return [self.pop() for _ in range(count)][::-1]
+
+    def put(self, at: int | None) -> None:
+        self.memo[len(self.memo) if at is None else at] = self.top(object)
+
+    def extend(self, values: list[Any]) -> None:
+        self.top(list).extend(values)
+
+    def update(self, values: list[Any]) -> None:
+        found = self.top(dict)
+        for key, value in _pairs(values):
+            found[key] = value
+
+    def named(self, module: Any, name: Any) -> None:
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise ValueError("a damaged pickle")
+        found = Name(module, name)
+        storage = found.module == "torch" and found.name in DTYPES
+        if not (storage or found in MAKERS or found.module == "__torch__" or found.module.startswith(CODE)):
+            raise ValueError(f"names {str(found)[:80]}; {ONLY}")
+        self.stack.append(found)
+
+    def reduce(self) -> None:
+        function, arguments = self.last(2)
+        if not isinstance(function, Name) or function not in MAKERS or not isinstance(arguments, tuple):
+            raise ValueError(f"calls {str(function)[:80] if isinstance(function, Name) else 'no function'}; {ONLY}")
+        self.stack.append(MAKERS[function](*arguments))
+
+    def new(self) -> None:
+        kind, arguments = self.last(2)
+        if not isinstance(kind, Name) or arguments != ():
+            raise ValueError(f"makes an object; {ONLY}")
+        if kind in MAKERS:
+            self.stack.append(MAKERS[kind]())
+        else:
+            self.stack.append(Instance(kind))
+
+    def build(self) -> None:
+        state = self.pop()
+        if isinstance(self.stack[-1], Instance):
+            self.stack[-1].state = state
+        elif not isinstance(self.stack[-1], dict):  # of an OrderedDict: versions of modules, which nobody reads
+            raise ValueError(f"sets the state of a {type(self.stack[-1]).__name__}; {ONLY}")
+
+    def storage(self) -> None:
+        """A persistent id: ("storage", class, key, device, count), and in the old layout a view of it."""
+        match self.pop():
+            case ("storage", Name("torch", name), str(key), str(), int(count)) | (
+                "storage", Name("torch", name), str(key), str(), int(count), None,
+            ) if name in DTYPES and 0 <= count:  # fmt: skip
+                self.stack.append(Storage(self.read(key, DTYPES[name], count), DTYPES[name], count))
+            case _:
+                raise ValueError("a storage of an unknown kind")
+
+
+def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+    """Keys and values. A key is a text or a number: deep tuples would overflow the C stack when they are hashed."""
+    if len(values) % 2 or not all(isinstance(key, str | int | float | None) for key in values[::2]):
+        raise ValueError("a dict with a key that is neither a text nor a number")
+    return list(zip(values[::2], values[1::2], strict=True))
+
+
+def _ordered(items: Any = ()) -> dict[Any, Any]:
+    """An OrderedDict; Python 2 wrote its items as a list of pairs."""
+    return dict(_pairs([part for key, value in items for part in (key, value)]))
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
+    """A view of a storage, held to its bounds."""
+    if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)):
+        raise ValueError("a tensor without a storage, a size or a stride")
+    numbers = [offset, *size, *stride]
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+        raise ValueError("a tensor whose offset, size or stride is no count")
+    if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(size)} dimensions with {len(stride)} strides")
+    count = 1
+    for length in size:
+        count *= length
+    end = offset + (1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if count else 0)
+    if end > storage.count or count > storage.count:  # the latter: an expanded one, which grows when it is copied
+        raise ValueError(f"a tensor of shape {list(size)[:8]} that reaches outside of its storage ({storage.count})")
+    return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, size, stride)
+
+
+def _tensor_v2(
+    storage: Any, offset: Any, size: Any, stride: Any, grad: Any = False, hooks: Any = None, bits: Any = None
+) -> Tensor:  # fmt: skip
+    """`grad` and `hooks` are of no use here."""
+    if bits:
+        raise ValueError("a tensor with a conjugate or negative bit")
+    return _tensor(storage, offset, size, stride)
+
+
+ONLY = "only dense tensors, numbers, texts, lists and dicts are read"
+# what each constant's opcode carries is the value
+CONSTANTS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
+    *("SHORT_BINSTRING", "UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "BINBYTES", "BINBYTES8"),
+    "SHORT_BINBYTES",
+}
+VALUES: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_LIST": list,
+    "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "MARK": lambda: _Mark,
+}  # fmt: skip
+STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
+    "POP": lambda m, _: m.stack.pop(), "POP_MARK": lambda m, _: m.marked(),
+    "DUP": lambda m, _: m.stack.append(m.top(object)),
+    "APPEND": lambda m, _: m.extend([m.pop()]), "APPENDS": lambda m, _: m.extend(m.marked()),
+    "SETITEM": lambda m, _: m.update(m.last(2)), "SETITEMS": lambda m, _: m.update(m.marked()),
+    "LIST": lambda m, _: m.stack.append(m.marked()), "TUPLE": lambda m, _: m.stack.append(tuple(m.marked())),
+    "DICT": lambda m, _: m.stack.append(dict(_pairs(m.marked()))),
+    "TUPLE1": lambda m, _: m.stack.append(tuple(m.last(1))), "TUPLE2": lambda m, _: m.stack.append(tuple(m.last(2))),
+    "TUPLE3": lambda m, _: m.stack.append(tuple(m.last(3))),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, at: m.stack.append(m.memo[at])),
+    "GLOBAL": lambda m, text: m.named(*text.split(" ", 1)), "STACK_GLOBAL": lambda m, _: m.named(*m.last(2)),
+    "REDUCE": lambda m, _: m.reduce(), "NEWOBJ": lambda m, _: m.new(), "BUILD": lambda m, _: m.build(),
+    "BINPERSID": lambda m, _: m.storage(),
+}  # fmt: skip
+MAKERS: dict[Name, Callable[..., Any]] = {
+    Name("collections", "OrderedDict"): _ordered,
+    Name("torch._utils", "_rebuild_tensor"): _tensor,
+    Name("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
+    Name("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
+    Name("torch", "Size"): tuple,
+    Name("torch", "device"): lambda *_: None,
+    Name("torch.jit._pickle", "restore_type_tag"): lambda value, _: value,
+    **{Name("torch.jit._pickle", f"build_{kind}list"): lambda value: value
+       for kind in ("int", "double", "bool", "tensor")},
+}  # fmt: skip
