@@ -23,9 +23,9 @@ from multimodal import (
 )
 from multimodal.cli_transcribe import count
 from multimodal.errors import MultimodalError
+from multimodal.memory import out_of_memory
 
 PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
-NO_MEMORY = "allocate memory|out of memory|Storage size calculation overflowed"  # torch's messages
 EXAMPLES = """examples:
   multimodal classify photo.jpg --labels "a dog" "a cat"
   multimodal transcribe talk.mp3 --output_format srt
@@ -58,11 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         code = fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or re.search(NO_MEMORY, str(error))):
+        if not (cause := out_of_memory(error)):
             raise
-        asked = re.search(r"allocate (\d[\d.]* \w+)", str(error))
-        size = f" ({asked[1]} asked for at once)" if asked else ""
-        code = fail(f"not enough memory{size}: shorter inputs, smaller batches or fewer beams need less")
+        code = fail(f"{cause}: shorter inputs, smaller batches or fewer beams need less")
     except Warning as warning:  # python -W error
         code = fail(warning)
     except KeyboardInterrupt:

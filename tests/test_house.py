@@ -20,7 +20,7 @@ COMMANDS = ("classify", "transcribe", "stream", "caption", "search", "evaluate",
             "evaluate_captions", "generate", "encode", "translate", "inspect")  # fmt: skip
 # from the ground up: a module may import its own floor and those before it
 FLOORS = [
-    {"errors", "assets"},
+    {"errors", "assets", "memory"},
     {"tokens"},
     {"blocks"},
     {"models"},
@@ -110,16 +110,14 @@ def test_nothing_runs_code_from_data(name):
     names = set(imported(SOURCES[name]))
     names |= {ast.unparse(node) for node in ast.walk(tree(SOURCES[name])) if isinstance(node, ast.Attribute)}
     unsafe = {n for n in names if n.split(".")[0] in {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}}
-    assert unsafe <= {"pickle", "pickle.UnpicklingError"}  # an error to catch reads nothing
-    assert "torch.load" not in imported(SOURCES[name]), f"{name}: write torch.load in full"
+    assert unsafe == set()
+    assert names.isdisjoint({"torch.load", "torch.jit.load", "torch.package.PackageImporter"}), f"{name}: read_archive"
     for node in ast.walk(tree(SOURCES[name])):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
         assert called not in ("eval", "exec", "compile", "__import__"), f"{name}:{node.lineno}: {called}"
         options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-        if called == "torch.load":
-            assert options.get("weights_only") == "True", f"{name}:{node.lineno}: torch.load without weights_only=True"
         assert options.get("allow_pickle", "False") == "False", f"{name}:{node.lineno}: allow_pickle"
         assert options.get("shell", "False") == "False", f"{name}:{node.lineno}: shell"
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from multimodal.errors import CheckpointError, TrainingError
+from multimodal.weights.archives import read_archive
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    """Read as data, on the CPU. Raises CheckpointError."""
+    return read_archive(path / "state.pt")
 
 
 def newest(folder: Path, read: Callable[[Path], Read]) -> Read | None:

@@ -1,5 +1,5 @@
-"""PyTorch's pickled files, read as data: the zip archives of `torch.save` and TorchScript, and the stream of `torch.save`
-before version 1.6. No code of a file is run, and nothing is unpacked to disk."""
+"""PyTorch's pickled files, read as data: zip archives of `torch.save` and TorchScript, and the stream that `torch.save`
+wrote before version 1.6. No code of a file runs, and nothing is unpacked to disk."""
 
 import io
 import struct
@@ -27,8 +27,8 @@ DAMAGE = (
 
 
 def read_archive(path: Path) -> Any:
-    """What a .pt file holds: tensors, numbers, texts, lists, tuples and dicts, on the CPU. Of a TorchScript archive: its
-    state dict, equal to that of `torch.jit.load`. Raises CheckpointError naming the file and the cause."""
+    """The tensors, numbers, texts, lists, tuples and dicts of a .pt file, on the CPU; the state dict of a TorchScript
+    archive, equal to that of `torch.jit.load`. Raises CheckpointError naming the file and the cause."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file")
     if not path.is_file():
@@ -118,8 +118,8 @@ class _Members:
 
 
 def _read_stream(file: io.BufferedIOBase, size: int) -> Any:
-    """The layout before PyTorch 1.6: pickles of a magic number, a version, facts of the machine, the object and the keys
-    of its storages, and then the bytes of each."""
+    """The layout before PyTorch 1.6: pickles of a magic number, a version, facts of the machine, the object and the
+    keys of its storages, and then the bytes of each."""
     held: dict[str, tuple[torch.UntypedStorage, int]] = {}
     left = size
 

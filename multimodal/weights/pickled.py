@@ -148,10 +148,11 @@ class _Machine:
 
     def storage(self) -> None:
         """A persistent id: ("storage", class, key, device, count), and in the old layout a view of it."""
-        match self.pop():
-            case ("storage", Name("torch", name), str(key), str(), int(count)) | (
-                "storage", Name("torch", name), str(key), str(), int(count), None,
-            ) if name in DTYPES and 0 <= count:  # fmt: skip
+        value = self.pop()
+        if isinstance(value, tuple) and len(value) == 6 and value[5] is None:
+            value = value[:5]
+        match value:
+            case ("storage", Name("torch", name), str(key), str(), int(count)) if name in DTYPES and count >= 0:
                 self.stack.append(Storage(self.read(key, DTYPES[name], count), DTYPES[name], count))
             case _:
                 raise ValueError("a storage of an unknown kind")

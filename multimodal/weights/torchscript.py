@@ -49,7 +49,9 @@ def state_dict(root: Instance, classes: dict[Name, Declared]) -> dict[str, Tenso
         path, module, above = left.pop()
         declared = classes[module.kind]
         if declared.own_state:
-            raise ValueError(f"module {path or 'at the top'} restores its state with code ({module.kind}), which is not run")
+            raise ValueError(
+                f"module {path or 'at the top'} restores its state with code ({module.kind}), which is not run"
+            )
         if not isinstance(module.state, dict) or id(module) in above:
             raise ValueError(f"module {path or 'at the top'} has no state, or holds itself")
         for name, value in module.state.items():
