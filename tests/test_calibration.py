@@ -28,6 +28,7 @@ from multimodal.tasks.classifier_file import read_classifier
 from multimodal.tasks.evaluate_zeroshot import zero_shot_logits, zero_shot_scores
 from multimodal.tasks.features import Features
 from multimodal.tasks.zeroshot import ZeroShotClassifier
+from multimodal.tokens.records import from_record
 from multimodal.weights.folder import load_folder
 
 models = test_cli.models  # a fixture
@@ -125,7 +126,7 @@ def test_too_few_pictures_and_a_record_that_does_not_fit_are_refused():
     with pytest.raises(DataError, match="of two labels"):
         calibrate("temperature", "softmax", *(torch.cat([x, x]) for x in (logits, classes * 0, logits.softmax(1))))
     good = Calibration("platt", "softmax", (1.0,), (0.0,), {}).to_dict()
-    assert Calibration.from_dict(json.loads(json.dumps(good)), 3, "f").scale == (1.0,)
+    assert from_record(Calibration, json.loads(json.dumps(good)), "f").scale == (1.0,)
     for change in (
         {"kind": "other"},
         {"scale": []},
@@ -133,8 +134,8 @@ def test_too_few_pictures_and_a_record_that_does_not_fit_are_refused():
         {"kind": "platt-per-label"},
         {"scale": "x"},
     ):
-        with pytest.raises(CheckpointError, match="f: its calibration cannot be used"):
-            Calibration.from_dict(good | change, 3, "f")
+        with pytest.raises(CheckpointError, match=r"(kind|scale|offset)(\[0\])?: expected"):
+            from_record(Calibration, good | change, "f").check_labels(3)
 
 
 @pytest.mark.parametrize("kind", ["temperature", "platt", "platt-per-label"])
@@ -149,15 +150,15 @@ def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, mo
     assert kind == "platt-per-label" or rows[0][1] == rows[1][1]
     assert picture.read_bytes().startswith(b"\x89PNG")
     record = read_classifier(file).record
-    assert record["labels"] == ["blue square", "green square", "red square", "yellow square"]
+    assert record.labels == ("blue square", "green square", "red square", "yellow square")
     common = ["classify", squares / "red_square", "-m", models / "clip", "--format", "json"]
     found = json.loads(run(capsys, *common, "--classifier", file)[1])
-    plain = json.loads(run(capsys, *common, "--labels", *record["labels"])[1])
-    calibration = Calibration.from_dict(record["calibration"], 4, "")
+    plain = json.loads(run(capsys, *common, "--labels", *record.labels)[1])
+    calibration = record.calibration
     for own, before in zip(found, plain, strict=True):
         scores = {s["label"]: s["score"] for s in before["scores"]}
-        logits = torch.tensor([scores[label] for label in record["labels"]]).double().log()  # up to a shift
-        wanted = dict(zip(record["labels"], calibration(logits[None])[0].tolist(), strict=True))
+        logits = torch.tensor([scores[label] for label in record.labels]).double().log()  # up to a shift
+        wanted = dict(zip(record.labels, calibration(logits[None])[0].tolist(), strict=True))
         assert {s["label"]: s["score"] for s in own["scores"]} == pytest.approx(wanted, abs=1e-4)
         assert own["answer"] == (own["scores"][0]["label"] if own["scores"][0]["score"] >= 0.3 else None)
     err = run(capsys, *common, "--classifier", file, "--scores", "softmax" if kind != "temperature" else "sigmoid")[2]

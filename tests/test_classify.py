@@ -287,7 +287,7 @@ def test_another_model_or_preprocessing_is_refused(capsys, models, folder, tmp_p
         err = run(capsys, "classify", folder, "--classifier", file, "-m", models / "clip", "--preprocessing", "siglip")[
             2
         ]
-    assert "was made for pictures with resize shortest" in one_line(err)
+    assert "was made for images with resize shortest" in one_line(err)
 
 
 def test_any_flipped_byte_of_a_classifier_is_noticed(capsys, models, folder, tmp_path):

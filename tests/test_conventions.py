@@ -77,7 +77,7 @@ def test_a_file_and_a_record_are_taken_and_what_does_not_fit_is_refused(bare, tm
     with pytest.raises(UsageError, match="--preprocessing opneai: neither a file nor one of openai, imagenet"):
         load(bare, NAME, "opneai")
     path.write_text(json.dumps(record.to_dict() | {"sise": 3}))
-    with pytest.raises(CheckpointError, match=r"preprocessing\.json: preprocessing: unknown key \(sise\)"):
+    with pytest.raises(CheckpointError, match=r"preprocessing\.json: unknown key 'sise'"):
         load(bare, NAME, path)
     with pytest.raises(UsageError, match="no multiple of the model's patch"):
         load(bare, NAME, record.replace(size=(40, 40)))

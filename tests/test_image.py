@@ -31,6 +31,7 @@ from multimodal.tokens.image import (
     to_rgb,
     unpatchify,
 )
+from multimodal.tokens.records import from_record
 
 CLIP = Preprocessing((224, 224), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 # EXIF orientation → the transposition a camera applied to the upright picture before it stored it.
@@ -251,29 +252,32 @@ def test_pillow_globals_and_filters_survive_threads(monkeypatch):
 
 def test_record_round_trip_is_json():
     record = CLIP.replace(size=(32, 64), resize="longest", crop=0.9)
-    assert Preprocessing.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    assert from_record(Preprocessing, json.loads(json.dumps(record.to_dict())), "p") == record
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"extra": 1}, "unknown key (extra)"),
-        ({"size": [224]}, "size cannot be used"),
-        ({"size": [224, 0]}, "size cannot be used"),
-        ({"size": 224}, "size cannot be used (224)"),
-        ({"resize": "crop"}, "resize cannot be used ('crop')"),
-        ({"interpolation": "random"}, "interpolation cannot be used"),
-        ({"mean": [0.5, 0.5]}, "mean cannot be used"),
+        ({"extra": 1}, "unknown key 'extra'"),
+        ({"size": [224]}, "size: expected 2 values ([224])"),
+        ({"size": [224, 0]}, "size cannot be used ((224, 0))"),
+        ({"size": [224000, 224000]}, "size cannot be used ((224000, 224000))"),
+        ({"size": 224}, "size: expected a list (224)"),
+        ({"resize": "crop"}, "resize: expected 'shortest' or 'squash' or 'longest' ('crop')"),
+        ({"interpolation": "random"}, "interpolation: expected 'bicubic' or 'bilinear'"),
+        ({"mean": [0.5, 0.5]}, "mean: expected 3 values"),
+        ({"mean": [0.5, 0.5, 1e38]}, "mean cannot be used"),
         ({"std": [0.5, 0.5, 0.0]}, "std cannot be used"),
-        ({"std": [0.5, 0.5, float("nan")]}, "std cannot be used"),
+        ({"std": [0.5, 0.5, float("nan")]}, "std[2]: expected a number (nan)"),
         ({"fill": 256}, "fill cannot be used (256)"),
         ({"crop": 1.5}, "crop cannot be used (1.5)"),
-        ({"crop": True}, "crop cannot be used (True)"),
+        ({"crop": 1e-9}, "crop cannot be used (1e-09)"),
+        ({"crop": True}, "crop: expected a number (True)"),
     ],
 )
 def test_record_is_strict(change, named):
     with pytest.raises(CheckpointError) as caught:
-        Preprocessing.from_dict(CLIP.to_dict() | change)
+        from_record(Preprocessing, CLIP.to_dict() | change, "p")
     assert named in str(caught.value)
 
 
@@ -281,8 +285,8 @@ def test_record_is_strict(change, named):
 def test_record_misses_nothing(key):
     values = CLIP.to_dict()
     del values[key]
-    with pytest.raises(CheckpointError, match=rf"missing key \({key}\)"):
-        Preprocessing.from_dict(values)
+    with pytest.raises(CheckpointError, match=rf"^p: missing key '{key}'"):
+        from_record(Preprocessing, values, "p")
 
 
 SHAPES = [(224, 224), (225, 224), (333, 500), (500, 333), (100, 37), (31, 97), (1, 1), (640, 427), (7, 300)]

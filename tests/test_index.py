@@ -19,6 +19,7 @@ from multimodal.tasks.index_build import build, finish
 from multimodal.tasks.index_nearest import Sample, blocks_of, exact, recall
 from multimodal.tasks.index_record import BLOCK, Entry, IndexRecord, read_index_record
 from multimodal.tasks.index_store import Store
+from multimodal.tokens.image import Preprocessing
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -275,7 +276,8 @@ def clustered(count: int, width: int = 32, seed: int = 0) -> np.ndarray:
 
 
 def filled(folder: Path, vectors: np.ndarray, kind: str, notes: list[str], target: float = 0.95) -> None:
-    wanted = IndexRecord("none", None, "0" * 64, {}, vectors.shape[1], "float32")
+    record = Preprocessing((8, 8), "squash", "bicubic", (0.5,) * 3, (0.5,) * 3, 0, 1.0)
+    wanted = IndexRecord("none", None, "0" * 64, record, vectors.shape[1], "float32")
     samples = {"picture": Sample(torch.from_numpy(clustered(50, seed=1)))}
     with Store(folder, wanted) as store:
         rows = range(store.rows, len(vectors))

@@ -9,7 +9,7 @@ negative log likelihood by L-BFGS in float64."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, DataError
+from multimodal.tokens.files import shown
 
 KINDS = ("temperature", "platt", "platt-per-label")
 BINS = 15  # of equal width, as in Guo et al. 2017
@@ -29,8 +30,8 @@ class Calibration:
     """`loss`: which the model was trained with. `scale` and `offset`: one of each, or one a label. `figures`: how it
     was fitted and measured."""
 
-    kind: str
-    loss: str
+    kind: Literal["temperature", "platt", "platt-per-label"]
+    loss: Literal["softmax", "sigmoid"]
     scale: tuple[float, ...]
     offset: tuple[float, ...]
     figures: dict[str, Any]
@@ -47,20 +48,12 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, record: Any, labels: int, where: str) -> "Calibration":
-        """Raises CheckpointError."""
-        try:
-            scale, offset = (tuple(map(float, record[key])) for key in ("scale", "offset"))
-            made = cls(record["kind"], record["loss"], scale, offset, record["figures"])
-            count = labels if made.kind == "platt-per-label" else 1
-            fits = made.kind in KINDS and len(scale) == len(offset) == count
-            fits = fits and bool(torch.tensor(scale + offset).isfinite().all())
-        except (TypeError, ValueError, LookupError):
-            fits = False
-        if not fits:
-            raise CheckpointError(f"{where}: its calibration cannot be used ({str(record)[:60]})")
-        return made
+    def check_labels(self, labels: int) -> None:
+        """Raises CheckpointError where it is not of so many labels, or its numbers leave float32."""
+        count = labels if self.kind == "platt-per-label" else 1
+        for name, values in (("scale", self.scale), ("offset", self.offset)):
+            if len(values) != count or not max(map(abs, values)) < 1e30:
+                raise CheckpointError(f"calibration: {name}: expected {count} numbers below 1e30 ({shown(values)})")
 
 
 class Figures(NamedTuple):

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -14,20 +15,48 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tasks.calibration import Calibration
 from multimodal.tasks.features import model_digest
+from multimodal.tasks.labels import checked_labels
 from multimodal.tasks.zeroshot import ZeroShotClassifier, saved_templates
+from multimodal.tokens.files import ascii_only, parse_json, path_of, shown
+from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.records import from_record, to_record
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint, read_tensors, write_durably
 
 FORMAT = "multimodal classifier 1"
-KEYS = {"labels", "templates", "model", "model_sha256", "preprocessing", "scores", "threshold", "calibration"}
+
+
+@dataclass(frozen=True)
+class ClassifierRecord:
+    """All that the scores depend on, but for the label vectors. `model_sha256`: `model_digest`."""
+
+    labels: tuple[str, ...]
+    templates: str | list[str] | dict[str, list[str]]
+    model: str
+    model_sha256: str
+    preprocessing: Preprocessing
+    scores: Literal["softmax", "sigmoid", "cosine"]
+    threshold: float | None
+    calibration: Calibration | None
+
+    def __post_init__(self) -> None:
+        if list(self.labels) != checked_labels(self.labels):
+            raise CheckpointError("labels: one has spaces around it")
+        least = -1 if self.scores == "cosine" else 0
+        if self.threshold is not None and not least <= self.threshold <= 1:
+            raise CheckpointError(f"threshold: expected a number from {least} to 1 ({self.threshold})")
+        if not re.fullmatch("[0-9a-f]{64}", self.model_sha256):
+            raise CheckpointError(f"model_sha256: expected 64 hexadecimal digits ({shown(self.model_sha256)})")
+        if self.calibration is not None:
+            self.calibration.check_labels(len(self.labels))
 
 
 @dataclass(frozen=True)
 class SavedClassifier:
-    """What a file holds: label vectors [C D] and a JSON-ready record of `KEYS`."""
+    """What a file holds: label vectors [C D] of length 1, and the record."""
 
     weights: Float[Tensor, "C D"]
-    record: dict[str, Any]
+    record: ClassifierRecord
 
 
 def save_classifier(
@@ -37,21 +66,17 @@ def save_classifier(
     UsageError for a file that is there already (unless `overwrite`, which takes only a classifier's place)."""
     from safetensors.torch import save
 
+    path = path_of(path, UsageError, "--save_classifier")
     if path.exists():
         if not overwrite:
             raise UsageError(f"--save_classifier {path}: exists already (--overwrite takes its place)")
         read_classifier(path)
-    record = {
-        "labels": classifier.labels,
-        "templates": saved_templates(classifier.templates),
-        "model": checkpoint.source,
-        "model_sha256": model_digest(checkpoint.model),
-        "preprocessing": known_preprocessing(checkpoint).to_dict(),
-        "scores": classifier.scores,
-        "threshold": classifier.threshold,
-        "calibration": classifier.calibration.to_dict() if classifier.calibration else None,
-    }
-    weights, text = classifier.weights.float().cpu().contiguous(), json.dumps(record)
+    record = ClassifierRecord(
+        tuple(classifier.labels), saved_templates(classifier.templates), checkpoint.source,
+        model_digest(checkpoint.model), known_preprocessing(checkpoint), classifier.scores, classifier.threshold,
+        classifier.calibration,
+    )  # fmt: skip
+    weights, text = classifier.weights.float().cpu().contiguous(), json.dumps(to_record(record))
     told = {"format": FORMAT, "classifier": text, "sha256": _digest(weights, text)}
     part = path.with_name(f".{path.name}.part")
     try:
@@ -66,6 +91,7 @@ def read_classifier(path: Path) -> SavedClassifier:
     """Raises CheckpointError for a file that is missing, none of these, or damaged in any bit."""
     from safetensors import SafetensorError, safe_open
 
+    path = path_of(path, CheckpointError, "classifier")
     tensors = read_tensors(path)
     try:
         with safe_open(path, "pt") as file:
@@ -76,10 +102,16 @@ def read_classifier(path: Path) -> SavedClassifier:
         raise CheckpointError(f"{path}: is no classifier, as --save_classifier writes it")
     if _digest(tensors["weights"], told["classifier"]) != told["sha256"]:
         raise CheckpointError(f"{path}: is damaged (its sha256 is not the one that was written)")
-    record = json.loads(told["classifier"])
-    if set(record) != KEYS or tensors["weights"].shape[:1] != (len(record["labels"]),):
-        raise CheckpointError(f"{path}: is no classifier of this version ({', '.join(sorted(set(record) ^ KEYS))})")
-    return SavedClassifier(tensors["weights"], record)
+    record = from_record(ClassifierRecord, parse_json(told["classifier"], str(path)), str(path))
+    weights = tensors["weights"]
+    if weights.dtype != torch.float32 or weights.ndim != 2 or len(weights) != len(record.labels):
+        raise CheckpointError(
+            f"{path}: weights: expected a float32 vector for each of {len(record.labels)} labels ({weights.dtype}, "
+            f"{list(weights.shape)})"
+        )
+    if not ((weights.norm(dim=1) - 1).abs() < 1e-3).all():
+        raise CheckpointError(f"{path}: weights: expected vectors of length 1")
+    return SavedClassifier(weights, record)
 
 
 def load_classifier(path: Path, checkpoint: Checkpoint, made: Checkpoint | None = None) -> ZeroShotClassifier:
@@ -88,24 +120,26 @@ def load_classifier(path: Path, checkpoint: Checkpoint, made: Checkpoint | None 
     model or preprocessing."""
     saved = read_classifier(path)
     record = saved.record
-    if (digest := model_digest(checkpoint.model)) != record["model_sha256"]:
+    if (digest := model_digest(checkpoint.model)) != record.model_sha256:
         raise UsageError(
-            f"{path}: was made with model {record['model']} (sha256 {record['model_sha256'][:12]}…), whose weights are "
-            f"not those of {checkpoint.source} ({digest[:12]}…)"
+            f"{path}: was made with model {ascii_only(record.model)} (sha256 {record.model_sha256[:12]}…), whose "
+            f"weights are not those of {checkpoint.source} ({digest[:12]}…)"
         )
-    own = known_preprocessing(checkpoint).to_dict()
-    if other := [key for key in own if own[key] != record["preprocessing"].get(key)]:
+    own, theirs = vars(known_preprocessing(checkpoint)), vars(record.preprocessing)
+    if other := [key for key in own if own[key] != theirs[key]]:
         raise UsageError(
-            f"{path}: was made for pictures with {other[0]} {record['preprocessing'].get(other[0])}, and "
-            f"{checkpoint.source} prepares them with {own[other[0]]}"
+            f"{path}: was made for images with {other[0]} {theirs[other[0]]}, and {checkpoint.source} prepares them "
+            f"with {own[other[0]]}"
         )
-    calibration = record["calibration"]
-    if calibration is not None:
-        calibration = Calibration.from_dict(calibration, len(record["labels"]), str(path))
-    return ZeroShotClassifier(
-        made or checkpoint, record["labels"], record["templates"], weights=saved.weights, calibration=calibration,
-        threshold=record["threshold"], scores=record["scores"],
-    )  # fmt: skip
+    if saved.weights.shape[1] != (width := checkpoint.model.config.embed):
+        raise CheckpointError(f"{path}: weights: expected {width} numbers a label ({saved.weights.shape[1]})")
+    try:
+        return ZeroShotClassifier(
+            made or checkpoint, record.labels, record.templates, weights=saved.weights, calibration=record.calibration,
+            threshold=record.threshold, scores=record.scores,
+        )  # fmt: skip
+    except UsageError as error:  # values that do not go together
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _digest(weights: Tensor, text: str) -> str:

@@ -26,7 +26,7 @@ from multimodal.tasks.index_record import (
     HEADER,
     IndexRecord,
     check_file,
-    mapped_array,
+    mapped_lines,
     mapped_vectors,
     read_entry,
     read_index_record,
@@ -34,10 +34,11 @@ from multimodal.tasks.index_record import (
 from multimodal.tasks.index_store import note_times
 from multimodal.tasks.pictures import pixels_of
 from multimodal.tasks.texts import text_features
-from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.records import to_record
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
+
+MOST_LINE = 1 << 20  # bytes
 
 
 def open_index(folder: str | Path) -> "Index":
@@ -56,7 +57,7 @@ def open_index(folder: str | Path) -> "Index":
         vectors = mapped_vectors(folder, record)
         advice = "run the same multimodal index once more"  # made of the others
         times["lines"] = check_file(folder, record, "lines")
-        lines = mapped_array(folder / record.names()["lines"])
+        lines = mapped_lines(folder, record)
     except CheckpointError as error:
         if read_index_record(folder) != record:  # renewed in this moment
             return open_index(folder)
@@ -101,8 +102,11 @@ class Index:
         found = []
         with self._opened("pictures") as file:
             for row in map(int, rows):
-                file.seek(self._lines[row])
-                found.append(read_entry(file.read(self._lines[row + 1] - self._lines[row]), file.name).file)
+                start, end = map(int, self._lines[row : row + 2])
+                if not 0 <= start <= end <= start + MOST_LINE:
+                    raise CheckpointError(f"{self.folder / self.record.names()['lines']}: damaged (row {row})")
+                file.seek(start)
+                found.append(read_entry(file.read(end - start), file.name).file)
         return found
 
     def _blocks(self) -> Iterator[Float[np.ndarray, "B D"]]:
@@ -154,7 +158,7 @@ def model_for(index: "Index", checkpoint: Checkpoint) -> Checkpoint:
     if index.record.model_sha256 != index_digest(checkpoint):
         made = f"{index.folder}: was made with model {index.record.model}"
         raise UsageError(f"{made}, and {checkpoint.source} has other weights")
-    return replace(checkpoint, preprocessing=Preprocessing.from_dict(index.record.preprocessing))
+    return replace(checkpoint, preprocessing=index.record.preprocessing)
 
 
 @torch.inference_mode()

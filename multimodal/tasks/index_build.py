@@ -13,6 +13,7 @@ from jaxtyping import Float
 from multimodal.errors import CheckpointError, ImageError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.tasks.index import index_digest, query_vectors
+from multimodal.tasks.index_faiss import check_faiss
 from multimodal.tasks.index_nearest import (
     KINDS,
     Sample,
@@ -26,6 +27,7 @@ from multimodal.tasks.index_record import DTYPES, RECORD, Entry, IndexRecord, ch
 from multimodal.tasks.index_store import Store
 from multimodal.tasks.labels import open_clip_prompts
 from multimodal.tasks.pictures import batches
+from multimodal.tokens.files import path_of
 from multimodal.weights.compute import for_inference
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
@@ -63,7 +65,7 @@ def build(
     are tuned to find. `watch(done, of, broken)`.
 
     Raises UsageError for an index of another model or an unusable value, CheckpointError for a damaged index."""
-    folder = Path(folder)
+    folder = path_of(folder, UsageError, "index")
     wanted = _wanted(checkpoint, name or checkpoint.source, architecture, _dtype(folder, dtype, overwrite), kind)
     computing, built = for_inference(checkpoint, compute_type, device), Built()
     with Store(folder, wanted, overwrite) as store:
@@ -97,7 +99,7 @@ def _wanted(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: 
         raise UsageError(f"kind {kind!r}: unknown (one of {', '.join(KINDS)})")
     if not isinstance(checkpoint.model, CLIP):
         raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, an index needs a clip")
-    preprocessing = known_preprocessing(checkpoint).to_dict()
+    preprocessing = known_preprocessing(checkpoint)
     return IndexRecord(
         name, architecture, index_digest(checkpoint), preprocessing, checkpoint.model.config.embed, dtype
     )
@@ -179,10 +181,13 @@ def finish(
 
 def _whole(store: Store, part: str, notes: list[str]) -> bool:
     """Whether a file that was made from others is as it was written."""
-    if not store.record.files or not store.record.names()[part]:
+    record = store.record
+    if not record.files or not record.names()[part]:
         return True
     try:
-        check_file(store.folder, store.record, part)
+        check_file(store.folder, record, part)
+        if part == "search":
+            check_faiss(store.folder / record.names()[part], record.kind, record.count, record.dimension)
     except CheckpointError as error:
         notes.append(f"{error}; made again")
         return False

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
+from multimodal.tasks.index_faiss import GRAPH, check_faiss
 from multimodal.tasks.index_record import BLOCK
 
 KINDS = ("auto", "flat", "ivf", "hnsw")
@@ -26,7 +27,7 @@ NEAREST = 10  # of which a share must be found
 SHARED = 32  # queries: with fewer a block is so little work that threads only wait for one another
 ADDED = 1 << 14  # rows given to FAISS at once
 PREFETCH = 4  # threads that fetch lists from the disk; FAISS starts 32 for each query
-GRAPH, BUILD_EFFORT = 32, 40  # hnsw: neighbours a node, candidates when building (FAISS's defaults)
+BUILD_EFFORT = 40  # hnsw: candidates when building (FAISS's default)
 
 
 class Sample(NamedTuple):
@@ -115,7 +116,7 @@ def add_search(index: Any, vectors: Float[np.ndarray, "N D"]) -> None:
 
 
 def extend_search(vectors: Float[np.ndarray, "N D"], old: Path, path: Path) -> None:
-    """Writes the index `old` with the rows behind its own."""
+    """Writes the index `old`, which `check_faiss` has passed, with the rows behind its own."""
     faiss = _faiss()
     index = faiss.read_index(str(old))
     add_search(index, vectors)
@@ -124,6 +125,7 @@ def extend_search(vectors: Float[np.ndarray, "N D"], old: Path, path: Path) -> N
 
 def open_search(path: Path, kind: str, count: int, width: int) -> Any:
     """The index, in the file. Raises CheckpointError."""
+    check_faiss(path, kind, count, width)
     faiss = _faiss()
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if kind == "ivf" else faiss.IO_FLAG_MMAP_IFC)
@@ -133,8 +135,6 @@ def open_search(path: Path, kind: str, count: int, width: int) -> Any:
         lists = faiss.downcast_InvertedLists(index.invlists)
         lists.prefetch_nthread = PREFETCH
         _read_scattered(int(lists.ptr), lists.totsize)
-    if (index.ntotal, index.d) != (count, width):
-        raise CheckpointError(f"{path}: is of {index.ntotal} x {index.d}, not {count} x {width}")
     return index
 
 
@@ -151,8 +151,9 @@ def candidates(index: Any, queries: Float[Tensor, "Q D"], most: int, effort: int
     if hasattr(index, "hnsw"):
         chosen = faiss.SearchParametersHNSW(efSearch=max(effort, most))
     else:
-        chosen = faiss.SearchParametersIVF(nprobe=effort)
-    return index.search(queries.numpy(), most, params=chosen)[1]
+        chosen = faiss.SearchParametersIVF(nprobe=max(effort, 1))
+    found = index.search(queries.numpy(), most, params=chosen)[1]
+    return np.where(found < index.ntotal, found, -1)  # the rows in the lists are as the file has them
 
 
 def recall(found: Int[Tensor, "Q K"], wanted: Int[Tensor, "Q K"]) -> float:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ from multimodal.tasks.index_record import (
     facts_of,
     file_names,
     npy_header,
+    read_entry,
     read_index_record,
     rows_begin,
 )
 from multimodal.tokens.files import write_whole
+from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.records import to_record
 
 SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
@@ -37,13 +40,13 @@ _SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
 
 def note_times(folder: Path, record: IndexRecord, times: dict[str, int]) -> None:
     """Keeps the times at which files were found whole, as in a copied folder, so that they need not be read again."""
-    if all(record.files[part]["mtime_ns"] == time_ns for part, time_ns in times.items()):
+    if all(record.files[part].mtime_ns == time_ns for part, time_ns in times.items()):
         return
     with suppress(MultimodalError, OSError):  # a folder that cannot be written, or is being written
         with _locked(folder):
             found = read_index_record(folder)
-            if all(found.files[part]["sha256"] == record.files[part]["sha256"] for part in times):
-                files = found.files | {part: found.files[part] | {"mtime_ns": at} for part, at in times.items()}
+            if all(found.files[part].sha256 == record.files[part].sha256 for part in times):
+                files = found.files | {part: replace(found.files[part], mtime_ns=at) for part, at in times.items()}
                 _write_record(folder, replace(found, files=files))
 
 
@@ -171,9 +174,9 @@ class Store:
     def _check(self, found: IndexRecord, wanted: IndexRecord) -> None:
         for name in _SAME:
             ours, theirs = getattr(wanted, name), getattr(found, name)
-            if ours != theirs and isinstance(ours, dict):
-                key = next(key for key in ours if ours[key] != theirs.get(key))
-                name, ours, theirs = f"{name} {key}", ours[key], theirs.get(key)
+            if ours != theirs and isinstance(ours, Preprocessing):
+                key = next(key for key in vars(ours) if getattr(ours, key) != getattr(theirs, key))
+                name, ours, theirs = f"{name} {key}", getattr(ours, key), getattr(theirs, key)
             if ours != theirs:
                 raise UsageError(
                     f"{self.folder}: was made with model {found.model} ({name} {_short(theirs)}, not {_short(ours)}); "
@@ -240,7 +243,7 @@ class Store:
 
 
 def _write_record(folder: Path, record: IndexRecord) -> None:
-    write_whole(folder / RECORD, (json.dumps(asdict(record), indent=1) + "\n").encode())
+    write_whole(folder / RECORD, (json.dumps(to_record(record), indent=1) + "\n").encode())
 
 
 def _locked(folder: Path) -> Any:
@@ -263,8 +266,8 @@ def _read_entries(path: Path, most: int) -> tuple[list[Entry], int]:
     with path.open("rb") as file:
         for line in file:
             try:
-                entry = Entry(**json.loads(line))
-            except (ValueError, TypeError, RecursionError):
+                entry = read_entry(line, path.name)
+            except CheckpointError:
                 break
             if len(entries) == most or not line.endswith(b"\n"):
                 break
@@ -274,7 +277,7 @@ def _read_entries(path: Path, most: int) -> tuple[list[Entry], int]:
 
 
 def _line(entry: Entry) -> str:
-    return json.dumps(entry._asdict()) + "\n"  # ASCII: a name that is no UTF-8 is kept as lone surrogates
+    return json.dumps(vars(entry)) + "\n"  # ASCII: a name that is no UTF-8 is kept as lone surrogates
 
 
 def _bytes(vectors: Float[np.ndarray, "B D"], dtype: str) -> memoryview:

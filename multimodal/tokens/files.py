@@ -100,7 +100,7 @@ def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = Che
         raise error(f"{where}: more than {MOST_JSON >> 20} MB of JSON")
     try:
         text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_int=_int, parse_float=_float)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise error(f"{where}: cannot be read as JSON (nested deeper than {MOST_DEPTH})") from None
     except UnicodeDecodeError as cause:
@@ -108,7 +108,8 @@ def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = Che
         raise error(f"{where}: not UTF-8 text (byte {cause.start} is {byte:#04x})") from None
     except ValueError as cause:
         raise error(f"{where}: cannot be read as JSON ({ascii_only(str(cause))[:120]})") from None
-    if fault := _fault(value, "\\u" in text):
+    escapes = "\\u" in text
+    if (escapes or text.count("[") + text.count("{") > MOST_DEPTH) and (fault := _fault(value, escapes)):
         raise error(f"{where}: cannot be read as JSON ({fault})")
     return value
 
@@ -136,6 +137,9 @@ def _float(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"the number {text[:40]} is too large")
     return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_int=_int, parse_float=_float)
 
 
 def _fault(value: Any, escapes: bool) -> str:

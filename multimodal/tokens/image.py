@@ -16,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, ImageError
+from multimodal.tokens.files import shown
 from multimodal.tokens.picture import ImageLimits, find_images, read_image, to_rgb, walk_images
+from multimodal.tokens.records import to_record
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -41,6 +43,8 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+MOST_PIXELS = 1 << 24  # that an image is resized to; 200 MB as float32
+
 Resize = Literal["shortest", "squash", "longest"]
 Interpolation = Literal["bicubic", "bilinear"]
 
@@ -61,24 +65,8 @@ class Preprocessing:
         _check(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: tuples as lists."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
-        """The inverse of `to_dict`. Raises CheckpointError naming an unknown, missing or unusable key."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                raise CheckpointError(f"preprocessing: unknown key ({key})")
-        for key in known:
-            if key not in values:
-                raise CheckpointError(f"preprocessing: missing key ({key})")
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        for key in ("mean", "std", "crop"):
-            fields[key] = _as_float(fields[key])
-        _check(fields)
-        return cls(**fields)
+        """JSON-ready; `from_record` reads it."""
+        return to_record(self)
 
     def replace(self, **changes: Any) -> "Preprocessing":
         """A changed copy, e.g. `replace(size=native_size(image, 16, 256), resize="squash")`."""
@@ -205,17 +193,17 @@ def _pair(patch: int | tuple[int, int]) -> tuple[int, int]:
 def _check(fields: dict[str, Any]) -> None:
     size, std, fill, crop = (fields[key] for key in ("size", "std", "fill", "crop"))
     good = {
-        "size": _numbers(size, 2, int) and min(size) > 0,
+        "size": _numbers(size, 2, int) and min(size) > 0 and math.prod(size) <= MOST_PIXELS,
         "resize": fields["resize"] in get_args(Resize),
         "interpolation": fields["interpolation"] in get_args(Interpolation),
-        "mean": _numbers(fields["mean"], 3, float),
-        "std": _numbers(std, 3, float) and min(std) > 0,
+        "mean": _numbers(fields["mean"], 3, float) and max(map(abs, fields["mean"])) <= 1000,
+        "std": _numbers(std, 3, float) and min(std) >= 1e-6 and max(std) <= 1000,
         "fill": _numbers((fill,), 1, int) and 0 <= fill <= 255,
-        "crop": _numbers((crop,), 1, float) and 0 < crop <= 1,
+        "crop": _numbers((crop,), 1, float) and 0.05 <= crop <= 1,
     }
     for key, usable in good.items():
         if not usable:
-            raise CheckpointError(f"preprocessing: {key} cannot be used ({fields[key]!r})")
+            raise CheckpointError(f"preprocessing: {key} cannot be used ({shown(fields[key])})")
 
 
 def _numbers(values: Any, length: int, kind: type) -> bool:
@@ -224,9 +212,3 @@ def _numbers(values: Any, length: int, kind: type) -> bool:
         and len(values) == length
         and all(type(v) is kind and math.isfinite(v) for v in values)
     )
-
-
-def _as_float(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_as_float(v) for v in value)
-    return float(value) if type(value) is int else value  # JSON writes 1.0 as 1 in other languages

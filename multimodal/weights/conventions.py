@@ -10,8 +10,10 @@ from pathlib import Path
 from torch import nn
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.files import read_json
+from multimodal.tokens.files import path_of, read_json
 from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.records import from_record
+from multimodal.weights.fit import check_size, image_tower
 from multimodal.weights.folder import Checkpoint
 
 HALF = (0.5, 0.5, 0.5)
@@ -43,6 +45,7 @@ def with_preprocessing(checkpoint: Checkpoint, asked: str | Path | Preprocessing
     if record.size != size:
         if any(edge % patch for edge in record.size):
             raise UsageError(f"--preprocessing {asked}: size {record.size}, no multiple of the model's patch ({patch})")
+        check_size(record, checkpoint.model.config, f"--preprocessing {asked}", UsageError)
         warnings.warn(f"--preprocessing {asked}: size {record.size}, the model was made for {size}", stacklevel=3)
     if checkpoint.preprocessing not in (None, record):
         warnings.warn(f"--preprocessing {asked}: replaces that of {checkpoint.source}", stacklevel=3)
@@ -82,20 +85,15 @@ def _record(asked: str, size: tuple[int, int]) -> Preprocessing:
     if asked in CONVENTIONS:
         resize, mean, std, crop = CONVENTIONS[asked]
         return Preprocessing(size, resize, "bicubic", mean, std, 0, crop)
-    path = Path(asked)
+    path = path_of(asked, UsageError, "--preprocessing")
     if not path.is_file():
         raise UsageError(f"--preprocessing {asked}: neither a file nor one of {NAMES}")
-    try:
-        return Preprocessing.from_dict(read_json(path))
-    except CheckpointError as error:
-        text = str(error)
-        raise CheckpointError(text if text.startswith(asked) else f"{asked}: {text}") from None
+    return from_record(Preprocessing, read_json(path), asked)
 
 
 def _pixels(checkpoint: Checkpoint) -> tuple[tuple[int, int], int]:
     """Height and width of the model's pictures, and its patch."""
-    config = checkpoint.model.config
-    tower = config if hasattr(config, "patch") else getattr(config, "image", None)
-    if not hasattr(tower, "patch"):
+    tower = image_tower(checkpoint.model.config)
+    if tower is None:
         raise UsageError(f"--preprocessing: model {checkpoint.source} is a {checkpoint.kind}, which takes no pictures")
     return tower.image, tower.patch

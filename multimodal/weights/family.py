@@ -11,6 +11,7 @@ from torch import nn
 from multimodal.errors import CheckpointError
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.text import Tokenizer
+from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import Row, Tensors, check, export_tensors, load_tensors
 
@@ -45,6 +46,9 @@ class Family:
             check(rows, model.state_dict(), tensors, where)
             fill(model, load_tensors(rows, tensors, where), where)
             tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
+            check_vocabulary(tokenizer, ours, where)
+            if preprocessing is not None:
+                check_size(preprocessing, ours, where)
             card = {"format": self.name, **self.card(folder)}
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card)
 

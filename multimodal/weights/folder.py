@@ -28,14 +28,17 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.files import read_json
+from multimodal.tokens.files import ascii_only, path_of, read_json, shown
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.records import from_record, to_record
 from multimodal.tokens.text import Tokenizer, tokenizer_from
+from multimodal.weights.card import check_card
+from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.table import all_finite
 
 FORMAT = 1
 MOST_LAYERS = 1000
+TOKENIZER = "tokenizer_config.json"
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig),
     "clip": (CLIP, CLIPConfig),
@@ -67,6 +70,35 @@ class Checkpoint:
         return kind_of(self.model)
 
 
+@dataclass(frozen=True)
+class Record:
+    """`config.json`. `tokenizer`: the sha256 of each file of the tokenizer that the model was trained with."""
+
+    format: int
+    kind: str
+    config: dict[str, Any]
+    tokenizer: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise CheckpointError(f"not a format {FORMAT} configuration ({self.format})")
+        if self.kind not in KINDS:
+            raise CheckpointError(f"unknown kind {shown(self.kind)}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json`: the sha256 of each other file of the folder."""
+
+    sha256: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not {"config.json", "model.safetensors"} <= self.sha256.keys():
+            raise CheckpointError("does not list config.json and model.safetensors")
+        if wrong := [name for name in self.sha256 if Path(name).name != name or "\0" in name]:
+            raise CheckpointError(f"lists {shown(wrong[0])}, no file of this folder")
+
+
 def kind_of(model: nn.Module) -> str:
     """Raises CheckpointError for a model that is none of ours."""
     for name, (model_class, _) in KINDS.items():
@@ -78,21 +110,22 @@ def kind_of(model: nn.Module) -> str:
 def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Writes beside the target, then renames: a stop in between leaves the old folder or none, never half of one.
 
-    Floating-point tensors are stored as `dtype` where given."""
+    Floating-point tensors are stored as `dtype` where given. Raises CheckpointError for a tokenizer with more tokens
+    than the model embeds."""
     from safetensors.torch import save
 
+    check_vocabulary(checkpoint.tokenizer, checkpoint.model.config, str(folder))
     with _replacing(folder) as made:
         tensors = {
             name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
             for name, tensor in checkpoint.model.state_dict().items()
         }
         write_durably(made / "model.safetensors", save(tensors))
-        config = {"format": FORMAT, "kind": checkpoint.kind, "config": to_record(checkpoint.model.config)}
-        write_durably(made / "config.json", _json(config))
+        tokenizer = _saved_tokenizer(checkpoint.tokenizer, made)
+        config = Record(FORMAT, checkpoint.kind, to_record(checkpoint.model.config), tokenizer)
+        write_durably(made / "config.json", _json(to_record(config)))
         if checkpoint.preprocessing:
             write_durably(made / "preprocessing.json", _json(checkpoint.preprocessing.to_dict()))
-        if checkpoint.tokenizer:
-            checkpoint.tokenizer.save(made)
         if checkpoint.card:
             write_durably(made / "card.json", _json(checkpoint.card))
 
@@ -126,29 +159,51 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 def load_folder(folder: Path) -> Checkpoint:
     """Reads a checkpoint folder. Raises CheckpointError naming the file when one is missing, changed or unfit."""
-    _check_manifest(folder)
-    config = read_json(folder / "config.json")
-    if set(config) != {"format", "kind", "config"} or config["format"] != FORMAT:
-        raise CheckpointError(f"{folder / 'config.json'}: not a format {FORMAT} configuration ({str(config)[:60]})")
-    if config["kind"] not in KINDS:
-        raise CheckpointError(f"{folder / 'config.json'}: unknown kind {config['kind']!r}")
-    model_class, config_class = KINDS[config["kind"]]
-    value = from_record(config_class, config["config"], str(folder / "config.json"))
+    folder = path_of(folder, CheckpointError)
+    sums, where = _check_manifest(folder), str(folder / "config.json")
+    record = from_record(Record, read_json(folder / "config.json"), where)
+    model_class, config_class = KINDS[record.kind]
+    value = from_record(config_class, record.config, where)
+    tokenizer = _tokenizer(folder, record, sums)
+    check_vocabulary(tokenizer, value, where)
+    preprocessing = None
+    if (path := folder / "preprocessing.json").exists():
+        preprocessing = from_record(Preprocessing, read_json(path), str(path))
+        check_size(preprocessing, value, str(path))
+    card = folder / "card.json"
+    card = check_card(read_json(card), str(card)) if card.exists() else {}
     try:
         model = build(model_class, value)
     except CheckpointError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+        raise CheckpointError(f"{where}: {error}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: cannot be built ({error!r})") from None
+        raise CheckpointError(f"{where}: cannot be built ({ascii_only(repr(error))[:200]})") from None
     fill(model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
-    preprocessing = folder / "preprocessing.json"
-    return Checkpoint(
-        model.eval(),
-        tokenizer_from(folder) if (folder / "tokenizer_config.json").exists() else None,
-        Preprocessing.from_dict(read_json(preprocessing)) if preprocessing.exists() else None,
-        str(folder),
-        read_json(folder / "card.json") if (folder / "card.json").exists() else {},
-    )
+    return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card)
+
+
+def _saved_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
+    """Writes its files; gives the sha256 of each."""
+    if tokenizer is None:
+        return {}
+    before = set(folder.iterdir())
+    tokenizer.save(folder)
+    return {path.name: sha256(path) for path in sorted(set(folder.iterdir()) - before)}
+
+
+def _tokenizer(folder: Path, record: "Record", sums: dict[str, str]) -> Tokenizer | None:
+    """The tokenizer that the model was saved with. Raises CheckpointError for another: its ids would be other words."""
+    there = (folder / TOKENIZER).exists()
+    if there and not record.tokenizer:
+        raise CheckpointError(f"{folder / TOKENIZER}: config.json names no tokenizer of this model")
+    for name, trained in record.tokenizer.items():
+        if sums.get(name) != trained:
+            found = sums[name][:12] + "…" if name in sums else "none"
+            raise CheckpointError(
+                f"{folder / name}: is not the tokenizer that the model was trained with (sha256 {found}, config.json "
+                f"has {trained[:12]}…)"
+            )
+    return tokenizer_from(folder) if there else None
 
 
 def build(model_class: type[nn.Module], config: Any) -> nn.Module:
@@ -234,20 +289,20 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _check_manifest(folder: Path) -> None:
-    manifest = read_json(folder / "manifest.json")
-    sums = manifest.get("sha256")
-    if not isinstance(sums, dict) or not {"config.json", "model.safetensors"} <= sums.keys():
-        raise CheckpointError(f"{folder / 'manifest.json'}: does not list config.json and model.safetensors")
+def _check_manifest(folder: Path) -> dict[str, str]:
+    """The sums of the manifest, each of which a file has."""
+    path = folder / "manifest.json"
+    sums = from_record(Manifest, read_json(path), str(path)).sha256
     for name, expected in sums.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, though the manifest lists it")
         if sha256(path) != expected:
-            raise CheckpointError(f"{path}: sha256 differs from the manifest's {str(expected)[:12]}…")
+            raise CheckpointError(f"{path}: sha256 differs from the manifest's {ascii_only(expected)[:12]}…")
     for path in folder.glob("*.json"):
         if path.name not in sums and path.name != "manifest.json":
             raise CheckpointError(f"{path}: not in the manifest, so its content is not vouched for")
+    return sums
 
 
 def _replace_folder(made: Path, folder: Path) -> None:

@@ -1,0 +1,134 @@
+"""Structure of a FAISS file, checked before FAISS maps it: the library trusts counts and links, and crashes on wrong
+ones. Only the two forms that `build_search` writes are known (faiss/impl/index_write.cpp)."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multimodal.errors import CheckpointError
+
+GRAPH = 32  # hnsw: neighbours a node above the ground, twice as many on it
+_DUMMY = 1 << 20  # written twice for fields that FAISS has no longer
+_EIGHT_BITS = 0  # ScalarQuantizer::QT_8bit
+_NODES = 1 << 16  # checked at a time
+
+
+def check_faiss(path: Path, kind: str, count: int, width: int) -> None:
+    """Raises CheckpointError for a file that is no `kind` (ivf, hnsw) index of `count` vectors of `width` numbers."""
+    try:
+        file = _File(path)
+        (_check_ivf if kind == "ivf" else _check_hnsw)(file, count, width)
+        file.same("end of the file", file.at, len(file.data))
+    except (OSError, ValueError, struct.error) as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from None
+
+
+class _File:
+    """Reads a file field by field. Raises ValueError for a field that is not as expected."""
+
+    def __init__(self, path: Path):
+        self.data, self.at = np.memmap(path, np.uint8, "r"), 0
+
+    def fields(self, layout: str) -> tuple[Any, ...]:
+        size = struct.calcsize(f"<{layout}")
+        values = struct.unpack(f"<{layout}", self.data[self.at : self.at + size].tobytes())
+        self.at += size
+        return values
+
+    def same(self, name: str, found: Any, wanted: Any) -> None:
+        if found != wanted:
+            raise ValueError(f"{name}: expected {wanted}, got {found}")
+
+    def array(self, name: str, dtype: str, length: int) -> np.ndarray:
+        """A vector whose length stands before it, in the file."""
+        self.same(f"length of {name}", self.fields("Q")[0], length)
+        return self.raw(name, dtype, length)
+
+    def raw(self, name: str, dtype: str, length: int) -> np.ndarray:
+        end = self.at + length * np.dtype(dtype).itemsize
+        if end > len(self.data):
+            raise ValueError(f"{name}: {length} values are more than the file holds")
+        values = np.frombuffer(self.data, dtype, length, self.at)
+        self.at = end
+        return values
+
+    def header(self, name: bytes, count: int, width: int) -> None:
+        found = self.fields("4siqqq?i")  # an inner product has metric 0
+        self.same("header", found, (name, width, count, _DUMMY, _DUMMY, True, 0))
+        self.same("byte of a flag", int(self.data[self.at - 5]), 1)
+
+    def quantizer(self, width: int) -> None:
+        kind, _, _, *sizes = self.fields("iifQQ")
+        self.same("scalar quantizer", (kind, *sizes), (_EIGHT_BITS, width, width))
+        self.array("ranges", "<f4", 2 * width)
+
+
+def _check_ivf(file: _File, count: int, width: int) -> None:
+    file.header(b"IwSq", count, width)
+    lists, _ = file.fields("QQ")
+    if not 0 < lists <= max(count, 1):
+        raise ValueError(f"{lists} lists of {count} vectors")
+    file.header(b"IxFI", lists, width)
+    file.array("centroids", "<f4", lists * width)
+    file.same("direct map", file.fields("BQ"), (0, 0))
+    file.quantizer(width)
+    size, residual = file.fields("QB")
+    file.same("code size", (size, residual in (0, 1)), (width, True))
+    file.same("lists", file.fields("4sQQ"), (b"ilar", lists, width))
+    (form,) = file.fields("4s")
+    if form == b"full":
+        sizes = file.array("list sizes", "<u8", lists)
+    else:
+        file.same("form of the lists", form, b"sprs")
+        pairs = file.raw("list sizes", "<u8", 1)[0]
+        if pairs % 2 or pairs > 2 * lists:
+            raise ValueError(f"{pairs // 2} of {lists} lists")
+        places, sizes = file.raw("list sizes", "<u8", int(pairs)).reshape(-1, 2).T
+        if len(places) and (int(places.max()) >= lists or len(np.unique(places)) < len(places)):
+            raise ValueError("a list is there twice, or is none of these")
+    if len(sizes) and int(sizes.max()) > count:
+        raise ValueError(f"a list of {sizes.max()} vectors")
+    file.same("vectors in the lists", int(sizes.sum()), count)
+    file.raw("lists", "u1", count * (width + 8))
+
+
+def _check_hnsw(file: _File, count: int, width: int) -> None:
+    file.header(b"IHNs", count, width)
+    depth = int(file.fields("Q")[0])
+    if not 0 < depth < 64:
+        raise ValueError(f"{depth} levels")
+    file.raw("level probabilities", "<f8", depth)
+    starts = file.array("neighbours of a level", "<i4", depth + 1)
+    file.same("neighbours of a level", starts.tolist(), [0, *(GRAPH * (level + 2) for level in range(depth))])
+    levels = file.array("levels", "<i4", count)
+    if levels.min() < 1 or levels.max() > depth:
+        raise ValueError(f"levels from {levels.min()} to {levels.max()}, of {depth}")
+    offsets = file.array("offsets", "<u8", count + 1)
+    if offsets[0] != 0 or (np.diff(offsets.astype(np.int64)) != starts[levels]).any():
+        raise ValueError("offsets do not fit the levels")
+    links = file.array("links", "<i4", int(offsets[-1]))
+    _check_links(links, levels, offsets, starts)
+    entry, highest, build, search, _ = file.fields("5i")
+    if not 0 <= entry < count or highest != levels[entry] - 1 or highest != levels.max() - 1:
+        raise ValueError(f"entry point {entry} on level {highest}")
+    if not (0 < build <= count + 1024 and 0 < search <= count + 1024):
+        raise ValueError(f"efforts {build} and {search}")
+    file.header(b"IxSQ", count, width)
+    file.quantizer(width)
+    file.array("codes", "u1", count * width)
+
+
+def _check_links(links: np.ndarray, levels: np.ndarray, offsets: np.ndarray, starts: np.ndarray) -> None:
+    """Each link leads to a node that is on its level; -1 is none."""
+    for start in range(0, len(links), _NODES * GRAPH):
+        part = links[start : start + _NODES * GRAPH]
+        if part.min() < -1 or part.max() >= len(levels):
+            raise ValueError(f"a link to node {part.max()} of {len(levels)}")
+    for level in range(1, int(levels.max())):
+        nodes = np.flatnonzero(levels > level)
+        places = offsets[nodes].astype(np.int64)[:, None] + np.arange(starts[level], starts[level + 1])
+        ends = links[places.ravel()]
+        if (levels[ends[ends >= 0]] <= level).any():
+            raise ValueError(f"a link on level {level} to a node below it")

@@ -1,0 +1,33 @@
+"""A checkpoint's card: free facts for people, and a few that the program uses, which are checked."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from multimodal.tokens.records import from_record
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the program takes from a card. The tasks check the options of `transcribe` and `caption`."""
+
+    name: str = ""
+    summary: str = ""
+    format: str = ""
+    preprocessing_from: str = ""
+    templates: str | list[str] | dict[str, list[str]] = ""
+    labels: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
+    language: str | None = None
+    pooling: str = ""
+    normalize: bool = False
+    translation: dict[str, str | None] | None = None
+    transcribe: dict[str, Any] | None = None
+    caption: dict[str, Any] | None = None
+    table: dict[str, Any] | None = None
+    alignment_heads: tuple[tuple[int, int], ...] | None = None
+
+
+def check_card(card: dict[str, Any], where: str) -> dict[str, Any]:
+    """The card. Raises CheckpointError naming `where` and the key for a fact of another type."""
+    from_record(CardFacts, card, where, others=True)
+    return card
