@@ -87,7 +87,7 @@ def behind(results: dict[str, dict[str, Any]]) -> str:
                 if same and not same["floor"])  # fmt: skip
     if not found:
         return f"**Behind:** none of {count} comparisons."
-    return f"**Behind** in {len(found)} of {count} comparisons (`LOG.md` has the causes): " + " · ".join(found) + "."
+    return f"**Behind** in {len(found)} of {count} comparisons (the log has the causes): " + " · ".join(found) + "."
 
 
 def table(rows: list[Row]) -> str:
