@@ -172,6 +172,7 @@ def voice(g: Any) -> None:
     _flag(g, "--vad_max_speech_duration_s SECONDS", "cut longer speech (default: inf)", _positive)
     _flag(g, "--vad_min_silence_duration_ms MS", "shorter pauses do not end speech (default: 2000)", _natural)
     _flag(g, "--vad_speech_pad_ms MS", "kept on each side (default: 400)", _natural)
+    _flag(g, "--audio_track N", "of several, from 1 (default: the one marked as default, or the first)", count)
     _switch(g, "--split_channels", "each channel is a speaker of its own")
 
 

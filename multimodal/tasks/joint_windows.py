@@ -16,9 +16,9 @@ from multimodal.tasks.joint_decode import (
     joint_beam,
     tokenizer_of,
 )
-from multimodal.tasks.pieces import SILENCE
 from multimodal.tasks.whisper_decode import compression_ratio
 from multimodal.tasks.word_timing import WordTiming
+from multimodal.tokens.levels import SILENT
 from multimodal.tokens.mel import HOP, RATE
 from multimodal.weights.folder import Checkpoint
 
@@ -48,7 +48,7 @@ def stream(
 ) -> Generator[Tensor, Heard, Window]:
     """One window, which begins at sample `start` of its recording, for `schedule.run`: asks `serve` once."""
     first, last = start / RATE, (start + len(wave)) / RATE
-    if wave.abs().max() <= SILENCE:
+    if wave.abs().max() <= SILENT:
         return Window(first, last, [], "silence")
     heard = yield wave
     text = tokenizer_of(checkpoint).decode(heard.ids).strip()

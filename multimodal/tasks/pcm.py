@@ -13,10 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import AudioError, UsageError
+from multimodal.errors import AudioError
 from multimodal.tokens.audio import TruncatedAudio
 from multimodal.tokens.mel import RATE
 from multimodal.tokens.mono import Resampler
+from multimodal.tokens.offset import LiveOffset
+from multimodal.tokens.tracks import check_rate
 
 BLOCK_SECONDS = 0.1  # most of one reading
 AHEAD = 600  # readings that may wait: up to a minute, then the writer has to
@@ -37,13 +39,12 @@ class PcmReader:
     and none at the end, as `os.read` of a descriptor. (A `sys.stdin.buffer.read1` that still waits in the thread when
     the program ends makes Python abort.)
 
-    A WAV header of the same samples is passed over. Raises UsageError for a rate outside of 1,000 to 384,000 Hz;
+    A WAV header of the same samples is passed over. Raises UsageError for an implausible rate;
     AudioError at the end of an empty stream, where it cannot be read, or begins as a recording of another kind. Half a
     sample at the end gives a TruncatedAudio warning."""
 
     def __init__(self, read: Callable[[int], bytes], rate: int = RATE, name: str = "stdin"):
-        if not 1000 <= rate <= 384000:
-            raise UsageError(f"rate: must be 1,000 to 384,000 Hz ({rate})")
+        check_rate("rate", rate)
         self.rate, self.name, self._read = rate, name, read
         self._queue: queue.Queue[tuple[float, bytes | Exception]] = queue.Queue(AHEAD)
         self._come = self._taken = 0  # bytes; each is written by one thread only
@@ -57,6 +58,7 @@ class PcmReader:
         # a daemon: a reading that waits for a silent writer must not keep the process
         threading.Thread(target=self._follow, daemon=True).start()
         resampler, half, arrived, begun = Resampler(self.rate, RATE), b"", monotonic(), False
+        offset = LiveOffset(self.rate)
         try:
             while (entry := self._queue.get())[1]:
                 arrived, data = entry
@@ -71,7 +73,7 @@ class PcmReader:
                     begun, data = True, found
                 whole = len(data) // 2 * 2
                 half = data[whole:]
-                yield Piece(_tensor(resampler.push(_floats(data[:whole]))), arrived)
+                yield Piece(_tensor(resampler.push(offset.push(_floats(data[:whole])))), arrived)
             if self._taken < 2:
                 raise AudioError(f"{self.name}: no samples in it ({self._taken} bytes)")
             yield Piece(_tensor(resampler.flush()), arrived)

@@ -14,7 +14,6 @@ from multimodal.tasks.whisper_options import SpeechOptions
 from multimodal.tokens.mel import HOP, RATE
 
 FRAMES_PER_SECOND = RATE // HOP
-SILENCE = 0.5 / 32768  # half a step of 16-bit sound: below it there is nothing to hear
 # A window costs Whisper the same however little is said in it, and it was trained on pauses of this length:
 PAUSE = 4 * RATE  # up to which pieces of speech share a window
 QUIET = 30  # frames over which the quietest place is looked for

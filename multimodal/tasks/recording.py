@@ -3,18 +3,22 @@
 No function here holds the sound or the mel of the whole recording: memory does not grow with its length.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tokens.audio import Damage, stream_audio
+from multimodal.tokens.audio import Damage, OddAudio, stream_audio
+from multimodal.tokens.levels import Levels
 from multimodal.tokens.mel import HOP, RATE, WINDOW, log10_mel, scaled_mel
+from multimodal.tokens.offset import without_offset
 
 CHUNK = 30 * RATE
 FLOOR = -10.0  # log10 mel power of digital silence
@@ -24,17 +28,23 @@ AHEAD = WINDOW // 2  # a mel frame is centred: samples before its 10 ms step
 class Recording:
     """A file, its bytes, or mono samples [T] at 16 kHz, which every pass reads anew from the start.
 
-    `channel` (0-based) takes that channel alone. `on_truncated` as in `stream_audio`; a warning is given once, not at
-    every pass. `damage` holds what the last whole pass found. AudioError: samples that are no finite row of floats."""
+    `channel` (0-based) takes that channel alone, `audio_track` and `on_truncated` are those of `stream_audio`. The
+    first whole pass warns of damage and of what is odd, later ones do not. `damage` holds what the last whole pass
+    found. AudioError: samples that are no finite row of floats."""
 
-    def __init__(self, source: str | Path | bytes | Tensor, *, channel: int | None = None, on_truncated: str = "warn"):
-        self.source, self.channel, self.on_truncated = source, channel, on_truncated
+    def __init__(
+        self, source: str | Path | bytes | Tensor, *, channel: int | None = None, on_truncated: str = "warn",
+        audio_track: int | None = None,
+    ):  # fmt: skip
+        self.source, self.channel, self.on_truncated, self.track = source, channel, on_truncated, audio_track
         self.damage: list[Damage] = []
         self.warned = False
         if isinstance(source, Tensor):
             self.name, self.source = "<samples>", _checked(source)
             if channel:
                 raise UsageError(f"channel {channel}: samples have one channel, 0")
+            if (audio_track or 1) != 1:
+                raise UsageError(f"audio_track {audio_track}: samples are one track, 1")
         else:
             self.name = "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
 
@@ -43,10 +53,13 @@ class Recording:
         if isinstance(self.source, Tensor):
             yield from self.source.split(CHUNK)
             return
-        damage: list[Damage] = []
+        damage, remarks = [], []
         how = "ignore" if self.warned and self.on_truncated == "warn" else self.on_truncated
         seconds = CHUNK / RATE
-        yield from stream_audio(self.source, RATE, seconds, how, channel=self.channel, damage=damage)
+        which = {"channel": self.channel, "audio_track": self.track}
+        yield from stream_audio(self.source, RATE, seconds, how, damage=damage, remarks=remarks, **which)
+        for text in [] if self.warned else remarks:
+            warnings.warn(OddAudio(text), stacklevel=2)
         self.damage, self.warned = damage, True
 
 
@@ -57,7 +70,14 @@ def _checked(wave: Tensor) -> Float[Tensor, "_"]:
         raise AudioError("samples: there are none (0)")
     if not wave.isfinite().all():
         raise AudioError(f"samples: {int((~wave.isfinite()).sum())} of {wave.numel()} are not finite")
-    return wave.detach().float().cpu()
+    wave = wave.detach().float().cpu()
+
+    def seconds() -> Iterator[tuple[int, np.ndarray]]:
+        return ((RATE, part[None].numpy()) for part in wave.split(RATE))
+
+    levels = Levels()
+    clean = [sound[0] for _, sound in without_offset(seconds(), seconds, levels)]
+    return torch.from_numpy(np.concatenate(clean)) if levels.offset else wave
 
 
 @runtime_checkable

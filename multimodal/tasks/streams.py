@@ -15,6 +15,7 @@ from multimodal.tasks.recording import MelReader, Recording, Survey
 from multimodal.tasks.recording import cut as samples_of
 from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions
 from multimodal.tasks.whisper_windows import STRIDE, Heard, Sound, WhisperStream, held
+from multimodal.tokens.levels import SILENT
 from multimodal.tokens.mel import HOP, RATE
 from multimodal.weights.folder import Checkpoint
 
@@ -103,7 +104,7 @@ def _open_whisper(
     reader = MelReader(recording, bands, found.mel_peak, found.samples)
 
     def silent(seek: int, count: int) -> bool:
-        return options.cut_loops and bool((peaks[seek : seek + count] < pieces.SILENCE).all())
+        return options.cut_loops and bool((peaks[seek : seek + count] < SILENT).all())
 
     sound, common = Sound(reader.window, content, size, silent), (model.config.decoder.context, options, language)
     if options.batched:

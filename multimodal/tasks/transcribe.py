@@ -158,10 +158,11 @@ def _streams(
 
 def _channels(job: _Job, options: WhisperOptions | CtcOptions) -> Iterator[_Channel]:
     if options.split_channels:
-        job.count = 1 if isinstance(job.source, Tensor) else count_channels(job.source)
+        job.count = 1 if isinstance(job.source, Tensor) else count_channels(job.source, options.audio_track)
     for number in range(job.count):
         chosen = number if options.split_channels else None
-        recording = Recording(job.source, channel=chosen, on_truncated=options.on_truncated)
+        how = {"on_truncated": options.on_truncated, "audio_track": options.audio_track}
+        recording = Recording(job.source, channel=chosen, **how)
         job.channels.append(_Channel(recording, f"channel {number + 1}" if options.split_channels else None))
         yield job.channels[-1]
 

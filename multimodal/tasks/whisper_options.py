@@ -23,7 +23,7 @@ COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 class SpeechOptions:
     """What every speech model takes. `clip_timestamps`: seconds start, end, start, …; outside nothing is heard.
     `vad_*` as in faster-whisper. `device` None: where the model is. `beam_size` None: greedy for Whisper, for CTC
-    models see `JointOptions`."""
+    models see `JointOptions`. `audio_track` counts from 1; None: see `stream_audio`."""
 
     language: str | None = None
     task: Literal["transcribe", "translate"] = "transcribe"
@@ -41,6 +41,7 @@ class SpeechOptions:
     compute_type: str = "auto"
     device: str | None = None
     on_truncated: Literal["error", "warn"] = "warn"
+    audio_track: int | None = None
 
     def vad(self) -> "VadOptions":
         from multimodal.tasks.vad import VadOptions
@@ -232,7 +233,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **{f.name: _flag for f in (*fields(WhisperOptions), *fields(CtcOptions)) if isinstance(f.default, bool)},
     **dict.fromkeys(("prepend_punctuations", "append_punctuations"), _text),
     **dict.fromkeys(("initial_prompt", "hotwords", "device"), _maybe(_text)),
-    **dict.fromkeys(("beam_size", "best_of", "sample_len"), _maybe(_count)),
+    **dict.fromkeys(("beam_size", "best_of", "sample_len", "audio_track"), _maybe(_count)),
     **{name: _maybe(_number) for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")},
     "confidence_threshold": _maybe(partial(_number, low=0.0, high=1.0)),
     **dict.fromkeys(("max_initial_timestamp", "hallucination_silence_threshold"), _maybe(partial(_number, low=0.0))),

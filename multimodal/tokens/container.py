@@ -1,37 +1,36 @@
 """How long a container says its sound is, where that is a promise and not a guess from the file's size."""
 
 import io
+import re
 import struct
 
-# The demuxers that may be tried. Playlists and scripts (hls, concat, dash) are left out: they name other files and
-# addresses, which a recording given by a stranger must not make us open.
-FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
 # Containers whose demuxer gives the header's own length.
 KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
-# Sizes that a writer to a pipe leaves in a WAV header, since it cannot come back to fill them in.
 W64 = bytes.fromhex("72696666 2e91cf11 a5d628db 04c10000")
 ASF_FILE = bytes.fromhex("a1dcab8c 47a9cf11 8ee400c0 0c205365")
+# Sizes that a writer to a pipe leaves in a WAV header, since it cannot come back to fill them in.
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
+MOST_CHUNKS = 10000  # that are walked through: a file of nothing but empty ones would take minutes
 
 
-def promised_seconds(container, file: io.BufferedIOBase) -> float | None:
-    """Seconds of the first audio stream by its header; None where none is given or it is only an estimate."""
-    kinds, stream = set(container.format.name.split(",")), container.streams.audio[0]
+def promised_seconds(container, stream, file: io.BufferedIOBase) -> float | None:
+    """Seconds of an audio stream by its header; None where none is given or it is only an estimate."""
+    kinds = set(container.format.name.split(","))
     if "wav" in kinds:
         return _wav_seconds(file)
     if "asf" in kinds:
         return _asf_seconds(file)
     if kinds & {"matroska", "webm"}:
         return _matroska_seconds(container, stream)
-    if kinds & {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"} or (
-        "mp3" in kinds and _counts_frames(file)
-    ):
+    if kinds & KEPT or ("mp3" in kinds and _counts_frames(file)):
         return float(stream.duration * stream.time_base) if stream.duration else None
     return None
 
 
 def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
     """Bytes at an offset, leaving the place where the demuxer reads as it was."""
+    if offset >= 1 << 62:  # a size that lies, beyond what a file can have
+        return b""
     place = file.tell()
     file.seek(offset)
     data = file.read(size)
@@ -42,10 +41,12 @@ def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
 def _wav_seconds(file: io.BufferedIOBase) -> float | None:
     """Size of the data chunk over the byte rate (PyAV's duration is already cut down to the file's size)."""
     offset, byte_rate = 12, 0
-    while len(header := bytes_at(file, offset, 8)) == 8:
+    for _ in range(MOST_CHUNKS):
+        if len(header := bytes_at(file, offset, 8)) < 8:
+            return None
         name, size = struct.unpack("<4sI", header)
         if name == b"fmt ":
-            byte_rate = struct.unpack("<I", bytes_at(file, offset + 16, 4))[0]
+            byte_rate = int.from_bytes(bytes_at(file, offset + 16, 4), "little")
         if name == b"data":
             known = byte_rate and not any(size in span for span in PLACEHOLDERS)
             return size / byte_rate if known else None
@@ -65,9 +66,8 @@ def _asf_seconds(file: io.BufferedIOBase) -> float | None:
 
 def _matroska_seconds(container, stream) -> float | None:
     """The stream's own DURATION tag, else the segment's duration if no other stream can be the longer one."""
-    tag = stream.metadata.get("DURATION", "")
-    if tag.count(":") == 2:
-        hours, minutes, seconds = (float(part) for part in tag.split(":"))
+    if tag := re.fullmatch(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)", stream.metadata.get("DURATION", "")):
+        hours, minutes, seconds = map(float, tag.groups())
         return 3600 * hours + 60 * minutes + seconds
     alone = len(container.streams) == 1 and container.duration
     return container.duration / 1e6 if alone else None
@@ -103,7 +103,9 @@ def ends_inside(file: io.BufferedIOBase) -> bool:
 
 def _caf_size(file: io.BufferedIOBase) -> int:
     offset = 8
-    while len(header := bytes_at(file, offset, 12)) == 12:
+    for _ in range(MOST_CHUNKS):
+        if len(header := bytes_at(file, offset, 12)) < 12:
+            break
         size = struct.unpack(">q", header[4:])[0]
         offset += 12 + max(0, size)  # -1: the last chunk goes to the end, whatever it is
         if size < 0:
@@ -123,7 +125,7 @@ def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
 def starts_without_index(file: io.BufferedIOBase) -> bool:
     """Whether an MP4 that could not be opened lacks its index: recorders write it last, so a cut file has none."""
     offset, kinds = 0, []
-    while len(header := bytes_at(file, offset, 8)) == 8:
+    while len(kinds) < MOST_CHUNKS and len(header := bytes_at(file, offset, 8)) == 8:
         size, kind = struct.unpack(">I4s", header)
         if size == 1:
             size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")

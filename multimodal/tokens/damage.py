@@ -18,6 +18,8 @@ JITTER_SECONDS = 0.03
 TIMELESS = {"mp3", "aac"}
 # A clock that jumps further than this beyond the known length was set anew: no such silence is filled in.
 JUMP_SECONDS, JUMP_UNKNOWN = 10.0, 600.0
+# No more silence than this is filled in altogether: a clock and a length that lie would ask for years of it.
+MOST_SILENCE = 6 * 3600.0
 # Lost spans closer than this are told as one.
 TOGETHER_SECONDS = 0.5
 
@@ -76,6 +78,7 @@ class Clock:
     behind: float = 0.0
     owed: float = 0.0
     scale: Callable[[], float] | None = None
+    filled: float = 0.0
 
     def put(self, place: Place) -> None:
         """Where the packet lies that is decoded next, for a container without times."""
@@ -113,6 +116,7 @@ class Clock:
         self.failed += 0 if early else self.pending
         self.pending = 0
         self.seconds += gap + seconds
+        self.filled += gap
         return gap
 
     def _gap(self, time: float | None) -> float:
@@ -124,6 +128,7 @@ class Clock:
             self.offset = time - self.seconds if self.offset is None else self.offset
             gap = time - self.offset - self.seconds
         limit = self.seconds + JUMP_UNKNOWN if self.length is None else self.length + JUMP_SECONDS
+        limit = min(limit, self.seconds + MOST_SILENCE - self.filled)
         if gap < -HOLE_SECONDS:  # joined recordings: each has a clock of its own
             self.offset = None if time is None else time - self.seconds
         elif self.seconds + gap > limit:
