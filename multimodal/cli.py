@@ -1,6 +1,7 @@
 """The console script. This file is light, so that --help is quick; the work is in `commands.py`."""
 
 import argparse
+import contextlib
 import io
 import os
 import re
@@ -24,6 +25,7 @@ from multimodal import (
 from multimodal.cli_transcribe import count
 from multimodal.errors import MultimodalError
 from multimodal.memory import out_of_memory
+from multimodal.signals import ending
 
 PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
 EXAMPLES = """examples:
@@ -34,7 +36,13 @@ EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exits 0 when all went well, 1 when a file or value could not be used, 2 when the flags are wrong."""
+    """Exits 0 when all went well, 1 when a file or value could not be used, 2 when the flags are wrong; 130 after
+    Ctrl-C, 143 after SIGTERM. A program that calls this with `arguments` keeps its own ways with signals."""
+    with ending() if arguments is None else contextlib.nullcontext():
+        _main(arguments)
+
+
+def _main(arguments: list[str] | None) -> None:
     for name in ("stdout", "stderr"):  # closed by the caller: then nobody reads it
         if getattr(sys, name) is None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
@@ -63,8 +71,6 @@ def main(arguments: list[str] | None = None) -> None:
         code = fail(f"{cause}: shorter inputs, smaller batches or fewer beams need less")
     except Warning as warning:  # python -W error
         code = fail(warning)
-    except KeyboardInterrupt:
-        code = 130
     sys.exit(code)
 
 

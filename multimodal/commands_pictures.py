@@ -10,6 +10,7 @@ from typing import Any
 from multimodal.cli import fail, printable
 from multimodal.commands_shared import Progress, print_json
 from multimodal.errors import UsageError
+from multimodal.signals import at_stop
 from multimodal.tasks.results import Results
 from multimodal.tokens.image import find_images, walk_images
 
@@ -122,11 +123,14 @@ def append_to(
             if not results.has(record["file"]):
                 results.append(record["file"], list(rows(record)), record)
 
-        try:
+        def stopped() -> str:
+            results.close()
+            there = len(results.done)
+            return printable(f"multimodal: {options.output}: stopped with {there} pictures in it; "
+                             "the same command goes on there")  # fmt: skip
+
+        with at_stop(stopped):
             return max([work(part, add, there) for part in remaining(files, there, options.batch_size)])
-        except KeyboardInterrupt:
-            say(f"{options.output}: stopped with {len(results.done)} pictures in it; the same command goes on there")
-            raise
 
 
 def remaining(files: list[str], there: Set[str], batch_size: int) -> tuple[list[str], list[str]]:

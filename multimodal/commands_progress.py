@@ -10,6 +10,7 @@ from typing import Any
 
 from multimodal.cli import printable
 from multimodal.errors import MultimodalError
+from multimodal.signals import at_stop
 from multimodal.tasks.subtitles import clock, line
 from multimodal.tokens.audio import TruncatedAudio
 
@@ -40,9 +41,12 @@ class Shown:
             shape = {"bar_format": BAR.format("of"), "dynamic_ncols": True, "leave": False}
             self.bar = tqdm(total=0, unit="s", file=sys.stderr, **shape)
         self.before, warnings.showwarning = warnings.showwarning, self._warning
+        self.stopped = at_stop(lambda: "\n".join(self._line(f"warning: {text}") for text in self.held))
+        self.stopped.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stopped.__exit__(None, None, None)
         warnings.showwarning = self.before
         for text in self.held:
             self.say(f"warning: {text}")
@@ -87,11 +91,14 @@ class Shown:
         return 0
 
     def say(self, text: str) -> None:
-        for path, name in self.piped.items():
-            text = text.replace(path, name)
         if self.bar is not None:
             self.bar.clear()
-        print(f"multimodal: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+        print(self._line(text), file=sys.stderr, flush=True)
+
+    def _line(self, text: str) -> str:
+        for path, name in self.piped.items():
+            text = text.replace(path, name)
+        return f"multimodal: {printable(' '.join(text.split()))}"
 
     def ended(self, source: Path) -> None:
         """Also where it failed before its length was known."""

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.cli import fail, printable
-from multimodal.commands_pictures import found, say
+from multimodal.commands_pictures import found
 from multimodal.commands_shared import Progress, print_results
 from multimodal.errors import ImageError, TextError, UsageError
+from multimodal.signals import at_stop
 from multimodal.tasks.index import Index, model_for, open_index, query_vectors
 from multimodal.tokens.picture import SUFFIXES
 from multimodal.weights.compute import for_inference
@@ -51,10 +52,8 @@ def index(options: Namespace) -> int:
 def _telling(folder: str) -> Iterator[None]:
     """What a stop and a full disk mean for the index."""
     try:
-        yield
-    except KeyboardInterrupt:
-        say(f"{folder}: stopped; the same command goes on there")
-        raise
+        with at_stop(lambda: printable(f"multimodal: {folder}: stopped; the same command goes on there")):
+            yield
     except OSError as error:
         if error.filename is not None:
             raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import printable
 from multimodal.errors import UsageError
+from multimodal.signals import handled
 from multimodal.tasks.subtitles import clock
 from multimodal.weights.folder import Checkpoint
 
@@ -39,7 +40,7 @@ def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, A
             show(event)
             if event.kind == "summary":
                 print(f"multimodal: {_summary(event.figures)}", file=sys.stderr, flush=True)
-        return 130 if interrupted else 0
+        return 128 + interrupted[0] if interrupted else 0
 
 
 def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> "LiveOptions":
@@ -61,8 +62,8 @@ POLL = 0.1  # seconds after which Ctrl-C is noticed
 
 @contextmanager
 def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
-    """What reads stdin up to its end or Ctrl-C, so that what was said before is still written; and whether it came.
-    A second Ctrl-C stops at once."""
+    """A function that reads stdin up to its end or Ctrl-C, so that what was said before is still written, and the
+    signals that came. A second one stops at once."""
     source = getattr(sys.stdin, "buffer", None)
     if source is None or source.closed:
         raise UsageError("--stream: stdin is closed")
@@ -71,7 +72,8 @@ def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
     number, interrupted = source.fileno(), []
 
     def stop(which: int, _: Any) -> None:
-        signal.signal(signal.SIGINT, before)
+        if interrupted:
+            os._exit(128 + which)  # each line is flushed
         interrupted.append(which)
 
     def read(size: int) -> bytes:
@@ -80,11 +82,8 @@ def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
                 return os.read(number, size)  # a thread that waits in a buffered read at exit aborts Python
         return b""
 
-    before = signal.signal(signal.SIGINT, stop)
-    try:
+    with handled((signal.SIGINT, signal.SIGTERM), stop):
         yield read, interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _json(event: "Event") -> None:

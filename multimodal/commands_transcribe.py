@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import warnings
@@ -14,13 +13,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from multimodal.cli import printable
 from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
 from multimodal.commands_progress import Shown
 from multimodal.commands_shared import found_files, output_folder
 from multimodal.errors import MultimodalError, UsageError
+from multimodal.signals import at_stop, unbroken
 from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript
 from multimodal.tokens.audio import find_audio
 from multimodal.tokens.files import write_whole
@@ -49,8 +49,9 @@ def transcribe(options: Namespace) -> int:
     with ExitStack() as stack:
         piped = ""
         if "-" in options.audio:
-            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
-            piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-"))
+            with unbroken():  # a stop finds no copy of stdin, or one that it can remove
+                piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-"))
+                stack.enter_context(at_stop(partial(shutil.rmtree, piped, ignore_errors=True)))
         files, code = found_files(options.audio, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
         names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
         outputs = _outputs(given, names)
@@ -70,11 +71,6 @@ def transcribe(options: Namespace) -> int:
             if isinstance(result, dict):
                 shown.done(file, result)
         return max(code, shown.code)
-
-
-def _terminated(number: int, _: Any) -> NoReturn:
-    """The temporary file of stdin does not stay behind."""
-    sys.exit(128 + number)
 
 
 def _finish(

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from multimodal.cli import fail
 from multimodal.commands_shared import Progress, print_json, text_lines
 from multimodal.errors import TextError, UsageError
+from multimodal.signals import at_stop
 from multimodal.tasks.translate import Source, TranslateOptions, Translation, Translator, tell_cuts
 from multimodal.weights.compute import for_inference
 from multimodal.weights.load import load
@@ -90,7 +92,7 @@ def _writing(output: str | None) -> Iterator[Callable[[Any], None]]:
         raise UsageError(f"--output {output}: cannot be written ({cause})")
     part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        with at_stop(partial(part.unlink, missing_ok=True)), part.open("w", encoding="utf-8") as file:
             yield lambda one: file.write((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n")
         part.replace(path)
     finally:

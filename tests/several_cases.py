@@ -156,8 +156,8 @@ def trouble(run: Path, kind: str, at: int = 3) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGTERM)
         return step(batches)
 
-    def broken(number):
-        for count, batches in enumerate(start(number)):
+    def broken(number, check):
+        for count, batches in enumerate(start(number, check)):
             if count == at:
                 raise DataError("picture-7.png: broken")
             yield batches

@@ -20,7 +20,7 @@ COMMANDS = ("classify", "transcribe", "stream", "caption", "search", "evaluate",
             "evaluate_captions", "generate", "encode", "translate", "inspect")  # fmt: skip
 # from the ground up: a module may import its own floor and those before it
 FLOORS = [
-    {"errors", "assets", "memory"},
+    {"errors", "assets", "memory", "signals"},
     {"tokens"},
     {"blocks"},
     {"models"},

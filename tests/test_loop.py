@@ -2,10 +2,12 @@
 
 import errno
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -309,20 +311,78 @@ def test_the_average_is_evaluated_at_its_steps_and_after_the_last(tmp_path):
     assert not torch.equal(loop.objective.model.head.weight, model.head.weight)
 
 
-def test_a_signal_ends_an_evaluation_at_once_and_resume_makes_it_good(tmp_path):
+def test_a_signal_ends_an_evaluation_at_its_next_batch_and_resume_makes_it_good(tmp_path):
     seen = []
 
     def evaluate(model, step):
         seen.append(step)
         if len(seen) == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(60)
+            model(torch.zeros(1, 3, 8, 12))
+            pytest.fail("the evaluation goes on")
         return {}
 
     with pytest.raises(Stopped, match="SIGUSR1"):
         tiny_run.loop(tmp_path, steps=3, evaluate=evaluate, evaluate_every=2).fit()
     tiny_run.loop(tmp_path, steps=3, evaluate=evaluate, evaluate_every=2, resume=True).fit()
     assert seen == [2, 2, 3]
+
+
+def test_a_signal_within_a_queue_does_not_hang_the_run(tmp_path, monkeypatch):
+    """An exception out of the handler would leave the queue's lock taken, and the end waits for it."""
+    enter = threading.Condition.__enter__
+    entered = []
+
+    def signalled(condition):
+        result = enter(condition)
+        if condition in notempty and threading.get_ident() == threading.main_thread().ident:
+            entered.append(os.kill(os.getpid(), signal.SIGTERM))
+        return result
+
+    notempty = []
+    put = multiprocessing.queues.Queue.put
+
+    def puts(queue, *order):
+        notempty[:] = [queue._notempty] if run.done == 2 else []
+        put(queue, *order)
+        notempty.clear()
+
+    monkeypatch.setattr(threading.Condition, "__enter__", signalled)
+    monkeypatch.setattr(multiprocessing.queues.Queue, "put", puts)
+    run = tiny_run.loop(tmp_path, steps=1000, workers=2)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        run.fit()
+    assert entered
+    assert states.newest_state(tmp_path / "states")["done"] >= 2
+    assert not multiprocessing.active_children()
+
+
+def test_a_signal_ends_the_wait_for_slow_data(tmp_path):
+    class Slow(tiny_run.Pictures):
+        def read(self, key):
+            if not multiprocessing.parent_process():
+                pytest.fail("read in the run's own process")
+            threading.Event().wait(3600)
+
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with pytest.raises(Stopped, match="SIGTERM"):
+        tiny_run.loop(tmp_path, Slow(), steps=3, workers=2).fit()
+    assert states.newest_state(tmp_path / "states")["done"] == 0
+    assert not multiprocessing.active_children()
+
+
+def test_a_signal_after_the_last_step_is_not_lost(tmp_path):
+    def save():
+        done(loop)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop = tiny_run.loop(tmp_path, steps=2, save_every=2)
+    done = type(loop).save
+    loop.save = save
+    with pytest.raises(Stopped, match="SIGTERM"):
+        loop.fit()
+    assert states.newest_state(tmp_path / "states")["done"] == 2
 
 
 # signals, in a process of its own
@@ -359,7 +419,8 @@ def main(settings):
     loop.fit()
 
 if __name__ == "__main__":
-    start(main, Settings, sys.argv[2:])
+    del sys.argv[1]
+    start(main, Settings)
 """
 
 

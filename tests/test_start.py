@@ -87,7 +87,6 @@ def test_wrong_flags_are_one_line_and_code_2(capsys, flags, line):
         (FileNotFoundError(2, "No such file or directory", "words.txt"), 1,
          "error: words.txt: No such file or directory"),
         (Stopped("SIGTERM"), 75, "stopped by SIGTERM; the state is saved, go on with --resume"),
-        (KeyboardInterrupt(), 130, "stopped by SIGINT outside of the training loop"),
     ],
 )  # fmt: skip
 def test_how_a_run_ends(capsys, error, code, line):

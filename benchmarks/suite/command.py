@@ -4,17 +4,18 @@ import argparse
 import importlib
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import machine, process
 from benchmarks.suite.cases import Case, Options
 from benchmarks.suite.driver import Measurement, Plan
+from multimodal.signals import at_stop, ending
 
 GPU_THREADS = 16  # of every case on a GPU
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 def measure(case: Case, rows: "Rows", plan: Plan, threads: Sequence[int]) -> list[str]:
     """What was wrong."""
     wrong, say = [], lambda text: print(text, file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, at_stop(partial(shutil.rmtree, folder)):
         try:
             if case.prepare:
                 process.prepare(case.prepare, case.settings, Path(folder), plan.device)
@@ -188,5 +189,6 @@ def main() -> None:
 
         report.write(args.out or RESULTS / args.device)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers, which may be stopped, are ended
-    raise SystemExit(run(args))
+    with ending():
+        code = run(args)
+    raise SystemExit(code)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.cases import Candidate
+from multimodal.signals import at_stop
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -55,6 +56,8 @@ class Worker:
             [python, "-m", "benchmarks.suite.worker", json.dumps(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.log, text=True, env=environment(threads), cwd=ROOT,
         )  # fmt: skip
+        self.stopped = at_stop(self.process.kill)  # one that is stopped would stay
+        self.stopped.__enter__()
 
     def answer(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
@@ -87,6 +90,7 @@ class Worker:
         return found
 
     def end(self) -> None:
+        self.stopped.__exit__(None, None, None)
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()

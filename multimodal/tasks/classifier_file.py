@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.signals import unbroken
 from multimodal.tasks.calibration import Calibration
 from multimodal.tasks.features import model_digest
 from multimodal.tasks.labels import checked_labels
@@ -80,8 +81,9 @@ def save_classifier(
     told = {"format": FORMAT, "classifier": text, "sha256": _digest(weights, text)}
     part = path.with_name(f".{path.name}.part")
     try:
-        write_durably(part, save({"weights": weights}, metadata=told))
-        os.replace(part, path)
+        with unbroken():
+            write_durably(part, save({"weights": weights}, metadata=told))
+            os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise UsageError(f"--save_classifier {path}: cannot be written ({error.strerror})") from None

@@ -68,9 +68,9 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
     """Lines of a stream of raw mono 16-bit little-endian PCM: `read` as `pcm.PcmReader` takes it.
 
     A model of chunks is run chunk by chunk, another one hears the going utterance again at each step. Where decoding
-    falls behind the sound, partials are left out. `figures` of the summary: `seconds` of sound, `real_time_factor`
-    (seconds at work a second of sound), `partials` and `finals` (their number), `latency_p50`, `latency_p95`,
-    `latency_max` of all lines and of the finals alone (`final_latency_…`).
+    falls behind the sound, only the first partial of an utterance is made. `figures` of the summary: `seconds` of
+    sound, `real_time_factor` (seconds at work a second of sound), `partials` and `finals` (their number),
+    `latency_p50`, `latency_p95`, `latency_max` of all lines and of the finals alone (`final_latency_…`).
 
     Raises UsageError for a model without CTC, and as `PcmReader` and `joint_decode.language_model` do."""
     if not isinstance(checkpoint.model, JointConformer):
@@ -151,7 +151,7 @@ class _Live:
             self.begin = None
             if self.spoken > self.first:  # speech goes on after the cut
                 self._start(self.first)
-        elif self.now - self.shown >= o.step * RATE and self.reader.waiting() <= o.step:
+        elif self.now - self.shown >= o.step * RATE and (self.last is None or self.reader.waiting() <= o.step):
             yield from self._partial(arrived)
 
     def _start(self, begin: int) -> None:

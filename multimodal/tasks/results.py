@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.signals import unbroken
 from multimodal.tokens.files import read_json, write_whole
 
 STYLES = ("csv", "jsonl")
@@ -70,13 +71,14 @@ class Results:
         is left in the file. Raises UsageError, as for a full disk."""
         data = _csv(rows) if self.style == "csv" else _line(record)
         try:
-            self._write(data)
+            with unbroken():
+                self._write(data)
+                self._add(file)
         except OSError as error:
             raise UsageError(
                 f"{self.path}: cannot be written ({error.strerror}); it holds {len(self.done)} pictures, and the same "
                 "command goes on from there"
             ) from None
-        self._add(file)
 
     def close(self) -> None:
         """Once more does no harm."""

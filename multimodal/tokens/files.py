@@ -12,6 +12,7 @@ from reprlib import Repr
 from typing import Any, Never
 
 from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.signals import unbroken
 
 MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
 MOST_DEPTH = 64  # arrays and objects inside one another
@@ -163,6 +164,11 @@ def _is_half(text: str) -> bool:
 
 def write_whole(path: Path, data: bytes) -> None:
     """A crash leaves the old file or the new one, never a part. Raises OSError naming `path`."""
+    with unbroken():
+        _write_whole(path, data)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
     part = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as part:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 Key = Hashable  # an index, or a tuple of indices that are read together
 Plan = Callable[[int], Sequence[Sequence[Key]]]  # epoch → the global batches of it
 BROKEN = (MultimodalError, OSError, ValueError, EOFError, SyntaxError, KeyError)  # what a damaged item may raise
+POLL = 0.2  # seconds
 SPARE = 32  # items tried in place of a micro-batch that has no whole one
 
 
@@ -169,9 +170,12 @@ class Loader:
                 keys = list(batch[slot::parts])
                 yield _Job(epoch, keys, _spare(ahead, slot, parts) if keys or self.world > 1 else [])
 
-    def start(self, step: int) -> Iterator[Step]:
-        """Endless steps, from number `step` on. Closing the iterator ends the workers."""
-        spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker} if self.workers else {}
+    def start(self, step: int, check: Callable[[], None] = lambda: None) -> Iterator[Step]:
+        """Endless steps, from number `step` on. Closing the iterator ends the workers. `check` is called for each
+        micro-batch, and every `POLL` seconds while one is awaited; what it raises ends the iterator."""
+        spawn: dict[str, Any] = {}
+        if self.workers:
+            spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker, "timeout": POLL}
         before = signal.getsignal(signal.SIGCHLD)
         micros = iter(DataLoader(
             self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
@@ -184,7 +188,7 @@ class Loader:
         try:
             while True:
                 began = time.perf_counter()
-                group = [self._next(micros) for _ in range(self.micro)]
+                group = [self._next(micros, check) for _ in range(self.micro)]
                 waited = time.perf_counter() - began
                 count, broken = sum(m.count for m in group), [fault for m in group for fault in m.broken]
                 self._count(count, broken)
@@ -194,19 +198,31 @@ class Loader:
             if self.workers:
                 _end(micros)  # else they live until the last traceback that holds them is gone
 
-    def _next(self, micros: Iterator) -> _Micro:
-        try:
-            micro = next(micros)
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
-                raise
-            raise TrainingError(f"a data worker has died, perhaps for want of memory ({_cause(error)})") from None
+    def _next(self, micros: Any, check: Callable[[], None]) -> _Micro:
+        micro = None
+        while micro is None:
+            check()
+            try:
+                micro = next(micros)
+            except RuntimeError as error:
+                self._waited(micros, error, check)
         if isinstance(micro, _Failure):
             failure = DataError(micro.line)
             if micro.trace:
                 failure.add_note(micro.trace)
             raise failure
         return micro
+
+    def _waited(self, micros: Any, error: RuntimeError, check: Callable[[], None]) -> None:
+        """Returns where `error` only says that `POLL` seconds have passed."""
+        if str(error).startswith("DataLoader timed out"):
+            if micros._pin_memory and not micros._pin_memory_thread.is_alive():
+                raise TrainingError("the thread that pins batches in memory has ended") from None
+        elif str(error).startswith("DataLoader worker"):
+            check()  # whoever stops a run may kill its workers too
+            raise TrainingError(f"a data worker has died, perhaps for want of memory ({_cause(error)})") from None
+        else:
+            raise error
 
     def _count(self, whole: int, broken: list[tuple[str, str]]) -> None:
         for name, cause in broken:
@@ -220,8 +236,7 @@ class Loader:
 
 
 def _end(micros: Any) -> None:
-    """Ends the workers of a DataLoader's iterator. Its own way puts a last order into each queue, and waits for ever
-    where a signal has interrupted it in the middle of putting one, with the queue's lock held."""
+    """End the workers of a DataLoader's iterator. Its own way waits seconds for each that is within an item."""
     micros._shutdown = True  # its own way then does nothing
     if micros._pin_memory:
         micros._pin_memory_thread_done_event.set()

@@ -42,7 +42,7 @@ class Loop:
     """Model, optimisers, average and step count, which move together and are saved together.
 
     `evaluate(model, step)` is given the averaged model (the plain one where there is no average), in eval mode on the
-    device, and may be stopped by a signal at any moment. With `precision`
+    device, and after a signal is left (Stopped) at the next forward of a module. With `precision`
     - autocast: weights, optimizer and average in float32, matrix products in bfloat16;
     - bfloat16: weights and optimizer in bfloat16 too (small updates are lost), the average in float32;
     - float16: as autocast, with the loss scaled. A step that overflows lowers the scale and is no fault."""
@@ -191,18 +191,19 @@ class Loop:
         s = self.settings
         if s.threads:
             torch.set_num_threads(s.threads)
-        self.begin()
-        if self.rank == 0:
-            self.watch = Watch(s.run, s.steps, s.log_every, self.done, s.device, self.world)
-        steps = self.loader.start(self.done)
         with Stop() as stop, self.processes.together():
+            self.begin()
+            if self.rank == 0:
+                self.watch = Watch(s.run, s.steps, s.log_every, self.done, s.device, self.world)
+            steps = self.loader.start(self.done, stop.check)
             try:
                 self._evaluate(stop)  # a run that was stopped there still owes it
                 while self.done < s.steps:
-                    self._one(self._next(steps, stop))
+                    self._one(self._next(steps))
                     self._evaluate(stop)
                     if self.done % s.save_every == 0 or self.done == s.steps:
                         self.save()
+                self.processes.agree(Stopped(stop.asked) if stop.asked else None)
             except Stopped:
                 self.save()
                 if self.unsaved is None:
@@ -219,15 +220,12 @@ class Loop:
             raise SystemExit(0)
         return model.cpu()
 
-    def _next(self, steps: Iterator[Step], stop: Stop) -> Step:
+    def _next(self, steps: Iterator[Step]) -> Step:
         """What to train on next. A signal or an error in one of several processes ends all of them here."""
-        if self.world == 1:
-            with stop.interrupting():
-                return next(steps)
-        step, error = None, Stopped(stop.asked) if stop.asked else None
+        step = error = None
         try:
-            step = step if error else next(steps)
-        except Exception as found:
+            step = next(steps)
+        except (Stopped, Exception) as found:
             error = found
         self.processes.agree(error)
         return step
@@ -262,7 +260,7 @@ class Loop:
                 self.watch.evaluated(self.done, figures)
 
     def _figures(self, model: nn.Module, stop: Stop) -> dict[str, float]:
-        with stop.interrupting():
+        with stop.checking():
             return self.evaluate(model, self.done)
 
     def trained(self) -> nn.Module | None:

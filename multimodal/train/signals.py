@@ -1,14 +1,22 @@
 """Signals that ask a run to stop: the step is finished, the state saved, and the program ends with code 75."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from multimodal.signals import handled
+
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, run again with --resume
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+PARENT = 0.5  # seconds between two looks whether a worker's parent lives
 
 
 class Stopped(BaseException):  # no Exception, so that a recipe's own `except Exception` lets it through
@@ -17,50 +25,61 @@ class Stopped(BaseException):  # no Exception, so that a recipe's own `except Ex
 
 class Stop:
     """While entered, `asked` names the first signal that came; later ones change nothing, so that they cannot break
-    the save. Only the main thread can be told; elsewhere no signal is taken over."""
+    the save. Whoever waits calls `check` at least every second. Only the main thread can take signals over."""
 
     def __init__(self) -> None:
         self.asked: str | None = None
-        self._waiting = False
-        self._before: dict[signal.Signals, object] = {}
+        self._handled = contextlib.ExitStack()
 
     def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._handled.enter_context(handled(SIGNALS, self._note))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
-        self._before = {}
-
-    @contextlib.contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Around what may be left at any moment, such as an evaluation: Stopped is raised there at once."""
-        self._waiting = True
-        try:
-            if self.asked:
-                raise Stopped(self.asked)
-            yield
-        finally:
-            self._waiting = False
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._handled.close()
+        if self.asked and kind is None:  # it came after the last check
+            signal.raise_signal(signal.Signals[self.asked])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        first, self.asked = self.asked is None, self.asked or signal.Signals(number).name
-        if first and self._waiting:
+        self.asked = self.asked or signal.Signals(number).name
+
+    def check(self) -> None:
+        """Raise Stopped after a signal."""
+        if self.asked:
             raise Stopped(self.asked)
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Call `check` before each forward of any module in the block, such as an evaluation's batches."""
+
+        def look(*_: object) -> None:
+            if not torch.compiler.is_compiling():
+                self.check()
+
+        self.check()
+        hook = register_module_forward_pre_hook(look)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def calm_worker(_: int = 0) -> None:
-    """A loader's worker outlives a signal sent to all processes of a run, since the run still needs its batches; a
-    second SIGTERM, which is how the loader ends a worker that hangs, ends it."""
-    seen: list[int] = []
-
-    def second(number: int, frame: FrameType | None) -> None:
-        if seen:
-            os._exit(0)
-        seen.append(number)
-
+    """Have a loader's worker outlive signals sent to all processes of a run, which still needs its batches. The run
+    ends it with SIGKILL."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, second)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, also where that was killed."""
+    signal.set_wakeup_fd(-1)  # a forked worker has its parent's
+    parent = multiprocessing.parent_process().pid
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True, name="parent").start()

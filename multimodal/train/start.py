@@ -1,7 +1,8 @@
 """How a recipe starts: flags from its settings, log on stderr, errors as one line, documented exit codes.
 
 0: done. 1: a file or a value could not be used, or the run could not go on. 2: wrong flags. 75: stopped by SIGTERM,
-SIGUSR1 or Ctrl-C with the state saved, so run it again with `--resume`. 130: Ctrl-C outside of the training loop.
+SIGUSR1 or Ctrl-C with the state saved, so run it again with `--resume`. 130, 138, 143: Ctrl-C, SIGUSR1 or SIGTERM
+outside of the training loop.
 """
 
 import contextlib
@@ -10,14 +11,15 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
 from multimodal.errors import MultimodalError
-from multimodal.train.signals import EXIT_CODE, Stopped
+from multimodal.signals import at_stop, ending
+from multimodal.train.signals import EXIT_CODE, SIGNALS, Stopped
 
 Settings = TypeVar("Settings")
 log = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
     """`main(settings)` with the dataclass `settings` read from the command line (`args`, where given), all its nested
     dataclasses as flat flags. The help begins with the docstring of the recipe's module.
 
-    Gives what `main` gives; raises SystemExit with the codes above where it fails."""
+    Gives what `main` gives; raises SystemExit with the codes above where it fails. A program that calls this with
+    `args` keeps its own ways with signals outside of the training loop."""
     module = sys.modules[main.__module__]
     prog = Path(getattr(module, "__file__", None) or sys.argv[0]).name
     try:
@@ -36,17 +39,22 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
         _end(2, f"{prog}: error: {error} (see {prog} --help)")
     write_logs(main.__module__)
     try:
-        return main(values)
+        with _ending(prog) if args is None else contextlib.nullcontext():
+            return main(values)
     except MultimodalError as error:
         _end(1, f"{prog}: error: {error}")
     except Stopped as stopped:
         _end(EXIT_CODE, f"{prog}: stopped by {stopped}; the state is saved, go on with --resume")
-    except KeyboardInterrupt:
-        _end(130, f"{prog}: stopped by SIGINT outside of the training loop")
     except OSError as error:
         if error.filename is None:
             raise
         _end(1, f"{prog}: error: {error.filename}: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def _ending(prog: str) -> Iterator[None]:
+    with ending(SIGNALS), at_stop(lambda: f"{prog}: stopped outside of the training loop"):
+        yield
 
 
 def parse(settings: type[Settings], prog: str, description: str | None, args: Sequence[str] | None = None) -> Settings:

@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import re
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,7 +21,7 @@ from multimodal.tokens.audio import SUFFIXES as SOUNDS
 from multimodal.tokens.picture import SUFFIXES as PICTURES
 from multimodal.tokens.picture import read_image
 from multimodal.train.loader import BROKEN
-from multimodal.train.signals import calm_worker
+from multimodal.train.signals import end_with_parent
 from multimodal.train.sources import Sample, Source
 
 Kind = Literal["auto", "image", "audio"]
@@ -203,7 +204,9 @@ def _begin(check: Check) -> None:
     global _check
     _check = check
     torch.set_num_threads(1)
-    calm_worker()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent()
 
 
 _check: Check

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
+from multimodal.signals import at_stop, unbroken
 from multimodal.tokens.files import ascii_only, path_of, read_json, shown
 from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.records import from_record, to_record
@@ -148,10 +150,12 @@ def _replacing(folder: Path) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         made.chmod(0o755)
-        yield made
+        with at_stop(partial(shutil.rmtree, made, ignore_errors=True)):
+            yield made
         sums = {path.name: sha256(path) for path in sorted(made.iterdir())}
         write_durably(made / "manifest.json", _json({"sha256": sums}))
-        _replace_folder(made, folder)
+        with unbroken():
+            _replace_folder(made, folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise

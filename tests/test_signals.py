@@ -1,0 +1,138 @@
+"""A command ends at once on a signal, whatever it is doing, with what must not stay behind removed."""
+
+import ast
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from multimodal.signals import handled
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = """
+import contextlib, os, signal, sys, threading, time
+from multimodal.signals import at_stop, ending, unbroken
+
+def lock():
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+def queue():
+    import queue
+    queue.Queue().get()
+
+def compute():
+    while True:
+        try:
+            sum(range(1000))
+        except BaseException:
+            print("interrupted", flush=True)
+
+def sleep():
+    time.sleep(3600)
+
+def write():
+    with unbroken():
+        for part in ("begun", "half", "whole"):
+            print(part, flush=True)
+            time.sleep(0.1)
+    sleep()
+
+def write_for_ever():
+    with unbroken():
+        sleep()
+
+with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda: "last"), at_stop(lambda: None):
+    with contextlib.suppress(BaseException):
+        print("ready", flush=True)
+        globals()[sys.argv[1]]()
+    print("unwound", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "out"),
+    [
+        ("lock", signal.SIGINT, ""), ("queue", signal.SIGTERM, ""), ("compute", signal.SIGINT, ""),
+        ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "begun\nhalf\nwhole\n"),
+        ("write_for_ever", signal.SIGINT, ""),
+    ],
+)  # fmt: skip
+def test_a_signal_ends_the_process_without_an_exception(what, number, out):
+    call = [sys.executable, "-c", PROGRAM, what]
+    with subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout.readline() == "ready\n"
+            program.send_signal(number)
+            program.wait(timeout=60)
+            found, err = program.stdout.read(), program.stderr.read()
+        finally:
+            program.kill()
+    assert (program.returncode, found) == (128 + number, out)
+    assert err == "last\nfirst\n"
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As a shell has it for what it starts with &."""
+    program = """
+import os, signal
+from multimodal.signals import ending
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+with ending():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_handlers_are_given_back():
+    before, seen = signal.getsignal(signal.SIGUSR1), []
+    with handled([signal.SIGUSR1], lambda number, frame: seen.append("outer")):
+        with handled([signal.SIGUSR1], lambda number, frame: seen.append("inner")):
+            signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+    assert seen == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_workers_end_with_a_parent_that_is_killed():
+    program = """
+import multiprocessing, os, signal, sys, time
+from multimodal.train.signals import calm_worker
+def work(ready):
+    calm_worker()
+    ready.send(os.getpid())
+    while True:
+        time.sleep(0.05)
+mine, theirs = multiprocessing.Pipe()
+multiprocessing.get_context("fork").Process(target=work, args=(theirs,), daemon=True).start()
+print(mine.recv(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    worker = Path("/proc") / done.stdout.strip()
+    until = time.monotonic() + 30
+    while worker.exists() and "(python" in (worker / "stat").read_text() and time.monotonic() < until:
+        if re.search(r"\) Z ", (worker / "stat").read_text()):
+            return
+        time.sleep(0.02)
+    assert not worker.exists()
+
+
+SETS_HANDLERS = {"multimodal/signals.py", "multimodal/train/signals.py", "multimodal/train/loader.py",
+                 "multimodal/train/validate.py"}  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ["multimodal", "recipes", "benchmarks"])
+def test_no_other_file_sets_a_handler_or_waits_for_ctrl_c(room):
+    """A handler that raises, Python's own of Ctrl-C among them, leaves locks taken and work half done."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        if str(path.relative_to(ROOT)) in SETS_HANDLERS:
+            continue
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute | ast.Name)]
+        names = {ast.unparse(node) for node in nodes}
+        assert not names & {"signal.signal", "KeyboardInterrupt"}, path
