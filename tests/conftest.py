@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity", action="store_true", help="print the largest difference from each reference library")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     if config.getoption("--parity"):
         terminalreporter.section("largest difference from the reference library (float32, CPU)")

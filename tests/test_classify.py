@@ -16,6 +16,7 @@ import pytest
 import test_cli
 import torch
 from PIL import Image
+from programs import LIMIT, started, wait_for
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_cli import one_line, run
@@ -104,19 +105,18 @@ def test_kill_and_interrupt_lose_nothing_and_the_end_is_that_of_an_unbroken_run(
         "slow = zeroshot.ZeroShotClassifier.results_of\n"
         "def results_of(*given):\n    time.sleep(0.3)\n    return slow(*given)\n"
         "zeroshot.ZeroShotClassifier.results_of = results_of\n"
-        "main(sys.argv[1:])\n"
+        "main()\n"
     )
     common = ["classify", str(folder), *LABELS, "-m", str(models / "clip"), "--batch_size", "2"]
     path = tmp_path / "killed.csv"
     for number in (signal.SIGKILL, signal.SIGINT):
-        process = subprocess.Popen([sys.executable, "-c", program, *common, "-o", str(path)], cwd=ROOT,
-                                   env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)  # fmt: skip
-        before, until = path.stat().st_size if path.exists() else 0, time.monotonic() + 60
-        while (not path.exists() or path.stat().st_size <= before) and time.monotonic() < until:
-            time.sleep(0.01)
-        held = path.read_bytes()
-        process.send_signal(number)
-        err = process.communicate()[1]
+        before = path.stat().st_size if path.exists() else 0
+        with started([sys.executable, "-c", program, *common, "-o", str(path)], cwd=ROOT,
+                     env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE) as process:  # fmt: skip
+            wait_for(lambda: path.exists() and path.stat().st_size > before)  # noqa: B023
+            held = path.read_bytes()
+            process.send_signal(number)
+            err = process.communicate(timeout=LIMIT)[1]
         assert process.returncode in (130, -number)
         assert (b"the same command goes on there" in err) == (number == signal.SIGINT)
         assert path.read_bytes().startswith(held[: held.rfind(b"\n")])

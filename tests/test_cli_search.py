@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import test_cli
+from programs import LIMIT
 from test_cli import one_line, run
 from test_index import cut, picture
 
@@ -147,9 +148,10 @@ class Killer:
     def __call__(self, done, of, broken=None):
         if done >= 4:
             os.kill(os.getpid(), signal.{})
+            signal.pause()
     def clear(self): pass
 commands_search.Progress = Killer
-main(sys.argv[1:])
+main()
 """
 
 
@@ -157,7 +159,7 @@ main(sys.argv[1:])
 def test_a_killed_call_is_gone_on_with(capsys, models, photos, kind):
     index = ["index", "photos", "-o", "made", "-m", str(models / "clip"), "--batch_size", "2"]
     done = subprocess.run([sys.executable, "-c", KILLED.format(kind), *index], capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=60)  # fmt: skip
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=LIMIT)  # fmt: skip
     assert (done.returncode, done.stdout) == ({"SIGKILL": -signal.SIGKILL, "SIGINT": 130}[kind], "")
     said = "multimodal: made: stopped; the same command goes on there\n"
     assert done.stderr == {"SIGKILL": "", "SIGINT": said}[kind]

@@ -10,19 +10,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import test_cli
+from programs import LIMIT, started, wait_for
 from sets import wav
 from test_bad_input import ROOT
 from test_cli import one_line, run
 
-from multimodal import commands_transcribe
+from multimodal import commands_stream, commands_transcribe
 from multimodal.errors import AudioError
 from multimodal.tasks import plot, subtitles
 from multimodal.tasks import transcribe as task
@@ -188,11 +189,28 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_done_before_ctrl_c_is_kept(say, fake, clips, tmp_path):
-    fake.results = {"b": KeyboardInterrupt()}
-    code, _, err = say(clips, "-o", tmp_path / "out")
-    assert (code, err) == (130, "")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"a.{f}" for f in subtitles.FORMATS}
+def test_what_was_done_before_ctrl_c_is_kept(models, clips, tmp_path):
+    """It ends at once, though the main thread waits for a lock."""
+    program = """
+import threading
+from multimodal.cli import main
+from multimodal.tasks import transcribe
+real = transcribe.transcribe_many
+def many(sources, model, **options):
+    yield from real(sources[:1], model, **options)
+    with threading.Lock() as held, threading.Lock():
+        threading.Event().wait()
+transcribe.transcribe_many = many
+main()
+"""
+    call = [sys.executable, "-c", program, "transcribe", str(clips), "-m", str(models / "asr"), "-o", str(tmp_path)]
+    made = {f"a.{f}" for f in subtitles.FORMATS}
+    with started(call, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as going:
+        wait_for(lambda: made <= {p.name for p in tmp_path.iterdir()})
+        going.send_signal(signal.SIGINT)
+        assert going.communicate(timeout=LIMIT)[1] == b""
+    assert going.returncode == 130
+    assert {p.name for p in tmp_path.iterdir()} == made | {"clips"}
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(say, fake, clips, tmp_path, monkeypatch):
@@ -295,24 +313,53 @@ def test_stdin_is_read_once_and_empty_names_are_refused(say, fake, piped, tmp_pa
 def test_sigterm_leaves_no_copy_of_stdin(models, tmp_path):
     call = [sys.executable, "-m", "multimodal", "transcribe", "-", "-o", "-", "-m", str(models / "asr")]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(call, cwd=ROOT, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as going:
-        for _ in range(300):
-            if list(tmp_path.glob("multimodal-*/stdin")):
-                break
-            time.sleep(0.1)
+    with started(call, cwd=ROOT, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as going:
+        wait_for(lambda: list(tmp_path.glob("multimodal-*/stdin")))
         going.terminate()
-        assert (going.wait(), going.stderr.read()) == (143, b"")
+        assert (going.stderr.read(), going.wait(LIMIT)) == (b"", 143)
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_ends_a_stream_whose_writer_is_silent(say, monkeypatch, tone):
+@pytest.fixture
+def shown(monkeypatch):
+    """Set once the stream has printed a line."""
+    event, show = threading.Event(), commands_stream._json
+
+    def told(line):
+        show(line)
+        event.set()
+
+    monkeypatch.setattr(commands_stream, "_json", told)
+    return event
+
+
+@contextmanager
+def microphone(monkeypatch, play: Callable[[int], None]) -> Iterator[None]:
+    """`play(descriptor)` writes to stdin in a thread, until nobody reads there."""
     out_end, in_end = os.pipe()
-    os.write(in_end, tone.read_bytes()[44:32044])
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with os.fdopen(out_end, "rb") as microphone:
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=microphone))
-        code, out, _ = say("--stream", "-f", "json", "--vad_threshold", "0")
+
+    def played() -> None:
+        with suppress(BrokenPipeError):
+            play(in_end)
+
+    player = threading.Thread(target=played)
+    with os.fdopen(out_end, "rb") as stdin:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+        player.start()
+        yield
+    player.join(LIMIT)
     os.close(in_end)
+    assert not player.is_alive()
+
+
+def test_ctrl_c_ends_a_stream_whose_writer_is_silent(say, monkeypatch, tone, shown):
+    def play(stdin):
+        os.write(stdin, tone.read_bytes()[44:32044])
+        assert shown.wait(LIMIT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with microphone(monkeypatch, play):
+        code, out, _ = say("--stream", "-f", "json", "--vad_threshold", "0")
     assert code == 130
     assert json.loads(out.splitlines()[-1])["kind"] == "summary"
 
@@ -336,31 +383,25 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     assert "rate" in one_line(say("--stream", "--rate", "1")[2])
 
 
-def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone):
-    """Of a microphone that goes on; Ctrl-C comes after a second of it."""
-    out_end, in_end = os.pipe()
-    sound = tone.read_bytes()[44:3244]
+def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone, shown):
+    """Of a microphone that goes on; Ctrl-C comes after the first line."""
 
-    def play():
-        for number in range(3000):
-            if number == 10:
+    def play(stdin):
+        sound, asked = tone.read_bytes()[44:3244], False
+        for _ in range(100_000):
+            os.write(stdin, sound)  # as fast as it is taken
+            if shown.is_set() and not asked:
+                asked = True
                 os.kill(os.getpid(), signal.SIGINT)
-            try:
-                os.write(in_end, sound)
-            except BrokenPipeError:
-                return
-            time.sleep(0.01)
 
     before = signal.getsignal(signal.SIGINT)
-    player = threading.Thread(target=play)
-    with os.fdopen(out_end, "rb") as microphone:
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=microphone))
-        player.start()
+    with microphone(monkeypatch, play):
         code, out, err = say("--stream", "-f", "json", "--vad_threshold", "0")
-    player.join()
-    os.close(in_end)
     assert code == 130
-    assert json.loads(out.splitlines()[-1])["figures"]["seconds"] > 0.5
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["kind"] for event in events][-2:] == ["final", "summary"]
+    assert events[0]["kind"] == "partial"
+    assert events[-1]["figures"]["seconds"] >= 0.5
     assert "s of sound" in err
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import tiny_run
 import torch
+from programs import LIMIT, started
 from torch import nn
 from torch.testing import assert_close
 
@@ -435,17 +435,15 @@ def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
     program.write_text(PROGRAM)
     command = [sys.executable, program, Path(__file__).parent, "--run", tmp_path / "run", "--steps", "100000",
                "--workers", str(workers)]  # fmt: skip
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as run:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with started(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as run:
         send = (lambda: os.killpg(run.pid, number)) if group else (lambda: run.send_signal(number))
         assert run.stdout.readline() == "training\n"
-        began = time.monotonic()
         send()
         assert run.stdout.readline() == "saving\n"
         send()
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=LIMIT)
     assert run.returncode == 75, err
-    assert time.monotonic() - began < 30
     assert "Traceback" not in err
     line = f"recipe.py: stopped by {number.name}; the state is saved, go on with --resume"
     assert err.splitlines()[-1] == line

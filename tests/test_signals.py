@@ -1,14 +1,13 @@
 """A command ends at once on a signal, whatever it is doing, with what must not stay behind removed."""
 
 import ast
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from programs import LIMIT, alive, started, wait_for
 
 from multimodal.signals import handled
 
@@ -65,14 +64,11 @@ with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda:
 )  # fmt: skip
 def test_a_signal_ends_the_process_without_an_exception(what, number, out):
     call = [sys.executable, "-c", PROGRAM, what]
-    with subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        try:
-            assert program.stdout.readline() == "ready\n"
-            program.send_signal(number)
-            program.wait(timeout=60)
-            found, err = program.stdout.read(), program.stderr.read()
-        finally:
-            program.kill()
+    with started(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        found, err = program.stdout.read(), program.stderr.read()
+        program.wait(LIMIT)
     assert (program.returncode, found) == (128 + number, out)
     assert err == "last\nfirst\n"
 
@@ -86,7 +82,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 with ending():
     os.kill(os.getpid(), signal.SIGINT)
 """
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=LIMIT).returncode == 0
 
 
 def test_handlers_are_given_back():
@@ -113,14 +109,10 @@ multiprocessing.get_context("fork").Process(target=work, args=(theirs,), daemon=
 print(mine.recv(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    worker = Path("/proc") / done.stdout.strip()
-    until = time.monotonic() + 30
-    while worker.exists() and "(python" in (worker / "stat").read_text() and time.monotonic() < until:
-        if re.search(r"\) Z ", (worker / "stat").read_text()):
-            return
-        time.sleep(0.02)
-    assert not worker.exists()
+    with started([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        worker = int(run.stdout.readline())
+        wait_for(lambda: not alive(worker))
+        assert run.wait(LIMIT) == -signal.SIGKILL
 
 
 SETS_HANDLERS = {"multimodal/signals.py", "multimodal/train/signals.py", "multimodal/train/loader.py",
