@@ -17,15 +17,18 @@ import contextlib, os, signal, sys, threading, time
 from multimodal.signals import at_stop, ending, unbroken
 
 def lock():
+    print("ready", flush=True)
     held = threading.Lock()
     held.acquire()
     held.acquire()
 
 def queue():
     import queue
+    print("ready", flush=True)
     queue.Queue().get()
 
 def compute():
+    print("ready", flush=True)
     while True:
         try:
             sum(range(1000))
@@ -33,22 +36,23 @@ def compute():
             print("interrupted", flush=True)
 
 def sleep():
+    print("ready", flush=True)
     time.sleep(3600)
 
 def write():
     with unbroken():
-        for part in ("begun", "half", "whole"):
+        for part in ("ready", "half", "whole"):
             print(part, flush=True)
             time.sleep(0.1)
-    sleep()
+    time.sleep(3600)
 
 def write_for_ever():
     with unbroken():
-        sleep()
+        print("ready", flush=True)
+        time.sleep(3600)
 
 with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda: "last"), at_stop(lambda: None):
     with contextlib.suppress(BaseException):
-        print("ready", flush=True)
         globals()[sys.argv[1]]()
     print("unwound", flush=True)
 """
@@ -58,7 +62,7 @@ with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda:
     ("what", "number", "out"),
     [
         ("lock", signal.SIGINT, ""), ("queue", signal.SIGTERM, ""), ("compute", signal.SIGINT, ""),
-        ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "begun\nhalf\nwhole\n"),
+        ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "half\nwhole\n"),
         ("write_for_ever", signal.SIGINT, ""),
     ],
 )  # fmt: skip
