@@ -7,7 +7,7 @@ import math
 import os
 import stat
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from reprlib import Repr
 from typing import Any, Never
 
@@ -46,6 +46,15 @@ def path_of(source: Any, error: type[MultimodalError], name: str = "path") -> Pa
     except UnicodeEncodeError:
         raise error(f"{name}: a path cannot hold a lone surrogate ({shown(text)})") from None
     return Path(source)
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """The file in or below `folder` that a record names. Raises CheckpointError, which begins with `where`, for a name
+    that leads elsewhere. Only the name counts: the files of the hub's cache are links out of their folder."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name:
+        raise CheckpointError(f"{where}: {shown(name)} names no file in {folder}")
+    return folder / name
 
 
 def open_media(source: str | Path | bytes, name: str, error: type[MultimodalError]) -> io.BufferedIOBase:

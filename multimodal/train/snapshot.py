@@ -97,7 +97,9 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    kind, words, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(words, dtype=np.uint32), *rest))
+    kind, words, position, *rest = state["numpy"]
+    if not 0 <= position <= len(words):  # numpy would read beyond its memory
+        raise ValueError(f"numpy's random state stands at {position} of {len(words)}")
+    np.random.set_state((kind, np.array(words, dtype=np.uint32), position, *rest))
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

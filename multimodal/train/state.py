@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from multimodal.errors import CheckpointError, TrainingError
+from multimodal.tokens.files import inside, read_json
 from multimodal.weights.archives import read_archive
 
 log = logging.getLogger(__name__)
@@ -102,11 +103,11 @@ def check(path: Path) -> None:
     marker = path / MARKER
     if not marker.is_file():
         raise CheckpointError(f"{marker}: missing")
-    content = json.loads(marker.read_text(encoding="utf-8"))
+    content = read_json(marker)
     if content["format"] != FORMAT:
         raise CheckpointError(f"{marker}: format {content['format']}, this version reads {FORMAT}")
     for name, known in content["files"].items():
-        file = path / name
+        file = inside(path, name, str(marker))
         if not file.is_file():
             raise CheckpointError(f"{file}: missing")
         if file.stat().st_size != known["bytes"] or _sum(file) != known["sha256"]:

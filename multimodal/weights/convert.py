@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from multimodal import memory
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
 from multimodal.weights.archives import read_archive
@@ -24,7 +25,8 @@ def convert(
     if target.exists():
         raise UsageError(f"{target}: exists already")
     path = Path(source)
-    checkpoint = _from_pickle(path, architecture, config) if path.suffix in UNSAFE else load(source, architecture)
+    with memory.naming(source):
+        checkpoint = _from_pickle(path, architecture, config) if path.suffix in UNSAFE else load(source, architecture)
     checkpoint = with_preprocessing(checkpoint, preprocessing)
     if to is None:
         save_folder(checkpoint, target, dtype)

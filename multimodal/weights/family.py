@@ -41,7 +41,7 @@ class Family:
         with self._naming(where):
             config = self.complete(config, tensors)
             ours = self.config_from(config, tensors)
-            model = build(self.model, ours)
+            model = build(self.model, ours, len(tensors))
             rows = self.rows(ours)
             check(rows, model.state_dict(), tensors, where)
             fill(model, load_tensors(rows, tensors, where), where)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from multimodal import memory
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
@@ -36,10 +37,12 @@ from multimodal.tokens.records import from_record, to_record
 from multimodal.tokens.text import Tokenizer, tokenizer_from
 from multimodal.weights.card import check_card
 from multimodal.weights.fit import check_size, check_vocabulary
-from multimodal.weights.table import all_finite
+from multimodal.weights.table import check_finite
+from multimodal.weights.tensor_files import read_tensors
 
 FORMAT = 1
 MOST_LAYERS = 1000
+LEAST_TENSORS = 4  # of a layer: attention and feed-forward have two each
 TOKENIZER = "tokenizer_config.json"
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig),
@@ -176,13 +179,14 @@ def load_folder(folder: Path) -> Checkpoint:
         check_size(preprocessing, value, str(path))
     card = folder / "card.json"
     card = check_card(read_json(card), str(card)) if card.exists() else {}
+    tensors = read_tensors(folder / "model.safetensors")
     try:
-        model = build(model_class, value)
+        model = build(model_class, value, len(tensors))
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"{where}: cannot be built ({ascii_only(repr(error))[:200]})") from None
-    fill(model, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
+    fill(model, tensors, str(folder / "model.safetensors"))
     return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card)
 
 
@@ -210,35 +214,40 @@ def _tokenizer(folder: Path, record: "Record", sums: dict[str, str]) -> Tokenize
     return tokenizer_from(folder) if there else None
 
 
-def build(model_class: type[nn.Module], config: Any) -> nn.Module:
-    """The model without memory for its weights, so that loading initialises nothing twice.
+def build(model_class: type[nn.Module], config: Any, tensors: int | None = None) -> nn.Module:
+    """The model without memory for its weights, so that loading initialises nothing twice. `tensors`: as many as its
+    file holds.
 
-    Raises CheckpointError for a number of layers that would take minutes to make and that no file holds."""
-    if (layers := _most_layers(config)) > MOST_LAYERS:
+    Raises CheckpointError for more layers than fit into the file, or than can be built in seconds."""
+    stacks = _stacks(config)
+    if (layers := max(map(max, stacks), default=0)) > MOST_LAYERS:
         raise CheckpointError(f"layers: {layers}, more than the {MOST_LAYERS} that are built")
+    if tensors is not None and LEAST_TENSORS * (layers := sum(own for _, own in stacks)) > tensors:
+        raise CheckpointError(f"layers: {layers} in all, more than the {tensors} tensors of the file can fill")
     with torch.device("meta"), _Undrawn():
         return model_class(config)
 
 
 class _Undrawn(TorchFunctionMode):
-    """Draws no normal numbers: there is no memory for them, and on the meta device torch imports its whole compiler
+    """Draws no random numbers: there is no memory for them, and on the meta device torch imports its whole compiler
     to draw none (seconds)."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function in (torch.Tensor.normal_, nn.init.normal_):
+        if function in (torch.Tensor.normal_, nn.init.normal_, torch.Tensor.uniform_):
             return args[0] if args else kwargs["tensor"]
         if function is torch.randn:
             return torch.empty(*args, **kwargs)
         return function(*args, **kwargs)
 
 
-def _most_layers(config: Any) -> int:
-    """The largest number of layers in a configuration, at any depth."""
-    values = [(f.name, getattr(config, f.name)) for f in fields(config)] if is_dataclass(config) else []
-    return max(
-        (value or 0 if name in ("layers", "shared") else _most_layers(value) for name, value in values), default=0
-    )
+def _stacks(config: Any) -> list[tuple[int, int]]:
+    """The layers of each stack in a configuration, at any depth, and how many of them have weights of their own."""
+    if not is_dataclass(config):
+        return []
+    found = [stack for f in fields(config) for stack in _stacks(getattr(config, f.name))]
+    layers = getattr(config, "layers", None)
+    return [*found, (layers, getattr(config, "shared", None) or layers)] if isinstance(layers, int) else found
 
 
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
@@ -256,24 +265,9 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None
             )
         if tensor.is_floating_point() != own[name].is_floating_point():
             raise CheckpointError(f"{where}: tensor {name!r} holds {tensor.dtype}, not {own[name].dtype}")
-        if not all_finite(tensor):
-            raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
+    check_finite(tensors, where)
     ready = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
     model.load_state_dict(ready, strict=True, assign=True)
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file. Raises CheckpointError when it is missing or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file")  # a pipe would be waited for without end
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        cause = str(error).splitlines()[0]
-        raise CheckpointError(f"{path}: cannot be read as safetensors ({cause})") from None
 
 
 def sha256(path: Path) -> str:
@@ -301,6 +295,7 @@ def _check_manifest(folder: Path) -> dict[str, str]:
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, though the manifest lists it")
+        memory.require(path.stat().st_size, path)  # before minutes go into the sum of a file of any length
         if sha256(path) != expected:
             raise CheckpointError(f"{path}: sha256 differs from the manifest's {ascii_only(expected)[:12]}…")
     for path in folder.glob("*.json"):

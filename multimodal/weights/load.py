@@ -6,14 +6,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from multimodal import memory
 from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
 from multimodal.tokens.image import Preprocessing
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
-from multimodal.weights.folder import Checkpoint, load_folder, read_tensors
+from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.table import Tensors
+from multimodal.weights.tensor_files import read_shards, read_tensors
 
 HUB = "hf-hub:"
 OPEN_CLIP = "open_clip:"
@@ -39,7 +41,8 @@ def load(
     `preprocessing`: of pictures, where the file does not say that either: openai, imagenet, inception, siglip, a JSON
     file as `preprocessing.json` of a checkpoint folder, or such a record.
     Raises UsageError for an unknown name, CheckpointError for a file that cannot be used."""
-    return with_preprocessing(_load(name_or_path, architecture), preprocessing)
+    with memory.naming(name_or_path):
+        return with_preprocessing(_load(name_or_path, architecture), preprocessing)
 
 
 def _load(name_or_path: str | Path, architecture: str | None) -> Checkpoint:
@@ -173,11 +176,7 @@ def _weights_of(folder: Path) -> Path:
 
 def _all_tensors(path: Path) -> Tensors:
     if path.name.endswith(".index.json"):
-        places = read_json(path).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
-            raise CheckpointError(f"{path}: weight_map is not a table of tensor and file ({str(places)[:40]})")
-        shards = sorted(set(places.values()))
-        return {name: tensor for shard in shards for name, tensor in read_tensors(path.parent / shard).items()}
+        return read_shards(path)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: not a .safetensors file; multimodal convert reads others")
     return read_tensors(path)

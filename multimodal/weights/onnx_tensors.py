@@ -32,6 +32,8 @@ def _tensor(message: memoryview) -> tuple[str, Tensor | None]:
     """Name and values; None for another type, and for values that are not stored as plain bytes."""
     dims, kind, name, raw = [], 0, "", b""
     for field, value in _fields(message):
+        if isinstance(value, int) and field in (8, 9):  # bytes(n) would make n of them
+            raise ValueError(f"field {field} is a number")
         if field == 1:
             dims += [value] if isinstance(value, int) else _packed(value)
         elif field == 2:

@@ -107,7 +107,13 @@ def check(rows: list[Row], model: Tensors, foreign: Tensors, where: str) -> None
             raise CheckpointError(f"{where}: tensor {name!r} has shape {has}, not {wants}")
         if foreign[name].is_floating_point() != expected[name].is_floating_point():
             raise CheckpointError(f"{where}: tensor {name!r} holds {foreign[name].dtype}, not {expected[name].dtype}")
-        if not all_finite(foreign[name]):
+    check_finite({name: foreign[name] for name in expected.keys() & foreign.keys()}, where)
+
+
+def check_finite(tensors: Tensors, where: str) -> None:
+    """Raises CheckpointError naming a tensor with a value that is not finite. Reads every number: shapes come first."""
+    for name, tensor in tensors.items():
+        if not all_finite(tensor):
             raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
 
 

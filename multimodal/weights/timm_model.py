@@ -1,5 +1,6 @@
 """What no timm file says - heads, activation, epsilon - read off the model that timm itself builds without memory."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,22 @@ from torch import nn
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViTConfig
+from multimodal.tokens.files import shown
 
 POOLS = {"token": "token", "avg": "mean", "map": "map"}
 
 
 def timm_model(architecture: str, **options: Any) -> nn.Module:
-    """timm's model on the meta device. Raises CheckpointError where it is unknown or no plain ViT."""
+    """timm's model on the meta device. Raises CheckpointError where it is unknown or no plain ViT. A checkpoint gives name
+    and options: names that timm would fetch or read from disk, and options that are no sizes, are refused."""
     import timm
+    from timm.models.vision_transformer import VisionTransformer
 
+    if not isinstance(architecture, str) or not timm.is_model(architecture):
+        raise CheckpointError(f"timm has no model {shown(architecture)}")
+    known = inspect.signature(VisionTransformer).parameters.keys() - {"device", "dtype"} | {"pretrained_cfg"}
+    if other := options.keys() - known:
+        raise CheckpointError(f"timm's {architecture!r} has no option {shown(min(other))}")
     try:
         with torch.device("meta"):
             model = timm.create_model(architecture, pretrained=False, **options)

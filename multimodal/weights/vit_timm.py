@@ -29,6 +29,8 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     options = {"num_classes": config.get("num_classes", classes), **config.get("model_args", {})}
     if pretrained := config.get("pretrained_cfg"):  # gives the image size too
         options["pretrained_cfg"] = {**pretrained, "num_classes": options["num_classes"]}
+    if isinstance(depth := options.get("depth"), int) and depth > len(tensors):
+        raise CheckpointError(f"config.json: depth {depth}, more than the {len(tensors)} tensors of the file can fill")
     model = timm_model(config["architecture"], **options)
     if (says := config.get("global_pool", model.global_pool)) != model.global_pool:
         raise CheckpointError(f"config.json: global_pool {says!r}, where the architecture has {model.global_pool!r}")
