@@ -106,6 +106,13 @@ def rezipped(path: str | Path, change: Callable[[dict[str, bytes]], list[tuple[s
             archive.writestr(name, data)
 
 
+def cut(path: str | Path, share: float) -> None:
+    """The first part of a plain archive."""
+    rezipped(path, lambda members: None)
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: int(share * len(data))])
+
+
 def opcodes(path: str | Path, change: Callable[[bytes], bytes], content: object = None) -> None:
     """A plain archive with another `data.pkl`."""
 

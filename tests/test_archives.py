@@ -1,5 +1,6 @@
 """Pickled checkpoints read as data: equal to PyTorch's own readers for good files, and nothing runs in bad ones."""
 
+import json
 import os
 import pickle
 import warnings
@@ -9,11 +10,15 @@ from pathlib import Path
 import hostile
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError
-from multimodal.train.state import read_state
+from multimodal.train.snapshot import random_state, set_random_state
+from multimodal.train.state import check, read_state, save_state
 from multimodal.weights.archives import read_archive
 from multimodal.weights.convert import convert
+from multimodal.weights.folder import sha256
+from multimodal.weights.tensor_files import read_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
@@ -184,14 +189,6 @@ def test_a_strange_stream_is_refused(tmp_path, stream, cause):
     assert "\n" not in str(error.value)
 
 
-def cut(share: float):
-    def make(path: Path) -> None:
-        hostile.rezipped(path, lambda members: None)
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-
-    return make
-
-
 def wrong_sum(path: Path) -> None:
     hostile.rezipped(path, lambda members: None)
     data = bytearray(path.read_bytes())
@@ -220,7 +217,8 @@ def twice(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "cause"),
     [
-        (cut(0.3), "damaged"), (cut(0.9), "damaged"), (wrong_sum, "CRC"), (lying_size, "claim 2147483648 bytes"),
+        (lambda path: hostile.cut(path, 0.3), "damaged"), (lambda path: hostile.cut(path, 0.9), "damaged"),
+        (wrong_sum, "CRC"), (lying_size, "claim 2147483648 bytes"),
         (lambda path: member(path, "../outside"), "'../outside' lies outside"),
         (lambda path: member(path, "/tmp/x"), "'/tmp/x' lies outside"),
         (lambda path: member(path, "archive/../../x"), "lies outside"), (twice, "is there 2 times"),
@@ -243,6 +241,41 @@ def twice(path: Path) -> None:
 def test_a_strange_archive_is_refused(tmp_path, make, cause):
     make(tmp_path / "x.pt")
     refused(tmp_path / "x.pt", cause)
+
+
+def test_a_hub_snapshot_of_links_is_read_and_a_name_that_leaves_it_is_not(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot" / "part").mkdir(parents=True)
+    save_file({"a": torch.ones(2)}, tmp_path / "blobs" / "1")
+    save_file({"b": torch.zeros(3), "unlisted": torch.ones(1)}, tmp_path / "blobs" / "2")
+    (tmp_path / "snapshot" / "a.safetensors").symlink_to("../blobs/1")
+    (tmp_path / "snapshot" / "part" / "b.safetensors").symlink_to("../../blobs/2")
+    index = tmp_path / "snapshot" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "part/b.safetensors"}}))
+    assert {name: tensor.tolist() for name, tensor in read_shards(index).items()} == {"a": [1, 1], "b": [0, 0, 0]}
+    for name in ("../blobs/1", str(tmp_path / "blobs" / "1"), "part/../../blobs/1", "..\\blobs\\1", "", ".", "a\0"):
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(CheckpointError, match=r"weight_map: .* names no file in"):
+            read_shards(index)
+
+
+def test_a_state_that_lists_a_file_elsewhere_is_refused(tmp_path):
+    save_state(tmp_path / "states", 1, {"x": 1})
+    (tmp_path / "other").write_bytes(b"1")
+    marker = tmp_path / "states" / "state-000000001" / "complete.json"
+    record = json.loads(marker.read_text())
+    record["files"]["../../other"] = {"bytes": 1, "sha256": sha256(tmp_path / "other")}
+    marker.write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"complete\.json: '\.\./\.\./other' names no file"):
+        check(marker.parent)
+
+
+@pytest.mark.parametrize("position", [-1, 625, 10**9, None])
+def test_a_random_state_beyond_its_words_is_refused(position):
+    state = random_state()
+    state["numpy"][2] = position
+    with pytest.raises((ValueError, TypeError)):
+        set_random_state(state)
 
 
 def test_a_bomb_among_the_members_is_refused_before_it_is_unpacked(tmp_path):

@@ -16,8 +16,8 @@ POOLS = {"token": "token", "avg": "mean", "map": "map"}
 
 
 def timm_model(architecture: str, **options: Any) -> nn.Module:
-    """timm's model on the meta device. Raises CheckpointError where it is unknown or no plain ViT. A checkpoint gives name
-    and options: names that timm would fetch or read from disk, and options that are no sizes, are refused."""
+    """timm's model on the meta device. Raises CheckpointError where it is unknown or no plain ViT, and for names and
+    options with which timm would read other files: a checkpoint gives both."""
     import timm
     from timm.models.vision_transformer import VisionTransformer
 

@@ -13,6 +13,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image import Preprocessing
 from multimodal.weights.family import Family
+from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS
 from multimodal.weights.table import NO_FIRST, THIRDS, Op, Row, Tensors, under, weight_and_bias
 from multimodal.weights.timm_model import timm_model, vit_config
 
@@ -29,7 +30,7 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     options = {"num_classes": config.get("num_classes", classes), **config.get("model_args", {})}
     if pretrained := config.get("pretrained_cfg"):  # gives the image size too
         options["pretrained_cfg"] = {**pretrained, "num_classes": options["num_classes"]}
-    if isinstance(depth := options.get("depth"), int) and depth > len(tensors):
+    if isinstance(depth := options.get("depth"), int) and depth > min(MOST_LAYERS, len(tensors) // LEAST_TENSORS):
         raise CheckpointError(f"config.json: depth {depth}, more than the {len(tensors)} tensors of the file can fill")
     model = timm_model(config["architecture"], **options)
     if (says := config.get("global_pool", model.global_pool)) != model.global_pool:
