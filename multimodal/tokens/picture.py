@@ -4,12 +4,14 @@ Size limits are checked on the header, before any pixel is decoded. Only formats
 taken.
 """
 
+import contextlib
+import ctypes
+import functools
 import glob
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,7 +222,7 @@ def _scaled(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | N
     return Image.fromarray(EIGHT_BITS[samples]), alpha
 
 
-@contextmanager
+@contextlib.contextmanager
 def _refusing(name: str):
     try:
         yield
@@ -235,18 +237,26 @@ def _refusing(name: str):
         raise ImageError(f"{name}: cannot be decoded ({type(error).__name__}: {cause})") from error
 
 
+@functools.cache
+def _mute_libtiff() -> None:
+    """It prints its own lines to stderr, beside the exception that Pillow raises; Pillow has no switch for that."""
+    with contextlib.suppress(OSError, AttributeError):  # a Pillow built without libtiff
+        ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler(None)
+
+
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
 _quiet_saved = None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _quiet_pillow():
     """Silences Pillow's warnings and lifts its global pixel limit (ours is ImageLimits) while a thread reads.
 
     `catch_warnings` alone is not thread-safe: overlapping readers would leave the filter behind.
     """
     global _quiet_depth, _quiet_saved
+    _mute_libtiff()
     with _quiet_lock:
         if _quiet_depth == 0:
             caught = warnings.catch_warnings()
