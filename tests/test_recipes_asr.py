@@ -234,6 +234,10 @@ def test_features_are_cached_and_changed_recordings_are_read_again(manifest, tmp
     (tmp_path / "0.wav").write_bytes((tmp_path / "1.wav").read_bytes() + b"\0" * 2)
     again = load_features(open_source(manifest), cache)
     assert torch.equal(again[0], first[1])
+    for path in cache.iterdir():
+        path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(DataError, match=r"features-\w+\.npz: damaged cache"):
+        load_features(open_source(manifest), cache)
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -18,7 +18,7 @@ from multimodal.tokens.audio import read_audio
 from multimodal.tokens.mel import HOP, RATE, log_mel
 from multimodal.train.lists import read_list
 from multimodal.train.loader import BROKEN, generator
-from multimodal.train.speech import stamp
+from multimodal.train.speech import reading_cache, stamp
 
 FRAMES_STEP = 64  # widths are multiples of it: oneDNN compiles a kernel for each new shape
 EDGE = 2  # frames kept before and after the sound of a clip
@@ -101,9 +101,11 @@ def cached_mels(manifest: Path, clips: Sequence[Clip], cache: Path, bands: int) 
                     raise DataError(f"{manifest}: {many}, more than {MOST_BROKEN:.1%} of its {len(clips)}")
         np.save(sizes, np.array(lengths))
         part.rename(path)
-    lengths = np.load(sizes).tolist()
-    frames = np.memmap(path, np.float16, mode="c", shape=(sum(lengths), bands))
-    return [rows.T for rows in torch.from_numpy(frames).split(lengths)]
+    with reading_cache(sizes):
+        lengths = np.load(sizes).tolist()
+    with reading_cache(path):
+        frames = np.memmap(path, np.float16, mode="c", shape=(sum(lengths), bands))
+        return [rows.T for rows in torch.from_numpy(frames).split(lengths)]
 
 
 def _read_or_log(clip: Clip, bands: int) -> Float[Tensor, "_ M"]:

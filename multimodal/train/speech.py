@@ -1,10 +1,11 @@
 """Speech for training: recordings with transcripts from manifests, their features cached or made when read."""
 
+import contextlib
 import hashlib
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,9 +71,19 @@ def load_features(
         with part.open("wb") as file:
             np.savez(file, frames=np.concatenate(made), lengths=np.array([len(row) for row in made]))
         part.rename(path)
-    with np.load(path) as file:
+    with reading_cache(path), path.open("rb") as raw, np.load(raw) as file:  # numpy leaves a damaged one open
         parts = torch.from_numpy(file["frames"]).split(file["lengths"].tolist())
     return [part if len(part) else None for part in parts]
+
+
+@contextlib.contextmanager
+def reading_cache(path: Path) -> Iterator[None]:
+    """Raises DataError for what numpy raises on a damaged file."""
+    try:
+        yield
+    except Exception as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0][:80]
+        raise DataError(f"{path}: damaged cache ({cause}); delete it to compute it again") from None
 
 
 def stamp(media: object) -> tuple[int, ...]:
