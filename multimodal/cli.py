@@ -18,6 +18,7 @@ from multimodal import (
     cli_evaluate,
     cli_generate,
     cli_inspect,
+    cli_machine,
     cli_search,
     cli_transcribe,
     cli_translate,
@@ -176,6 +177,7 @@ def _validate(commands: argparse._SubParsersAction) -> None:
     p.add_argument("--workers", type=count, help="processes (default: one a core, at most 8)")
     p.add_argument("--format", choices=["table", "json"], default="table")
     p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
+    cli_machine.lists(p)
     for name in ("path", "text", "label"):
         p.add_argument(
             f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: usual names)"

@@ -75,6 +75,7 @@ def _scores(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--classes", metavar="FILE", help="names of the classes of --calibrate (default: classes.jsonl "
                    "beside DATA, else their ids)")  # fmt: skip
     g.add_argument("--reliability", metavar="PNG", help="draw how often scores were right, before and after")
+    cli_machine.lists(g)
 
 
 def check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:

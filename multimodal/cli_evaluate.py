@@ -30,6 +30,7 @@ def _asr(kinds: argparse._SubParsersAction, model: Callable) -> None:
     asr.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
     asr.add_argument("--limit", type=count, metavar="N", help="only the first N utterances")
     asr.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    cli_machine.lists(asr)
     flags = cli_transcribe
     for group in (flags.speed, flags.decoding, flags.checks, flags.voice, flags.language):
         group(asr.add_argument_group(f"transcription: {group.__name__}"))
@@ -43,6 +44,7 @@ def _captions(kinds: argparse._SubParsersAction, model: Callable) -> None:
     p.add_argument("data", nargs="+", metavar="DATA", help="pictures with what people wrote of them: .jsonl, .csv, "
                    ".tsv (lines of one file are one picture) or WebDataset tars")  # fmt: skip
     p.add_argument("--limit", type=count, metavar="N", help="only N pictures, evenly spread over DATA")
+    cli_machine.lists(p)
     g = p.add_argument_group("captions")
     model(g, "")  # "": not given
     g.add_argument("--predictions", metavar="FILE", help="score these instead: .csv or .jsonl with columns file and "

@@ -43,6 +43,7 @@ def _kind(kinds: argparse._SubParsersAction, name: str, told: str) -> argparse.A
     p = kinds.add_parser(name, help=told, usage="%(prog)s DATA [DATA ...] [flags]", formatter_class=Help)
     p.add_argument("data", nargs="+", metavar="DATA", help=DATA)
     p.add_argument("--limit", type=count, metavar="N", help="only N pictures, evenly spread over DATA")
+    cli_machine.lists(p)
     return p
 
 

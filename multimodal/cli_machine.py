@@ -21,6 +21,13 @@ def add(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = 
     g.add_argument("--threads", type=threads, metavar="N", help="threads that compute (default: torch's own)")
 
 
+def lists(g: argparse._ActionsContainer) -> None:
+    """What rows of the lists in the data may name; the recipes have the same flags (`train.trust.Trust`)."""
+    g.add_argument("--trust_paths", action="store_true", help="lists may name files outside of their own folder")
+    g.add_argument("--remote", nargs="+", default=[], metavar="HOST", help="hosts that lists may name in URLs: "
+                   "HOST, HOST:PORT or s3://BUCKET; an internal address must be named itself")  # fmt: skip
+
+
 def threads(text: str) -> int:
     value = count(text)
     if value > MOST_THREADS:

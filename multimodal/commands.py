@@ -8,7 +8,7 @@ from pathlib import Path
 from multimodal import __version__
 from multimodal.assets import shipped
 from multimodal.cli import printable
-from multimodal.commands_shared import Progress, print_json
+from multimodal.commands_shared import Progress, print_json, trust
 from multimodal.errors import UsageError
 from multimodal.weights.load import families
 
@@ -131,13 +131,14 @@ def validate(options: Namespace) -> int:
     from multimodal.train.validate import summary
     from multimodal.train.validate import validate as run
 
-    columns = {"path": options.path_column, "text": options.text_column, "label": options.label_column}
+    given = {"path": options.path_column, "text": options.text_column, "label": options.label_column,
+             "trust": trust(options)}  # fmt: skip
     workers = options.workers or min(8, len(os.sched_getaffinity(0)))
     reports = []
     for data in options.data:
         labels = class_names([Path(options.classes)] if options.classes else [], [data])
         shown = Progress(data)
-        reports.append((data, run(open_source(data, **columns), options.kind, workers, labels, shown)))
+        reports.append((data, run(open_source(data, **given), options.kind, workers, labels, shown)))
         shown.clear()
     if options.format == "json":
         print_json([report.to_dict(data) for data, report in reports])

@@ -12,7 +12,7 @@ import torch
 
 from multimodal.cli import fail, printable
 from multimodal.commands_pictures import Add, Bar, Printed, append_to, found
-from multimodal.commands_shared import Progress, output_file, read_lines
+from multimodal.commands_shared import Progress, output_file, read_lines, trust
 from multimodal.errors import UsageError
 from multimodal.tasks.classifier_file import save_classifier
 from multimodal.tasks.features import model_digest
@@ -149,7 +149,7 @@ def _calibration_data(options: Namespace) -> Any:
         return None
     from multimodal.tasks.calibrate import open_labelled
 
-    return open_labelled(options.calibrate, [Path(options.classes)] if options.classes else [])
+    return open_labelled(options.calibrate, [Path(options.classes)] if options.classes else [], trust(options))
 
 
 def _calibrated(

@@ -6,13 +6,14 @@ from argparse import Namespace
 from typing import Any
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, output_file, print_json
+from multimodal.commands_shared import Progress, output_file, print_json, trust
 from multimodal.commands_transcribe import api_options
 from multimodal.tasks.evaluate_asr import evaluate as run
 from multimodal.tasks.evaluate_report import record, summary, write_report
 from multimodal.weights.load import load
 
-OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output")
+OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "trust_paths",
+       "remote")  # fmt: skip
 
 
 def evaluate(options: Namespace) -> int:
@@ -34,7 +35,7 @@ def evaluate(options: Namespace) -> int:
         warnings.showwarning = apart
         result = run(
             options.manifest, checkpoint, normalizer_name=options.normalizer, keep_marks=options.keep_marks,
-            limit=options.limit, watch=shown, **asked,
+            limit=options.limit, trust=trust(options), watch=shown, **asked,
         )  # fmt: skip
     finally:
         warnings.showwarning = warn

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, output_file, print_json
+from multimodal.commands_shared import Progress, output_file, print_json, trust
 from multimodal.errors import UsageError
 from multimodal.tasks.caption_options import CaptionOptions
 from multimodal.tasks.evaluate_captions import (
@@ -39,7 +39,7 @@ def evaluate(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     clip = _clip(options)
-    referenced = open_references(options.data, options.limit, least=2 if options.agreement else 1)
+    referenced = open_references(options.data, options.limit, 2 if options.agreement else 1, trust(options))
     captions, facts = _captions(options, referenced)
     shown = Progress(f"{options.clip_model}: pictures")
     try:

@@ -13,7 +13,7 @@ import torch
 
 from multimodal.cli import fail, printable
 from multimodal.commands_classify import labels_and_templates
-from multimodal.commands_shared import Progress, output_file, print_json
+from multimodal.commands_shared import Progress, output_file, print_json, trust
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.tasks import evaluate_fewshot, evaluate_probe, evaluate_retrieval
@@ -43,7 +43,7 @@ from multimodal.weights.load import load
 
 def zeroshot(options: Namespace) -> int:
     run = _Run(options)
-    pictures = labelled(open_pictures(options.data, options.limit))
+    pictures = labelled(open_pictures(options.data, options.limit, trust(options)))
     checkpoint = run.model("embedding")
     labels, templates = _labels(options)
     if options.classifier:
@@ -62,7 +62,7 @@ def zeroshot(options: Namespace) -> int:
 
 def retrieval(options: Namespace) -> int:
     run = _Run(options)
-    given = captioned(open_pictures(options.data), options.limit)
+    given = captioned(open_pictures(options.data, trust=trust(options)), options.limit)
     pictures = given.pictures
     checkpoint = run.model("embedding")
     if checkpoint.tokenizer is None:
@@ -74,7 +74,7 @@ def retrieval(options: Namespace) -> int:
     vectors = text_features(checkpoint.model, checkpoint.tokenizer, captions).float().cpu()
     ranks = evaluate_retrieval.retrieval(found.vectors, vectors, owners)
     last = ranks.image_to_text.argsort(descending=True, stable=True)[:FOUND_LAST].tolist()
-    hardest = [(pictures.source.name(found.keys[i]), int(ranks.image_to_text[i])) for i in last]
+    hardest = [(pictures.source.row(found.keys[i]).name, int(ranks.image_to_text[i])) for i in last]
     return run.end(ranks.figures(), hardest=hardest)
 
 
@@ -236,7 +236,10 @@ def _described(
 
 def _both(options: Namespace) -> tuple[tuple[PictureSet, PictureSet], list[str]]:
     """Training and test pictures, and their class ids."""
-    train, test = open_pictures(options.train), open_pictures(options.data, options.limit)
+    train, test = (
+        open_pictures(options.train, trust=trust(options)),
+        open_pictures(options.data, options.limit, trust(options)),
+    )
     return (train, test), same_classes(train, test)
 
 

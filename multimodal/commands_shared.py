@@ -6,12 +6,14 @@ import math
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from multimodal.cli import fail, printable
 from multimodal.errors import UsageError
+from multimodal.train.trust import Trust
 
 
 def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
@@ -24,6 +26,11 @@ def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -
         except UsageError as error:
             code = fail(error)
     return list(files), code
+
+
+def trust(options: Namespace) -> Trust:
+    """What lists may name, by the flags of `cli_machine.lists`."""
+    return Trust(options.trust_paths, tuple(options.remote))
 
 
 def read_lines(path: str, flag: str) -> list[str]:

@@ -29,6 +29,7 @@ from evaluate_whisper import WhisperOptions, multitask
 from multimodal.errors import UsageError
 from multimodal.train.report import versions
 from multimodal.train.start import start
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import save_card
 from multimodal.weights.load import load
 
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Evaluator(NamedTuple):
-    """`score(checkpoint, path, options, count)` gives the figures of one set; `options`: field of the settings."""
+    """`score(checkpoint, path, options, count, trust)`: figures of one set; `options`: field of the settings."""
 
     score: Callable[..., dict[str, Any]]
     options: str
@@ -72,6 +73,7 @@ class Settings:
     device: str = "cpu"
     threads: int = 0
     """of the processor; 0: torch's own choice"""
+    trust: Trust = field(default_factory=Trust)
     speech: SpeechOptions = field(default_factory=SpeechOptions)
     pictures: PictureOptions = field(default_factory=PictureOptions)
     captions: CaptionOptions = field(default_factory=CaptionOptions)
@@ -119,7 +121,7 @@ def main(settings: Settings) -> dict[str, Any]:
     checkpoint.model.to(settings.device)
     figures, examples = {}, {}
     for name, path in sets(settings.data).items():
-        figures[name] = score(checkpoint, path, getattr(settings, options), settings.count)
+        figures[name] = score(checkpoint, path, getattr(settings, options), settings.count, settings.trust)
         examples[name] = figures[name].pop("examples", [])
         log.info("%s: %s", name, json.dumps(figures[name]))
     if settings.report:

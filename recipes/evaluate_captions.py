@@ -9,6 +9,7 @@ from multimodal.tasks.evaluate_captions import evaluate, open_references, write_
 from multimodal.train.caption_scores import best_constant
 from multimodal.train.scores import evenly
 from multimodal.train.sources import open_source
+from multimodal.train.trust import OWN_FOLDER, Trust
 from multimodal.weights.folder import Checkpoint
 
 
@@ -24,10 +25,12 @@ class CaptionOptions:
     """captions in the report"""
 
 
-def captions(checkpoint: Checkpoint, path: Path, options: CaptionOptions, count: int | None) -> dict[str, Any]:
+def captions(
+    checkpoint: Checkpoint, path: Path, options: CaptionOptions, count: int | None, trust: Trust = OWN_FOLDER
+) -> dict[str, Any]:
     """BLEU, ROUGE-L and CIDEr-D of the captions, in %; `people`: of each reference against the others of its picture;
     `constant`: of one caption for all pictures. `distinct`: different captions among the pictures'."""
-    given = open_references(path, count)
+    given = open_references(path, count, trust=trust)
     said = write_captions(given, checkpoint, beam_size=options.beams)
     found = evaluate(given, said, people=min(map(len, given.texts.values())) > 1)
     if found.broken:
@@ -37,7 +40,7 @@ def captions(checkpoint: Checkpoint, path: Path, options: CaptionOptions, count:
     if found.people:
         figures["people"] = _rounded(found.people)
     if options.constant:
-        others = open_source(options.constant)
+        others = open_source(options.constant, trust=trust)
         candidates = [text for key in range(len(others)) for text in others.row(key).texts]
         figures["constant"] = _rounded(best_constant(candidates, list(given.texts.values())))
     figures["examples"] = [

@@ -19,6 +19,7 @@ from multimodal.train.captions import class_names
 from multimodal.train.classify import Accuracy
 from multimodal.train.scores import evenly, top_shares
 from multimodal.train.sources import open_source
+from multimodal.train.trust import OWN_FOLDER, Trust
 from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,11 @@ class Labelled(NamedTuple):
     classes: Classes
 
 
-def read_labelled(source: str | Path, classes: Sequence[Path], count: int | None = None) -> Labelled:
+def read_labelled(
+    source: str | Path, classes: Sequence[Path], count: int | None = None, trust: Trust = OWN_FOLDER
+) -> Labelled:
     """All pictures of a source or at most `count` evenly spread ones, but the names of all classes."""
-    pictures = labelled(open_pictures(source, count))
+    pictures = labelled(open_pictures(source, count, trust))
     return Labelled(pictures, named_classes(pictures, class_names(classes, [source])))
 
 
@@ -86,15 +89,19 @@ def accuracy(checkpoint: Checkpoint, labelled: Labelled, size: int = 100) -> dic
     return figures
 
 
-def zero_shot(checkpoint: Checkpoint, path: str, options: PictureOptions, count: int | None) -> dict[str, Any]:
-    return accuracy(checkpoint, read_labelled(path, options.classes, count), options.pictures)
+def zero_shot(
+    checkpoint: Checkpoint, path: str, options: PictureOptions, count: int | None, trust: Trust = OWN_FOLDER
+) -> dict[str, Any]:
+    return accuracy(checkpoint, read_labelled(path, options.classes, count, trust), options.pictures)
 
 
-def classes(checkpoint: Checkpoint, path: str, options: PictureOptions, count: int | None) -> dict[str, Any]:
+def classes(
+    checkpoint: Checkpoint, path: str, options: PictureOptions, count: int | None, trust: Trust = OWN_FOLDER
+) -> dict[str, Any]:
     """Top-1 and top-5 of a ViT with a head, among all its classes. Raises CheckpointError where its card does not say
     which they are, DataError for a set with others."""
     labels = checkpoint.card.get("labels")
     if not labels or checkpoint.preprocessing is None:
         raise CheckpointError(f"{checkpoint.source}: its classes or its preprocessing are not known (card: labels)")
-    measure = Accuracy(open_source(path), labels, checkpoint.preprocessing, path, count, options.pictures)
+    measure = Accuracy(open_source(path, trust=trust), labels, checkpoint.preprocessing, path, count, options.pictures)
     return {"pictures": len(measure.keys), "classes": len(labels)} | measure(checkpoint.model)

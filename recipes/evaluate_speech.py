@@ -17,6 +17,7 @@ from multimodal.train.buckets import bucketed
 from multimodal.train.scores import evenly, word_errors
 from multimodal.train.sources import open_source
 from multimodal.train.speech import read_features
+from multimodal.train.trust import OWN_FOLDER, Trust
 from multimodal.weights.folder import Checkpoint
 
 Decoder = Literal["greedy", "ctc", "attention", "joint"]
@@ -86,9 +87,11 @@ def transcripts(
     return texts, {name: round(value, 2) for name, value in seconds.items()}
 
 
-def recognise(checkpoint: Checkpoint, path: str, options: SpeechOptions, count: int | None) -> dict[str, Any]:
+def recognise(
+    checkpoint: Checkpoint, path: str, options: SpeechOptions, count: int | None, trust: Trust = OWN_FOLDER
+) -> dict[str, Any]:
     """Error rates on recordings with transcripts. The seconds of a decoder are without those of the encoder."""
-    source = open_source(path)
+    source = open_source(path, trust=trust)
     numbers = evenly(range(len(source)), count)
     wanted = [" ".join(source.read(number).texts[:1]) for number in numbers]
     features = [read_features(source, number, checkpoint.model.config.encoder.bands) for number in numbers]

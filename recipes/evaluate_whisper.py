@@ -24,6 +24,7 @@ from multimodal.train.clips import NOISES, noise, read_clips
 from multimodal.train.loader import generator
 from multimodal.train.multitask import STEP, listen, write
 from multimodal.train.scores import bleu, evenly, word_errors
+from multimodal.train.trust import OWN_FOLDER, Trust
 from multimodal.weights.folder import Checkpoint
 
 
@@ -74,12 +75,14 @@ def noises(checkpoint: Checkpoint, options: WhisperOptions) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def multitask(checkpoint: Checkpoint, path: str, options: WhisperOptions, count: int | None) -> dict[str, Any]:
+def multitask(
+    checkpoint: Checkpoint, path: str, options: WhisperOptions, count: int | None, trust: Trust = OWN_FOLDER
+) -> dict[str, Any]:
     """Scores of one set. Raises DataError for a manifest of several languages."""
     if path == "noise":
         return noises(checkpoint, options)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    clips = list(evenly(read_clips(Path(path), options.language), count))
+    clips = list(evenly(read_clips(Path(path), options.language, trust), count))
     if len(languages := sorted({clip.language for clip in clips})) > 1:
         raise DataError(f"{path}: {len(languages)} languages ({', '.join(languages)}), one is needed")
     most = STEP * HOP * model.config.encoder.context

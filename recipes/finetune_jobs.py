@@ -11,6 +11,7 @@ from multimodal.train.classify import AugmentSettings
 from multimodal.train.loader import Plan
 from multimodal.train.objective import Objective
 from multimodal.train.optim import demand
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint
 
 
@@ -38,6 +39,7 @@ class Data:
     classes: tuple[Path, ...] = (Path(__file__).with_name("classes.jsonl"),)
     """JSONL of class names by id; one beside the data is read too"""
     augment: AugmentSettings = field(default_factory=light)
+    trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self):
         for name in ("batch", "frames", "count"):

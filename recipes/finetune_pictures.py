@@ -25,14 +25,14 @@ from multimodal.weights.folder import Checkpoint
 
 def classify(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
     """Classes of pictures, by a ViT or by the picture tower of a CLIP with a new head; the result is a ViT."""
-    source, record = open_source(d.data), begun.preprocessing
+    source, record = open_source(d.data, trust=d.trust), begun.preprocessing
     labels = class_labels(source, " ".join(d.data))
     model = classifier(begun, labels)
     names = names_of(labels, d.classes, d.data)
     if isinstance(begun.model, CLIP) and begun.tokenizer is not None and d.head == "names":
         some = Accuracy(source, labels, record, " ".join(d.data), 16)
         named_head(begun, model, names, torch.stack([pixels for pixels, _ in some.read(some.keys)]))
-    val = open_source(d.val) if d.val else None
+    val = open_source(d.val, trust=d.trust) if d.val else None
     if val:
         Accuracy(val, labels, record, d.val)  # names what does not fit before training
 
@@ -65,10 +65,10 @@ def match(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
     if begun.tokenizer is None or record is None:
         raise CheckpointError(f"{begun.source}: its tokenizer or its preprocessing is not known, and is not guessed")
     image, context = model.config.image, model.config.text.context
-    pictures = Pictures(d.data, class_names(d.classes, d.data), record.size[0], cache=1000)
+    pictures = Pictures(d.data, class_names(d.classes, d.data), record.size[0], cache=1000, trust=d.trust)
     captions = Captions(pictures.concepts, contrast.TEMPLATES)
-    held = read_labelled(d.val, d.classes) if d.val else None
-    few = read_labelled(d.val, d.classes, d.count) if d.val else None
+    held = read_labelled(d.val, d.classes, trust=d.trust) if d.val else None
+    few = read_labelled(d.val, d.classes, d.count, d.trust) if d.val else None
     templates = {"templates": begun.card.get("templates", contrast.ZERO_SHOT)}
     finish = lambda trained: replace(begun, model=trained, card=begun.card | templates)
 

@@ -26,7 +26,8 @@ def recognise(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
     if begun.tokenizer is None:
         raise CheckpointError(f"{begun.source}: its tokenizer is not known, and is not guessed")
     bands = begun.model.config.encoder.bands
-    corpus, held = Corpus(d.data, cache, bands), Corpus([d.val], cache, bands) if d.val else None
+    corpus = Corpus(d.data, cache, bands, trust=d.trust)
+    held = Corpus([d.val], cache, bands, trust=d.trust) if d.val else None
     corpus.encode(begun.tokenizer)
     plan = speech_plan(corpus.lengths, corpus.times, Batching(d.frames, easy=0), seed)
     terms = "joint" if begun.model.decoder is not None else "ctc"
@@ -48,8 +49,8 @@ def transcribe(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
     if not isinstance(tokenizer, WhisperTokenizer):
         raise CheckpointError(f"{begun.source}: its tokenizer is not one of Whisper's format")
     bands, window = config.encoder.bands, multitask.STEP * config.encoder.context
-    clips = Clips([Path(path) for path in d.data], cache, bands, d.language)
-    held = Clips([Path(d.val)], cache, bands, d.language) if d.val else None
+    clips = Clips([Path(path) for path in d.data], cache, bands, d.language, d.trust)
+    held = Clips([Path(d.val)], cache, bands, d.language, d.trust) if d.val else None
     known = set(tokenizer.languages if tokenizer.multilingual else ("en",))
     if unknown := {clip.language for clip in clips.clips} - known:
         raise DataError(f"--data: the language {min(unknown)!r} is not one of the model's {len(known)}")

@@ -45,6 +45,7 @@ from multimodal.train.scores import evenly
 from multimodal.train.settings import LoopSettings
 from multimodal.train.speech import Corpus
 from multimodal.train.start import start
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -98,6 +99,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     batching: Batching = field(default_factory=Batching)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=loop_settings)
 
 
@@ -122,8 +124,8 @@ def begin(s: Settings, texts: list[str]) -> Checkpoint:
 
 def main(s: Settings) -> dict[str, Any]:
     cache = s.loop.run / "cache" if s.cache else None
-    corpus = Corpus(s.train, cache, most_broken=s.most_broken)
-    valid = Corpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken)
+    corpus = Corpus(s.train, cache, most_broken=s.most_broken, trust=s.trust)
+    valid = Corpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, trust=s.trust)
     begun = begin(s, corpus.texts)
     corpus.encode(begun.tokenizer)
     objective = Recognition(begun.model, begun.tokenizer, s.terms, s.attention, s.middle)

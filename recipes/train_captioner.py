@@ -64,6 +64,7 @@ from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
 from multimodal.train.sources import open_source
 from multimodal.train.start import start
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import load
 
@@ -100,6 +101,7 @@ class Settings:
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
+    trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=_loop)
 
 
@@ -132,16 +134,16 @@ class Judge:
 
 def parts_of(settings: Settings) -> tuple[list[Part], Part]:
     """What is trained on, and the validation pictures."""
-    pictures = Part.whole(open_source(settings.data), settings.batch)
+    pictures = Part.whole(open_source(settings.data, trust=settings.trust), settings.batch)
     if settings.val:
-        val = Part.whole(open_source(settings.val))
+        val = Part.whole(open_source(settings.val, trust=settings.trust))
     else:
         pictures, val = pictures.held_out(settings.hold)
     parts = [pictures]
     if settings.labelled:
-        parts.append(Part.whole(open_source(settings.labelled), settings.batch_labelled))
+        parts.append(Part.whole(open_source(settings.labelled, trust=settings.trust), settings.batch_labelled))
     if settings.sentences:
-        tests = [Part.whole(open_source(path)) for path in settings.without]
+        tests = [Part.whole(open_source(path, trust=settings.trust)) for path in settings.without]
         unseen = [text for part in (val, *tests) for text in texts_of(part)]
         parts.append(Part.whole(sentences(settings.sentences, unseen), settings.batch_sentences))
     log.info("items: %s, validation: %d", " + ".join(str(len(part.keys)) for part in parts), len(val.keys))

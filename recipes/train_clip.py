@@ -45,6 +45,7 @@ from multimodal.train.pictures import Pictures
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
 from multimodal.train.start import start
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -85,6 +86,7 @@ class Settings:
     strength: float = 0.5
     cache: int = 2000
     hold_out: float = 0.0
+    trust: Trust = field(default_factory=Trust)
 
 
 def given(s: Settings) -> Checkpoint:
@@ -109,7 +111,7 @@ def fresh(s: Settings, captions: Captions) -> Checkpoint:
 def main(s: Settings) -> None:
     begun = given(s) if s.init else None
     side = max(begun.preprocessing.size) if begun else s.model.image
-    pictures = Pictures(s.data, class_names(s.classes, s.data), side, s.hold_out, s.cache)
+    pictures = Pictures(s.data, class_names(s.classes, s.data), side, s.hold_out, s.cache, s.trust)
     log.info("%d pictures of %d concepts, %d held out", len(pictures), len(pictures.concepts), len(pictures.held))
     captions = Captions(pictures.concepts, TEMPLATES)
     begun = begun or fresh(s, captions)
@@ -120,7 +122,7 @@ def main(s: Settings) -> None:
         Collate(begun.tokenizer, text.context, begun.preprocessing, s.smallest_crop, s.strength),
         seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
     )  # fmt: skip
-    watched = {source: read_labelled(source, s.classes, 500) for source in s.val}
+    watched = {source: read_labelled(source, s.classes, 500, s.trust) for source in s.val}
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         shown = dataclasses.replace(begun, model=model)

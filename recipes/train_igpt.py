@@ -37,6 +37,7 @@ from multimodal.train.settings import LoopSettings
 from multimodal.train.sources import open_source
 from multimodal.train.start import start
 from multimodal.train.text_data import Prepare, collate
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Settings:
     probe_c: float = 0.0  # inverse strength of the probes' penalty; 0: chosen on a part of the training pictures
     probe_iterations: int = 200
     model: ModelSettings = field(default_factory=lambda: ModelSettings(width=192, layers=4, positions="learned"))
+    trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=_loop)
 
     def __post_init__(self):
@@ -136,12 +138,13 @@ def probes(s: Settings, model: TextTransformer, palette: Palette, train: Picture
 
 def main(s: Settings) -> dict[str, float]:
     torch.manual_seed(s.loop.seed)
-    source = open_source(s.data)
+    source = open_source(s.data, trust=s.trust)
     class_labels(source, " ".join(s.data))
     labelled = Pictures.read(source, s.side)
     held = evaluate_probe.held_out(labelled.labels, evaluate_probe.HELD_OUT, s.loop.seed)
     own, unseen = labelled.part(~held), labelled.part(held)
-    pixels = torch.cat([own.pixels, *(Pictures.read(open_source(part), s.side).pixels for part in s.more)])
+    more = [Pictures.read(open_source(part, trust=s.trust), s.side).pixels for part in s.more]
+    pixels = torch.cat([own.pixels, *more])
     palette = Palette.of(pixels, s.colours, s.loop.seed)
     ids, held_ids, begin = palette.ids(pixels), palette.ids(unseen.pixels), len(palette)
     context = s.side**2

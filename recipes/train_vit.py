@@ -40,6 +40,7 @@ from multimodal.train.optim import OptimSettings, demand
 from multimodal.train.report import write_report
 from multimodal.train.sources import open_source
 from multimodal.train.start import start
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -89,6 +90,7 @@ class Settings:
     batch: int = 128
     model: ModelSettings = field(default_factory=ModelSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
+    trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=_loop)
 
     def __post_init__(self):
@@ -109,7 +111,7 @@ def begin(s: Settings, labels: tuple[str, ...]) -> Checkpoint:
 
 
 def main(s: Settings) -> dict[str, float]:
-    source = open_source(s.data)
+    source = open_source(s.data, trust=s.trust)
     labels = class_labels(source, " ".join(s.data))
     names = names_of(labels, s.classes, s.data)
     begun = begin(s, labels)
@@ -118,7 +120,7 @@ def main(s: Settings) -> dict[str, float]:
         Mix(len(labels), s.augment), seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
     )  # fmt: skip
     log.info("%d pictures of %d classes", len(source), len(labels))
-    val = open_source(s.val) if s.val else None
+    val = open_source(s.val, trust=s.trust) if s.val else None
     watch = Accuracy(val, labels, begun.preprocessing, s.val, s.count) if val else None
     trained = Loop(s.loop, SoftTargets(begun.model), loader, watch).fit()
     whole = Accuracy(val, labels, begun.preprocessing, s.val) if val else None

@@ -34,6 +34,7 @@ from multimodal.train.optim import OptimSettings
 from multimodal.train.report import write_report
 from multimodal.train.scores import bleu, word_errors
 from multimodal.train.start import start
+from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Settings:
     most_valid: int = 24
     """utterances of each language that are scored"""
     curriculum: Curriculum = field(default_factory=Curriculum)
+    trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=loop_settings)
 
 
@@ -126,7 +128,7 @@ class Scores:
 def main(s: Settings) -> None:
     torch.manual_seed(s.loop.seed)
     window, cache = s.curriculum.window, s.loop.run / "cache"
-    data, held_out = Clips(s.train, cache, BANDS), Clips(s.valid, cache, BANDS)
+    data, held_out = (Clips(manifests, cache, BANDS, trust=s.trust) for manifests in (s.train, s.valid))
     tokenizer, alphabet = tokenizer_of(s, data), letters_of([clip.text for clip in data.clips])
     model = Lettered(SpeechToText(config(s, tokenizer)), len(alphabet))
     log.info(

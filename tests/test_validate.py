@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import sets
@@ -27,7 +28,12 @@ def test_broken_pictures_are_found_wherever_they_lie(layout, workers, tmp_path):
     report = validate(open_source(path), workers=workers, labels=["class0", "class1", "class2"] * (layout != "table"),
                       progress=lambda *counts: seen.append(counts))  # fmt: skip
     assert (report.items, report.broken) == (100, 4)
-    assert sorted(fault.name[-7:-4] for fault in report.faults) == ["000", "031", "032", "099"]
+    if layout == "table":
+        assert [fault.name for fault in report.faults] == [f"{path} line {value + 2}" for value in broken]
+        files = [Path(fault.detail.partition(": ")[0]).stem for fault in report.faults]
+        assert files == ["000", "031", "032", "099"]
+    else:
+        assert sorted(fault.name[-7:-4] for fault in report.faults) == ["000", "031", "032", "099"]
     assert sum(report.causes.values()) == 4
     assert seen[-1] == (100, 100, 4)
 

@@ -17,6 +17,7 @@ from multimodal.tasks.picture_sets import PictureSet, labelled, open_pictures
 from multimodal.tasks.zeroshot import ZeroShotClassifier
 from multimodal.train.captions import class_names
 from multimodal.train.pictures import named_concept
+from multimodal.train.trust import OWN_FOLDER, Trust
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class Calibrated:
     broken: list[str]
 
 
-def open_labelled(data: str, names: Sequence[Path] = ()) -> LabelledPictures:
+def open_labelled(data: str, names: Sequence[Path] = (), trust: Trust = OWN_FOLDER) -> LabelledPictures:
     """`names`: files of class names, besides a `classes.jsonl` in or beside the data. Raises DataError, UsageError."""
-    pictures = labelled(open_pictures(data))
+    pictures = labelled(open_pictures(data, trust=trust))
     known = class_names(names, [data])
     rows = {(row := pictures.source.row(key)).label: row for key in reversed(pictures.keys)}
     found = {i: (*named_concept(rows[i], known).names, i, i.replace("_", " ")) for i in pictures.ids if i in rows}

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 from multimodal.errors import DataError, MultimodalError
 from multimodal.tasks.transcribe import transcribe_many
 from multimodal.tokens.tokenizer import checked
-from multimodal.train.lists import CSV, JSONL, read_list
 from multimodal.train.scores import error_rates, normalizer
 from multimodal.train.sources import Source, open_source
+from multimodal.train.trust import OWN_FOLDER, Trust
 from multimodal.weights.folder import Checkpoint
 
 Kind = Literal["same", "substitution", "deletion", "insertion"]
@@ -103,7 +103,8 @@ class Evaluation:
 
 def evaluate(
     manifest: str | Path, checkpoint: Checkpoint, *, normalizer_name: str | None = None, keep_marks: bool = False,
-    limit: int | None = None, watch: Callable[[int, int, int], None] = lambda *_: None, **options: Any,
+    limit: int | None = None, trust: Trust = OWN_FOLDER,
+    watch: Callable[[int, int, int], None] = lambda *_: None, **options: Any,
 ) -> Evaluation:  # fmt: skip
     """Transcribes the recordings of a manifest ({"audio_filepath", "text"} a line, CSV, or WebDataset tars) with the
     `options` of `transcribe_many`, and compares.
@@ -113,8 +114,8 @@ def evaluate(
     Raises DataError where nothing can be compared, UsageError, CheckpointError."""
     if normalizer_name is not None or keep_marks:  # told before an hour of work
         normalizer(normalizer_name or "basic", keep_marks)
-    source = open_source(manifest)
-    items = _Items(source, _places(manifest, source)[:limit])
+    source = open_source(manifest, trust=trust)
+    items = _Items(source, [source.name(key) for key in range(len(source))[:limit]])
     results = transcribe_many(items.media(), checkpoint, **options)
     began, heard = time.perf_counter(), []
     for _, result in results:
@@ -160,14 +161,6 @@ def aligned(wanted: str, found: str) -> list[Edit]:
         pairs = zip(a or [""] * len(b), b or [""] * len(a), strict=True)
         edits += [Edit(KINDS[part.type], *pair) for pair in pairs]
     return edits
-
-
-def _places(manifest: str | Path, source: Source) -> list[str]:
-    """What each item is called: "list.jsonl line 3", or as in its source where that is no list."""
-    path = Path(manifest)
-    if path.is_file() and path.suffix.lower() in CSV + JSONL:
-        return [f"{path.name} line {line.number}" for line in read_list(path)]
-    return [source.name(key) for key in range(len(source))]
 
 
 @dataclass

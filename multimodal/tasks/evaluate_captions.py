@@ -18,6 +18,7 @@ from multimodal.train.caption_scores import References, agreement, words
 from multimodal.train.lists import read_list
 from multimodal.train.loader import BROKEN
 from multimodal.train.sources import PATHS
+from multimodal.train.trust import OWN_FOLDER, Trust
 from multimodal.weights.folder import Checkpoint
 
 TEXTS = ("caption", "text")
@@ -51,14 +52,14 @@ class Evaluation:
         return {**counts, **self.scores, **({"people": self.people} if self.people else {})}
 
 
-def open_references(data: Any, limit: int | None = None, least: int = 1) -> Captioned:
+def open_references(data: Any, limit: int | None = None, least: int = 1, trust: Trust = OWN_FOLDER) -> Captioned:
     """What `open_pictures` takes; at most `limit` pictures, evenly spread. Raises DataError for fewer than two
     pictures, and for one with fewer than `least` texts."""
-    found = captioned(open_pictures(data), limit)
+    found = captioned(open_pictures(data, trust=trust), limit)
     if len(found.texts) < 2:
         raise DataError(f"{found.pictures.where}: {len(found.texts)} pictures with captions, scores need at least 2")
     if bare := [key for key, texts in found.texts.items() if len(texts) < least]:
-        raise DataError(f"{found.name(bare[0])}: {len(found.texts[bare[0]])} captions, at least {least} are needed")
+        raise DataError(f"{found.place(bare[0])}: {len(found.texts[bare[0]])} captions, at least {least} are needed")
     return found
 
 
@@ -74,7 +75,7 @@ def write_captions(
             try:
                 found = source.read(key).media
             except BROKEN as error:
-                broken[key] = _cause(referenced.name(key), error)
+                broken[key] = _cause(referenced.place(key), error)
             else:
                 waiting.setdefault(id(found), []).append((key, found))
                 yield found
@@ -84,7 +85,7 @@ def write_captions(
         key, _ = waiting[id(given)].pop(0)
         if isinstance(found, Exception):
             text = str(found)
-            broken[key] = _cause(referenced.name(key), text.partition(": ")[2] if isinstance(given, bytes) else text)
+            broken[key] = _cause(referenced.place(key), text.partition(": ")[2] if isinstance(given, bytes) else text)
         else:
             texts[key] = found["caption"]
             cut += [] if found["finished"] else [key]
@@ -117,7 +118,7 @@ def read_captions(path: Path, referenced: Captioned) -> Written:
     if again:
         warnings.warn(f"{path}: {again} more captions of the same pictures; of each the first is scored", stacklevel=2)
     missing = [key for key in referenced.pictures.keys if key not in texts]
-    broken = [f"{referenced.name(key)}: has no caption in {path}" for key in missing]
+    broken = [f"{referenced.place(key)}: has no caption in {path}" for key in missing]
     return Written({key: texts[key] for key in referenced.pictures.keys if key in texts}, [], broken)
 
 

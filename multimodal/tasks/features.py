@@ -122,7 +122,7 @@ class _Items:
             except BROKEN as error:
                 self._leave_out(key, self.pictures.source.name(key), error)
             else:
-                self.waiting.append((key, sample.name, sample.media))
+                self.waiting.append((key, self.pictures.source.name(key), sample.media))
                 yield sample.media
 
     def settle(self, count: int, refused: list[tuple[Any, Exception]]) -> list[int]:

@@ -16,6 +16,7 @@ from multimodal.train.classify import class_labels
 from multimodal.train.pictures import named_concept
 from multimodal.train.scores import evenly
 from multimodal.train.sources import Source, open_source
+from multimodal.train.trust import OWN_FOLDER, Trust
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,13 @@ class Captioned:
     pictures: PictureSet
     texts: dict[int, list[str]]
 
-    def name(self, key: int) -> str:
+    def place(self, key: int) -> str:
+        """Where the item lies, such as a line of a list."""
         return self.pictures.source.name(key)
+
+    def name(self, key: int) -> str:
+        """Of the picture."""
+        return self.pictures.source.row(key).name
 
 
 @dataclass(frozen=True)
@@ -53,15 +59,17 @@ class Classes:
     numbers: dict[str, int]
 
 
-def open_pictures(data: str | Path | Sequence[str | Path], count: int | None = None) -> PictureSet:
+def open_pictures(
+    data: str | Path | Sequence[str | Path], count: int | None = None, trust: Trust = OWN_FOLDER
+) -> PictureSet:
     """What `open_source` takes; at most `count` of the items, evenly spread. Raises DataError."""
     parts = [data] if isinstance(data, str | Path) else list(data)
     if not parts or not all(map(str, parts)):  # '' would be the working directory
         raise DataError(f"data {parts}: names no pictures")
-    source = open_source(parts)
+    source = open_source(parts, trust=trust)
     taken = evenly(range(len(source)), count)
     rows = {key: source.row(key) for key in taken}
-    broken = [f"{row.name}: {row.fault}" for row in rows.values() if row.fault]
+    broken = [f"{row.place}: {row.fault}" for row in rows.values() if row.fault]
     labels = dict.fromkeys(source.row(key).label for key in range(len(source)))
     ids = [label for label in labels if label is not None]
     return PictureSet(", ".join(map(str, parts)), source, [k for k in taken if not rows[k].fault], ids, broken)
@@ -80,8 +88,8 @@ def captioned(pictures: PictureSet, count: int | None = None) -> Captioned:
     if rows and not any(row.texts for row in rows.values()):
         raise DataError(f"{pictures.where}: its items have no captions (a text or captions column, or .txt members)")
     whole = {key: row for key, row in rows.items() if row.texts and all(text.strip() for text in row.texts)}
-    name = pictures.source.name
-    empty = [f"{name(key)}: {'a caption is empty' if row.texts else 'no caption'}" for key, row in rows.items()
+    place = pictures.source.name
+    empty = [f"{place(key)}: {'a caption is empty' if row.texts else 'no caption'}" for key, row in rows.items()
              if key not in whole]  # fmt: skip
     texts: dict[int, list[str]] = {}
     first: dict[str, int] = {}

@@ -26,6 +26,7 @@ from multimodal.tokens.mono import MonoMixer, Resampler
 from multimodal.tokens.offset import without_offset
 from multimodal.tokens.places import tell_place
 from multimodal.tokens.tracks import check_plausible, check_rate, number_of, numbered, opened, tracks_of
+from multimodal.tokens.walk import matches, walk
 
 SAMPLE_RATE = 16000
 AUDIO = "wav w64 flac mp3 ogg oga opus m4a m4b aac mka aif aiff aifc caf au amr wma"
@@ -99,7 +100,8 @@ def read_audio(
 
 
 def find_audio(paths: Iterable[str | Path]) -> list[Path]:
-    """Files, folders (searched to the bottom, known suffixes only, sorted) and globs as a list without repeats.
+    """Files, folders (searched to the bottom but not behind links to folders, known suffixes, no dot files, sorted) and
+    globs as a list without repeats.
 
     A name that is neither folder nor pattern is kept as it is, so that reading it names the fault. Nothing found for
     a folder or a pattern: UsageError.
@@ -110,21 +112,17 @@ def find_audio(paths: Iterable[str | Path]) -> list[Path]:
             raise UsageError("audio: an empty name ('')")
         path = Path(given)
         if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if _is_audio(file)]
+            files = [Path(file) for file in walk(str(path), SUFFIXES)]
         elif not path.exists() and glob.has_magic(str(given)):
-            matches = [Path(file) for file in sorted(glob.glob(str(given), recursive=True)) if Path(file).is_file()]
+            files = [Path(file) for file in matches(str(given)) if Path(file).is_file()]
         else:
-            matches = [path]
-        if not matches:
+            files = [path]
+        if not files:
             raise UsageError(f"{given}: no recordings found (0 files)")
-        found.update(dict.fromkeys(matches))
+        found.update(dict.fromkeys(files))
     if not found:
         raise UsageError("audio: no files given (0)")
     return list(found)
-
-
-def _is_audio(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and file.is_file()
 
 
 def _chunks(pieces: Iterator[Float32[np.ndarray, "n"]], size: int) -> Iterator[Float[Tensor, "T"]]:

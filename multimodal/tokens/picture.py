@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import functools
 import glob
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from multimodal.errors import ImageError, UsageError
 from multimodal.tokens.files import open_media
+from multimodal.tokens.walk import matches, walk
 
 # No TGA or PCX (their signature fits random bytes), no ICO (its header hides the size of the picture inside),
 # no EPS or WMF (they run other programs).
@@ -110,25 +110,8 @@ def find_images(paths: list[str]) -> list[Path]:
 def walk_images(folder: str | Path, refused: Callable[[OSError], None] | None = None) -> Iterator[str]:
     """Pictures in a folder and those inside it (but not behind a link to a folder), in the order of sorted paths, with
     known suffixes, no dot files. Texts, of which a million are 100 MB, as they are found. A folder that cannot be
-    listed is told to `refused`, or is a warning."""
-    root = str(Path(folder))
-    try:
-        with os.scandir(root) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError as error:
-        if refused is None:
-            warnings.warn(f"{root}: cannot be listed ({error.strerror}), so its pictures are left out", stacklevel=2)
-        else:
-            refused(error)
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        path = entry.name if root == "." else entry.path
-        if entry.is_dir(follow_symlinks=False):
-            yield from walk_images(path, refused)
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and not os.path.isdir(entry.path):
-            yield path  # a dead link or a pipe too, so that it is told of when it is read
+    listed goes to `refused`, or is a warning."""
+    return walk(str(Path(folder)), SUFFIXES, refused)
 
 
 def _expand(text: str) -> list[Path]:
@@ -137,8 +120,8 @@ def _expand(text: str) -> list[Path]:
         return [Path(found) for found in walk_images(path)]
     if path.is_file():
         return [path]
-    matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
-    files = (p for match in matches for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
+    found = matches(text) if glob.has_magic(text) else []
+    files = (p for match in found for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
     return [p for p in files if p.suffix.lower() in SUFFIXES]
 
 

@@ -19,6 +19,7 @@ from multimodal.tokens.mel import HOP, RATE, log_mel
 from multimodal.train.lists import read_list
 from multimodal.train.loader import BROKEN, generator
 from multimodal.train.speech import reading_cache, stamp
+from multimodal.train.trust import OWN_FOLDER, Trust, is_remote
 
 FRAMES_STEP = 64  # widths are multiples of it: oneDNN compiles a kernel for each new shape
 EDGE = 2  # frames kept before and after the sound of a clip
@@ -29,12 +30,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording of one sentence; `translation` is English, None where there is none."""
+    """A recording of one sentence; `translation` is English, None where there is none. `place`: its line."""
 
     path: Path
     text: str
     language: str
     translation: str | None = None
+    place: str = ""
 
 
 class Sample(NamedTuple):
@@ -57,17 +59,22 @@ class Spoken(NamedTuple):
     previous: str | None
 
 
-def read_clips(manifest: Path, language: str | None = None) -> list[Clip]:
-    """Lines of {"audio_filepath", "text", "language", "translation"}; paths are relative to the manifest. `language`:
-    of lines that do not say. Raises DataError."""
-    found = []
+def read_clips(manifest: Path, language: str | None = None, trust: Trust = OWN_FOLDER) -> list[Clip]:
+    """Lines of {"audio_filepath", "text", "language", "translation"}; paths are relative to the manifest, and lie in
+    its folder if `trust` does not let them leave it. `language`: of lines that do not say. Raises DataError."""
+    found, folders = [], [str(path.parent.resolve()) for path in (manifest, manifest.resolve())]
     for line in read_list(manifest):
         values = ({} if language is None else {"language": language}) | line.values
         lacks = [name for name in ("audio_filepath", "text", "language") if not isinstance(values.get(name), str)]
         if line.fault or lacks:
             raise DataError(f"{manifest} line {line.number}: {line.fault or 'no ' + ', '.join(lacks)}")
-        path = manifest.parent / values["audio_filepath"]
-        found.append(Clip(path, values["text"], values["language"], values.get("translation")))
+        place, given = f"{manifest} line {line.number}", values["audio_filepath"]
+        path, refused = trust.placed(given, str(manifest.parent))
+        if is_remote(path):
+            refused = refused or f"a URL, where only files are read ({given!r:.80})"
+        if refused := refused or trust.strays(path, folders):
+            raise DataError(f"{place}: {refused}")
+        found.append(Clip(Path(path), values["text"], values["language"], values.get("translation"), place))
     if not found:
         raise DataError(f"{manifest}: no utterances (0 lines)")
     return found
@@ -112,19 +119,19 @@ def _read_or_log(clip: Clip, bands: int) -> Float[Tensor, "_ M"]:
     try:
         return log_mel(trimmed(read_audio(clip.path)), bands).T.half().contiguous()
     except BROKEN as error:
-        cause = " ".join(str(error).split()).removeprefix(f"{clip.path}: ")
-        log.warning("broken recording left out: %s: %s", clip.path, cause)
+        log.warning("broken recording left out: %s: %s", clip.place, " ".join(str(error).split()))
         return torch.zeros(0, bands, dtype=torch.half)
 
 
 class Clips:
     """A `Source` of samples over the clips of some manifests; broken ones are left out with their texts."""
 
-    def __init__(self, manifests: Sequence[Path], cache: Path, bands: int = 80, language: str | None = None):
+    def __init__(self, manifests: Sequence[Path], cache: Path, bands: int = 80, language: str | None = None,
+                 trust: Trust = OWN_FOLDER):  # fmt: skip
         self.clips: list[Clip] = []
         self.mels: list[Tensor] = []
         for manifest in manifests:
-            clips = read_clips(manifest, language)
+            clips = read_clips(manifest, language, trust)
             mels = cached_mels(manifest, clips, cache, bands)
             whole = [i for i, mel in enumerate(mels) if mel.shape[1]]
             self.clips += [clips[i] for i in whole]

@@ -62,8 +62,10 @@ def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
     mark = separator or ("\t" if "\t" in text.partition("\n")[0] else ",")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     header: list[str] = []
+    following = 1
     try:
         for row in rows:
+            number, following = following, rows.line_num + 1  # a row begins where the one before has ended
             if not row:
                 continue
             if not header:
@@ -74,6 +76,6 @@ def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
                 fault = f"columns do not fit the header ({len(row)} instead of {len(header)})"
             elif any("\udc80" <= c <= "\udcff" for value in row for c in value):
                 fault = f"not UTF-8 text ({row!r:.80})"
-            yield Line(rows.line_num, dict(zip(header, row, strict=False)), fault)
+            yield Line(number, dict(zip(header, row, strict=False)), fault)
     except csv.Error as error:
         raise DataError(f"{path}: line {rows.line_num}: not CSV ({error})") from None

@@ -16,6 +16,7 @@ from multimodal.errors import DataError, UsageError
 from multimodal.tokens.image import Preprocessing, read_image
 from multimodal.train.captions import Concept, held_out, speaks_of
 from multimodal.train.sources import Row, joined, open_source
+from multimodal.train.trust import OWN_FOLDER, Trust
 
 BROKEN = -1  # concept number of what raises when it is read
 DRAWS = 12  # random numbers of 0..1 that place and colour a picture
@@ -65,9 +66,10 @@ class Pictures:
     cannot be read."""
 
     def __init__(
-        self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0
+        self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0,
+        trust: Trust = OWN_FOLDER,
     ):  # fmt: skip
-        sources = [open_source(part) for part in data]
+        sources = [open_source(part, trust=trust) for part in data]
         self.items, self.small, self.large = joined(sources), side * 2 // 3, side * 7 // 6
         rows = [[source.row(key) for key in range(len(source))] for source in sources]
         self.concepts, self.places, self.groups, self.held = _named(rows, classes, hold_out)
@@ -86,7 +88,7 @@ class Pictures:
     def _decoded(self, key: int) -> UInt8[Tensor, "3 S S"]:
         sample = self.items.read(self.places[key])
         if self.groups[key] == BROKEN:
-            raise DataError(f"{sample.name}: its caption is empty")
+            raise DataError("its caption is empty")
         picture = read_image(sample.media)
         return square(picture, self.small if min(picture.size) <= self.small else self.large)
 
@@ -107,7 +109,7 @@ def _named(rows: Sequence[Sequence[Row]], classes: Mapping[str, Concept], hold_o
             number = len(named.concepts) if captions else None
             named.concepts.extend([Concept(tuple(captions), whole=True)] if captions else [])
         elif row.label is None:
-            raise DataError(f"{row.name}: has neither a class nor a caption")
+            raise DataError(f"{row.place}: has neither a class nor a caption")
         if number is not None:
             named.places.append(place)
             named.groups.append(number)
@@ -118,11 +120,11 @@ def named_concept(row: Row, classes: Mapping[str, Concept]) -> Concept:
     """Of a labelled item. Raises DataError for one without a label, UsageError for a label, such as a number, that is
     no name by itself."""
     if row.label is None:
-        raise DataError(f"{row.name}: {row.fault or 'has no class'}")
+        raise DataError(f"{row.place}: {row.fault or 'has no class'}")
     if row.label in classes:
         return classes[row.label]
     if sum(map(str.isalpha, row.label)) < 2:
-        raise UsageError(f"{row.name}: is of class {row.label!r}, which --classes does not name")
+        raise UsageError(f"{row.place}: is of class {row.label!r}, which --classes does not name")
     return Concept((row.label.replace("_", " "),))
 
 

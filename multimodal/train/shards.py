@@ -1,30 +1,26 @@
-"""WebDataset tars read at random: remote ones are copied once into a folder of this machine, then each is indexed.
+"""WebDataset tars read at random: each is indexed (remote ones after a copy to this machine, `remote.fetch`).
 
 webdataset itself streams shards, and shuffles what a buffer holds; where a stream stands cannot be written down
 exactly, and a broken member shifts all after it. With an index every sample has a number, the order is a
 permutation, and a run resumes in the middle of an epoch. The price: local disk for remote shards, and one pass over
-the headers at the start (about 20,000 members a second). webdataset gives its rule for keys and its opening of URLs.
+the headers at the start (about 20,000 members a second). webdataset gives its rule for keys.
 """
 
-import contextlib
 import gzip
-import hashlib
 import os
 import re
-import shutil
 import tarfile
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from multimodal.errors import DataError
+from multimodal.train.remote import Opening, kept
 
 SMALL = frozenset({"cls", "txt", "json"})  # read along with the index
 META = re.compile(r"__[^/]*__($|/)")  # names that webdataset keeps for itself (tariterators.tar_file_iterator)
-REMOTE = re.compile(r"pipe:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+LARGEST_SMALL, LARGEST = 16 << 20, 1 << 30  # bytes; members are held in memory
 
 
 class Member(NamedTuple):
@@ -42,24 +38,6 @@ class Shot(NamedTuple):
     fault: str = ""
 
 
-def is_remote(data: str) -> bool:
-    return bool(REMOTE.match(data))
-
-
-def default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal") / "shards"
-
-
-def fetch(url: str, cache: Path | None = None) -> Path:
-    """The local copy of what a URL holds, made on the first call; later ones give the same bytes, even if the
-    source has changed since (remove the copy to read it anew).
-
-    `pipe:CMD` is a shell command, run by webdataset's gopen: give it only data names that you wrote yourself. Other
-    URLs are fsspec's where it has the driver, else gopen's (curl, gsutil). Raises DataError."""
-    return _kept(url, url, cache, lambda: _opened(url))
-
-
 def plain_tar(path: Path, cache: Path | None = None) -> Path:
     """The tar itself, or its unpacked copy where it is compressed by gzip. Raises DataError."""
     try:
@@ -70,49 +48,7 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    return _kept(str(path), identity, cache, lambda: gzip.open(path))
-
-
-def _kept(name: str, identity: str, cache: Path | None, open_it: Callable[[], AbstractContextManager[Any]]) -> Path:
-    from filelock import FileLock
-
-    folder = cache or default_cache()
-    ending = re.sub(r"[^\w.-]+", "_", name.split("?")[0].rsplit("/", 1)[-1])[-60:]
-    target = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}-{ending}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):  # several processes of a machine need one copy
-            if not target.exists():
-                _copy(name, open_it, target)
-    except (OSError, ValueError, EOFError, ImportError, zlib.error) as error:
-        raise DataError(f"{name}: cannot be copied to {folder} ({_line(error)})") from None
-    return target
-
-
-def _copy(name: str, open_it: Callable[[], AbstractContextManager[Any]], target: Path) -> None:
-    part = Path(f"{target}.part")
-    try:
-        with open_it() as stream, part.open("wb") as file:
-            shutil.copyfileobj(stream, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-        if part.stat().st_size == 0:
-            raise DataError(f"{name}: empty (0 bytes)")
-        part.rename(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _opened(url: str) -> AbstractContextManager[Any]:
-    import fsspec
-    from webdataset.gopen import gopen
-
-    scheme = url.partition(":")[0].lower()
-    if scheme != "pipe":
-        with contextlib.suppress(ImportError, ValueError):  # no driver installed, no such protocol
-            fsspec.get_filesystem_class(scheme)
-            return fsspec.open(url, "rb").open()
-    return gopen(url)
+    return kept(str(path), identity, cache, lambda: Opening(lambda: gzip.open(path)))
 
 
 def shots(path: Path) -> Iterator[Shot]:
@@ -148,6 +84,8 @@ def _with(shot: Shot, ending: str, member: Member, tar: tarfile.TarFile) -> Shot
     if ending in shot.members:
         return shot._replace(fault=f"two members of the same ending ({member.name})")
     shot.members[ending] = member
+    if member.size > (LARGEST_SMALL if ending in SMALL else LARGEST):
+        return shot._replace(fault=f"{member.name} is too large ({member.size} bytes)")
     if ending in SMALL:
         tar.fileobj.seek(member.offset)
         shot.small[ending] = tar.fileobj.read(member.size)

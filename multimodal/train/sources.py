@@ -19,8 +19,11 @@ import numpy as np
 from multimodal.errors import DataError
 from multimodal.tokens.audio import SUFFIXES as SOUNDS
 from multimodal.tokens.picture import SUFFIXES as PICTURES
+from multimodal.tokens.walk import Links, walk
 from multimodal.train.lists import CSV, JSONL, Line, read_list
-from multimodal.train.shards import Handles, Shot, fetch, is_remote, plain_tar, shots
+from multimodal.train.remote import fetch, fetch_row
+from multimodal.train.shards import Handles, Shot, plain_tar, shots
+from multimodal.train.trust import OWN_FOLDER, Trust, is_remote
 
 MEDIA = PICTURES | SOUNDS
 PATHS = ("audio_filepath", "file_name", "filepath", "image", "path", "file")
@@ -50,19 +53,30 @@ class Row(NamedTuple):
     texts: Sequence[str] = ()
     fields: dict[str, Any] | None = None
     fault: str = ""
+    place: str | int = ""  # where it lies, "LIST line N" for a row of a list (packed: the number)
 
 
 class Items:
     """Rows packed into one buffer, which forked workers share (a list of objects is copied page by page as its
-    reference counts change). `labels`: the distinct ones, sorted, or None."""
+    reference counts change). `labels`: the distinct ones, sorted, or None.
 
-    def __init__(self, where: str, rows: Iterable[Row], shards: Sequence[Path] = (), cache: Path | None = None):
+    `trust`: of rows that name files or URLs, which then are those of the list `where`."""
+
+    def __init__(
+        self, where: str, rows: Iterable[Row], shards: Sequence[Path] = (), cache: Path | None = None,
+        trust: Trust | None = None,
+    ):  # fmt: skip
         rows = _complete(list(rows))
+        self.where, self.trust = where, trust
         if not any(not row.fault for row in rows):
-            raise DataError(f"{where}: no usable item ({rows[0].name + ': ' + rows[0].fault if rows else '0 found'})")
+            first = f"{self._place(rows[0])}: {rows[0].fault}".removeprefix(f"{where} ") if rows else "0 found"
+            raise DataError(f"{where}: no usable item ({first})")
         packed = [json.dumps(row).encode() for row in rows]
         self.labels = tuple(sorted({row.label for row in rows if row.label is not None})) or None
         self.shards, self.cache = [str(path) for path in shards], cache
+        # a list may be a link, as in the Hugging Face cache: the folder of the file itself is its own too
+        self.folders = [] if is_remote(where) else [os.path.realpath(os.path.dirname(path) or ".")
+                                                    for path in (where, os.path.realpath(where))]  # fmt: skip
         self._data, self._ends = b"".join(packed), np.cumsum([0, *map(len, packed)])
         self._handles = Handles()
 
@@ -74,23 +88,35 @@ class Items:
         if not 0 <= key < len(self):
             raise IndexError(f"item {key} of {len(self)}")
         row = Row(*json.loads(self._data[self._ends[key] : self._ends[key + 1]]))
-        return row._replace(fields=row.fields or {})
+        return row._replace(fields=row.fields or {}, place=self._place(row))
+
+    def _place(self, row: Row) -> str:
+        return f"{self.where} line {row.place}" if row.place else row.name
 
     def name(self, key: int) -> str:
-        """Path, `shard.tar!member`, or `list line N`."""
-        return self.row(key).name
+        """Where an item lies: `LIST line N`, `shard.tar!member`, or its path in a folder."""
+        return self.row(key).place
 
     def read(self, key: int) -> Sample:
         """Raises DataError for a broken item, OSError or DataError where its shard or URL cannot be read."""
-        name, media, label, texts, fields, fault = self.row(key)
-        if fault:
-            raise DataError(f"{name}: {fault}")
-        if not isinstance(media, str):
-            shard, offset, size = media
-            media = self._handles.read(self.shards[shard], offset, size)
+        row = self.row(key)
+        if row.fault:
+            raise DataError(f"{row.place}: {row.fault}")
+        if isinstance(row.media, str):
+            media = self._file(row.media)
         else:
-            media = fetch(media, self.cache) if is_remote(media) else Path(media)
-        return Sample(name, media, label, tuple(texts), fields)
+            shard, offset, size = row.media
+            media = self._handles.read(self.shards[shard], offset, size)
+        return Sample(row.name, media, row.label, tuple(row.texts), row.fields)
+
+    def _file(self, media: str) -> Path:
+        if self.trust is None:
+            return Path(media)
+        if is_remote(media):
+            return fetch_row(media, self.cache, self.trust, self.where if is_remote(self.where) else "")
+        if self.folders and (cause := self.trust.strays(media, self.folders)):
+            raise DataError(f"{media}: {cause}")
+        return Path(media)
 
 
 class Joined:
@@ -114,7 +140,7 @@ class Joined:
         return source.row(own)
 
     def name(self, key: int) -> str:
-        return self.row(key).name
+        return self.row(key).place
 
     def read(self, key: int) -> Sample:
         source, own = self._at(key)
@@ -130,18 +156,19 @@ def joined(sources: Sequence[Source]) -> Source:
 
 def open_source(
     data: str | Path | Sequence[str | Path], *, path: str | None = None, text: str | None = None,
-    label: str | None = None, separator: str | None = None, cache: Path | None = None,
+    label: str | None = None, separator: str | None = None, cache: Path | None = None, trust: Trust = OWN_FOLDER,
 ) -> Source:  # fmt: skip
     """Items of a folder with a folder a class, a WebDataset tar, a folder, pattern (`train-{0000..0012}.tar`,
     `train-*.tar`) or `::` list of tars, a CSV/TSV, or JSON lines; or several of these after each other.
 
     `path`, `text`, `label` name the columns of a list, or the keys of `.json` members; by default the first of
-    `PATHS`, `TEXTS`, `LABELS` that a line has. Paths in a list are relative to its folder. What some items have
-    (label, text), all must have: one without is broken. URLs are copied to `cache` once (`shards.fetch`).
+    `PATHS`, `TEXTS`, `LABELS` that a line has. Paths in a list are relative to its folder, and lie in it; `trust` lets
+    them leave it, and names the hosts of URLs. What some items have (label, text), all must have: one without is
+    broken. URLs are copied to `cache` once (`remote.fetch`).
     Raises DataError for what is no such source, or holds no usable item."""
     names = _Names(*((given,) if given else usual for given, usual in ((path, PATHS), (text, TEXTS), (label, LABELS))))
     if not isinstance(data, str | Path):
-        options = {"path": path, "text": text, "label": label, "separator": separator, "cache": cache}
+        options = {"path": path, "text": text, "label": label, "separator": separator, "cache": cache, "trust": trust}
         return joined([open_source(part, **options) for part in data])
     parts = expanded(str(data))
     if not parts:
@@ -149,7 +176,7 @@ def open_source(
     if all(_is_tar(part) for part in parts):
         files = [plain_tar(_local(part, cache), cache) for part in parts]
         return Items(str(data), _tar_rows(parts, files, names), files, cache)
-    return joined([_open_one(part, names, separator, cache) for part in parts])
+    return joined([_open_one(part, names, separator, cache, trust) for part in parts])
 
 
 class _Names(NamedTuple):
@@ -158,7 +185,7 @@ class _Names(NamedTuple):
     label: tuple[str, ...]
 
 
-def _open_one(part: str, names: _Names, separator: str | None, cache: Path | None) -> Items:
+def _open_one(part: str, names: _Names, separator: str | None, cache: Path | None, trust: Trust) -> Items:
     if not is_remote(part) and Path(part).is_dir():
         return Items(part, _folder_rows(Path(part)))
     if not is_remote(part) and not Path(part).exists():
@@ -166,9 +193,9 @@ def _open_one(part: str, names: _Names, separator: str | None, cache: Path | Non
     if _ending(part) not in CSV + JSONL:
         known = " ".join((*TARS, *CSV, *JSONL))
         raise DataError(f"{part}: neither a folder nor a list or tar ({known}; ends in {_ending(part) or 'nothing'!r})")
-    base = part.rpartition("/")[0] if is_remote(part) else str(Path(part).parent)
+    base = part.partition("?")[0].rpartition("/")[0] if is_remote(part) else str(Path(part).parent)
     lines = read_list(_local(part, cache), separator)
-    return Items(part, (_list_row(line, Path(part).name, base, names) for line in lines), cache=cache)
+    return Items(part, (_list_row(line, base, names, trust) for line in lines), cache=cache, trust=trust)
 
 
 def expanded(data: str) -> list[str]:
@@ -222,35 +249,32 @@ def _local(part: str, cache: Path | None) -> Path:
 def _folder_rows(folder: Path) -> Iterator[Row]:
     """Pictures and recordings by class folder; of a folder without folders, all without labels. As in torchvision's
     ImageFolder, other files are left out."""
-    inner = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    links, unlisted = Links(str(folder)), list[OSError]()
+    inner = sorted(p for p in folder.iterdir() if os.path.isdir(p) and not p.name.startswith("."))
+    inner = [p for p in inner if not p.is_symlink() or links.follows(str(p))]
     if inner and {p.name.lower() for p in inner} <= SPLITS:
         raise DataError(f"{folder}: holds the splits {', '.join(p.name for p in inner)}: name one of them")
     for place in inner or [folder]:
-        for path in _media(place):
+        for path in walk(str(place), MEDIA, unlisted.append, links):
             yield Row(path, path, place.name if inner else None)
+    links.warn()
+    for error in unlisted:
+        yield Row(error.filename, fault=f"a folder that cannot be listed ({error.strerror})")
 
 
-def _media(folder: Path) -> Iterator[str]:
-    for where, inner, names in os.walk(folder, followlinks=True):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        for name in sorted(names):
-            if os.path.splitext(name)[1].lower() in MEDIA and not name.startswith("."):
-                yield os.path.join(where, name)
-
-
-def _list_row(line: Line, file: str, base: str, names: _Names) -> Row:
-    place, values, fault = f"{file} line {line.number}", line.values, line.fault
+def _list_row(line: Line, base: str, names: _Names, trust: Trust) -> Row:
+    values, fault = line.values, line.fault
     if fault:
-        return Row(place, fault=fault)
-    media = _first(values, names.path)
-    if not isinstance(media, str) or not media:
-        return Row(place, fault=f"no {' or '.join(names.path)}{'' if media is None else f' ({media!r})'}")
-    if media.lower().startswith("pipe:"):  # a list may come from anyone
-        return Row(place, fault=f"a command in a list is not run ({media[:40]!r})")
-    # a list in the working directory has the base ".": its files are named as in all other messages
-    media = media if is_remote(media) or media.startswith("/") or base == "." else f"{base}/{media}"
+        return Row("", fault=fault, place=line.number)
+    given = _first(values, names.path)
+    if not isinstance(given, str) or not given:
+        cause = f"no {' or '.join(names.path)}{'' if given is None else f' ({given!r})'}"
+        return Row("", fault=cause, place=line.number)
+    media, refused = trust.placed(given, base)
+    if refused:
+        return Row(given, fault=refused, place=line.number)
     label, texts, fault = _told(values, names)
-    return Row(media, media, label, texts, values, fault and f"line {line.number}: {fault}")
+    return Row(media, media, label, texts, values, fault, line.number)
 
 
 def _told(values: dict[str, Any], names: _Names) -> tuple[str | None, list[str], str]:

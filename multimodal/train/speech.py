@@ -21,6 +21,7 @@ from multimodal.tokens.tokenizer import Tokenizer
 from multimodal.train.buckets import Group
 from multimodal.train.loader import BROKEN
 from multimodal.train.sources import Row, Source, joined, open_source
+from multimodal.train.trust import OWN_FOLDER, Trust
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,10 @@ class Corpus:
     transcript. Without, they are computed when they are read, and each line needs its `duration` in seconds.
     Raises DataError, also where more than `most_broken` of a manifest is broken."""
 
-    def __init__(self, specs: Sequence[str], cache: Path | None = None, bands: int = 80, most_broken: float = 0.05):
+    def __init__(
+        self, specs: Sequence[str], cache: Path | None = None, bands: int = 80, most_broken: float = 0.05,
+        trust: Trust = OWN_FOLDER,
+    ):  # fmt: skip
         self.times, sources, self.features, self.bands = [], [], None if cache is None else [], bands
         self.numbers: list[int] = []  # in the joined sources
         self.texts: list[str] = []
@@ -120,7 +124,7 @@ class Corpus:
         self.paths = [_spec(spec) for spec in specs]
         before = 0
         for path, times in self.paths:
-            source = open_source(path)
+            source = open_source(path, trust=trust)
             kept = self._add(source, path, before, cache, most_broken)
             self.times.append((kept, times))
             sources.append(source)
@@ -138,9 +142,9 @@ class Corpus:
         for number in whole:
             row = source.row(number)
             if not row.texts:
-                raise DataError(f"{path}: {row.name} has no text")
+                raise DataError(f"{row.place}: has no text")
             self.texts.append(plain(row.texts[0]))
-            self.lengths.append(len(found[number]) if found else _frames(path, row))
+            self.lengths.append(len(found[number]) if found else _frames(row))
         self.numbers += [before + number for number in whole]
         if found:
             self.features += [found[number] for number in whole]
@@ -180,8 +184,8 @@ def _spec(spec: str) -> tuple[str, float]:
     return path, value
 
 
-def _frames(path: str, row: Row) -> int:
+def _frames(row: Row) -> int:
     seconds = row.fields.get("duration")
     if not isinstance(seconds, int | float) or not seconds > 0:
-        raise DataError(f"{path}: {row.name} has no duration ({seconds!r}), which is needed without a cache")
+        raise DataError(f"{row.place}: has no duration ({seconds!r}), which is needed without a cache")
     return max(1, round(seconds * RATE / HOP) - 2)

@@ -106,7 +106,7 @@ class Check:
 
     def __call__(self, key: int) -> Checked:
         seconds = 0.0
-        name = self.source.name(key)
+        name, medium = (row := self.source.row(key)).place, row.name
         found: list[str] = []
         try:
             sample = self.source.read(key)
@@ -115,7 +115,7 @@ class Check:
             found += _duration_faults(sample, seconds)
         except BROKEN as error:
             found.append(" ".join(str(error).split()) or type(error).__name__)
-        return Checked([fault(name, text) for text in found], seconds)
+        return Checked([fault(name, text, medium) for text in found], seconds)
 
     def _decode(self, sample: Sample) -> float:
         """Seconds of sound. Raises ImageError, AudioError or DataError."""
@@ -132,10 +132,11 @@ class Check:
             yield f"label is unknown ({sample.label!r})"
 
 
-def fault(name: str, text: str) -> Fault:
-    """Messages are `NAME: cause (value)`: name and value are not part of the cause, nor are numbers of seconds."""
+def fault(name: str, text: str, medium: str = "") -> Fault:
+    """Messages are `NAME: MEDIUM: cause (value)`: names and value are not part of the cause, nor are numbers of
+    seconds. A row of a list has its own `name`, besides that of its `medium`."""
     detail = re.sub(r"^(?:<bytes>|\d+ bytes): ", "", text.removeprefix(f"{name}: "))
-    cause = re.sub(r"^line \d+: ", "", detail).partition(" (")[0]
+    cause = detail.removeprefix(f"{medium}: ").partition(" (")[0]
     return Fault(name, re.sub(r"[\d.]+(?= packets| s )", "N", cause), detail)
 
 
