@@ -102,7 +102,7 @@ def matches(pattern: str) -> list[str]:
         if os.path.isdir(top):
             skipped = 0 if top == "." else len(top.rstrip("/")) + 1
             found += [path for path in walk(top) if _fits(path[skipped:].split("/"), wanted)]
-    return sorted(found)
+    return sorted(path for path in found if not (os.path.islink(path) and os.path.isdir(path)))
 
 
 def _fits(parts: list[str], wanted: list[str]) -> bool:

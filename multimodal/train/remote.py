@@ -55,7 +55,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal") / "shards"
 
 
-def fetch(url: str, cache: Path | None = None, rule: Rule | None = None, most: int = MOST) -> Path:
+def fetch(url: str, cache: Path | None = None, rule: Rule | None = None, most: int | None = None) -> Path:
     """The local copy of what a URL holds, made on the first call; later ones give the same bytes, even if the
     source has changed since (remove the copy to read it again).
 
@@ -78,7 +78,7 @@ def fetch_row(url: str, cache: Path | None, trust: Trust, origin: str) -> Path:
     return fetch(url, cache, Rule(url, trust, origin), MOST_OF_A_ROW)
 
 
-def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opener], most: int = MOST) -> Path:
+def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opener], most: int | None = None) -> Path:
     """A copy of what is opened, in the cache by its `identity`. Raises DataError."""
     from filelock import FileLock
 
@@ -91,7 +91,7 @@ def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Open
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):  # several processes of a machine need one copy
             if not target.exists():
-                _copy(opener, target, most)
+                _copy(opener, target, MOST if most is None else most)
     except (OSError, ValueError, EOFError, ImportError, zlib.error, RefusedError) as error:
         line = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{name}: cannot be copied to {folder} ({line})") from None

@@ -47,12 +47,12 @@ class Rule:
         if self.trust is not None and self.own not in names and (cause := self.trust.refuses_url(url)):
             raise RefusedError(f"leads to another host: {cause}")
 
-    def address(self, host: str, address: str) -> None:
+    def address(self, host: str, address: str, port: int) -> None:
         """Raises RefusedError for an internal address that nobody named."""
         if host in (self.own, "localhost") or _public(address):
             return
-        named = set() if self.trust is None else self.trust.hosts()
-        if address not in named:
+        named = set() if self.trust is None else {name.rpartition("://")[2] for name in self.trust.hosts()}
+        if not {address, f"{address}:{port}"} & named:
             more = "" if self.trust is None else f"; --remote {host} {address} allows it"
             raise RefusedError(f"{host} is the internal address {address}{more}")
 
@@ -61,7 +61,7 @@ class Rule:
         host, error = place[0].strip("[]").lower(), None
         for family, kind, protocol, _name, address in socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[:ADDRESSES]:
             if checked:
-                self.address(host, str(address[0]).partition("%")[0])
+                self.address(host, str(address[0]).partition("%")[0], place[1])
             made = socket.socket(family, kind, protocol)
             try:
                 made.settimeout(CONNECT)
@@ -203,7 +203,11 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         self.rule = rule
 
     def redirect_request(self, request: Any, file: Any, code: int, message: str, headers: Any, url: str) -> Any:
-        self.rule.host(url)
+        try:
+            self.rule.host(url)
+        except RefusedError:
+            file.close()
+            raise
         return super().redirect_request(request, file, code, message, headers, url)
 
 
