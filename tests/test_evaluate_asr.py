@@ -170,7 +170,7 @@ def test_broken_lines_and_recordings_are_named_by_their_line_and_the_others_eval
     report = tmp_path / "new" / "report.md"
     code, out, err = run(capsys, "evaluate", "asr", manifest, "--report", report, "--batch_size", 3)
     assert code == 1
-    told = [re.match(r"multimodal: error: list\.jsonl line (\d+): ", line) for line in err.splitlines()]
+    told = [re.match(r"multimodal: error: \S+/list\.jsonl line (\d+): ", line) for line in err.splitlines()]
     assert [match and int(match[1]) for match in told] == [2, 3, 4, 6, 7, 8, 9, 10]
     assert "3 utterances" in out
     assert "left out as broken: 8" in out

@@ -258,7 +258,10 @@ def test_a_table_of_classify_is_data_and_a_line_without_a_label_is_left_out(caps
     files = [path for colour in sorted(pictures.iterdir()) for path in sorted(colour.iterdir())]
     rows = [f"{path},{path.parent.name}" for path in files]
     (tmp_path / "a.csv").write_text("\n".join(["file,label", *rows, f"{files[0]},", ""]))
-    code, out, err = run(capsys, "evaluate", "zeroshot", tmp_path / "a.csv", "-m", models / "clip", "--output", "json")
+    words = ("evaluate", "zeroshot", tmp_path / "a.csv", "-m", models / "clip", "--output", "json")
+    code, _, err = run(capsys, *words)
+    assert (code, "--trust_paths allows it" in one_line(err)) == (1, True)
+    code, out, err = run(capsys, *words, "--trust_paths")
     assert code == 1
     assert "no label" in one_line(err)
     assert json.loads(out)["pictures"] == 24

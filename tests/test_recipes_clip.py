@@ -215,7 +215,7 @@ def test_reads_pictures_with_captions(recipe, tmp_path):
     pictures = Pictures(data, {}, 12)
     assert [c.names for c in pictures.concepts] == [("A dog", "Night"), ("A cat",), ("A horse",), ("A cow",)]
     assert all(c.whole for c in pictures.concepts)
-    with pytest.raises(DataError, match=r"d\.png: its caption is empty"):
+    with pytest.raises(DataError, match=r"three\.csv line 3: its caption is empty"):
         pictures.read(3)
     s = settings(recipe, data[0], tmp_path, {"steps": 2})
     recipe.main(recipe.dataclasses.replace(s, data=data, batch=5))

@@ -59,7 +59,7 @@ def open_references(data: Any, limit: int | None = None, least: int = 1, trust: 
     if len(found.texts) < 2:
         raise DataError(f"{found.pictures.where}: {len(found.texts)} pictures with captions, scores need at least 2")
     if bare := [key for key, texts in found.texts.items() if len(texts) < least]:
-        raise DataError(f"{found.place(bare[0])}: {len(found.texts[bare[0]])} captions, at least {least} are needed")
+        raise DataError(f"{found.name(bare[0])}: {len(found.texts[bare[0]])} captions, at least {least} are needed")
     return found
 
 
@@ -118,7 +118,7 @@ def read_captions(path: Path, referenced: Captioned) -> Written:
     if again:
         warnings.warn(f"{path}: {again} more captions of the same pictures; of each the first is scored", stacklevel=2)
     missing = [key for key in referenced.pictures.keys if key not in texts]
-    broken = [f"{referenced.place(key)}: has no caption in {path}" for key in missing]
+    broken = [f"{referenced.name(key)}: has no caption in {path}" for key in missing]
     return Written({key: texts[key] for key in referenced.pictures.keys if key in texts}, [], broken)
 
 

@@ -88,7 +88,7 @@ class Pictures:
     def _decoded(self, key: int) -> UInt8[Tensor, "3 S S"]:
         sample = self.items.read(self.places[key])
         if self.groups[key] == BROKEN:
-            raise DataError("its caption is empty")
+            raise DataError(f"{self.name(key)}: its caption is empty")
         picture = read_image(sample.media)
         return square(picture, self.small if min(picture.size) <= self.small else self.large)
 
