@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from multimodal.errors import CheckpointError
 from multimodal.train.snapshot import random_state, set_random_state
 from multimodal.train.state import check, read_state, save_state
+from multimodal.weights import pickled
 from multimodal.weights.archives import read_archive
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import sha256
@@ -276,6 +277,17 @@ def test_a_random_state_beyond_its_words_is_refused(position):
     state["numpy"][2] = position
     with pytest.raises((ValueError, TypeError)):
         set_random_state(state)
+
+
+def test_counts_are_limited_before_they_take_minutes(tmp_path):
+    hostile.opcodes(tmp_path / "x.pt", lambda _: hostile.bare(b"N0" * 200), content={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickled, "MOST_OPCODES", 100)
+        refused(tmp_path / "x.pt", "more than 100 pickle opcodes")
+    with zipfile.ZipFile(tmp_path / "y.pt", "w") as archive:
+        for number in range(130):
+            archive.writestr(f"{number}" * 20_000, b"")
+    refused(tmp_path / "y.pt", r"a zip directory of \d+ bytes, more than 4194304")
 
 
 def test_a_bomb_among_the_members_is_refused_before_it_is_unpacked(tmp_path):

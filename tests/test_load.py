@@ -124,20 +124,33 @@ def scripted(tensors: dict) -> torch.nn.Module:
     return torch.jit.script(root)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_an_openai_clip_archive_becomes_a_folder_that_classifies(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_an_openai_clip_archive_becomes_a_folder_that_classifies(tmp_path, kind):
     from open_clip.model import CLIP
     from PIL import Image
 
     torch.manual_seed(0)
     vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
     text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
-    tensors = CLIP(16, vision, text, quick_gelu=True).half().state_dict()
+    model = CLIP(16, vision, text, quick_gelu=True).half().eval()
+    tensors = model.state_dict()
     numbers = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
-    archive = scripted(tensors | {name: torch.tensor(value) for name, value in numbers.items()})
+    numbers = {name: torch.tensor(value) for name, value in numbers.items()}
+    if kind == "scripted":
+        archive = scripted(tensors | numbers)
+    else:  # as OpenAI's are, where these numbers are buffers, and the mask is none
+        mask = model._buffers.pop("attn_mask")
+        model.attn_mask = mask
+        for name, value in numbers.items():
+            vars(model).pop(name, None)
+            model.register_buffer(name, value)
+        inputs = torch.randn(1, 3, 32, 32).half(), torch.zeros(1, 77, dtype=torch.long)
+        archive = torch.jit.trace(model, inputs, check_trace=False)
     archive.save(tmp_path / "ViT-tiny.pt")
     convert(tmp_path / "ViT-tiny.pt", tmp_path / "clip")
     ours = load(tmp_path / "clip")
+    assert ours.model.text.embed.weight.equal(tensors["token_embedding.weight"].float())
     assert ours.preprocessing.size == (32, 32)
     assert ours.preprocessing.mean == (0.48145466, 0.4578275, 0.40821073)
     assert ours.model.config.image.stack.block.activation == "quick_gelu"

@@ -43,7 +43,10 @@ def load_shards(loop: "multimodal.train.loop.Loop", path: Path) -> None:
     """Fills model, optimizers and average of this run, in shards or whole, from the state at `path`. Raises
     ValueError where it does not fit them."""
     reader = dcp.HuggingFaceStorageReader(str(path / SHARDS))
-    known = reader.read_metadata().state_dict_metadata
+    try:
+        known = reader.read_metadata().state_dict_metadata
+    except Exception as error:  # PyTorch's reader checks nothing that it reads
+        raise ValueError(f"{path / SHARDS}: {error!r:.200}") from None
     if any(name.startswith("optimizers.") for name in known):
         _begin(loop)
     tensors = _tensors(loop)

@@ -7,7 +7,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from multimodal.weights.torchscript import read_classes, state_dict
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py
 PIECE = 1 << 24  # bytes read at once
+MOST_DIRECTORY = 4 << 20  # bytes, of 50,000 members
+END = (1 << 16) + 98  # bytes in which a zip's end lies: a comment and three records
 # what damage, of any kind, shows as in the readers below and in zipfile
 DAMAGE = (
     OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, RecursionError, OverflowError, struct.error,
@@ -56,12 +58,25 @@ def read_archive(path: Path) -> Any:
 
 
 def _read_zip(file: io.BufferedIOBase, size: int) -> Any:
+    if (directory := _directory(file, size)) > MOST_DIRECTORY:
+        raise ValueError(f"a zip directory of {directory} bytes, more than {MOST_DIRECTORY}")
     with zipfile.ZipFile(file) as archive:
         members = _Members(archive, size)
         content = read_pickle(io.BytesIO(members.small("data.pkl")), members.storage)
         if isinstance(content, Instance):
             content = state_dict(content, read_classes(members.code()))
         return content
+
+
+def _directory(file: io.BufferedIOBase, size: int) -> int:
+    """Bytes of a zip's list of members, which zipfile reads whole (APPNOTE.TXT, 4.3.14 and 4.3.16)."""
+    file.seek(max(size - END, 0))
+    tail = file.read(END)
+    at = tail.rfind(b"PK\5\6")
+    (found,) = struct.unpack_from("<I", tail, at + 12) if at >= 0 else (0,)
+    if found == 0xFFFFFFFF and (at := tail.rfind(b"PK\6\6")) >= 0:
+        (found,) = struct.unpack_from("<Q", tail, at + 40)
+    return found
 
 
 class _Members:
@@ -71,10 +86,10 @@ class _Members:
         self.archive, self.read = archive, {}
         names = Counter(info.filename for info in archive.infolist())
         for name, times in names.items():
-            parts = PurePosixPath(name.replace("\\", "/")).parts
-            if times > 1 or ".." in parts or name.startswith(("/", "\\")):
-                raise ValueError(f"member {name[:80]!r} is there {times} times" if times > 1
-                                 else f"member {name[:80]!r} lies outside of the archive")  # fmt: skip
+            if times > 1:
+                raise ValueError(f"member {name[:80]!r} is there {times} times")
+            if ".." in (parts := name.replace("\\", "/").split("/")) or not parts[0]:
+                raise ValueError(f"member {name[:80]!r} lies outside of the archive")
         roots = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(roots) != 1:
             raise ValueError(f"a zip archive with {len(roots) or 'no'} data.pkl, not one of PyTorch")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MOST_BYTES = 1 << 26
-MOST_OPCODES = 4_000_000  # about 40 a tensor; 4 s
+MOST_OPCODES = 2_000_000  # 30 a tensor; seconds
 MOST_DIMENSIONS = 64
 CODE = "__torch__."  # classes that TorchScript compiled
 DTYPES = {
