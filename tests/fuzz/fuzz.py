@@ -155,7 +155,13 @@ def warm(fuzz: Fuzz) -> None:
 
 
 def campaign(fuzz: Fuzz, names: list[str], seed: int, seconds: float, most: int = 1 << 60) -> Report:
-    """Inputs of each kind in turn until the time is over."""
+    """Inputs of each kind in turn until the time is over, or Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        _campaign(fuzz, names, seed, seconds, most)
+    return fuzz.report
+
+
+def _campaign(fuzz: Fuzz, names: list[str], seed: int, seconds: float, most: int) -> None:
     until, told, number = time.monotonic() + seconds, time.monotonic(), 0
     while time.monotonic() < until and number < most:
         kind = names[number % len(names)]
@@ -164,7 +170,6 @@ def campaign(fuzz: Fuzz, names: list[str], seed: int, seconds: float, most: int 
         if time.monotonic() - told > 60:
             told = time.monotonic()
             print(f"{number} inputs, {len(fuzz.report.findings)} findings", flush=True)
-    return fuzz.report
 
 
 def new_seed() -> int:
