@@ -179,6 +179,9 @@ def test_a_vocabulary_that_does_not_go_with_the_model_is_refused(tmp_path):
     for size, cause in ((held - 1, "a vocabulary of"), (held + 19, "leave the"), (3 * held, "a vocabulary of")):
         with pytest.raises(CheckpointError, match=f"spiece.model: .*{cause}"):
             t5_tokenizer(tmp_path, {"vocab_size": size})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 2**32}))  # minutes, if they were made
+    with pytest.raises(CheckpointError, match="4294967296 sentinels above"):
+        t5_tokenizer(tmp_path, {"vocab_size": held + 20})
     size = m2m100(tmp_path)
     table = json.loads((tmp_path / "vocab.json").read_text())
     for vocab, model_size, cause in (

@@ -33,10 +33,12 @@ class T5Text(SentencePieceTokenizer):
         names = map(self._model.id_to_piece, range(self._held))
         self.names = {name: i for i, name in enumerate(names) if SENTINEL.fullmatch(name)}
         if not self.names:
+            if sentinels > max(0, vocab_size - self._held):  # before they are made: a file can claim any number
+                raise CheckpointError(
+                    f"{self.path}: {sentinels} sentinels above {self._held} leave the {vocab_size} ids"
+                )
             self.names = {f"<extra_id_{i}>": self._held + sentinels - 1 - i for i in range(sentinels)}
         self.sentinel_ids = sentinels_of(self.names)
-        if self.sentinel_ids and max(self.sentinel_ids) >= vocab_size:
-            raise CheckpointError(f"{self.path}: {sentinels} sentinels above {self._held} leave the {vocab_size} ids")
         self.control |= frozenset(self.sentinel_ids)
 
     def _name(self, i: int) -> str:

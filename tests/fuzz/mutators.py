@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +181,8 @@ def as_zip(r: Random, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [(name, archive.read(name)) for name in archive.namelist()]
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    with zipfile.ZipFile(made, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are there twice
         for name, content in _members(r, members):
             try:
                 archive.writestr(name, content)
