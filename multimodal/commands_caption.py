@@ -32,7 +32,10 @@ def caption(options: Namespace) -> int:
         return code
     checkpoint = load(options.model, options.architecture, options.preprocessing)
     chosen = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    appended = options.output is not None and options.format != "txt-per-image"
+    digest = model_digest(checkpoint) if appended else ""
     write = CaptionWriter(*prepared(checkpoint, options.compute_type, options.device, chosen))
+    del checkpoint  # its memory is of no more use
     if "seed" in chosen and not write.options.temperature:
         warnings.warn("--seed: has no effect without drawing (--temperature, --top_p, --top_k)", stacklevel=1)
     regions = None
@@ -51,7 +54,7 @@ def caption(options: Namespace) -> int:
         failed = run(files, printed.add)
         printed.end()
         return failed or code
-    return _appended(options, run, files, model_digest(checkpoint.model)) or code
+    return _appended(options, run, files, digest) or code
 
 
 class _Run:

@@ -20,7 +20,7 @@ from multimodal.tasks.labels import NONE, TEMPLATES, labels_from, templates_from
 from multimodal.tasks.native import native_batches, tokens_of
 from multimodal.tasks.pictures import batches
 from multimodal.tasks.zeroshot import ZeroShotClassifier, classifier_of, saved_templates
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -50,15 +50,21 @@ def classify(options: Namespace) -> int:
         code = code or failed
     if len(classifier.labels) == 1 and classifier.scores == "softmax":
         warnings.warn("--labels: one label alone gets the score 1 in every picture", stacklevel=1)
+    digest = model_digest(checkpoint) if options.save_classifier or options.output else ""
+    plain = checkpoint if options.heatmap is not None else None
+    del checkpoint  # its memory is of no more use
     if options.save_classifier:
-        save_classifier(classifier, Path(options.save_classifier), checkpoint, options.overwrite)
-    return (_run(options, files, checkpoint, classifier) if files else 0) or code
+        save_classifier(classifier, Path(options.save_classifier), digest, options.overwrite)
+    return (_run(options, files, plain, digest, classifier) if files else 0) or code
 
 
-def _run(options: Namespace, files: list[str], checkpoint: Checkpoint, classifier: ZeroShotClassifier) -> int:
+def _run(
+    options: Namespace, files: list[str], plain: Checkpoint | None, digest: str, classifier: ZeroShotClassifier
+) -> int:  # fmt: skip
+    """`plain`: the checkpoint as it was loaded, for heat maps; `digest`: its `model_digest`."""
     top = options.top or (5 if options.format == "table" else None)
     rows = partial(_rows, threshold=classifier.threshold)
-    draw = _drawing(options, checkpoint, classifier)
+    draw = _drawing(options, plain, classifier)
 
     def work(files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
         """The results of each picture, as soon as they are known. A picture that cannot be read is one line."""
@@ -75,7 +81,7 @@ def _run(options: Namespace, files: list[str], checkpoint: Checkpoint, classifie
         return code
 
     if options.output is not None:
-        return append_to(options, HEADER, _settings(options, checkpoint, classifier, top), files, rows, work)
+        return append_to(options, HEADER, _settings(options, digest, classifier, top), files, rows, work)
     printed = Printed(options.format, HEADER, rows, partial(_table, threshold=classifier.threshold))
     code = work(files, printed.add)
     printed.end()
@@ -90,17 +96,17 @@ def _batches(options: Namespace, classifier: ZeroShotClassifier, files: list[str
 
 
 def _drawing(
-    options: Namespace, checkpoint: Checkpoint, classifier: ZeroShotClassifier
+    options: Namespace, plain: Checkpoint | None, classifier: ZeroShotClassifier
 ) -> Callable[[dict[str, Any]], None]:
     """Draws the heat maps of a result, where they are asked for."""
-    if options.heatmap is None:
+    if plain is None:
         return lambda result: None
     from multimodal.tasks.heatmap import HeatMaps
 
     most = None if options.native is None else tokens_of(classifier.model, options.native or None)
     if classifier.device.type != "cpu":
-        checkpoint = for_inference(checkpoint, "float32", classifier.device)
-    maps = HeatMaps(checkpoint.model, classifier.preprocessing, classifier.labels, classifier.weights, options.heatmap,
+        plain = prepare_for_inference(plain, "float32", classifier.device)
+    maps = HeatMaps(plain.model, classifier.preprocessing, classifier.labels, classifier.weights, options.heatmap,
                     options.heatmap_top or 3, most)  # fmt: skip
     return lambda result: maps.write(result["file"], result)
 
@@ -130,13 +136,11 @@ def _table(result: dict[str, Any], threshold: float | None) -> Iterator[str]:
             yield f"{score:8.4f}  {printable(label)}"
 
 
-def _settings(
-    options: Namespace, checkpoint: Checkpoint, classifier: ZeroShotClassifier, top: int | None
-) -> dict[str, Any]:
+def _settings(options: Namespace, digest: str, classifier: ZeroShotClassifier, top: int | None) -> dict[str, Any]:
     """All that the results depend on."""
     calibration = classifier.calibration
     return {
-        "command": "classify", "model": model_digest(checkpoint.model),
+        "command": "classify", "model": digest,
         "preprocessing": classifier.preprocessing.to_dict(), "labels": classifier.labels,
         "templates": saved_templates(classifier.templates), "scores": classifier.scores,
         "calibration": calibration.to_dict() if calibration else None, "threshold": classifier.threshold, "top": top,

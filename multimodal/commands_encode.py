@@ -16,7 +16,7 @@ from multimodal.errors import TextError, UsageError
 from multimodal.tasks.embed import check_text, embed
 from multimodal.tasks.fill_mask import fill_mask, masked_model
 from multimodal.tokens.files import write_whole
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -82,7 +82,7 @@ def vectors(options: Namespace) -> int:
 def _ready(options: Namespace, checkpoint: Checkpoint) -> Checkpoint:
     if options.threads:
         torch.set_num_threads(options.threads)
-    return for_inference(checkpoint, options.compute_type, options.device)
+    return prepare_for_inference(checkpoint, options.compute_type, options.device)
 
 
 def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Text], int]:

@@ -26,7 +26,7 @@ from multimodal.tasks.evaluate_captions import evaluate as run
 from multimodal.tasks.features import encoder
 from multimodal.tasks.pages import Section, aligned, write_page
 from multimodal.train.report import versions
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -70,7 +70,7 @@ def _clip(options: Namespace) -> Checkpoint | None:
         return None
     checkpoint = load(options.clip_model)
     encoder(checkpoint, "embedding")
-    return for_inference(checkpoint, options.compute_type, options.device)
+    return prepare_for_inference(checkpoint, options.compute_type, options.device)
 
 
 def _captions(options: Namespace, referenced: Captioned) -> tuple[Written, dict[str, Any]]:

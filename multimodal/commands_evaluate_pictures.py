@@ -21,7 +21,7 @@ from multimodal.tasks.class_scores import ClassScores, class_scores
 from multimodal.tasks.evaluate_pictures_report import FOUND_LAST, class_record, summary, write_report
 from multimodal.tasks.evaluate_probe import Pictures
 from multimodal.tasks.evaluate_zeroshot import zero_shot_logits, zero_shot_scores
-from multimodal.tasks.features import Features, Kind, encoder, picture_features, unit_vectors
+from multimodal.tasks.features import Features, Kind, encoder, model_digest, picture_features, unit_vectors
 from multimodal.tasks.picture_sets import (
     Classes,
     PictureSet,
@@ -36,7 +36,7 @@ from multimodal.tasks.texts import text_features
 from multimodal.tasks.zeroshot import ZeroShotClassifier, classifier_of, saved_templates
 from multimodal.train.captions import class_names
 from multimodal.train.classify import names_of
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -67,7 +67,7 @@ def retrieval(options: Namespace) -> int:
     checkpoint = run.model("embedding")
     if checkpoint.tokenizer is None:
         raise CheckpointError(f"model {checkpoint.source}: its tokenizer is not known, and is not guessed")
-    checkpoint = for_inference(checkpoint, options.compute_type, options.device)
+    checkpoint = prepare_for_inference(checkpoint, options.compute_type, options.device)
     found = run.features(checkpoint, pictures, "embedding")
     texts = [(number, text) for number, key in enumerate(found.keys) for text in given.texts[key]]
     owners, captions = zip(*texts, strict=True)
@@ -81,7 +81,7 @@ def retrieval(options: Namespace) -> int:
 def linear_probe(options: Namespace) -> int:
     run = _Run(options)
     sets, ids = _both(options)
-    checkpoint = for_inference(run.model("pooled"), options.compute_type, options.device)
+    checkpoint = prepare_for_inference(run.model("pooled"), options.compute_type, options.device)
     train, test = (_pictures(run.features(checkpoint, one, "pooled"), one, ids) for one in sets)
     names = names_of(ids, [], [*options.train, *options.data])
     probe = evaluate_probe.linear_probe(train, test, names, options.C, options.seed, options.max_iterations)
@@ -95,9 +95,8 @@ def linear_probe(options: Namespace) -> int:
 def few_shot(options: Namespace) -> int:
     run = _Run(options)
     sets, ids = _both(options)
-    given = run.model("pooled")
-    checkpoint = for_inference(given, options.compute_type, options.device)
-    classifier, classes = _described(options, given, sets[0], ids)
+    checkpoint = prepare_for_inference(run.model("pooled"), options.compute_type, options.device)
+    classifier, classes = _described(options, checkpoint, sets[0], ids)
     train, test = (_pictures(run.features(checkpoint, one, "pooled"), one, ids) for one in sets)
     embedded, zero = None, None
     if classifier is not None:
@@ -121,7 +120,9 @@ class _Run:
     report: Path | None = None
     confusion: Path | None = None
     broken: list[str] = field(default_factory=list)
-    loaded: Checkpoint | None = None
+    source: str = ""  # of the model
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    digest: str | None = None  # of the model as it is loaded, where features are cached
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -138,7 +139,8 @@ class _Run:
         options = self.options
         checkpoint = load(options.model, options.architecture, options.preprocessing)
         encoder(checkpoint, kind)
-        self.loaded = checkpoint
+        self.source, self.preprocessing = checkpoint.source, checkpoint.preprocessing.to_dict()
+        self.digest = model_digest(checkpoint) if options.features_cache else None
         return checkpoint
 
     def features(self, checkpoint: Checkpoint, pictures: PictureSet, kind: Kind) -> Features:
@@ -146,8 +148,9 @@ class _Run:
         cache = Path(options.features_cache) if options.features_cache else None
         try:
             found = picture_features(
-                checkpoint, pictures, kind, options.batch_size, options.workers, cache, shown, options.native
-            )
+                checkpoint, pictures, kind, options.batch_size, options.workers, cache, shown, options.native,
+                self.digest,
+            )  # fmt: skip
         finally:
             shown.clear()
         new = [cause for cause in found.broken if cause not in self.broken]  # train and test may share pictures
@@ -161,8 +164,8 @@ class _Run:
     ) -> int:
         options = self.options
         record = {
-            "task": options.kind, "data": options.data, "limit": options.limit, "model": self.loaded.source,
-            "preprocessing": self.loaded.preprocessing.to_dict(), "device": options.device,
+            "task": options.kind, "data": options.data, "limit": options.limit, "model": self.source,
+            "preprocessing": self.preprocessing, "device": options.device,
             "compute_type": options.compute_type, "native": options.native, **own, "broken": len(self.broken),
             "left_out": self.broken, "seconds": round(time.perf_counter() - self.began, 2),
         }  # fmt: skip
@@ -185,7 +188,7 @@ class _Run:
         from multimodal.tasks.confusion_plot import plot_confusion
         from multimodal.tokens.files import write_whole
 
-        name = Path(self.loaded.source).name
+        name = Path(self.source).name
         picture = plot_confusion(scores, f"{name} on {', '.join(self.options.data)}: {scores.figures()['acc1']:.1%}")
         if self.confusion:
             write_whole(self.confusion, picture)

@@ -20,7 +20,7 @@ from multimodal.errors import ImageError, TextError, UsageError
 from multimodal.signals import at_stop
 from multimodal.tasks.index import Index, model_for, open_index, query_vectors
 from multimodal.tokens.picture import SUFFIXES
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -112,7 +112,7 @@ def search(options: Namespace) -> int:
     found = open_index(options.index)
     record = found.record
     checkpoint = model_for(found, load(options.model or record.model, options.architecture or record.architecture))
-    queries, code = _queries(options, for_inference(checkpoint, options.compute_type, options.device))
+    queries, code = _queries(options, prepare_for_inference(checkpoint, options.compute_type, options.device))
     if options.top > len(found):
         warnings.warn(f"--top {options.top}: the index holds {len(found)} pictures", stacklevel=1)
     if not queries:

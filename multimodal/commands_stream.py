@@ -27,11 +27,11 @@ SPANS = {"silence": ("vad_min_silence_duration_ms", 1000), "longest": ("vad_max_
 def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> int:
     """Prints a line for each event as it comes, and the figures of all at the end."""
     from multimodal.tasks import live
-    from multimodal.weights.compute import for_inference
+    from multimodal.weights.compute import prepare_for_inference
 
     options = _options(given, checkpoint, api)
     try:
-        checkpoint = for_inference(checkpoint, api.get("compute_type", "auto"), api.get("device", "cpu"))
+        checkpoint = prepare_for_inference(checkpoint, api.get("compute_type", "auto"), api.get("device", "cpu"))
     except (RuntimeError, AssertionError) as error:  # torch's, of a device
         raise UsageError(f"--device {api['device']}: cannot be used ({str(error).splitlines()[0]})") from None
     show = _json if given.get("output_format") == "json" else _rewritten if sys.stdout.isatty() else _line

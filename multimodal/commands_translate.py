@@ -16,7 +16,7 @@ from multimodal.commands_shared import Progress, print_json, text_lines
 from multimodal.errors import TextError, UsageError
 from multimodal.signals import at_stop
 from multimodal.tasks.translate import Source, TranslateOptions, Translation, Translator, tell_cuts
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.load import load
 
 BATCHES = 8  # that are sorted by length together, and written once they are done
@@ -26,7 +26,7 @@ def translate(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     lines = list(text_lines(options.texts, options.file))
-    checkpoint = for_inference(load(options.model, options.architecture), options.compute_type, options.device)
+    checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
     names = ("beam_size", "length_penalty", "max_tokens", "batch_size", "on_long")
     chosen = TranslateOptions(**{name: getattr(options, name) for name in names})
     translator = Translator(checkpoint, options.source, options.target, chosen)

@@ -1,7 +1,6 @@
 """Language models in a beam search, beside the acoustic scores (shallow fusion, Gulcehre et al. 2015)."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -39,7 +38,6 @@ def fused(
     return rule
 
 
-@lru_cache(maxsize=4)
 def word_starts(tokenizer: Tokenizer) -> Bool[Tensor, "V"]:
     """Which tokens begin with a space."""
     decoded = (tokenizer.decode([i], skip_control=False) for i in range(tokenizer.vocab_size))

@@ -12,7 +12,7 @@ from multimodal.models.captioner import Captions
 from multimodal.models.coca import CoCa
 from multimodal.search import greedy
 from multimodal.weights import coca
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint, build, load_folder, save_folder
 from multimodal.weights.open_clip import open_clip_architecture
 from multimodal.weights.table import export_tensors
@@ -101,7 +101,7 @@ def test_made_for_inference_it_writes_the_same(name):
     made, model = case(name), load(name)
     images = pictures(made.image)
     for compute_type, most in (("float32", 1e-5), ("bfloat16", 0.5)):
-        fast = for_inference(Checkpoint(model), compute_type).model
+        fast = prepare_for_inference(Checkpoint(model), compute_type).model
         found = []
         for one in (model, fast):
             step, cache = one.decoding(one.encode(images))

@@ -12,12 +12,12 @@ from multimodal import search
 from multimodal.blocks.blocked import BlockedAttention
 from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.int8 import Int8Linear
-from multimodal.blocks.packed import PackedLinear, PackedPatches
+from multimodal.blocks.packed import PackedLinear, PackedPatches, can_pack
 from multimodal.blocks.stack import Stack
 from multimodal.models.captioner import Captioner
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 
 TEXT = tiny.text()
@@ -45,7 +45,7 @@ def clip(name: str) -> CLIP:
 
 
 def made(model: nn.Module, compute_type: str = "auto") -> nn.Module:
-    return for_inference(Checkpoint(model, source="tiny"), compute_type).model
+    return prepare_for_inference(Checkpoint(model, source="tiny"), compute_type).model
 
 
 def noise(*shape: int) -> Tensor:
@@ -111,44 +111,16 @@ def test_a_row_alone_is_the_row_in_a_batch(compute_type: str):
 def test_what_each_part_becomes():
     plain = clip("quick-gelu")
     quick = made(plain, "bfloat16")
-    assert isinstance(quick.image.embed, PackedPatches)
+    packed = can_pack(torch.bfloat16)
+    assert isinstance(quick.image.embed, PackedPatches if packed else nn.Conv2d)
     assert isinstance(plain.image.embed, nn.Conv2d)
     for stack in (quick.image.stack, quick.text.stack):
         assert all(type(block.attention) is BlockedAttention for block in stack.blocks)
         assert {p.dtype for p in stack.blocks.parameters()} == {torch.bfloat16}
         assert stack.norm.weight.dtype == torch.float32
-    assert not any(type(module) is nn.Linear for module in quick.modules())
-    assert quick.text.embed.weight is plain.text.embed.weight
+    assert any(type(module) is nn.Linear for module in quick.modules()) != packed
+    assert quick.text.embed.weight.dtype == torch.float32
     assert not any(isinstance(module, PackedLinear) for module in plain.modules())
-
-
-@torch.no_grad()  # tensors made in inference mode count no changes
-def test_new_weights_are_seen():
-    plain, images = clip("softmax"), noise(2, 3, 8, 12)
-    before = made(plain).encode_image(images)
-    assert made(plain) is made(plain)
-    plain.image.stack.blocks[0].feed.up.weight.mul_(3)
-    after = made(plain).encode_image(images)
-    assert not torch.allclose(after, before, atol=1e-3)
-    assert torch.allclose(after, plain.encode_image(images), atol=1e-5)
-
-
-def test_weights_that_torch_counts_no_change_of_are_seen_too():
-    model, pixels = vit("token"), torch.randn(2, 3, *tiny.VIT.image)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
-    for change in ("fused", "data"):
-        before = for_inference(Checkpoint(model), "float32").model
-        if change == "fused":
-            model(pixels).pow(2).sum().backward()
-            optimizer.step()
-        else:
-            for parameter in model.parameters():
-                parameter.data.mul_(1.2)
-        after = for_inference(Checkpoint(model), "float32").model
-        with torch.inference_mode():
-            assert (after(pixels) - model(pixels)).abs().max() < 1e-5
-        assert after is not before
-        assert for_inference(Checkpoint(model), "float32").model is after
 
 
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])

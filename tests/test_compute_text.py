@@ -18,7 +18,7 @@ from multimodal.graphs import static_step
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.models.text_to_text import TextToText
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 
 KINDS = ("bfloat16", "int8")
@@ -68,7 +68,7 @@ def test_steps_are_those_of_the_plain_decoder(name: str, padded: int):
     if padded and name == "linear":
         pytest.skip("has no rows that are padded on the left")
     plain, start, tokens = checkpoint(DECODERS[name]), STARTS[padded], ids()
-    fused = for_inference(plain, "float32").model
+    fused = prepare_for_inference(plain, "float32").model
     assert all(type(one) is FusedBlock for one in fused.stack.blocks) == (name not in PLAIN | {"post"})
     with torch.inference_mode():
         right = stepped(plain.model, tokens, start)
@@ -84,7 +84,7 @@ def test_what_is_seen_of_the_plain_decoder_is_seen_of_the_fused_one():
     with torch.inference_mode(), capture_attention() as right:
         stepped(plain.model, tokens)
     with torch.inference_mode(), capture_attention() as found:
-        stepped(for_inference(plain, "float32").model, tokens)
+        stepped(prepare_for_inference(plain, "float32").model, tokens)
     assert len(found) == len(right) == 5 * 2
     for one, other in zip(found, right, strict=True):
         assert_close(one[1], other[1], atol=1e-5, rtol=0)
@@ -97,7 +97,7 @@ def test_one_position_under_a_mask_with_gaps(name: str):
     with torch.inference_mode():
         for one in (mask[None], mask.expand(4, 1, 1, 7)):
             found = []
-            for model in (plain.model, for_inference(plain, "float32").model):
+            for model in (plain.model, prepare_for_inference(plain, "float32").model):
                 cache = model.new_cache()
                 model(tokens[:, :6], cache=cache)
                 found.append(model.states(tokens[:, 6:7], cache=cache, mask=one))
@@ -106,7 +106,7 @@ def test_one_position_under_a_mask_with_gaps(name: str):
 
 @pytest.mark.parametrize("name", ["learned", "llama"])
 def test_static_step_of_a_fused_decoder(name: str):
-    model, tokens = for_inference(checkpoint(DECODERS[name]), "float32").model, ids()
+    model, tokens = prepare_for_inference(checkpoint(DECODERS[name]), "float32").model, ids()
     with torch.inference_mode():
         right = stepped(model, tokens)
         step, cache = static_step(model, None, None, 12)
@@ -120,7 +120,7 @@ def test_static_step_of_a_fused_decoder(name: str):
 def test_a_decoder_in_another_format(name: str, kind: str):
     plain = checkpoint(DECODERS[name])
     before = {key: tensor.clone() for key, tensor in plain.model.state_dict().items()}
-    made, tokens = for_inference(plain, kind).model, ids()
+    made, tokens = prepare_for_inference(plain, kind).model, ids()
     assert isinstance(made.head, Int8Linear if kind == "int8" else PackedLinear)
     with torch.inference_mode():
         right, found = stepped(plain.model, tokens), stepped(made, tokens)
@@ -132,7 +132,7 @@ def test_a_decoder_in_another_format(name: str, kind: str):
 
 
 def test_int8_writes_the_same_in_a_padded_batch_as_alone():
-    model = for_inference(checkpoint(DECODERS["llama"]), "int8").model
+    model = prepare_for_inference(checkpoint(DECODERS["llama"]), "int8").model
     prompts = [[1, 2, 3], [5], [7, 8, 9, 2, 4]]
 
     def written(own: list[list[int]]) -> list[list[int]]:
@@ -147,7 +147,7 @@ def test_int8_writes_the_same_in_a_padded_batch_as_alone():
 @pytest.mark.parametrize("name", ["text-encoder", "text-detector"])
 def test_an_encoder_in_another_format(name: str, kind: str):
     plain, tokens = given(name), ids()
-    made, valid = for_inference(plain, kind).model, torch.arange(10) < torch.tensor([[10], [4], [7], [9]])
+    made, valid = prepare_for_inference(plain, kind).model, torch.arange(10) < torch.tensor([[10], [4], [7], [9]])
     with torch.inference_mode():
         outputs = []
         for model in (plain.model, made):
@@ -168,7 +168,7 @@ def test_an_encoder_decoder_in_another_format(name: str, kind: str):
         plain = Checkpoint(tiny.randomized(TextToText(parts)), source="tiny")
     else:
         plain = given(name)
-    made, tokens, source = for_inference(plain, kind).model, ids(), ids(4, 7)
+    made, tokens, source = prepare_for_inference(plain, kind).model, ids(), ids(4, 7)
     valid = torch.arange(7) < torch.tensor([[7], [4], [7], [2]])
     for real in (None, valid):
         with torch.inference_mode():
@@ -184,4 +184,4 @@ def test_an_encoder_decoder_in_another_format(name: str, kind: str):
 
 def test_an_encoder_has_no_int8():
     with pytest.raises(UsageError, match="model tiny: is a text, compute_type 'int8' is for those that write text"):
-        for_inference(given("text-encoder"), "int8")
+        prepare_for_inference(given("text-encoder"), "int8")

@@ -223,12 +223,12 @@ def test_features_are_kept_for_the_model_and_the_pictures(capsys, models, tmp_pa
 
 
 def test_a_digest_changes_with_every_weight(models):
-    model = load_folder(models / "clip").model
-    before = model_digest(model)
-    assert before == model_digest(load_folder(models / "clip").model)
+    checkpoint = load_folder(models / "clip")
+    before = model_digest(checkpoint)
+    assert before == model_digest(load_folder(models / "clip"))
     with torch.no_grad():
-        model.logit_scale.add_(1e-6)
-    assert model_digest(model) != before
+        checkpoint.model.logit_scale.add_(1e-6)
+    assert model_digest(checkpoint) != before
 
 
 def test_retrieval_gives_both_ways_and_the_hardest_queries(capsys, models, captions, tmp_path):

@@ -23,7 +23,7 @@ from multimodal.models.vit import ViTConfig
 from multimodal.tasks.heatmap import HeatMaps, file_name, heat, overlay, relevance, without_maps
 from multimodal.tasks.zeroshot import ZeroShotClassifier
 from multimodal.tokens.image import Preprocessing, preprocess, read_image
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -285,8 +285,8 @@ def test_what_cannot_be_done_is_refused(tmp_path, maps):
     unpooled = CLIP(replace(CLIPS["softmax"], image=replace(VITS["token"], pool="none", classes=0)))
     with pytest.raises(UsageError, match="this model: 'none'"):
         relevance(unpooled, noise(1, 3, 8, 12), RGB)
-    packed = for_inference(Checkpoint(clip("token"), source="here")).model
-    with pytest.raises(UsageError, match="with gradients"):
+    packed = prepare_for_inference(Checkpoint(clip("token"), source="here")).model
+    with pytest.raises(UsageError, match="not one prepared for inference"):
         relevance(packed, noise(1, 3, 8, 12), noise(2, 6))
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8")
     with pytest.raises(ImageError, match=r"broken\.jpg"):

@@ -12,7 +12,6 @@ from vision_references import case
 
 from multimodal.cli import main
 from multimodal.errors import ImageError, UsageError
-from multimodal.models.vit import ViT
 from multimodal.tasks.native import encode_native, native_batches, native_features, native_pixels
 from multimodal.tasks.pictures import pixels_of
 from multimodal.tasks.zeroshot import ZeroShotClassifier
@@ -134,37 +133,6 @@ def test_what_cannot_be_done_is_refused():
         native_features(captioner.image, [], RECORD)
     with pytest.raises(UsageError, match="max_tokens 0"):
         native_features(made("vit-mean"), [], RECORD, 0)
-
-
-def test_kept_positions_follow_the_weights():
-    model = randomized(ViT(VITS["token"]))
-    with torch.inference_mode():
-        first = model.grid_positions((4, 5))
-        assert model.grid_positions((4, 5)) is first
-    with torch.no_grad():
-        model.positions.mul_(2)
-        assert_close(model.grid_positions((4, 5)), 2 * first, atol=1e-6, rtol=0)
-    assert model.grid_positions((4, 5)).requires_grad  # what is kept would have no gradient
-    loaded = {name: tensor * 3 for name, tensor in model.state_dict().items()}
-    model.load_state_dict(loaded, assign=True)
-    with torch.inference_mode():
-        assert_close(model.grid_positions((4, 5)), 6 * first, atol=1e-5, rtol=0)
-
-
-def test_positions_that_a_fused_optimizer_moved_are_seen():
-    """Of which torch counts no change."""
-    model = randomized(ViT(VITS["token"])).eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    with torch.no_grad():
-        before = model.grid_positions((4, 5))
-    model.train()
-    model.features(torch.randn(1, 3, *model.config.image)).pow(2).sum().backward()
-    optimizer.step()
-    model.eval()
-    wanted = model.grid_positions((4, 5)).detach()
-    with torch.no_grad():
-        assert_close(model.grid_positions((4, 5)), wanted, atol=1e-6, rtol=0)
-    assert (wanted - before).abs().max() > 0.01
 
 
 def test_command_takes_pictures_whole(tmp_path, capsys):

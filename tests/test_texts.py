@@ -13,7 +13,7 @@ from multimodal.tasks import texts
 from multimodal.tasks.texts import text_features
 from multimodal.tokens.text import TextCut
 from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 
 TEXTS = ["a", "bb bbb", "abcdefghi", "bb bbb", "", "abc", "cab", "ab" * 5, "b"]
@@ -95,7 +95,7 @@ def test_batches_on_a_cpu_hold_few_tokens(monkeypatch: pytest.MonkeyPatch):
 )
 def test_the_same_in_another_format(name: str, compute_type: str):
     clip = model(name)
-    found = text_features(for_inference(Checkpoint(clip), compute_type).model, Letters(), TEXTS)
+    found = text_features(prepare_for_inference(Checkpoint(clip), compute_type).model, Letters(), TEXTS)
     assert found.dtype == torch.float32
     if compute_type == "bfloat16":
         assert (found * one_by_one(clip)).sum(1).min() > 0.999

@@ -24,7 +24,7 @@ from multimodal.models.speech import ConformerEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.mel import filterbank_batch
 from multimodal.train.device import compile_blocks
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.conformer_torchaudio import CONFORMER
 from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.load import load
@@ -34,7 +34,7 @@ def encoder(
     folder: Path, device: str, name: str, batch: int, kind: str, compiled: bool = False, graph: bool = False,
     tiny: bool = False,
 ) -> Callable[[], Tensor]:  # fmt: skip
-    model, images = for_inference(checkpoint(folder, name, tiny), kind, device).model, pixels(folder, device)
+    model, images = prepare_for_inference(checkpoint(folder, name, tiny), kind, device).model, pixels(folder, device)
     if compiled:
         compile_blocks(model.image)
 
@@ -49,7 +49,7 @@ def whisper(
     folder: Path, device: str, tokens: int, kind: str, graph: bool, **other: Any
 ) -> Callable[[], list[list[int]]]:
     """Encoder, then greedy decoding of the windows side by side."""
-    made = for_inference(load_folder(folder / "ours"), kind, device)
+    made = prepare_for_inference(load_folder(folder / "ours"), kind, device)
     model, mel = made.model, inputs(folder, device)["mel"]
     ids = torch.tensor([about(folder)["prompt"]] * len(mel), device=device)
 
@@ -62,7 +62,7 @@ def whisper(
 
 def writer(folder: Path, device: str, tokens: int, kind: str, graph: bool) -> Callable[[], list[list[int]]]:
     """`tokens` new ones of each row, which none ends early."""
-    model = for_inference(load(folder / "hub"), kind, device).model
+    model = prepare_for_inference(load(folder / "hub"), kind, device).model
     ids = text_random.ids(folder, device)
 
     @torch.inference_mode()
@@ -88,7 +88,7 @@ def recogniser(
 ) -> Callable[[], Tensor]:
     """From samples to tokens; answers some of the logits."""
     plain = conformer(load_file(folder / "recogniser.safetensors"), **cuda_torchaudio.sizes(tiny))
-    model = for_inference(Checkpoint(plain, source="random Conformer"), kind, device).model
+    model = prepare_for_inference(Checkpoint(plain, source="random Conformer"), kind, device).model
     sound = list(cuda_torchaudio.waves(folder, device))
     if compiled:
         compile_blocks(model)

@@ -13,30 +13,27 @@ from benchmarks.peers.growth_sound import OPTIONS, TOKENS
 from benchmarks.peers.openclip import pixels
 from multimodal import classify, load, transcribe
 from multimodal.weights import vit_timm
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 
 
 def scores(folder: Path, device: str, kind: str, **_: Any) -> Callable[[], Any]:
-    checkpoint, names, pictures = load(str(folder / "open_clip")), labels(folder), files(folder)
-    for_inference(checkpoint, kind, device)  # kept for `classify`
+    names, pictures = labels(folder), files(folder)
+    checkpoint = prepare_for_inference(load(str(folder / "open_clip")), kind, device)
 
     def run() -> Any:
         """[pictures, labels]"""
-        found = classify(pictures, names, checkpoint, templates=[TEMPLATE], device=device, compute_type=kind)
+        found = classify(pictures, names, checkpoint, templates=[TEMPLATE])
         return in_order([one["scores"] for one in found], names)
 
     return run
 
 
 def sound(folder: Path, device: str, kind: str, **_: Any) -> Callable[[], list[int]]:
-    checkpoint = load(str(folder / "ours"))
-    for_inference(checkpoint, kind, device)
+    checkpoint = prepare_for_inference(load(str(folder / "ours")), kind, device)
     limits = {"sample_len": TOKENS, "logprob_threshold": None, "cut_loops": False}
 
     def run() -> list[int]:
-        found = transcribe(
-            str(folder / "speech.mp3"), checkpoint, compute_type=kind, device=device, **limits, **OPTIONS
-        )
+        found = transcribe(str(folder / "speech.mp3"), checkpoint, **limits, **OPTIONS)
         return [token for segment in found["segments"] for token in segment["tokens"]]
 
     return run
@@ -44,10 +41,10 @@ def sound(folder: Path, device: str, kind: str, **_: Any) -> Callable[[], list[i
 
 def conformer(folder: Path, device: str, **_: Any) -> Callable[[], str]:
     """The shipped recogniser by the best path of its CTC."""
-    checkpoint = load("asr-conformer-en")
+    checkpoint = prepare_for_inference(load("asr-conformer-en"), device=device)
 
     def run() -> str:
-        return transcribe(str(folder / "speech.mp3"), checkpoint, device=device, beam_size=1)["text"]
+        return transcribe(str(folder / "speech.mp3"), checkpoint, beam_size=1)["text"]
 
     return run
 
@@ -56,7 +53,7 @@ def vit(folder: Path, device: str, name: str, kind: str, **sizes: Any) -> Callab
     """[B classes]"""
     tensors = load_file(folder / "timm.safetensors")
     plain = vit_timm.FAMILY.load(tensors, {"architecture": name, "model_args": sizes["args"]}, f"random {name}")
-    model, images = for_inference(plain, kind, device).model, pixels(folder, device)
+    model, images = prepare_for_inference(plain, kind, device).model, pixels(folder, device)
 
     @torch.inference_mode()
     def run() -> Tensor:

@@ -13,12 +13,12 @@ from multimodal import search
 from multimodal.beams import beam, per_token
 from multimodal.models.text_to_text import TextToText
 from multimodal.tasks.ragged import encode_ragged
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.load import load
 
 
 def loaded(folder: Path, device: str, kind: str) -> nn.Module:
-    return for_inference(load(folder / "hub"), kind, device).model
+    return prepare_for_inference(load(folder / "hub"), kind, device).model
 
 
 def writer(

@@ -23,7 +23,7 @@ from multimodal.tasks.zeroshot import ZeroShotClassifier
 from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text import CLIPTokenizer
 from multimodal.weights import clip_openai
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 
 RECORD = Preprocessing((224, 224), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -36,7 +36,7 @@ def checkpoint(folder: Path, name: str, tiny: bool = False) -> Checkpoint:
 
 
 def encoder(folder: Path, device: str, name: str, batch: int, kind: str, tiny: bool = False) -> Callable[[], Tensor]:
-    model = for_inference(checkpoint(folder, name, tiny), kind, torch.device(device)).model
+    model = prepare_for_inference(checkpoint(folder, name, tiny), kind, torch.device(device)).model
     images = pixels(folder, device)
 
     @torch.inference_mode()
@@ -47,7 +47,7 @@ def encoder(folder: Path, device: str, name: str, batch: int, kind: str, tiny: b
 
 
 def texts(folder: Path, device: str, name: str, count: int, kind: str, tiny: bool = False) -> Callable[[], Tensor]:
-    made = for_inference(checkpoint(folder, name, tiny), kind, torch.device(device))
+    made = prepare_for_inference(checkpoint(folder, name, tiny), kind, torch.device(device))
     prompts = json.loads((folder / "prompts.json").read_text())
     return lambda: text_features(made.model, made.tokenizer, prompts)
 
@@ -71,7 +71,7 @@ def zeroshot(
     folder: Path, device: str, name: str, each: int, kind: str, tiny: bool = False
 ) -> Callable[[], list[float]]:
     """As the command `evaluate zeroshot` goes, from files and names to accuracies."""
-    made = for_inference(checkpoint(folder, name, tiny), kind, torch.device(device))
+    made = prepare_for_inference(checkpoint(folder, name, tiny), kind, torch.device(device))
     templates = [template.replace("{c}", "{}") for template in TEMPLATES]
 
     def run() -> list[float]:

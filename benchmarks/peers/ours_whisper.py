@@ -12,12 +12,12 @@ from benchmarks.peers.whisper_files import about, expect, inputs, wave
 from multimodal import search, transcribe
 from multimodal.beams import beam
 from multimodal.tokens.mel import log_mel as mel_of
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint, load_folder
 
 
 def loaded(folder: Path, device: str, kind: str) -> Checkpoint:
-    return for_inference(load_folder(folder / "ours"), kind, torch.device(device))
+    return prepare_for_inference(load_folder(folder / "ours"), kind, torch.device(device))
 
 
 def log_mel(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
@@ -71,11 +71,10 @@ def batched(
 def _transcribing(
     folder: Path, device: str, kind: str, tokens: int, count: int, **options: Any
 ) -> Callable[[], list[int]]:
-    made, kind = load_folder(folder / "ours"), {"bfloat16": "auto"}.get(kind, kind)  # the encoder alone is in bfloat16
-    for_inference(made, kind, torch.device(device))  # now, and `transcribe` gets it again
+    made = loaded(folder, device, {"bfloat16": "auto"}.get(kind, kind))  # the encoder alone is in bfloat16
     options |= {"language": "en", "temperature": 0.0, "without_timestamps": True, "sample_len": tokens,
                 "compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None,
-                "cut_loops": False, "compute_type": kind, "device": device}  # fmt: skip
+                "cut_loops": False}  # fmt: skip
 
     def run() -> list[int]:
         found = transcribe(folder / "speech.wav", made, **options)

@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from noises import KINDS, Noise, collection  # noqa: E402
 
 import multimodal  # noqa: E402
+from multimodal.weights.compute import prepare_for_inference  # noqa: E402
 from multimodal.weights.folder import Checkpoint  # noqa: E402
 
 RUNS = [(name, vad) for name in ("asr-conformer-en", "whisper-mini") for vad in (True, False)]
@@ -78,7 +79,7 @@ def main() -> None:
         speech[name] = found[:: max(1, len(found) // args.most)][: args.most]
     runs = {}
     for name, vad in RUNS:
-        model = multimodal.load(name)
+        model = prepare_for_inference(multimodal.load(name))
         found = noisy(clips, model, vad)
         if speech and name == "asr-conformer-en":  # the other knows synthetic voices only
             found["speech"] = {key: missed(own, model, vad) for key, own in speech.items()}

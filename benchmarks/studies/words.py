@@ -37,6 +37,7 @@ from multimodal.tasks.whisper_words import alignment_heads, find_alignment
 from multimodal.tasks.word_timing import mel_level, on_sound
 from multimodal.tokens.audio import read_audio
 from multimodal.tokens.mel import HOP, RATE, log_mel, pad_or_trim
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -204,12 +205,13 @@ def measure(name: str, sound: list[Spoken], find) -> dict:
 
 def measure_all(data: Path, count: int) -> dict:
     conformer, whisper, table = load("asr-conformer-en"), load("whisper-mini"), {}
+    fast, fast_whisper = prepare_for_inference(conformer), prepare_for_inference(whisper)
     for name, size in JOINED.items():
         sound = list(joined(data / "speech" / name, size, count))
         table |= measure(f"asr-conformer-en, {name} joined, text given", sound, partial(given, conformer, "en"))
         name_noisy = f"asr-conformer-en, {name} joined in noise, text given"
         table |= measure(name_noisy, list(map(noisy, sound)), partial(given, conformer, "en"))
-        table |= measure(f"asr-conformer-en, {name} joined, recognised", sound, partial(recognised, conformer, "en"))
+        table |= measure(f"asr-conformer-en, {name} joined, recognised", sound, partial(recognised, fast, "en"))
     try:
         espeak = Espeak()
     except OSError as error:
@@ -218,13 +220,13 @@ def measure_all(data: Path, count: int) -> dict:
     texts = data / "text" / "multi30k"
     sound = list(sentences(espeak, texts, "en", count, plain=True))
     table |= measure("asr-conformer-en, espeak-ng, text given", sound, partial(given, conformer, "en"))
-    table |= measure("asr-conformer-en, espeak-ng, recognised", sound, partial(recognised, conformer, "en"))
+    table |= measure("asr-conformer-en, espeak-ng, recognised", sound, partial(recognised, fast, "en"))
     for language in VOICES:
         sound = list(sentences(espeak, texts, language, count, plain=False))
         name = f"whisper-mini, espeak-ng {language}"
         table |= measure(f"{name}, attention alone, text given", sound, partial(given, whisper, language, sound=False))
         table |= measure(f"{name}, text given", sound, partial(given, whisper, language))
-        table |= measure(f"{name}, recognised", sound, partial(recognised, whisper, language))
+        table |= measure(f"{name}, recognised", sound, partial(recognised, fast_whisper, language))
     return table
 
 

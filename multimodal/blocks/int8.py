@@ -4,7 +4,9 @@ from functools import cache
 
 import torch
 from jaxtyping import Float, Int8
-from torch import Tensor, nn
+from torch import Tensor
+
+from multimodal.blocks.frozen import Frozen
 
 LEVELS = 127  # of an activation, to each side of 0
 ZERO = 128  # of packed maps' activations, which are bytes without a sign: oneDNN has no quick product of others
@@ -12,7 +14,7 @@ SMALL, MIDDLE = 600_000, 1_200_000  # weights of a map
 _product = torch.ops.onednn.qlinear_pointwise.default
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(Frozen):
     """x Wᵀ + b with integer weights, of one scale an output channel, and activations of one scale a row, both
     symmetric. Built from a float map's `weight` [N K] and `bias` [N].
 
@@ -32,8 +34,9 @@ class Int8Linear(nn.Module):
         packed = torch.ops.onednn.qlinear_prepack(rounded, None) if self.packed else None
         plain = rounded.t() if not self.packed or rounded.numel() <= MIDDLE else None
         zeros = torch.zeros(self.out_features, dtype=torch.int64) if self.packed else None
+        bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
         # in a tuple: to look a module's tensors up takes as long as the small products
-        self.tensors = plain, packed, peaks[:, 0] / levels, zeros, None if bias is None else bias.detach().float()
+        self.tensors = plain, packed, peaks[:, 0] / levels, zeros, bias
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
         plain, packed, weight_steps, zeros, bias = self.tensors

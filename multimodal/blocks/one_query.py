@@ -5,9 +5,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
+from multimodal.blocks.frozen import Frozen
 
 
-class OneQuery(nn.Module):
+class OneQuery(Frozen):
     """What `own` gives for a single query without a mask, of which no keys and values are made: q·(K x) is (Kᵀq)·x, and
     the values of a mean of positions are the mean of their values. The keys' bias adds the same to all scores, and so
     nothing. Saves two maps of all positions; its sums are taken in another order.
@@ -17,9 +18,9 @@ class OneQuery(nn.Module):
     def __init__(self, own: Attention, like: Attention, dtype: torch.dtype):
         super().__init__()
         self.query, self.out, self.scale = own.query, own.out, own.scale
-        weights = (part.weight.detach().to(dtype).unflatten(0, (own.heads, -1)) for part in (like.key, like.value))
-        bias = like.value.bias
-        self.tensors = *weights, None if bias is None else bias.detach().to(dtype)  # [H E D], [H E D], [H·E]
+        key, value = (part.weight.detach().to(dtype, copy=True) for part in (like.key, like.value))
+        bias = None if like.value.bias is None else like.value.bias.detach().to(dtype, copy=True)
+        self.tensors = key.unflatten(0, (own.heads, -1)), value.unflatten(0, (own.heads, -1)), bias  # [H E D] twice
 
     def forward(self, x: Float[Tensor, "B 1 D"], source: Float[Tensor, "B S D"]) -> Float[Tensor, "B 1 D"]:
         key, value, bias = self.tensors

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multimodal.blocks.frozen import Frozen
 from multimodal.blocks.layers import FeedForward, gelu_tanh, quick_gelu
 from multimodal.blocks.positions import RelativeTerm
 
@@ -50,26 +51,27 @@ class _RowTable:
 
 
 class _Alone:
-    """Waits for the `ALONE`th call with one row, of a large map for the `PATIENT`th, and then makes the table, where it
-    has oneDNN's bits; a large one is kept where it is the quicker, as not on all machines."""
+    """Builds the table after `ALONE` consecutive single-row calls, of a large map after `PATIENT`, and keeps it where
+    it has oneDNN's bits; a large one only where it is faster, which depends on the machine."""
 
-    __slots__ = ("calls", "large", "table", "wait", "weight")
+    __slots__ = ("calls", "large", "table", "tried", "wait")
 
-    def __init__(self, weight: Float[Tensor, "N K"]):
-        self.weight, self.calls, self.table = weight.detach(), 0, None
-        self.large = weight.numel() > LARGE
+    def __init__(self, weights: int):
+        self.calls, self.table, self.tried = 0, None, False
+        self.large = weights > LARGE
         self.wait = PATIENT if self.large else ALONE
 
-    def called(self, product: Callable[[Tensor], Tensor]) -> None:
+    def called(self, packed: Tensor, product: Callable[[Tensor], Tensor]) -> None:
         self.calls += 1
-        if self.calls < self.wait or self.weight is None:
+        if self.calls < self.wait or self.tried:
             return
         with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode has no use outside of it
-            table, row = _RowTable(self.weight), torch.rand(1, self.weight.shape[1])
+            weight = packed.to_dense()
+            table, row = _RowTable(weight), torch.rand(1, weight.shape[1])
             fits = torch.equal(table(row[0]), product(row)[0])
             if fits and self.large:
                 fits = _seconds(lambda: table(row[0])) < 0.9 * _seconds(lambda: product(row))
-            self.table, self.weight = table if fits else None, None
+            self.table, self.tried = table if fits else None, True
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -81,13 +83,12 @@ def _seconds(call: Callable[[], object]) -> float:
     return min(after - before for before, after in pairwise(times))
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(Frozen):
     """x Wᵀ + b through oneDNN with weights packed in blocks, of a float map's `weight` [N K] and `bias` [N], and an
     activation `after` it in the same call: alone, GELU of bfloat16 takes PyTorch as long as the map.
 
     PyTorch's own linear reads the weights of one row's product at a third of the memory's speed: Whisper's logits
-    take 2 to 3 times as long that way. The packed copy lies beside the weights, is made for inference and has no
-    gradient, and like its bias is none of the module's tensors."""
+    take 2 to 3 times as long that way."""
 
     def __init__(
         self,
@@ -98,10 +99,10 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
-        self.tensors = packed, None if bias is None else bias.detach()
+        self.tensors = packed, None if bias is None else bias.detach().clone()
         self.after = after[0], [], after[1]
         short = weight.dtype == torch.float32 and self.in_features <= SHORT and after[0] == "none"
-        self.alone = _Alone(weight) if short and fast_tables() else None
+        self.alone = _Alone(weight.numel()) if short and fast_tables() else None
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
         """A row has the same bits alone and in a batch (one thread)."""
@@ -112,7 +113,7 @@ class PackedLinear(nn.Module):
             if x.numel() != self.in_features:
                 self.alone.calls = 0
             elif self.alone.table is None:
-                self.alone.called(lambda row: _product(row, self.tensors[0], None, *self.after))
+                self.alone.called(self.tensors[0], lambda row: _product(row, self.tensors[0], None, *self.after))
             else:
                 y, bias = self.alone.table(x.view(-1)), self.tensors[1]
                 return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
@@ -140,19 +141,22 @@ class PackedPatches(nn.Module):
 
 @torch.no_grad()
 def pack(made: nn.Module, like: nn.Module) -> None:
-    """Puts packed maps in the place of the linear ones of `made`, a copy of `like` in whatever types."""
+    """Puts packed maps in the place of the linear ones of `made`, a copy of `like` in whatever types, where they can
+    be packed."""
     sources = dict(like.named_modules())
     for name, module in list(made.named_modules()):
         if isinstance(module, FeedForward) and module.activation in _AFTER:
             _pack_feed(module, sources[name])
         for part, child in module.named_children():
-            if type(child) is nn.Linear and not isinstance(module, RelativeTerm):  # which asks for its map's type
+            if isinstance(module, RelativeTerm):  # which asks for its map's type
+                continue
+            if type(child) is nn.Linear and can_pack(child.weight.dtype):
                 setattr(module, part, PackedLinear(child.weight, child.bias))
 
 
 def _pack_feed(feed: FeedForward, like: FeedForward) -> None:
     """What is scaled comes from the weights of `like`, so that it is rounded once."""
-    if type(feed.up) is not nn.Linear:
+    if type(feed.up) is not nn.Linear or not can_pack(feed.up.weight.dtype):
         return
     factor, dtype = QUICK if feed.activation is quick_gelu else 1.0, feed.up.weight.dtype
     name, first = ("up", like.up) if like.gate is None else ("gate", like.gate)
@@ -168,5 +172,8 @@ def fast_tables() -> bool:
     return torch.cpu.get_capabilities().get("avx512_f", False)
 
 
-def can_pack() -> bool:
-    return torch.backends.mkldnn.is_available()
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products of this type here: of bfloat16 on x86 only with AVX-512 or AVX-NE-CONVERT."""
+    if dtype == torch.bfloat16:
+        return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and dtype == torch.float32

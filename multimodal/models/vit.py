@@ -88,7 +88,8 @@ class ViT(nn.Module):
         self.pool = MapPool(config) if config.pool == "map" else None
         self.norm = nn.LayerNorm(width, eps=eps) if config.norm_after_pool else None
         self.head = nn.Linear(width, config.classes, bias=config.head_bias) if config.classes else None
-        self._resampled: dict[tuple[int, int], tuple[tuple, Tensor]] = {}  # grid → (state of `positions`, its table)
+        # positions by grid, kept by a model prepared for inference alone, whose weights do not change
+        self.resampled: dict[tuple[int, int], Tensor] | None = None
 
     def stem(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B N D"]:
         """Patches, prefix tokens and positions, which are interpolated when the image has another size."""
@@ -105,23 +106,17 @@ class ViT(nn.Module):
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
-        """Positions of the prefix and of a grid of patches, row by row. Other grids than the learned one are kept for
-        the next picture of that size, except where gradients are wanted."""
-        table = self.positions
-        if grid == self.config.grid or torch.is_grad_enabled() or table.is_inference() or torch.compiler.is_compiling():
+        """Positions of the prefix and of a grid of patches, row by row. A model prepared for inference keeps those of
+        other grids than the learned one for the next image of that size."""
+        kept = self.resampled
+        if kept is None or grid == self.config.grid or torch.compiler.is_compiling():
             return self._positions_of(grid)
-        state = table.data_ptr(), table._version, table.dtype, table.device
-        kept = self._resampled.get(grid)
-        if kept is None or kept[0] != state:
-            if len(self._resampled) >= KEPT_GRIDS:
-                self._resampled.clear()
-            self._resampled[grid] = kept = state, self._positions_of(grid)
-        return kept[1]
-
-    def train(self, mode: bool = True) -> "ViT":
-        """The kept positions go, since torch counts no change by a fused optimizer."""
-        self._resampled.clear()
-        return super().train(mode)
+        if (table := kept.get(grid)) is None:
+            if len(kept) >= KEPT_GRIDS:
+                kept.clear()
+            with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode has no use outside of it
+                kept[grid] = table = self._positions_of(grid)
+        return table
 
     def _positions_of(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
         own = self.config.prefix if self.config.positions_on_prefix else 0

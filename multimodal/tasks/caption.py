@@ -18,7 +18,7 @@ from multimodal.models.captioner import Captioner, Captions, Decoding
 from multimodal.search import greedy, sample
 from multimodal.tasks.caption_options import CaptionOptions, options_for
 from multimodal.tasks.pictures import batches, name_of
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -36,7 +36,7 @@ def caption(
 
     `options`: those of `CaptionOptions`; what is not given is as the model's card has it under "caption". A caption
     depends on its picture, the options and the seed, not on `batch_size` pictures that are captioned together and
-    `workers` threads that decode them. `compute_type`: see `for_inference`; `device` None: where the model is.
+    `workers` threads that decode them. `compute_type`: see `prepare_for_inference`; `device` None: where the model is.
 
     Raises ImageError, UsageError, TextError (a prompt that leaves no room), CheckpointError."""
     given = {"beam_size": beam_size, "max_tokens": max_tokens}
@@ -74,7 +74,7 @@ def prepared(
         raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, captions need a captioner")
     chosen = options_for(checkpoint, options)
     device = device or next(checkpoint.model.parameters()).device
-    return for_inference(checkpoint, compute_type, device), chosen
+    return prepare_for_inference(checkpoint, compute_type, device), chosen
 
 
 def written(

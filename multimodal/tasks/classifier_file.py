@@ -60,11 +60,9 @@ class SavedClassifier:
     record: ClassifierRecord
 
 
-def save_classifier(
-    classifier: ZeroShotClassifier, path: Path, checkpoint: Checkpoint, overwrite: bool = False
-) -> None:
-    """`checkpoint`: as it was loaded, before `for_inference`. A stop leaves the old file or the new one. Raises
-    UsageError for a file that is there already (unless `overwrite`, which takes only a classifier's place)."""
+def save_classifier(classifier: ZeroShotClassifier, path: Path, digest: str, overwrite: bool = False) -> None:
+    """`digest`: `model_digest` of the classifier's model as it was loaded. A stop leaves the old file or the new one.
+    Raises UsageError for a file that is there already (unless `overwrite`, which takes only a classifier's place)."""
     from safetensors.torch import save
 
     path = path_of(path, UsageError, "--save_classifier")
@@ -73,8 +71,8 @@ def save_classifier(
             raise UsageError(f"--save_classifier {path}: exists already (--overwrite takes its place)")
         read_classifier(path)
     record = ClassifierRecord(
-        tuple(classifier.labels), saved_templates(classifier.templates), checkpoint.source,
-        model_digest(checkpoint.model), known_preprocessing(checkpoint), classifier.scores, classifier.threshold,
+        tuple(classifier.labels), saved_templates(classifier.templates), classifier.checkpoint.source,
+        digest, classifier.preprocessing, classifier.scores, classifier.threshold,
         classifier.calibration,
     )  # fmt: skip
     weights, text = classifier.weights.float().cpu().contiguous(), json.dumps(to_record(record))
@@ -116,13 +114,13 @@ def read_classifier(path: Path) -> SavedClassifier:
     return SavedClassifier(weights, record)
 
 
-def load_classifier(path: Path, checkpoint: Checkpoint, made: Checkpoint | None = None) -> ZeroShotClassifier:
-    """The classifier of a file, for the model that it was made with; no text is encoded. `checkpoint`: as it was
-    loaded; `made`: what `for_inference` made of it. Raises CheckpointError for a damaged file, UsageError for another
+def load_classifier(path: Path, checkpoint: Checkpoint, digest: str | None = None) -> ZeroShotClassifier:
+    """The classifier of a file, for the model that it was made with; no text is encoded. A prepared `checkpoint` needs
+    its `digest`, that `model_digest` gave before. Raises CheckpointError for a damaged file, UsageError for another
     model or preprocessing."""
     saved = read_classifier(path)
     record = saved.record
-    if (digest := model_digest(checkpoint.model)) != record.model_sha256:
+    if (digest := digest or model_digest(checkpoint)) != record.model_sha256:
         raise UsageError(
             f"{path}: was made with model {ascii_only(record.model)} (sha256 {record.model_sha256[:12]}…), whose "
             f"weights are not those of {checkpoint.source} ({digest[:12]}…)"
@@ -137,7 +135,7 @@ def load_classifier(path: Path, checkpoint: Checkpoint, made: Checkpoint | None 
         raise CheckpointError(f"{path}: weights: expected {width} numbers a label ({saved.weights.shape[1]})")
     try:
         return ZeroShotClassifier(
-            made or checkpoint, record.labels, record.templates, weights=saved.weights, calibration=record.calibration,
+            checkpoint, record.labels, record.templates, weights=saved.weights, calibration=record.calibration,
             threshold=record.threshold, scores=record.scores,
         )  # fmt: skip
     except UsageError as error:  # values that do not go together

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from multimodal.errors import CheckpointError, DataError, UsageError
 from multimodal.models.clip import CLIP
@@ -68,14 +68,16 @@ def unit_vectors(checkpoint: Checkpoint, pooled: Float[Tensor, "N D"]) -> Float[
 def picture_features(
     checkpoint: Checkpoint, pictures: PictureSet, kind: Kind = "embedding", batch_size: int = 32,
     workers: int | None = None, cache: Path | None = None, watch: Watch = lambda *_: None, native: int | None = None,
+    digest: str | None = None,
 ) -> Features:  # fmt: skip
     """Vectors in float32 on the CPU. A picture that cannot be read is one of `broken`, which begins with those of the
-    set; `watch(done, of, broken)`. `cache`: a folder of files, each for one model and the bytes of some pictures.
+    set; `watch(done, of, broken)`. `cache`: a folder of files, each for one model and the bytes of some pictures;
+    a prepared model needs its `digest` for it, that `model_digest` gave before.
     `native`: pictures at their own aspect, of at most so many patches (0: as many as the model learned).
 
     Raises DataError where no picture can be read, UsageError, CheckpointError."""
     encode, read = _ways(checkpoint, kind, native)
-    file = _kept(cache, checkpoint, pictures, f"{kind}" if native is None else f"{kind}-native{native}")
+    file = _kept(cache, checkpoint, digest, pictures, f"{kind}" if native is None else f"{kind}-native{native}")
     if file is not None and file.exists():
         return _read(file, pictures)
     items, vectors, keys = _Items(pictures), [], []
@@ -143,10 +145,11 @@ class _Items:
         self.broken[key] = text if name in text else f"{name}: {text}"
 
 
-def model_digest(model: nn.Module) -> str:
-    """sha256 of the names, types, shapes and bytes of all tensors."""
+def model_digest(checkpoint: Checkpoint) -> str:
+    """sha256 of the names, types, shapes and bytes of the model's tensors as they were loaded. Raises UsageError for
+    one prepared for inference, whose tensors are others."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(checkpoint.original().state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
@@ -168,14 +171,16 @@ def pictures_digest(pictures: PictureSet) -> str:
     return digest.hexdigest()
 
 
-def _kept(cache: Path | None, checkpoint: Checkpoint, pictures: PictureSet, kind: str) -> Path | None:
+def _kept(
+    cache: Path | None, checkpoint: Checkpoint, digest: str | None, pictures: PictureSet, kind: str
+) -> Path | None:  # fmt: skip
     if cache is None:
         return None
     if cache.exists() and not cache.is_dir():
         raise UsageError(f"--features_cache {cache}: is a file, and a folder is needed")
-    # the modules too: a model for other arithmetic may have the same tensors
+    # the modules too: a model for other arithmetic is made of the same tensors
     made = repr((kind, str(checkpoint.model), to_record(checkpoint.model.config), checkpoint.preprocessing))
-    model = hashlib.sha256(f"{model_digest(checkpoint.model)} {made}".encode()).hexdigest()
+    model = hashlib.sha256(f"{digest or model_digest(checkpoint)} {made}".encode()).hexdigest()
     return cache / f"{kind}-{model[:16]}-{pictures_digest(pictures)[:16]}.safetensors"
 
 

@@ -22,7 +22,7 @@ from multimodal.models.text_to_text import TextToText
 from multimodal.search import Choice, Decoded, Rule, Step, drawing, greedy, left_padded, sample, streamed
 from multimodal.tasks.generate_options import GenerateOptions, options_for
 from multimodal.tasks.generate_text import HALF, Growing, continuation, cut_at, ends_at
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -89,7 +89,7 @@ def prepared(model: str | Path | Checkpoint, compute_type: str, device: str | to
         raise UsageError(f"model {checkpoint.source}: needs a language to write in; that is what translate is for")
     if checkpoint.tokenizer is None:
         raise CheckpointError(f"model {checkpoint.source}: its tokenizer is not known, and is not guessed")
-    return for_inference(checkpoint, compute_type, device or decoder.device)
+    return prepare_for_inference(checkpoint, compute_type, device or decoder.device)
 
 
 class TextWriter:

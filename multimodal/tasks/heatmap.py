@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
-from multimodal.blocks.packed import PackedLinear
+from multimodal.blocks.frozen import Frozen
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
@@ -94,8 +94,8 @@ def check_model(model: nn.Module) -> ViT:
         raise UsageError(f"{type(model).__name__}: heat maps need a clip, whose image and text towers end in one space")
     if model.image.config.pool not in ("token", "mean", "map"):
         raise UsageError(f"heat maps need pooling by token, mean or map (this model: {model.image.config.pool!r})")
-    if any(isinstance(part, PackedLinear) for part in model.modules()):
-        raise UsageError("heat maps need a model with gradients, thus the one that `for_inference` was given")
+    if any(isinstance(part, Frozen) for part in model.modules()):
+        raise UsageError("heat maps need gradients, thus the model as it was loaded, not one prepared for inference")
     return model.image
 
 
@@ -162,8 +162,9 @@ def _written(text: str, width: int) -> UInt8[np.ndarray, "height width 3"]:
 
 
 class HeatMaps:
-    """Writes a picture for each of the best labels. `model`: a CLIP with gradients, thus not one of `for_inference` on
-    a CPU; `texts`, `labels`: those that were compared; `max_tokens`: pictures were taken at their own aspect.
+    """Writes a picture for each of the best labels. `model`: a CLIP as it was loaded, not one prepared for
+    inference on a CPU; `texts`, `labels`: those that were compared; `max_tokens`: pictures were taken at their own
+    aspect.
 
     Raises UsageError for a model without maps or a folder that cannot be written."""
 

@@ -147,10 +147,10 @@ class Index:
 
 
 def index_digest(checkpoint: Checkpoint) -> str:
-    """What two models must have in common for their vectors to be compared: tensors and configuration. Of the model as
-    it was loaded, since `for_inference` may put other modules in."""
+    """What two models must have in common for their vectors to be compared: tensors and configuration. Raises as
+    `model_digest`."""
     config = json.dumps(to_record(checkpoint.model.config), sort_keys=True)
-    return hashlib.sha256(f"{model_digest(checkpoint.model)} {config}".encode()).hexdigest()
+    return hashlib.sha256(f"{model_digest(checkpoint)} {config}".encode()).hexdigest()
 
 
 def model_for(index: "Index", checkpoint: Checkpoint) -> Checkpoint:

@@ -28,7 +28,7 @@ from multimodal.tasks.index_store import Store
 from multimodal.tasks.labels import open_clip_prompts
 from multimodal.tasks.pictures import batches
 from multimodal.tokens.files import path_of
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 
@@ -67,7 +67,7 @@ def build(
     Raises UsageError for an index of another model or an unusable value, CheckpointError for a damaged index."""
     folder = path_of(folder, UsageError, "index")
     wanted = _wanted(checkpoint, name or checkpoint.source, architecture, _dtype(folder, dtype, overwrite), kind)
-    computing, built = for_inference(checkpoint, compute_type, device), Built()
+    computing, built = prepare_for_inference(checkpoint, compute_type, device), Built()
     with Store(folder, wanted, overwrite) as store:
         todo = _todo(files, store, built)
         before, done = set(store.entries), 0

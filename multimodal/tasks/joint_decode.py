@@ -3,13 +3,13 @@ model."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -31,6 +31,13 @@ from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 
+class Fusion(NamedTuple):
+    """A language model, and which of the recogniser's tokens begin a word."""
+
+    lm: LanguageModel
+    starts: Bool[Tensor, "V"]
+
+
 class JointBeam(NamedTuple):
     """`ctc_weight` of the CTC score, 0.3 as in Watanabe et al. 2017. `length_penalty`: see `beams.beam`. `lm`,
     `lm_weight` and `lm_bonus` (a word): see `fusion.fused`."""
@@ -38,7 +45,7 @@ class JointBeam(NamedTuple):
     size: int = 10
     ctc_weight: float = 0.3
     length_penalty: float | None = 0.0
-    lm: LanguageModel | None = None
+    lm: Fusion | None = None
     lm_weight: float = 0.3
     lm_bonus: float = 0.0
 
@@ -48,7 +55,8 @@ class JointOptions:
     """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
     rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
 
-    `lm`: a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file (.arpa, .arpa.gz);
+    `lm`: a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file (.arpa, .arpa.gz),
+    which each call reads again, or what `with_language_model` has loaded of it for several calls;
     `lm_weight` of its log-probabilities, `lm_bonus` a word. A window has no text where the CTC's probability of an
     empty one is above `no_speech_threshold`, the average log-probability under `logprob_threshold`, or the mean
     probability of its words under `confidence_threshold`. What noise gives differs between models, so the last two
@@ -59,7 +67,7 @@ class JointOptions:
     no_speech_threshold: float | None = 0.6
     logprob_threshold: float | None = None
     confidence_threshold: float | None = None
-    lm: str | Path | None = None
+    lm: str | Path | Fusion | None = None
     lm_weight: float = 0.3
     lm_bonus: float = 0.0
 
@@ -146,6 +154,9 @@ def _empty(blank: int, logprobs: Float[Tensor, "T W"]) -> Float[Tensor, ""]:
     return logprobs[:, blank].sum().exp()
 
 
+Options = TypeVar("Options", bound=JointOptions)
+
+
 def beam_of(checkpoint: Checkpoint, options: JointOptions) -> JointBeam | None:
     """The beam search that a model does with these options; None: the CTC best path. Raises as
     `language_model`."""
@@ -153,14 +164,20 @@ def beam_of(checkpoint: Checkpoint, options: JointOptions) -> JointBeam | None:
     size = options.beam_size or (5 if attends or options.lm is not None else 1)
     if size == 1:
         return None
-    lm = None
-    if options.lm is not None:
-        lm = language_model(str(options.lm), tokenizer_of(checkpoint), checkpoint.model.ctc.weight.device)
     weight = JointBeam().ctc_weight if attends else 1.0
+    lm = with_language_model(checkpoint, options).lm
     return JointBeam(size, weight, lm=lm, lm_weight=options.lm_weight, lm_bonus=options.lm_bonus)
 
 
-@lru_cache(maxsize=2)
+def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
+    """The options, their language model loaded for a recogniser. Raises as `language_model`."""
+    if options.lm is None or isinstance(options.lm, Fusion):
+        return options
+    tokenizer = tokenizer_of(checkpoint)
+    lm = language_model(str(options.lm), tokenizer, next(checkpoint.model.parameters()).device)
+    return replace(options, lm=Fusion(lm, word_starts(tokenizer)))
+
+
 def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:
     """Of an ARPA file, or of a checkpoint folder of a causal text model.
 
@@ -205,8 +222,8 @@ def joint_beam(
     if options.ctc_weight:
         scorer = PrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
     if options.lm is not None:
-        starts = word_starts(tokenizer) if options.lm_bonus else None
-        scorer = fused(scorer, options.lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
+        lm, starts = options.lm
+        scorer = fused(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
     if options.ctc_weight == 1:
         step, cache = partial(_indifferent, model.config.vocabulary), Cache(0)
     else:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from multimodal.errors import UsageError
 from multimodal.models.seq2seq import JointConformer
-from multimodal.tasks.joint_decode import Heard, JointOptions, beam_of, tokenizer_of
+from multimodal.tasks.joint_decode import Heard, JointOptions, tokenizer_of, with_language_model
 from multimodal.tasks.joint_windows import LONGEST, unlikely
 from multimodal.tasks.live_hearing import Hearing, hearing
 from multimodal.tasks.pcm import PcmReader, Piece
@@ -76,7 +76,8 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
     if not isinstance(checkpoint.model, JointConformer):
         raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, live transcription needs one with CTC")
     options = options or LiveOptions()
-    beam_of(checkpoint, options.decode)  # a language model that does not fit is told before anything is read
+    # a language model that does not fit is refused before anything is read
+    options = replace(options, decode=with_language_model(checkpoint, options.decode))
     return _Live(checkpoint, options, PcmReader(read, options.rate)).events()
 
 

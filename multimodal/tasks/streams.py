@@ -10,7 +10,7 @@ from torch import Tensor
 from multimodal.errors import UsageError
 from multimodal.tasks import joint_windows, pieces, whisper_decode
 from multimodal.tasks.accounts import Span
-from multimodal.tasks.joint_decode import beam_of, tokenizer_of
+from multimodal.tasks.joint_decode import tokenizer_of, with_language_model
 from multimodal.tasks.recording import MelReader, Recording, Survey
 from multimodal.tasks.recording import cut as samples_of
 from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions
@@ -57,7 +57,7 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tupl
         raise UsageError(f"language {options.language!r}: {checkpoint.source} knows {own!r} only")
     if options.task != "transcribe":
         raise UsageError(f"task {options.task!r}: {checkpoint.source} can only transcribe")
-    beam_of(checkpoint, options)  # a language model that does not fit is told before anything is read
+    options = with_language_model(checkpoint, options)  # one that does not fit is refused before anything is read
     open_ = partial(_open_joint, checkpoint, options, own or options.language)
     return open_, partial(joint_windows.serve, checkpoint, options=options)
 

@@ -18,7 +18,7 @@ from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions, options
 from multimodal.tasks.whisper_windows import Heard
 from multimodal.tokens.audio import count_channels
 from multimodal.tokens.mel import HOP, RATE
-from multimodal.weights.compute import for_inference, usable_device
+from multimodal.weights.compute import prepare_for_inference, usable_device
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -61,7 +61,7 @@ def transcribe_many(
         raise UsageError(f"batch_size: must be at least 1 ({batch_size})")
     checkpoint = model if isinstance(model, Checkpoint) else load(model)
     chosen = options_for(checkpoint, options)
-    checkpoint = for_inference(checkpoint, chosen.compute_type, _device(chosen.device, checkpoint))
+    checkpoint = prepare_for_inference(checkpoint, chosen.compute_type, _device(chosen.device, checkpoint))
     open_, serve = opener(checkpoint, chosen)
     watch = _Watch(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
     answers = schedule.run(_streams(sources, chosen, open_, watch), serve, batch_size, batch_key)

@@ -18,7 +18,7 @@ from multimodal.tasks.native import encode_native
 from multimodal.tasks.pictures import batches, name_of, pixels_of
 from multimodal.tasks.texts import text_features
 from multimodal.tokens.text import TextCut
-from multimodal.weights.compute import for_inference
+from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -34,7 +34,7 @@ def classify(
     images: Any, labels: Sequence[str] | None = None, model: str | Path | Checkpoint = DEFAULT_MODEL,
     top: int | None = None, templates: Templates | None = None, batch_size: int = 32, *,
     classifier: "str | Path | ZeroShotClassifier | None" = None, threshold: float | None = None,
-    scores: str | None = None, device: str = "cpu", compute_type: str = "auto",
+    scores: str | None = None, device: str | torch.device | None = None, compute_type: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Scores of each label for each picture, best first.
 
@@ -42,6 +42,8 @@ def classify(
     `none`, or the prompts by label; by default those that the model was made with, else `clip7`. `top`: how many labels
     to return. `classifier`: in place of labels and templates, a file of `save_classifier`, or one that is made already
     (then `model`, `device` and `compute_type` are its own). `threshold`, `scores`: as in `ZeroShotClassifier`.
+    `compute_type`, `device`: see `prepare_for_inference`. Each call loads and prepares the model and encodes the
+    labels; whoever calls more than once passes a prepared checkpoint or, better, a `ZeroShotClassifier` of one.
     Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None
     where its score is below. Scores are a softmax over the labels (CLIP), a probability for each label by itself (a
     model trained with the sigmoid loss), or what the classifier was calibrated to.
@@ -63,24 +65,25 @@ def classify(
 
 def classifier_of(
     checkpoint: Checkpoint, labels: Sequence[str] | None, templates: Templates | None = None,
-    file: str | Path | None = None, *, device: str = "cpu", compute_type: str = "auto",
+    file: str | Path | None = None, *, device: str | torch.device | None = None, compute_type: str = "auto",
 ) -> "ZeroShotClassifier":  # fmt: skip
-    """Of labels, or of a file of `save_classifier`, on a device in a compute type (`for_inference`)."""
+    """Of labels, or of a file of `save_classifier`, on a device in a compute type (`prepare_for_inference`)."""
     if (labels is None) == (file is None):
         raise UsageError("labels: give either labels or a classifier")
     if file is not None and templates is not None:
         raise UsageError("templates: a classifier has its own")
     _check(checkpoint)
-    made = for_inference(checkpoint, compute_type, device)
     if file is None:
-        return ZeroShotClassifier(made, labels, templates)
+        return ZeroShotClassifier(prepare_for_inference(checkpoint, compute_type, device), labels, templates)
     from multimodal.tasks.classifier_file import load_classifier
+    from multimodal.tasks.features import model_digest
 
-    return load_classifier(Path(file), checkpoint, made)
+    digest = model_digest(checkpoint)
+    return load_classifier(Path(file), prepare_for_inference(checkpoint, compute_type, device), digest)
 
 
 class ZeroShotClassifier:
-    """A CLIP and its label vectors `weights`, which are computed once.
+    """A CLIP and its label vectors `weights`, which are computed once: after a change of the model, make another.
 
     `weights`: those that were computed before; then no text is encoded. `calibration`: a map of the
     logits to scores. `threshold`: the answer is none of the labels where the best score is below it. `scores`: softmax,

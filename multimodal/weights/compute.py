@@ -1,15 +1,15 @@
-"""Number formats for inference: a model that computes faster, beside the one it is made of."""
+"""Models prepared for inference: faster copies, in other number formats, which belong to the caller."""
 
 import copy
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.blocked import BlockedAttention
+from multimodal.blocks.frozen import Frozen
 from multimodal.blocks.fused import can_fuse, fuse
 from multimodal.blocks.int8 import Int8Linear
 from multimodal.blocks.one_query import OneQuery, has_one_query
@@ -24,48 +24,49 @@ from multimodal.weights.folder import Checkpoint
 
 COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# of each model, for each type and device: the tensors it was made of, and what was made
-_made: WeakKeyDictionary[nn.Module, dict[tuple[str, torch.device], tuple[Any, nn.Module]]] = WeakKeyDictionary()
-_meant: WeakKeyDictionary[nn.Module, tuple[str, torch.device]] = WeakKeyDictionary()  # type and device of those made
 
 
-def for_inference(checkpoint: Checkpoint, compute_type: str = "auto", device: str | torch.device = "cpu") -> Checkpoint:
-    """A model of speech, pictures or text on `device` in another number format; the one given stays as it is, and what
-    does not change is shared with it. Asked for again it is the same one, unless the weights have changed meanwhile.
+def prepare_for_inference(
+    checkpoint: Checkpoint, compute_type: str = "auto", device: str | torch.device | None = None
+) -> Checkpoint:
+    """Convert a model of speech, images or text for fast inference on `device` (None: where it is).
+
+    The result shares no memory with the checkpoint given, which stays as it is: later changes of either leave the
+    other alone. Nothing is cached, so each call converts again; whoever calls `classify`, `transcribe` and the like
+    more than once passes them the result. A checkpoint that is `prepared` in this way already comes back itself.
+
+    A prepared model is frozen. Its weights have no gradient, and on a CPU most of them lie packed (`PackedLinear`),
+    where PyTorch can neither move, cast, save nor copy them: what tries raises UsageError. Do not edit the rest in
+    place; change the original and prepare that.
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU computes in it, and all else in float32; on a GPU a
-    Whisper model in float16, a Conformer's encoder and a model of pictures or text in bfloat16. `int8` (CPU only, for
+    Whisper model in float16, a Conformer's encoder and a model of images or text in bfloat16. `int8` (CPU only, for
     models that write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers. The inputs are
-    float32. The frames of speech come in the decoder's type, float32 for int8. Of a model of pictures the blocks
-    compute in the type, those of a decoder on a CPU in float32, and what comes of them is float32; so of a model of
-    text on a CPU, where a decoder without a source has the type too. On a GPU all of a model of text is in the type. On
-    a CPU the linear maps, in float32 a decoder's too, hold a second copy of their weights, packed (see `PackedLinear`),
-    and have no gradient.
+    float32. The frames of speech come in the decoder's type, float32 for int8. Of a model of images the blocks
+    compute in the type, those of a decoder on a CPU in float32, and their outputs are float32; so of a model of
+    text on a CPU, where a decoder without a source has the type too. On a GPU all of a model of text is in the type.
 
     Raises UsageError for an unknown type, one that the device or the model has not, a model that is for neither, and
-    one that this function made for another type or device."""
-    device, model = usable_device(device), checkpoint.model
+    one prepared for another type or device."""
+    model = checkpoint.model
+    device = usable_device(next(model.parameters()).device if device is None else device)
     _check(checkpoint, compute_type, device)
-    if model in _meant:
-        if _meant[model][1] == device and compute_type in ("auto", _meant[model][0]):
+    if checkpoint.prepared is not None:
+        if checkpoint.prepared[1] == device and compute_type in ("auto", checkpoint.prepared[0]):
             return checkpoint
-        meant = " on ".join(map(str, _meant[model]))
-        raise UsageError(f"compute_type {compute_type!r} on {device}: the model already computes in {meant}")
-    kept, state = _made.setdefault(model, {}), _state(model)
-    found = kept.get((compute_type, device))
-    if found is None or found[0] != state:
-        found = kept[compute_type, device] = state, _convert(model, compute_type, device)
-        _meant[found[1]] = compute_type, device
-    return replace(checkpoint, model=found[1])
+        known = " on ".join(map(str, checkpoint.prepared))
+        raise UsageError(f"compute_type {compute_type!r} on {device}: the model already computes in {known}")
+    return replace(checkpoint, model=_convert(model, compute_type, device), prepared=(compute_type, device))
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """Raises UsageError where torch has no such device here."""
+    """With its number: `cuda` is `cuda:0`. Raises UsageError where torch has no such device here."""
     try:
-        torch.zeros(1, device=name).sum().item()
+        found = torch.zeros(1, device=name)
+        found.sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"device {str(name)!r}: cannot be used ({str(error).splitlines()[0]:.100})") from None
-    return torch.device(name)
+    return found.device
 
 
 def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Module:
@@ -80,24 +81,28 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
             for part in tower.modules():
                 if type(part) is Attention and part.heads == part.kv_heads and part.relative is None:
                     part.__class__ = BlockedAttention
-    return made.eval()
+    for part in made.modules():
+        if isinstance(part, ViT):
+            part.resampled = {}  # its positions change no more
+    _own(made, model)
+    return made.eval().requires_grad_(False)
 
 
 def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
     for decoder in _decoders(made):
-        if compute_type == "int8" or (rest == torch.float32 and can_pack()):
+        if compute_type == "int8" or (rest == torch.float32 and can_pack(rest)):
             _replace_linears(decoder, Int8Linear if compute_type == "int8" else PackedLinear)
-    if not can_pack():
-        return
     speech = isinstance(model, SpeechToText | JointConformer)
     in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
     for name in towers + in_float32 if speech else [""]:
         pack(made.get_submodule(name), model.get_submodule(name))
     for name, part in list(made.named_modules()):
-        if isinstance(part, TextTransformer) and part.config.tied and part.head is None and rest == torch.float32:
+        tied = isinstance(part, TextTransformer) and part.config.tied and part.head is None
+        if tied and rest == torch.float32 and can_pack(rest):
             part.head = _tied(part, PackedLinear)
         if isinstance(part, ViT):
-            part.embed = PackedPatches(part.embed)
+            if can_pack(part.embed.weight.dtype):
+                part.embed = PackedPatches(part.embed)
             _pack_last(part, model.get_submodule(name))
 
 
@@ -154,6 +159,8 @@ def fast_bfloat16() -> bool:
 
 def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> None:
     model = checkpoint.model
+    if checkpoint.prepared is None and any(isinstance(part, Frozen) for part in model.modules()):
+        raise UsageError(f"model {checkpoint.source}: is prepared for inference; pass the Checkpoint that came with it")
     if compute_type not in COMPUTE_TYPES:
         raise UsageError(f"compute_type {compute_type!r}: unknown (known: {', '.join(COMPUTE_TYPES)})")
     if compute_type == "int8" and device.type != "cpu":
@@ -193,7 +200,8 @@ def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[t
 def _in_types(
     model: nn.Module, towers: list[str], dtype: torch.dtype, rest: torch.dtype, device: torch.device
 ) -> nn.Module:
-    """A copy with the towers' tensors in one type and all else in another; what fits already is shared."""
+    """A copy with the towers' tensors in one type and all else in another. What fits already is shared, until `_own`:
+    most of it is only packed from, and copies would take memory."""
     inside: set[int] = set()
     for tower in map(model.get_submodule, towers):
         parts = tower.blocks if isinstance(tower, Stack) else tower
@@ -206,6 +214,19 @@ def _in_types(
             made = nn.Parameter(made.detach(), requires_grad=False)
         tensors[id(tensor)] = made
     return copy.deepcopy(model, tensors)  # takes for each tensor what the table has for it
+
+
+def _own(made: nn.Module, model: nn.Module) -> None:
+    """Puts copies in the place of the tensors that `made` still shares with `model`."""
+    shared = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    copies: dict[int, Tensor] = {}  # a tensor may be in two places
+    for part in made.modules():
+        for table in (part._parameters, part._buffers):
+            for name, tensor in table.items():
+                if id(tensor) in shared and id(tensor) not in copies:
+                    own = tensor.detach().clone()
+                    copies[id(tensor)] = nn.Parameter(own, False) if isinstance(tensor, nn.Parameter) else own
+                table[name] = copies.get(id(tensor), tensor)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -234,12 +255,3 @@ def _tied(tower: TextTransformer, kind: type[nn.Module]) -> nn.Module:
     """Logits through the embedding."""
     weight, scale = tower.embed.weight.detach(), tower.config.logit_scale
     return kind(weight if scale == 1 else weight * scale, tower.tied_bias)
-
-
-def _state(model: nn.Module) -> tuple[Any, ...]:
-    """What changes when a weight does. Tensors made in inference mode count no changes, and fused optimizers and
-    `.data` count none of theirs: so the first number of each tensor is looked at too."""
-    tensors = [*model.parameters(), *model.buffers()]
-    counts = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
-    first = [tensor.detach().flatten()[:1].to(tensors[0].device, torch.float64) for tensor in tensors]
-    return tuple(counts), torch.cat(first).cpu().numpy().tobytes()

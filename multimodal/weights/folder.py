@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from multimodal import memory
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
@@ -62,17 +62,25 @@ KINDS: dict[str, tuple[type[nn.Module], type]] = {
 @dataclass(frozen=True)
 class Checkpoint:
     """A model in eval mode with what it needs to be used. `source` says where it came from; `card` holds
-    free facts for people (licence, training data, figures)."""
+    free facts for people (licence, training data, figures). `prepared`: compute type and device of a model that
+    `prepare_for_inference` made; None: as it was loaded."""
 
     model: nn.Module
     tokenizer: Tokenizer | None = None
     preprocessing: Preprocessing | None = None
     source: str = ""
     card: dict[str, Any] = field(default_factory=dict)
+    prepared: tuple[str, torch.device] | None = None
 
     @property
     def kind(self) -> str:
         return kind_of(self.model)
+
+    def original(self) -> nn.Module:
+        """The model, whose tensors are all as they were loaded. Raises UsageError for a prepared one."""
+        if self.prepared is not None:
+            raise UsageError(f"model {self.source}: is prepared for inference, and this needs it as it was loaded")
+        return self.model
 
 
 @dataclass(frozen=True)
@@ -116,14 +124,14 @@ def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None 
     """Writes beside the target, then renames: a stop in between leaves the old folder or none, never half of one.
 
     Floating-point tensors are stored as `dtype` where given. Raises CheckpointError for a tokenizer with more tokens
-    than the model embeds."""
+    than the model embeds, UsageError for a model prepared for inference."""
     from safetensors.torch import save
 
     check_vocabulary(checkpoint.tokenizer, checkpoint.model.config, str(folder))
     with _replacing(folder) as made:
         tensors = {
             name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
-            for name, tensor in checkpoint.model.state_dict().items()
+            for name, tensor in checkpoint.original().state_dict().items()
         }
         write_durably(made / "model.safetensors", save(tensors))
         tokenizer = _saved_tokenizer(checkpoint.tokenizer, made)
