@@ -324,6 +324,6 @@ def test_caches_of_functions_know_plain_values_alone():
     assert found
     for function in found:
         kinds = {str(one.annotation) for one in inspect.signature(function.__wrapped__).parameters.values()}
-        plain_kinds = {str(kind) for kind in (int, float, str, bool, Path, torch.device)}
+        plain_kinds = {str(kind) for kind in (int, float, str, bool, type, Path, torch.device)}
         strange = {kind for kind in kinds - plain_kinds if not kind.startswith("typing.Literal[")}
         assert not strange, f"{function.__module__}.{function.__name__}"
