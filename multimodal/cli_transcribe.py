@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from multimodal.tokens.tracks import RATES
+
 # what the command does itself; every other value of the namespace is an option of multimodal.transcribe
 COMMAND_ONLY = {
     "command", "audio", "model", "model_dir", "architecture", "output_dir", "output_format", "verbose", "fp16",
@@ -100,7 +102,7 @@ def _files(g: Any, add_model: Callable[..., None]) -> None:
           "a recording that ends early or is damaged: refused, or what is there (default: warn)",
           choices=["error", "warn"])  # fmt: skip
     _switch(g, "--stream", "live: 16-bit little-endian mono samples from stdin, lines (txt or json) as they are heard")
-    _flag(g, "--rate HZ", "samples a second of --stream (default: 16000)", count)
+    _flag(g, "--rate HZ", "samples a second of --stream (default: 16000)", _rate)
 
 
 def speed(g: Any) -> None:
@@ -245,6 +247,7 @@ _threads = _limited(_int, lambda value: 0 <= value <= 1024, "0 to 1024")  # torc
 _natural_number = _limited(number, lambda value: 0 <= value < math.inf, "0 or more")
 _positive = _limited(number, lambda value: value > 0, "above 0")
 _step = _limited(number, lambda value: 0.01 <= value < math.inf, "0.01 or more")
+_rate = _limited(_int, lambda value: RATES[0] <= value <= RATES[1], f"{RATES[0]:,} to {RATES[1]:,}")
 _probability = _limited(number, lambda value: 0 <= value <= 1, "0 to 1")
 
 

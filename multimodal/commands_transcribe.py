@@ -114,6 +114,7 @@ class _Outputs:
     which: str
     layout: Layout
     plot: bool
+    audio_track: int | None = None
 
     def paths(self, file: Path) -> list[Path]:
         names = [*(FORMATS if self.which == "all" else [self.which]), *(["png"] if self.plot else [])]
@@ -129,7 +130,7 @@ class _Outputs:
         if self.plot:
             from multimodal.tasks.plot import plot_transcript
 
-            write_whole(self.folder / f"{file.stem}.png", plot_transcript(result, file, name))
+            write_whole(self.folder / f"{file.stem}.png", plot_transcript(result, file, name, self.audio_track))
 
 
 def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
@@ -153,7 +154,7 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
     if not target:
         raise UsageError("--output_dir: an empty name ('')")
     folder = output_folder(Path(target), "--output_dir")
-    return _Outputs(folder, which, layout, bool(given.get("plot")))
+    return _Outputs(folder, which, layout, bool(given.get("plot")), given.get("audio_track"))
 
 
 def _done(outputs: _Outputs, file: Path, name: str) -> bool:

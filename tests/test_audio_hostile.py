@@ -78,6 +78,28 @@ def test_a_clock_that_lies_does_not_ask_for_years_of_silence():
     assert sum(clock.frame(3600.0 * n, 1.0) for n in range(2, 999)) <= MOST_SILENCE
 
 
+def test_a_header_cannot_make_ffmpeg_ask_for_gigabytes():
+    """A LIST chunk of 58 bytes whose first part claims 2 GB: FFmpeg would make room for it all and touch it."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16000, 32000, 2, 16)
+    info = b"INFO" + struct.pack("<4sI", b"ISFT", 0x7FFFFF00) + b"x" * 50
+    file = b"RIFF" + struct.pack("<I", 200) + b"WAVE" + form + struct.pack("<4sI", b"LIST", len(info)) + info
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = peak()
+    with pytest.raises(AudioError):
+        read_audio(file)
+    assert peak() - before < 200 << 10  # 2 GB without a limit
+
+
+def peak() -> int:
+    """The process's largest memory in KiB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def test_too_few_samples_for_one_at_the_new_rate_are_no_sound():
+    with pytest.raises(AudioError, match="no sound in it"):
+        read_audio(wav(np.zeros(1, np.float32), 96000), 1000)
+
+
 def playlists(target: Path, port: int) -> dict[str, bytes]:
     media = [str(target), f"file:{target}", f"http://127.0.0.1:{port}/a.ts", f"subfile,,start,0,end,0,,:{target}",
              f"concat:{target}|{target}", f"tcp://127.0.0.1:{port}", f"crypto:{target}"]  # fmt: skip
@@ -160,8 +182,8 @@ def test_a_silent_track_beside_one_that_speaks_is_said(tmp_path):
         recording = Recording(tmp_path / "film.mkv")
         assert [float(torch.cat(list(recording.chunks())).abs().max()) for _ in range(2)] == [0, 0]
     texts = [str(one.message) for one in caught if one.category is OddAudio]
-    assert len(texts) == 3  # of the first pass only
-    assert any(text.endswith("audio track 1 is silent, track 3 is not (audio_track=3 takes it)") for text in texts)
+    (text,) = texts  # of the first pass only
+    assert "film.mkv: audio track 1 of 3 is silent, track 3 is not, audio_track chooses (1 pcm" in text
     assert Recording(tmp_path / "film.mkv", audio_track=3).chunks().__next__().abs().max() > 0.4
 
 

@@ -44,13 +44,15 @@ def rows(seconds: float) -> tuple[float, int, float]:
     return length, count, max(0.0, seconds - length * count)
 
 
-def plot_transcript(result: dict[str, Any], audio: str | Path | bytes, title: str) -> bytes:
+def plot_transcript(
+    result: dict[str, Any], audio: str | Path | bytes, title: str, audio_track: int | None = None
+) -> bytes:
     """A PNG of what `transcribe` gave for this recording: at most 20 rows of up to 30 s.
 
     Words are coloured by their probability, segments without word times by their tokens' average. Raises AudioError."""
     from matplotlib.figure import Figure
 
-    waves = _waves(audio, result)
+    waves = _waves(audio, result, audio_track)
     length, count, left_out = rows(float(result["duration"]))
     figure = Figure(figsize=(WIDTH, 1.1 + 2.2 * count), layout="constrained")
     heading = f"{title}: {result['duration']:.1f} s"
@@ -78,10 +80,10 @@ def plot_transcript(result: dict[str, Any], audio: str | Path | bytes, title: st
     return file.getvalue()
 
 
-def _waves(audio: str | Path | bytes, result: dict[str, Any]) -> Iterator[Float[Tensor, "T"]]:
+def _waves(audio: str | Path | bytes, result: dict[str, Any], track: int | None) -> Iterator[Float[Tensor, "T"]]:
     """The sound of each row; what is wrong with it was said when it was transcribed."""
     length, _, _ = rows(float(result["duration"]))
-    return stream_audio(audio, RATE, round(length * RATE) / RATE, "ignore", damage=[])
+    return stream_audio(audio, RATE, round(length * RATE) / RATE, "ignore", damage=[], audio_track=track)
 
 
 def _decibels(wave: Float[Tensor, "T"]) -> Float[Tensor, "M F"]:

@@ -6,6 +6,7 @@ PyAV opens containers (`tracks.py`) and decodes them, no ffmpeg program is neede
 
 import glob
 import math
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -111,9 +112,9 @@ def find_audio(paths: Iterable[str | Path]) -> list[Path]:
         if not str(given):  # else the current folder
             raise UsageError("audio: an empty name ('')")
         path = Path(given)
-        if path.is_dir():
+        if os.path.isdir(path):  # Path.is_dir raises for a name that is too long, which must not stop the others
             files = [Path(file) for file in walk(str(path), SUFFIXES)]
-        elif not path.exists() and glob.has_magic(str(given)):
+        elif not os.path.exists(path) and glob.has_magic(str(given)):
             files = [Path(file) for file in matches(str(given)) if Path(file).is_file()]
         else:
             files = [path]
@@ -193,7 +194,7 @@ def _samples(
     reading: _Reading, rate: int, on_truncated: str, damage: list[Damage], remarks: list[str]
 ) -> Iterator[Float32[np.ndarray, "n"]]:
     """Pieces of the resampled mono sound, then the verdict on how it ended."""
-    name, levels = reading.name, Levels()
+    name, levels, made = reading.name, Levels(), 0
     with opened(reading.source, name, reading.track) as (container, stream, file):
         cut = ends_inside(file)
         clock = _clock(name, container, stream, file)
@@ -201,9 +202,10 @@ def _samples(
             clock.scale = cache(reading.scale)
         pieces = _gathered(_sounds(container, stream, file, clock), clock, reading.channel)
         for piece in _converted(without_offset(pieces, reading.pieces, levels), rate):
+            made += len(piece)
             yield np.clip(piece, -1, 1)
         taken, tracks = number_of(container, stream), tracks_of(container)
-    if not clock.seconds:
+    if not made:
         raise AudioError(f"{name}: no sound in it (0 samples, {clock.pending} packets failed)")
     problem = clock.finish(cut)
     damage += clock.lost
@@ -218,10 +220,11 @@ def _remarks(reading: _Reading, levels: Levels, taken: int, tracks: list[str]) -
     part = "" if reading.channel is None else f"channel {reading.channel + 1}: "
     found = [part + text for text in levels.remarks()]
     if len(tracks) > 1 and not reading.channel:
+        which, listed = f"audio track {taken} of {len(tracks)}", numbered(tracks)
         if levels.silent and (other := reading.speaking(len(tracks), taken)):
-            found.append(f"audio track {taken} is silent, track {other} is not (audio_track={other} takes it)")
-        if reading.track is None:
-            found.append(f"audio track {taken} of {len(tracks)} is taken, audio_track chooses ({numbered(tracks)})")
+            found = [f"{which} is silent, track {other} is not, audio_track chooses ({listed})"]
+        elif reading.track is None:
+            found.append(f"{which} is taken, audio_track chooses ({listed})")
     return [f"{reading.name}: {text}" for text in found]
 
 

@@ -19,7 +19,7 @@ TIMELESS = {"mp3", "aac"}
 # A clock that jumps further than this beyond the known length was set anew: no such silence is filled in.
 JUMP_SECONDS, JUMP_UNKNOWN = 10.0, 600.0
 # No more silence than this is filled in altogether: a clock and a length that lie would ask for years of it.
-MOST_SILENCE = 6 * 3600.0
+MOST_SILENCE = 3600.0
 # Lost spans closer than this are told as one.
 TOGETHER_SECONDS = 0.5
 

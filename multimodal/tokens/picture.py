@@ -8,6 +8,8 @@ import contextlib
 import ctypes
 import functools
 import glob
+import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from multimodal.errors import ImageError, UsageError
+from multimodal.tokens.codec_libraries import silence_libtiff
 from multimodal.tokens.files import open_media
 from multimodal.tokens.walk import matches, walk
 
@@ -37,6 +40,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Python prints what Pillow logs of a damaged file
 # 16 to 8 bits by rounding v·255/65535.
 EIGHT_BITS = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)
 
@@ -116,9 +120,9 @@ def walk_images(folder: str | Path, refused: Callable[[OSError], None] | None = 
 
 def _expand(text: str) -> list[Path]:
     path = Path(text)
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long, which must not stop the others
         return [Path(found) for found in walk_images(path)]
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
     found = matches(text) if glob.has_magic(text) else []
     files = (p for match in found for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
@@ -127,11 +131,11 @@ def _expand(text: str) -> list[Path]:
 
 def _why_none(text: str) -> str:
     path = Path(text)
-    if path.is_dir() or (glob.has_magic(text) and not path.exists()):
+    if os.path.isdir(path) or (glob.has_magic(text) and not os.path.exists(path)):
         return f"known suffixes: {' '.join(sorted(SUFFIXES))}"
-    if path.exists():
+    if os.path.exists(path):
         return "not a regular file: device, pipe or socket"
-    return "a link to a file that is not there" if path.is_symlink() else "no such file"
+    return "a link to a file that is not there" if os.path.islink(path) else "no such file"
 
 
 def _check_size(image: Image.Image, limits: ImageLimits, name: str) -> None:
@@ -245,6 +249,7 @@ def _quiet_pillow():
             caught = warnings.catch_warnings()
             caught.__enter__()
             warnings.filterwarnings("ignore", module=r"PIL\.")
+            silence_libtiff()
             _quiet_saved = (caught, Image.MAX_IMAGE_PIXELS)
             Image.MAX_IMAGE_PIXELS = None
         _quiet_depth += 1

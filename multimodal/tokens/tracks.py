@@ -6,6 +6,7 @@ from numbers import Integral
 from pathlib import Path
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.tokens.codec_libraries import limit_ffmpeg
 from multimodal.tokens.container import starts_without_index
 from multimodal.tokens.files import open_media
 
@@ -24,6 +25,7 @@ def opened(source: str | Path | bytes, name: str, track: int | None = None) -> I
     """The container, its audio stream (`track` counted from 1; None: see `_chosen`) and the file below it."""
     import av
 
+    limit_ffmpeg()
     options = {"format_whitelist": FORMATS, "protocol_whitelist": NO_PROTOCOL}
     with open_media(source, name, AudioError) as file:
         try:
