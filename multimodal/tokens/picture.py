@@ -20,7 +20,6 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from multimodal.errors import ImageError, UsageError
-from multimodal.tokens.codec_libraries import silence_libtiff
 from multimodal.tokens.files import open_media
 from multimodal.tokens.walk import matches, walk
 
@@ -249,7 +248,6 @@ def _quiet_pillow():
             caught = warnings.catch_warnings()
             caught.__enter__()
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            silence_libtiff()
             _quiet_saved = (caught, Image.MAX_IMAGE_PIXELS)
             Image.MAX_IMAGE_PIXELS = None
         _quiet_depth += 1

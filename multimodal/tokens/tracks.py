@@ -1,12 +1,13 @@
 """Opening an audio or video file: the demuxers that may run, the audio track that is taken, what is plausible in it."""
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tokens.codec_libraries import limit_ffmpeg
 from multimodal.tokens.container import starts_without_index
 from multimodal.tokens.files import open_media
 
@@ -17,7 +18,18 @@ FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,a
 NO_PROTOCOL = "none"
 # Telephones have 8,000 Hz, early sound cards 4,000; DSD512 of the 48 kHz family is decoded to 3,072,000.
 RATES = (1000, 3072000)
+# A header's lie makes FFmpeg ask for up to 2 GB at once; the tables of hours of audio take a few megabytes.
+MOST_BYTES = 128 << 20
 MOST_CHANNELS = 512  # FFmpeg's own limit for WAV
+
+
+@cache
+def _limit_ffmpeg() -> None:
+    """Lets no single allocation of FFmpeg exceed `MOST_BYTES`, for which PyAV has no setting."""
+    from av.container import core
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(core.__file__).av_max_alloc(ctypes.c_size_t(MOST_BYTES))
 
 
 @contextmanager
@@ -25,7 +37,7 @@ def opened(source: str | Path | bytes, name: str, track: int | None = None) -> I
     """The container, its audio stream (`track` counted from 1; None: see `_chosen`) and the file below it."""
     import av
 
-    limit_ffmpeg()
+    _limit_ffmpeg()
     options = {"format_whitelist": FORMATS, "protocol_whitelist": NO_PROTOCOL}
     with open_media(source, name, AudioError) as file:
         try:
