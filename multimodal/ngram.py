@@ -16,11 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
+from multimodal.tokens.files import path_of
 from multimodal.tokens.tokenizer import Tokenizer
 
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"
 MISSING = -100.0  # log10 p(<unk>) of a file without one, as in KenLM
 LOWEST = -1000.0  # for the -inf of SRILM, so that differences stay numbers
+MOST_LINE = 1 << 16  # bytes
 CACHED = 1 << 24  # probabilities kept of the last contexts
 Ids = tuple[int, ...]
 
@@ -83,12 +85,15 @@ class NgramModel:
 def read_arpa(path: str | Path) -> NgramModel:
     """An ARPA file, gzip or plain, of any order, as KenLM and SRILM write it. Raises CheckpointError naming the line
     where the file is none: counts that do not match, a context or word that was not given, a positive logarithm."""
-    lines = _Lines(Path(path))
+    path = path_of(path, CheckpointError, "lm")
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file (folder, device, pipe or socket)")
+    lines = _Lines(path)
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else open(path, "rb") as file:
-            lines.file = iter(file)
+            lines.file = iter(lambda: file.readline(MOST_LINE), b"")
             return _read(lines)
     except (OSError, EOFError, zlib.error) as error:
         raise CheckpointError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
@@ -106,6 +111,8 @@ class _Lines:
         line = next(self.file, None)
         if line is None:
             raise self.fault("the file ends before \\end\\")
+        if len(line) == MOST_LINE:
+            raise self.fault(f"longer than {MOST_LINE} bytes")
         return line.strip(b" \t\r\n")
 
     def filled(self) -> bytes:

@@ -337,7 +337,7 @@ def test_prompts_by_label_are_the_mean_of_their_vectors(capsys, models, folder, 
     [
         ('{"a": ["x"], "a": ["y"]}', "'a' is there twice"), ('{"a": []}', "'a' needs a list of texts ([])"),
         ('{"a": [3]}', "'a' needs a list of texts ([3])"), ("{", "cannot be read as JSON"), ("3", "expected a list"),
-        ('["a", "a"]', "'a' is there twice"), ('["a", 3]', "3 is no text"), ("{}", "there are none"),
+        ('["a", "a"]', "'a' is there twice"), ('["a", 3]', "number 2 of 2: expected"), ("{}", "there are none"),
     ],
 )  # fmt: skip
 def test_unusable_prompt_files_are_one_line(capsys, models, folder, tmp_path, text, cause):

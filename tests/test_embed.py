@@ -132,7 +132,7 @@ def test_a_clip_has_its_own_vectors():
 
 def test_what_cannot_be_used_is_refused(bert):
     checkpoint = load(bert)
-    for texts, cause in (([], "at least one text"), ("dog", "a list"), (["a", " "], "is empty"), (["\ud800"], "lone")):
+    for texts, cause in (([], "there are none"), ("dog", "a list"), (["a", " "], "is empty"), (["\ud800"], "lone")):
         with pytest.raises(TextError, match=cause):
             embed(texts, checkpoint)
     with pytest.raises(UsageError, match="pooling 'max': unknown"):
@@ -185,7 +185,7 @@ def test_steps_that_are_not_known_are_refused(bert, tmp_path):
         embed(["a"], checkpoint)
     assert embed(["a"], checkpoint, "mean").shape == (1, 24)
     (folder / "modules.json").write_text("[3]")
-    with pytest.raises(CheckpointError, match=r"modules\.json: is no list of modules"):
+    with pytest.raises(CheckpointError, match=r"modules\.json.*: expected"):
         load(folder)
 
 

@@ -129,8 +129,8 @@ def test_damaged_ranks_are_refused_by_name(tokenizer, tmp_path, cause):
     ("change", "cause"),
     [
         ({"languages": ["de", "de"]}, "languages="), ({"languages": ["klingon"]}, "languages="),
-        ({"languages": [3]}, "languages="), ({"languages": []}, "languages="),
-        ({"timestamps": 1502}, "timestamps=1502"), ({"timestamps": "9"}, "unusable value"),
+        ({"languages": [3]}, r"languages\[0\]: expected a text"), ({"languages": []}, "languages="),
+        ({"timestamps": 1502}, "timestamps=1502"), ({"timestamps": "9"}, "timestamps: expected a whole number"),
         ({"file": "../x"}, "unknown key 'file'"),
     ],
 )  # fmt: skip

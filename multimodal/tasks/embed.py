@@ -15,7 +15,7 @@ from multimodal.models.text_to_text import TextToText
 from multimodal.tasks.ragged import pool_ragged
 from multimodal.tasks.texts import text_features
 from multimodal.tokens.text import Tokenizer
-from multimodal.tokens.tokenizer import checked, warn_of_cut
+from multimodal.tokens.tokenizer import checked, texts_of, warn_of_cut
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -37,8 +37,8 @@ def embed(
     Raises UsageError for a model or a pooling that cannot be used, TextError for an empty text, CheckpointError. A
     TextCut warning says what is beyond the context and left out."""
     checkpoint = load(model) if isinstance(model, str | Path) else model
-    if isinstance(texts, str) or not texts:
-        raise TextError(f"embed needs a list of at least one text, got {texts!r:.40}")
+    if not (texts := texts_of(texts, "texts")):
+        raise TextError("texts: there are none")
     for number, text in enumerate(texts, 1):
         check_text(text, f"text {number}")
     normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize

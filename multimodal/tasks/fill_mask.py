@@ -12,6 +12,7 @@ from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.ragged import encode_ragged
 from multimodal.tokens.text import Tokenizer
+from multimodal.tokens.tokenizer import texts_of
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -24,8 +25,7 @@ def fill_mask(texts: Sequence[str], model: str | Path | Checkpoint, top_k: int =
     The mask is what the tokenizer calls it, such as [MASK] or <mask>. Raises UsageError for a model of another kind,
     TextError for a text that is empty, has no mask or is longer than the context, CheckpointError."""
     checkpoint = masked_model(load(model) if isinstance(model, str | Path) else model)
-    if isinstance(texts, str):
-        raise TextError(f"fill_mask needs a list of texts, got {texts!r:.40}")
+    texts = texts_of(texts, "texts")
     network, tokenizer = checkpoint.model, checkpoint.tokenizer
     if not 1 <= top_k <= network.config.vocabulary:
         raise UsageError(f"top_k: {top_k}, expected 1 to {network.config.vocabulary}, the size of the vocabulary")

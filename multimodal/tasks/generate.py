@@ -22,6 +22,7 @@ from multimodal.models.text_to_text import TextToText
 from multimodal.search import Choice, Decoded, Rule, Step, drawing, greedy, left_padded, sample, streamed
 from multimodal.tasks.generate_options import GenerateOptions, options_for
 from multimodal.tasks.generate_text import HALF, Growing, continuation, cut_at, ends_at
+from multimodal.tokens.files import shown
 from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -61,6 +62,8 @@ def generate_many(
     """Of each prompt in turn its continuations, the best first, as soon as its batch is done. They depend on the
     prompt, the options and the seed, not on the batch. Raises as `generate`."""
     write = TextWriter(prepared(model, compute_type, device), options_for(options))
+    if isinstance(prompts, str | bytes):
+        raise TextError(f"prompts: expected several texts ({shown(prompts)})")
     several = iter(prompts)
     return (
         found

@@ -11,6 +11,7 @@ import torch
 from multimodal.errors import TextError, UsageError
 from multimodal.tasks.generate import TextWriter, prepared
 from multimodal.tasks.generate_options import options_for
+from multimodal.tokens.tokenizer import texts_of
 from multimodal.weights.folder import Checkpoint
 
 
@@ -37,8 +38,7 @@ def choose(
 
 def checked(choices: Sequence[str]) -> list[str]:
     """Raises UsageError for choices that are none."""
-    found = list(choices)
-    if isinstance(choices, str) or len(found) < 2:
+    if len(found := texts_of(choices, "choices", UsageError)) < 2:
         raise UsageError(f"choices: at least two are needed ({choices!r:.40})")
     for number, choice in enumerate(found):
         if not choice.strip():

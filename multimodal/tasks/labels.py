@@ -1,14 +1,15 @@
 """Labels of zero-shot classification, and the prompts that stand for each (Radford et al. 2021, section 3.1.4)."""
 
 import importlib.util
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import TextError, UsageError
+from multimodal.tokens.files import parse_json, shown
 from multimodal.tokens.text import TextCut, Tokenizer
+from multimodal.tokens.tokenizer import texts_of
 
 TEMPLATES = {"clip80": "OPENAI_IMAGENET_TEMPLATES", "clip7": "SIMPLE_IMAGENET_TEMPLATES"}
 NONE = "none of these"
@@ -18,9 +19,7 @@ _SAID = 40  # letters of a label in a message
 
 def checked_labels(labels: Sequence[str]) -> list[str]:
     """Labels without outer spaces. Raises TextError for none, an empty or a repeated one."""
-    if isinstance(labels, str):
-        raise TextError(f"labels: expected a list of texts, not one text ({labels!r})")
-    clean = [label.strip() for label in labels]
+    clean = [label.strip() for label in texts_of(labels, "labels")]
     if not clean:
         raise TextError("labels: there are none")
     seen: set[str] = set()
@@ -38,14 +37,13 @@ def prompts_of(labels: Sequence[str], templates: Templates) -> list[list[str]]:
     if not isinstance(templates, Mapping):
         functions = prompt_functions(templates)
         return [[prompt(label) for prompt in functions] for label in labels]
-    given = {label.strip(): prompts for label, prompts in templates.items()}
+    names = texts_of(templates.keys(), "templates")
+    given = {name.strip(): templates[name] for name in names}
     found = []
     for label in labels:
-        prompts = given.get(label, ())
-        if isinstance(prompts, str) or not prompts:
-            raise TextError(
-                f"prompts of label {label!r}: expected a list of at least one text ({str(prompts)[:_SAID]})"
-            )
+        prompts = texts_of(given.get(label, ()), f"prompts of label {label!r}")
+        if not prompts:
+            raise TextError(f"prompts of label {label!r}: expected at least one text")
         found.append([prompt.replace("{}", label) for prompt in prompts])
     return found
 
@@ -58,7 +56,8 @@ def prompt_functions(templates: Sequence[str] | str) -> list[Callable[[str], str
         if templates not in TEMPLATES:
             raise UsageError(f"--templates {templates}: unknown (one of none, {', '.join(TEMPLATES)}, or a file)")
         return list(getattr(open_clip_prompts(), TEMPLATES[templates]))
-    plain = [str(template).replace("{c}", "{}") for template in templates]  # CLIP_benchmark writes {c}
+    several = texts_of(templates, "templates", UsageError)
+    plain = [template.replace("{c}", "{}") for template in several]  # CLIP_benchmark writes {c}
     for template in plain:
         if template.count("{}") != 1:
             raise UsageError(f"template {template!r}: needs {{}} once, where the label goes")
@@ -112,13 +111,11 @@ def labels_from(lines: Sequence[str], where: str) -> tuple[list[str], dict[str, 
         return _checked(found, checked_labels, f"--labels_file {where}"), None
     value = _json(lines, where, "--labels_file")
     if isinstance(value, list):
-        if wrong := [label for label in value if not isinstance(label, str)]:
-            raise UsageError(f"--labels_file {where}: {wrong[0]!r} is no text")
         return _checked(value, checked_labels, f"--labels_file {where}"), None
     prompts = {label: [texts] if isinstance(texts, str) else texts for label, texts in value.items()}
     for label, texts in prompts.items():
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
-            raise UsageError(f"--labels_file {where}: {label!r} needs a list of texts ({str(texts)[:_SAID]})")
+            raise UsageError(f"--labels_file {where}: {label!r} needs a list of texts ({shown(texts)})")
     return _checked(list(prompts), checked_labels, f"--labels_file {where}"), prompts
 
 
@@ -135,11 +132,11 @@ def templates_from(lines: Sequence[str], where: str) -> list[str]:
             )
         (value,) = value.values()
     if not isinstance(value, list) or not all(isinstance(template, str) for template in value):
-        raise UsageError(f"--templates {where}: expected a list of texts ({str(value)[:_SAID]})")
+        raise UsageError(f"--templates {where}: expected a list of texts ({shown(value)})")
     return _checked(value, prompt_functions, f"--templates {where}")
 
 
-def _checked(values: list[str], check: Callable, where: str) -> list[str]:
+def _checked(values: list[Any], check: Callable, where: str) -> list[str]:
     """`where`: the flag and its file, which the refusal of `check` is to name."""
     try:
         check(values)
@@ -149,21 +146,9 @@ def _checked(values: list[str], check: Callable, where: str) -> list[str]:
 
 
 def _json(lines: Sequence[str], where: str, flag: str) -> Any:
-    pairs: list[str] = []
-
-    def noted(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        pairs.extend(key for key, _ in items)
-        return dict(items)
-
-    try:
-        value = json.loads("\n".join(lines), object_pairs_hook=noted)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{flag} {where}: cannot be read as JSON ({error})") from None
+    value = parse_json("\n".join(lines), f"{flag} {where}", UsageError)
     if not isinstance(value, list | dict):
-        raise UsageError(f"{flag} {where}: expected a list or an object ({str(value)[:_SAID]})")
-    if isinstance(value, dict) and len(pairs) > len(set(pairs)):
-        twice = next(key for number, key in enumerate(pairs) if key in pairs[:number])
-        raise UsageError(f"{flag} {where}: {twice!r} is there twice")
+        raise UsageError(f"{flag} {where}: expected a list or an object ({shown(value)})")
     return value
 
 

@@ -53,7 +53,7 @@ def ahead(
     """`batch_size` pictures at a time with what threads make of each, begun up to two batches ahead. The threads end
     with the iterator, also one that is given up early; what they have not begun is left undone."""
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    if min(batch_size, workers) < 1:
+    if type(batch_size) is not int or type(workers) is not int or min(batch_size, workers) < 1:
         raise UsageError(f"batch_size {batch_size}, workers {workers}: must be at least 1")
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[tuple[Any, Future]] = deque()

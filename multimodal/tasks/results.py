@@ -17,7 +17,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.signals import unbroken
-from multimodal.tokens.files import read_json, write_whole
+from multimodal.tokens.files import path_of, read_json, write_whole
 
 STYLES = ("csv", "jsonl")
 SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing, since each picture is written at once
@@ -39,7 +39,7 @@ class Results:
     ):
         if style not in STYLES:
             raise UsageError(f"{path}: results are appended to {' or '.join(STYLES)}, not to {style!r}")
-        self.path, self.style, self.columns = Path(path), style, list(columns)
+        self.path, self.style, self.columns = path_of(path, UsageError, "results"), style, list(columns)
         self.settings = json.loads(json.dumps(settings | {"style": style, "columns": self.columns}))
         self.record = self.path.with_name(self.path.name + ".settings.json")
         self.done: set[str] = set()

@@ -9,6 +9,7 @@ from torch import Tensor
 from multimodal.errors import TextError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.tokens.text import Tokenizer
+from multimodal.tokens.tokenizer import texts_of
 
 TOKENS = 640  # of a batch on a CPU: what the blocks make of them stays in the processor's cache
 
@@ -21,8 +22,8 @@ def text_features(
 
     Texts of like length go together, cut to the longest of them where that changes nothing: what a text's vector is
     made of does not see the padding after it. Raises TextError; one TextCut warning says what was cut."""
-    if isinstance(texts, str) or not texts:
-        raise TextError(f"text_features needs a list of at least one text, got {texts!r:.40}")
+    if not (texts := texts_of(texts, "texts")):
+        raise TextError("texts: there are none")
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     context = model.config.text.context
     longest = min(context, tokenizer.context or context)

@@ -18,6 +18,7 @@ from multimodal.search import greedy
 from multimodal.tasks.caption_options import checked
 from multimodal.tasks.translate_languages import direction
 from multimodal.tokens.text import TextCut
+from multimodal.tokens.tokenizer import texts_of
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -60,7 +61,7 @@ def translate(
     options = TranslateOptions(beam_size, length_penalty, max_tokens, batch_size, on_long)
     translator = Translator(model if isinstance(model, Checkpoint) else load(model), source, target, options)
     alone = isinstance(texts, str)
-    read = [translator.read(text) for text in ([texts] if alone else texts)]
+    read = [translator.read(text) for text in ([texts] if alone else texts_of(texts, "texts"))]
     found = translator(read)
     tell_cuts([(f"text {i}", one, made) for i, (one, made) in enumerate(zip(read, found, strict=True), 1)])
     made = [one.text for one in found]

@@ -17,6 +17,7 @@ from multimodal.tasks.labels import NONE, TEMPLATES, Templates, check_texts, che
 from multimodal.tasks.native import encode_native
 from multimodal.tasks.pictures import batches, name_of, pixels_of
 from multimodal.tasks.texts import text_features
+from multimodal.tokens.files import shown
 from multimodal.tokens.text import TextCut
 from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.conventions import known_preprocessing
@@ -49,6 +50,8 @@ def classify(
     model trained with the sigmoid loss), or what the classifier was calibrated to.
     Raises ImageError, TextError, UsageError, CheckpointError."""
     several = list(images) if isinstance(images, list | tuple) else [images]
+    if top is not None and (type(top) is not int or top < 1):
+        raise UsageError(f"top: expected a whole number of 1 or more ({shown(top)})")
     if not isinstance(classifier, ZeroShotClassifier):
         given = model if isinstance(model, Checkpoint) else load(model)
         classifier = classifier_of(given, labels, templates, classifier, device=device, compute_type=compute_type)
@@ -70,6 +73,8 @@ def classifier_of(
     """Of labels, or of a file of `save_classifier`, on a device in a compute type (`prepare_for_inference`)."""
     if (labels is None) == (file is None):
         raise UsageError("labels: give either labels or a classifier")
+    if file is not None and not isinstance(file, str | Path):
+        raise UsageError(f"classifier: expected a path ({shown(file)})")
     if file is not None and templates is not None:
         raise UsageError("templates: a classifier has its own")
     _check(checkpoint)
@@ -211,6 +216,8 @@ class ZeroShotClassifier:
                 "--calibrate with --calibration platt gives each label a probability by itself"
             )
         least = -1 if scores == "cosine" else 0
+        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):
+            raise UsageError(f"threshold: expected a number ({shown(threshold)})")
         if threshold is not None and not least <= threshold <= 1:
             raise UsageError(f"--threshold {threshold}: not from {least} to 1, where {scores} scores lie")
         if threshold is not None and NONE in self.labels:

@@ -92,7 +92,7 @@ class BytePairTokenizer(Tokenizer):
         """Read what `save` wrote. Raises CheckpointError naming the file on any disagreement."""
         folder = Path(folder)
         record = read_record(folder)
-        spoken = {"languages": list} if "languages" in record else {}
+        spoken = {"languages": list[str]} if "languages" in record else {}
         require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool, **spoken}, folder)
         if record["kind"] != "bpe":
             raise CheckpointError(f"{folder}: the tokenizer is of kind {record['kind']!r}, not 'bpe'")

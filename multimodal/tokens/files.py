@@ -64,7 +64,7 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
         if not source:
             raise error(f"{name}: empty (0 bytes)")
         return io.BytesIO(source)
-    path = path_of(source, error, ascii_only(str(name)))
+    path = path_of(source, error, name)
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -103,24 +103,32 @@ def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) 
 
 
 def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = CheckpointError) -> Any:
-    """What JSON says, strictly. Raises `error` naming `where` for text that is no JSON or no UTF-8, longer than
-    `MOST_JSON` or deeper than `MOST_DEPTH`; for a key given twice, NaN, infinity, a whole number of more than 40
-    digits, and a lone surrogate, but for those with which Python writes the bytes of a file's name."""
-    if len(data) > MOST_JSON:
-        raise error(f"{where}: more than {MOST_JSON >> 20} MB of JSON")
+    """What JSON says. Raises `error` naming `where` and the cause, as `strict_json` has it."""
     try:
-        text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
-        value = _DECODER.decode(text)
-    except RecursionError:
-        raise error(f"{where}: cannot be read as JSON (nested deeper than {MOST_DEPTH})") from None
+        return strict_json(data)
     except UnicodeDecodeError as cause:
         byte = cause.object[cause.start]
         raise error(f"{where}: not UTF-8 text (byte {cause.start} is {byte:#04x})") from None
     except ValueError as cause:
-        raise error(f"{where}: cannot be read as JSON ({ascii_only(str(cause))[:120]})") from None
-    escapes = "\\u" in text
+        raise error(f"{where}: cannot be read as JSON ({cause})") from None
+
+
+def strict_json(data: bytes | str, halves: bool = False) -> Any:
+    """What JSON says. Raises ValueError for text that is no JSON or no UTF-8, longer than `MOST_JSON` or deeper than
+    `MOST_DEPTH`; for a key given twice, NaN, infinity, a whole number of more than 40 digits, and, without `halves`,
+    a lone surrogate, but for those with which Python writes the bytes of a file's name."""
+    if len(data) > MOST_JSON:
+        raise ValueError(f"more than {MOST_JSON >> 20} MB")
+    text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MOST_DEPTH}") from None
+    except ValueError as cause:
+        raise ValueError(ascii_only(str(cause))[:120]) from None
+    escapes = "\\u" in text and not halves
     if (escapes or text.count("[") + text.count("{") > MOST_DEPTH) and (fault := _fault(value, escapes)):
-        raise error(f"{where}: cannot be read as JSON ({fault})")
+        raise ValueError(fault)
     return value
 
 

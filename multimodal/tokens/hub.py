@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, TextError
 from multimodal.tokens.chunks import BackendChunks, encode_whole
 from multimodal.tokens.files import read_json
+from multimodal.tokens.panics import check_pattern, no_panic, patterns_of
 from multimodal.tokens.special_names import languages_of, sentinels_of
 from multimodal.tokens.tokenizer import RECORD, Tokenizer, write_record, write_text
 
@@ -48,7 +49,8 @@ class HubTokenizer(Tokenizer):
         inert = without_control(pipeline, set(control))
         self._backend = _backend(inert)
         self._chunks = BackendChunks(self._backend) if splits_at_blanks(inert) else None
-        self._check(control)
+        with no_panic("the pipeline", CheckpointError):
+            self._check(control)
 
     def _check(self, control: dict[str, int]) -> None:
         for token, i in self._backend.get_vocab(with_added_tokens=True).items():
@@ -59,7 +61,10 @@ class HubTokenizer(Tokenizer):
                 raise CheckpointError(f"the text {name!r} would give control id {min(found)}")
 
     def _encode(self, text: str) -> list[int]:
-        return encode_whole(self._backend, text) if self._chunks is None else self._chunks.encode(text)
+        if self._chunks is not None:
+            return self._chunks.encode(text)
+        with no_panic(f"text {text[:40]!r}", TextError):
+            return encode_whole(self._backend, text)
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
         """Text of ids. Raises TextError on an id outside the vocabulary."""
@@ -68,7 +73,10 @@ class HubTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         tokens = [self._tokens[i] or f"[{i}]" for i in ids]
         decoder = self._backend.decoder
-        return (decoder.decode(tokens) if tokens else "") if decoder else " ".join(tokens)
+        if not decoder:
+            return " ".join(tokens)
+        with no_panic(f"ids {ids[:5]}", TextError):
+            return decoder.decode(tokens) if tokens else ""
 
     def save(self, folder: Path | str) -> None:
         """Write the pipeline, which knows no control token, and the record with their ids."""
@@ -89,7 +97,7 @@ def naming(path: Path, pipeline: dict[str, Any], **settings: Any) -> HubTokenize
     """The tokenizer; its CheckpointError names the file."""
     try:
         return HubTokenizer(pipeline, **settings)
-    except CheckpointError as error:
+    except (CheckpointError, TextError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
         raise CheckpointError(f"{path}: is no tokenizer of the tokenizers library ({error!r:.60})") from None
@@ -165,8 +173,13 @@ def _backend(pipeline: dict[str, Any]) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Backend
     from tokenizers import pre_tokenizers
 
+    for pattern in patterns_of(pipeline):
+        check_pattern(pattern)
     try:
-        backend = Backend.from_str(json.dumps(pipeline))
+        with no_panic("the pipeline", CheckpointError):
+            backend = Backend.from_str(json.dumps(pipeline))
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises no class of its own
         raise CheckpointError(
             f"is no tokenizer of the tokenizers library ({' '.join(str(error).split())[:120]})"

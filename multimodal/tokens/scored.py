@@ -1,6 +1,5 @@
 """A list of [piece, score] in a JSON file, as karpathy's llama2.c and tinyllamas keep Llama-style vocabularies."""
 
-import json
 import math
 import struct
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
+from multimodal.tokens.files import read_json_value, shown
 from multimodal.tokens.vocabularies import SentencePieceTokenizer
 
 NAMES = ("<unk>", "<s>", "</s>")  # ids 0, 1 and 2, whatever the list calls them
@@ -22,12 +22,9 @@ def scored_tokenizer(path: Path, size: int, context: int | None = None) -> Sente
 
     The list becomes a SentencePiece model, whose library does the work. `size`: ids of the model. Raises
     CheckpointError naming the file."""
-    try:
-        pieces = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    pieces = read_json_value(path)
     if not isinstance(pieces, list) or not all(map(_is_scored, pieces)):
-        raise CheckpointError(f"{path}: holds no list of pieces and scores ({str(pieces)[:40]})")
+        raise CheckpointError(f"{path}: holds no list of pieces and scores ({shown(pieces)})")
     if missing := set(BYTES) - {piece for piece, _ in pieces[3:]}:
         raise CheckpointError(f"{path}: lacks {len(missing)} of the 256 bytes, first {min(missing)}")
     proto = b"".join(_model(pieces))

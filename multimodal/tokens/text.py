@@ -1,11 +1,13 @@
 """Text to tokens: every vocabulary of the project, and the one function that builds the right one."""
 
 from pathlib import Path
+from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.bytepair import BytePairTokenizer
 from multimodal.tokens.characters import CharacterTokenizer
 from multimodal.tokens.clip_text import CLIPTokenizer
+from multimodal.tokens.files import path_of
 from multimodal.tokens.hub import HubTokenizer, hub_from
 from multimodal.tokens.hub_files import hub_tokenizer
 from multimodal.tokens.languages import LANGUAGES, language_code
@@ -48,43 +50,43 @@ __all__ = [
     "tokenizer_from",
 ]
 
-_NONE = type(None)
-_KEYS = {
+_KEYS: dict[str, dict[str, Any]] = {
     "bpe": {},  # checks itself
     "clip": {"context": int},
     "whisper": {"multilingual": bool, "languages": int},
-    "whisper-small": {"languages": list, "timestamps": int},
+    "whisper-small": {"languages": list[str], "timestamps": int},
     "gpt2": {},
     "bytes": {},
     "byt5": {"sentinels": int},
     "t5": {"sentinels": int, "vocab_size": int},
-    "pieces": {"two_models": bool, "languages": dict, "vocab_size": int, "language_in_source": bool},
+    "pieces": {"two_models": bool, "languages": dict[str, int], "vocab_size": int, "language_in_source": bool},
     "characters": {"characters": str},
     "sentencepiece": {
         "file": str,
         "pad_id": int,
         "add_bos": bool,
         "canonical": bool,
-        "context": (int, _NONE),
+        "context": int | None,
         "pad_to_length": bool,
         "vocab_size": int,
     },
     "hub": {
-        "control": dict,
+        "control": dict[str, int],
         "vocab_size": int,
         "pad_id": int,
-        **dict.fromkeys(("bos_id", "eos_id", "mask_id", "unknown_id", "context"), (int, _NONE)),
+        **dict.fromkeys(("bos_id", "eos_id", "mask_id", "unknown_id", "context"), int | None),
     },
     "wordpiece": {
         "vocab_size": int,
         "bos_id": int,
         "eos_id": int,
-        "context": (int, _NONE),
+        "context": int | None,
         "lowercase": bool,
-        "strip_accents": (bool, _NONE),
+        "strip_accents": bool | None,
         "split_chinese": bool,
     },
 }
+MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {
     "clip": CLIPTokenizer,
     "gpt2": GPT2Tokenizer,
@@ -108,7 +110,7 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     """
     if isinstance(source, str) and source in _NAMED:
         return _NAMED[source]()
-    folder = Path(source)
+    folder = path_of(source, UsageError, "tokenizer")
     if not folder.is_dir():
         raise UsageError(f"{source}: neither a folder nor one of the vocabularies {', '.join(_NAMED)}")
     record = read_record(folder)
@@ -118,6 +120,10 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     if kind == "bpe":
         return BytePairTokenizer.load(folder)
     require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
+    if (context := record.get("context")) is not None and not 0 < context <= MOST_CONTEXT:
+        raise CheckpointError(f"{folder / RECORD}: context: expected a number from 1 to {MOST_CONTEXT} ({context})")
+    if not 0 <= record.get("vocab_size", 1) <= MOST_CONTEXT or not 0 <= record.get("sentinels", 1) <= 1 << 20:
+        raise CheckpointError(f"{folder / RECORD}: vocab_size or sentinels: no such vocabulary fits into memory")
     settings = {key: value for key, value in record.items() if key != "kind"}
     try:
         if kind in _WITH_FILES:

@@ -3,7 +3,7 @@
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from multimodal.errors import CheckpointError, TextError
-from multimodal.tokens.files import read_json, write_whole
+from multimodal.errors import CheckpointError, MultimodalError, TextError
+from multimodal.tokens.files import read_json, shown, write_whole
+from multimodal.tokens.records import checked as checked_value
 
 RECORD = "tokenizer_config.json"
 
@@ -139,8 +140,21 @@ def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) ->
     warnings.warn(TextCut(message), stacklevel=3)
 
 
+def texts_of(values: Any, name: str, error: type[MultimodalError] = TextError) -> list[str]:
+    """A list of texts, given as any sequence of them. Raises `error` with the argument's `name` and the value."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise error(f"{name}: expected a list of texts ({shown(values)})")
+    found = list(values)
+    for number, text in enumerate(found, 1):
+        if not isinstance(text, str):
+            raise error(f"{name}: number {number} of {len(found)}: expected a text ({shown(text)})")
+    return found
+
+
 def checked(text: str) -> str:
     """The text, if it is one that UTF-8 can hold; else TextError (a lone surrogate is half a character)."""
+    if not isinstance(text, str):
+        raise TextError(f"expected a text ({shown(text)})")
     try:
         if not text.isascii():
             text.encode("utf-8")
@@ -165,13 +179,12 @@ def read_record(folder: Path | str) -> dict[str, Any]:
     return read_json(Path(folder) / RECORD)
 
 
-def require_keys(record: dict[str, Any], types: dict[str, type | tuple[type, ...]], where: Path) -> None:
-    """Hold a record to exactly these keys and types (bool is no int here); CheckpointError names the first fault."""
+def require_keys(record: dict[str, Any], types: dict[str, Any], where: Path) -> None:
+    """Hold a record to exactly these keys and types, those of `tokens.records`; CheckpointError names the first
+    fault."""
     if unknown := sorted(set(record) - set(types)):
         raise CheckpointError(f"{where / RECORD}: unknown key {unknown[0]!r}")
     for key, kind in types.items():
         if key not in record:
             raise CheckpointError(f"{where / RECORD}: key {key!r} is missing")
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        if type(record[key]) not in kinds:
-            raise CheckpointError(f"{where / RECORD}: {key} has the unusable value {record[key]!r:.40}")
+        checked_value(kind, record[key], f"{where / RECORD}: {key}")

@@ -3,13 +3,13 @@
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimodal.errors import DataError
+from multimodal.tokens.files import path_of, shown, strict_json
 
 CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".json", ".ndjson")
 
@@ -22,6 +22,7 @@ class Line(NamedTuple):
 
 def read_text(path: Path) -> str:
     """Of a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
+    path = _regular(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read().decode("utf-8-sig").replace("\r\n", "\n")
@@ -34,6 +35,7 @@ def read_text(path: Path) -> str:
 def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
     """Rows of a CSV/TSV with a header line, or of a file with one JSON object a line. Raises DataError, naming the
     line, where the file cannot be read on."""
+    path = _regular(path)
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
@@ -41,19 +43,26 @@ def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
     return _csv(path, data, separator) if path.suffix.lower() in CSV else _json(data)
 
 
+def _regular(path: Path) -> Path:
+    path = path_of(path, DataError)
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a regular file (folder, device, pipe or socket)")
+    return path
+
+
 def _json(data: bytes) -> Iterator[Line]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            values = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
+            values = strict_json(line, halves=True)  # a fault of the text, not of the line
+        except ValueError as error:
             yield Line(number, {}, f"no JSON ({error})")
             continue
         if isinstance(values, dict):
             yield Line(number, values)
         else:
-            yield Line(number, {}, f"no JSON object ({str(values)[:40]})")
+            yield Line(number, {}, f"no JSON object ({shown(values)})")
 
 
 def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:

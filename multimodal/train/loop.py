@@ -321,7 +321,7 @@ class Loop:
         state = place[1] if place else _read(self.states / name)[1]
         try:
             restore(self, self.states / name, state)
-        except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             cause = " ".join(str(error).split())
             where = f"{self.states}: state of step {state.get('done')}"
             raise CheckpointError(f"{where}: does not fit this run: {cause[:300]}") from None

@@ -1,12 +1,15 @@
 """All that a run depends on, as numbers, texts and tensors, and the way back."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from multimodal.errors import CheckpointError
+from multimodal.tokens.records import from_record
 from multimodal.train.optim import Average
 from multimodal.train.shard_states import SHARDS, load_shards
 
@@ -31,9 +34,36 @@ def snapshot(loop: "multimodal.train.loop.Loop") -> dict[str, Any]:
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Counters:
+    """Items read and broken, steps that were not finite, and the step of the last evaluation."""
+
+    read: int
+    broken: int
+    not_finite: int
+    in_row: int
+    evaluated: int
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """A state but for its tensors: see `snapshot`."""
+
+    done: int
+    settings: dict[str, Any]
+    counters: Counters
+    random: dict[str, Any]
+    scaler: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.done < 1 << 48 or min(vars(self.counters).values()) < -1:
+            raise CheckpointError(f"done {self.done}, counters {vars(self.counters)}: no run has such counts")
+
+
 def restore(loop: "multimodal.train.loop.Loop", path: Path, state: dict[str, Any]) -> None:
     """The reverse of `snapshot`, from the folder of a state and what its `state.pt` holds. Raises ValueError, KeyError
-    or RuntimeError where the state does not fit."""
+    or RuntimeError where the state does not fit, CheckpointError where it is no state."""
+    from_record(StateRecord, state, str(path / "state.pt"), others=True)
     if (path / SHARDS).is_dir():
         load_shards(loop, path)
         if loop.average and state["average"]:

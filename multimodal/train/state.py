@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ import torch
 
 from multimodal.errors import CheckpointError, TrainingError
 from multimodal.tokens.files import inside, read_json
+from multimodal.tokens.records import from_record
 from multimodal.weights.archives import read_archive
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,29 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MARKER = "complete.json"
 Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class FileSum:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Marker:
+    """`complete.json`: the files of the state, by their names in its folder."""
+
+    format: int
+    step: int
+    files: dict[str, FileSum]
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise CheckpointError(f"format {self.format}, this version reads {FORMAT}")
+        if wrong := [
+            name for name in self.files if ".." in Path(name).parts or Path(name).is_absolute() or "\0" in name
+        ]:
+            raise CheckpointError(f"files: {shown(wrong[0])} is no file of this folder")
 
 
 def partial_folder(folder: Path, step: int) -> Path:
@@ -103,14 +128,11 @@ def check(path: Path) -> None:
     marker = path / MARKER
     if not marker.is_file():
         raise CheckpointError(f"{marker}: missing")
-    content = read_json(marker)
-    if content["format"] != FORMAT:
-        raise CheckpointError(f"{marker}: format {content['format']}, this version reads {FORMAT}")
-    for name, known in content["files"].items():
+    for name, known in from_record(Marker, read_json(marker), str(marker)).files.items():
         file = inside(path, name, str(marker))
         if not file.is_file():
             raise CheckpointError(f"{file}: missing")
-        if file.stat().st_size != known["bytes"] or _sum(file) != known["sha256"]:
+        if file.stat().st_size != known.bytes or _sum(file) != known.sha256:
             raise CheckpointError(f"{file}: its sha256 differs from the one in {MARKER}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from multimodal import memory
 from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.files import read_json
+from multimodal.tokens.files import read_json, shown
 from multimodal.tokens.image import Preprocessing
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
@@ -46,6 +46,8 @@ def load(
 
 
 def _load(name_or_path: str | Path, architecture: str | None) -> Checkpoint:
+    if not isinstance(name_or_path, str | Path):
+        raise UsageError(f"model: expected a name or a path ({shown(name_or_path)})")
     text = str(name_or_path)
     if text.startswith(HUB):
         return _load_path(download(text.removeprefix(HUB)), architecture)

@@ -1,11 +1,10 @@
 """What a folder of sentence-transformers says beside its model: how states become one vector, and the longest text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from multimodal.errors import CheckpointError
-from multimodal.tokens.files import read_json
+from multimodal.tokens.files import read_json, read_json_value
+from multimodal.tokens.records import checked
 
 # names of its Pooling module, and those of `embed`; before version 5 each was a flag
 POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
@@ -37,8 +36,5 @@ def _modules(folder: Path) -> list[str]:
     path = folder / "modules.json"
     if not path.exists():
         return []
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        return [module["type"] for module in modules]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: is no list of modules ({error!r:.60})") from None
+    modules = checked(list[dict[str, Any]], read_json_value(path), str(path))
+    return [checked(str, module.get("type"), f"{path}: type") for module in modules]
