@@ -17,7 +17,7 @@ Templates = str | Sequence[str] | Mapping[str, Sequence[str]]  # a set's name, p
 _SAID = 40  # letters of a label in a message
 
 
-def checked_labels(labels: Sequence[str]) -> list[str]:
+def checked_labels(labels: Any) -> list[str]:
     """Labels without outer spaces. Raises TextError for none, an empty or a repeated one."""
     clean = [label.strip() for label in texts_of(labels, "labels")]
     if not clean:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multimodal.errors import CheckpointError, TextError
 from multimodal.tokens.chunks import BackendChunks, encode_whole
 from multimodal.tokens.files import read_json
-from multimodal.tokens.panics import check_pattern, no_panic, patterns_of
+from multimodal.tokens.panics import check_pattern, check_time, no_panic, patterns_of
 from multimodal.tokens.special_names import languages_of, sentinels_of
 from multimodal.tokens.tokenizer import RECORD, Tokenizer, write_record, write_text
 
@@ -50,6 +50,8 @@ class HubTokenizer(Tokenizer):
         self._backend = _backend(inert)
         self._chunks = BackendChunks(self._backend) if splits_at_blanks(inert) else None
         with no_panic("the pipeline", CheckpointError):
+            if next(patterns_of(pipeline), None) is not None:
+                check_time(self._encode)
             self._check(control)
 
     def _check(self, control: dict[str, int]) -> None:

@@ -5,7 +5,8 @@ The library's regular expressions backtrack; after ten million steps they panic:
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,8 @@ from multimodal.tokens.files import shown
 MOST_PATTERN = 2000  # characters; the longest in use have about 400
 MOST_REPEATS = 3  # without a limit, in one branch of a pattern: time may grow with this power of a run's length
 MOST_COUNT = 100  # of {n}
+SLOW = 0.1  # seconds of the processor for a probe; patterns in use take a thousandth
+_PROBES = [*(c * 300 + "\0" for c in "aA1 \n\t!._-é日"), "The cat, 12 of 99 dogs; it's " * 10]
 _lock = threading.Lock()
 _quiet: dict[str, int] = {"users": 0, "stderr": -1}
 
@@ -37,6 +40,17 @@ def check_pattern(pattern: str) -> None:
         raise CheckpointError(f"a regular expression of {len(pattern)} characters, more than {MOST_PATTERN}")
     if reason := _Scan(pattern).fault():
         raise CheckpointError(f"the regular expression {shown(pattern)} could take forever ({reason})")
+
+
+def check_time(encode: Callable[[str], object]) -> None:
+    """Raises CheckpointError where a run of one character, or plain prose, takes long: time that grows with the third
+    power of a run's length, as for a*a*a*b, passes the other checks."""
+    for probe in _PROBES:
+        start = time.thread_time()
+        encode(probe)
+        if (took := time.thread_time() - start) > SLOW:
+            text = shown(probe[:10])
+            raise CheckpointError(f"its regular expressions take {took:.1f} s for {len(probe)} characters like {text}")
 
 
 class _Scan:
