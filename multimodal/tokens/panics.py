@@ -4,6 +4,7 @@ The library's regular expressions backtrack; after ten million steps they panic:
 `Exception`, and a hundred lines on stderr."""
 
 import os
+import string
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ MOST_PATTERN = 2000  # characters; the longest in use have about 400
 MOST_REPEATS = 3  # without a limit, in one branch of a pattern: time may grow with this power of a run's length
 MOST_COUNT = 100  # of {n}
 SLOW = 0.1  # seconds of the processor for a probe; patterns in use take a thousandth
-_PROBES = [*(c * 300 + "\0" for c in "aA1 \n\t!._-é日"), "The cat, 12 of 99 dogs; it's " * 10]
+# a run, and what a pattern may wait for behind it: else the library sees that there is no match, and does not try
+_PROBES = [*(c * 200 + "\0" + string.printable for c in "aA1 \n\t!._-é日"), "The cat, 12 of 99 dogs; it's " * 10]
 _lock = threading.Lock()
 _quiet: dict[str, int] = {"users": 0, "stderr": -1}
 
