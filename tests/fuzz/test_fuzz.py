@@ -17,7 +17,7 @@ def fuzz(*arguments: object, folder: Path) -> subprocess.CompletedProcess:
     """In a process of its own, since this one has threads."""
     return subprocess.run(
         [sys.executable, "-m", "tests.fuzz", *map(str, arguments), "--kept", str(folder / "kept")], cwd=ROOT,
-        capture_output=True, text=True, timeout=600, env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True, text=True, timeout=240, env=os.environ | {"TMPDIR": str(folder)},
     )  # fmt: skip
 
 
