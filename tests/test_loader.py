@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sets
 import torch
+from torch.utils.data._utils import signal_handling
 
 from multimodal.errors import DataError, TrainingError
 from multimodal.tokens.picture import read_image
@@ -225,6 +226,20 @@ def test_workers_end_with_the_iterator_and_outlive_a_signal_to_the_group():
     assert set(multiprocessing.active_children()) == workers
     steps.close()
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_outlives_a_signal_from_its_first_moment(monkeypatch):
+    begin = signal_handling._set_worker_signal_handlers
+
+    def signalled():
+        begin()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", signalled)
+    before = signal.getsignal(signal.SIGCHLD), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    loader = Loader(Numbers(8), shuffled(8, 2, 0), same, list, workers=2)
+    assert len(take(loader, 4)) == 4
+    assert (signal.getsignal(signal.SIGCHLD), signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before
 
 
 def heavy(item: int, generator: torch.Generator) -> int:

@@ -119,8 +119,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert run.wait(LIMIT) == -signal.SIGKILL
 
 
-SETS_HANDLERS = {"multimodal/signals.py", "multimodal/train/signals.py", "multimodal/train/loader.py",
-                 "multimodal/train/validate.py"}  # fmt: skip
+SETS_HANDLERS = {"multimodal/signals.py", "multimodal/train/signals.py", "multimodal/train/validate.py"}
 
 
 @pytest.mark.parametrize("room", ["multimodal", "recipes", "benchmarks"])

@@ -8,8 +8,6 @@ takes every W-th item of a global batch, each micro-batch every k-th of those.
 import hashlib
 import itertools
 import logging
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -17,9 +15,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils import signal_handling
 
 from multimodal.errors import DataError, MultimodalError, TrainingError
-from multimodal.train.signals import calm_worker
+from multimodal.train.signals import blocked, calm_worker
 
 log = logging.getLogger(__name__)
 
@@ -176,15 +175,14 @@ class Loader:
         spawn: dict[str, Any] = {}
         if self.workers:
             spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker, "timeout": POLL}
-        before = signal.getsignal(signal.SIGCHLD)
-        micros = iter(DataLoader(
-            self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
-            collate_fn=_same, generator=torch.Generator(),  # without one it would draw from the global one
-            pin_memory=bool(self.workers) and torch.cuda.is_initialized(), **spawn,  # so that no copy to a GPU waits
-        ))  # fmt: skip
-        if self.workers and threading.current_thread() is threading.main_thread():
-            # torch's handler would raise for a dead worker in the middle of a step; `_next` notices it soon enough
-            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+        # torch's handler, which raises for a dead worker wherever the program stands, is not set; `_next` notices it
+        signal_handling._SIGCHLD_handler_set = True
+        with blocked():
+            micros = iter(DataLoader(
+                self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
+                collate_fn=_same, generator=torch.Generator(),  # without one it would draw from the global one
+                pin_memory=bool(self.workers) and torch.cuda.is_initialized(), **spawn,  # no copy to a GPU waits
+            ))  # fmt: skip
         try:
             while True:
                 began = time.perf_counter()

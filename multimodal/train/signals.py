@@ -64,11 +64,22 @@ class Stop:
             hook.remove()
 
 
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Keep signals waiting: also for a worker forked in the block, up to its `calm_worker`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def calm_worker(_: int = 0) -> None:
     """Have a loader's worker outlive signals sent to all processes of a run, which still needs its batches. The run
     ends it with SIGKILL."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
 
 
