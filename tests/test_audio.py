@@ -395,6 +395,6 @@ def test_spec_augment():
 
 def test_filterbank_is_fast_enough():
     sound = torch.zeros(16000 * 60)
-    start = time.perf_counter()
+    start = time.process_time()
     filterbank(sound)
-    assert time.perf_counter() - start < 1.5  # 13 ms here; a frame-by-frame loop takes seconds
+    assert time.process_time() - start < 1.5  # 13 ms here; a frame-by-frame loop takes seconds

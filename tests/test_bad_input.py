@@ -43,10 +43,14 @@ def test_a_closed_output_is_no_fault_and_closed_errors_do_not_go_to_the_output(m
     (pictures / "broken.png").write_bytes(b"")
     common = [sys.executable, "-m", "multimodal", "classify", str(pictures), "--labels", "a,b", "-m",
               str(models / "clip"), "--format", style]  # fmt: skip
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *common], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *common], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, one_line(done.stderr).count("empty file")) == (1, 1)
     if style == "csv":
-        done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *common], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$@" 2>&-', "sh", *common], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
         assert (done.returncode, done.stdout.count("\n"), "error" in done.stdout) == (1, 5, False)
 
 
@@ -60,13 +64,13 @@ def test_a_label_longer_than_the_model_takes_is_cut_and_said(capsys, models, pic
 
 
 def test_ten_thousand_labels_are_checked_at_once():
-    from time import perf_counter
+    from time import process_time
 
     from multimodal.tasks.zeroshot import checked_labels
 
-    start = perf_counter()
+    start = process_time()
     assert len(checked_labels([f"thing {i}" for i in range(10_000)])) == 10_000
-    assert perf_counter() - start < 0.5  # comparing each with each takes seconds
+    assert process_time() - start < 0.5  # comparing each with each takes seconds
 
 
 def test_outputs_survive_names_and_encodings_that_do_not_fit(models, tmp_path):
@@ -84,10 +88,10 @@ def test_outputs_survive_names_and_encodings_that_do_not_fit(models, tmp_path):
 def test_a_closed_or_full_output_is_no_traceback(models, pictures):
     arguments = ["classify", str(pictures), "--labels", "a,b", "-m", str(models / "clip")]
     shell = f"{sys.executable} -m multimodal " + " ".join(arguments)
-    closed = subprocess.run(["sh", "-c", f"{shell} >&-"], cwd=ROOT, capture_output=True)
+    closed = subprocess.run(["sh", "-c", f"{shell} >&-"], cwd=ROOT, capture_output=True, timeout=300)
     assert b"Traceback" not in closed.stderr
     if Path("/dev/full").exists():
-        full = subprocess.run(["sh", "-c", f"{shell} > /dev/full"], cwd=ROOT, capture_output=True)
+        full = subprocess.run(["sh", "-c", f"{shell} > /dev/full"], cwd=ROOT, capture_output=True, timeout=300)
         assert full.returncode == 1
         assert full.stderr.count(b"\n") == 1
         assert b"No space left" in full.stderr
@@ -106,7 +110,9 @@ def test_own_checkpoints_need_no_heavy_package(models, pictures, tone, tmp_path)
     classify = ["classify", pictures, "--labels", "a,b", "-m", models / "clip"]
     transcribe = ["transcribe", tone, "-m", models / "asr", "-o", tmp_path]
     for arguments in (classify, transcribe):
-        done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], cwd=ROOT, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script, *map(str, arguments)], cwd=ROOT, capture_output=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
         assert b"HEAVY []" in done.stdout
 
@@ -120,7 +126,7 @@ def test_no_model_is_built_with_the_compilers_help():
         "    assert not {'torch._dynamo', 'sympy'} & sys.modules.keys(), config"
     )
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-500:]
 
 

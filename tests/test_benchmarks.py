@@ -142,7 +142,9 @@ def test_a_report_of_rows_without_any_comparison_has_no_figure(tmp_path):
      ["--only", "zzz", "--jobs", "import"]],
 )  # fmt: skip
 def test_bad_flags_are_one_line(words):
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "run", *words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "run", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1
     assert words[0] in done.stderr
@@ -179,7 +181,7 @@ def test_peers_that_need_no_torch_hold_none():
     peers = ("ctranslate2_whisper", "text_ctranslate2", "faster_whisper_runs", "growth_sound", "text_tokenizers",
              "clip_captions", "openvino_vit", "onnx_vit")  # fmt: skip
     program = f"import sys; from benchmarks.peers import {', '.join(peers)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300).returncode == 0
 
 
 @pytest.mark.slow
@@ -187,7 +189,11 @@ def test_peers_that_need_no_torch_hold_none():
 def test_every_job_runs_at_its_smallest_sizes(job, tmp_path):
     options = ["--tiny", "--jobs", job, "--threads", "2", "--rounds", "1", "--out", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "run", *options], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks", "run", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / f"{job}.json").exists()

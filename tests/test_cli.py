@@ -117,12 +117,17 @@ def test_info_models_env(capsys, models):
 
 
 def test_the_module_runs_and_help_is_quick():
-    done = subprocess.run([sys.executable, "-m", "multimodal", "--help"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "multimodal", "--help"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert "classify" in done.stdout
     loaded = "import sys, multimodal.cli; multimodal.cli.parser(); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout.strip() == "False"
-    version = subprocess.run([sys.executable, "-m", "multimodal", "--version"], capture_output=True, text=True)
+    assert (
+        subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, timeout=300).stdout.strip()
+        == "False"
+    )
+    version = subprocess.run(
+        [sys.executable, "-m", "multimodal", "--version"], capture_output=True, text=True, timeout=300
+    )
     assert version.stdout.startswith("multimodal ")
 
 

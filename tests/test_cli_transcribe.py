@@ -274,7 +274,7 @@ def test_model_dir_is_where_a_model_is_looked_for_first(capsys, models, tone, tm
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_stdout_is_one_line(models, tone):
     shell = f"{sys.executable} -m multimodal transcribe {tone} -m {models / 'asr'} -o - > /dev/full"
-    done = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True)
+    done = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, timeout=300)
     assert done.returncode == 1
     assert done.stderr == b"multimodal: error: output: cannot be written (No space left on device)\n"
 
@@ -286,7 +286,7 @@ def test_files_are_written_though_stdout_cannot_be(models, tone, tmp_path, out, 
     (tmp_path / "b.wav").write_bytes(tone.read_bytes())
     call = f"{sys.executable} -m multimodal transcribe {tone} {tmp_path / 'b.wav'} -m {models / 'asr'} --batch_size 1"
     shell = f"set -o pipefail; {call} --vad_filter False --confidence_threshold None -o {tmp_path} -f txt {out}"
-    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True)
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, timeout=300)
     assert done.returncode == code, done.stderr
     assert (tmp_path / f"{tone.stem}.txt").exists()
     assert (tmp_path / "b.txt").read_text()

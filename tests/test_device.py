@@ -134,7 +134,9 @@ print("compiled", compiled)
 def test_compiled_blocks_train_alike(tmp_path):
     """In a process without the checker of shapes, under which tracing fails."""
     command = [sys.executable, "-c", COMPILED, Path(__file__).parent, tmp_path]
-    run = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    run = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.startswith("compiled ")
 

@@ -93,12 +93,14 @@ def test_imports_run_downwards(name):
 
 def test_the_front_door_is_light():
     program = (
-        "import sys, time; start = time.perf_counter(); import multimodal; print(time.perf_counter() - start);"
+        "import sys, time; start = time.process_time(); import multimodal; print(time.process_time() - start);"
         "print(*sorted(m for m in ('torch', 'torchvision', 'timm', 'open_clip', 'numpy') if m in sys.modules))"
     )
     seconds = []
-    for _ in range(3):  # the best of three: another process may hold the machine
-        run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    for _ in range(3):  # the best of three
+        run = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+        )
         first, heavy = run.stdout.split("\n")[:2]
         assert heavy == ""
         seconds.append(float(first))

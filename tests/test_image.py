@@ -214,10 +214,10 @@ def test_a_pixel_bomb_is_refused_on_its_header():
     packed = b"".join(packer.compress(zeros) for _ in range(60)) + packer.flush()
     bomb = png(60000, 60000, 1, 0, packed)
     assert len(bomb) < 500_000
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     refusal(bomb, "too many pixels (60000x60000, limit 200000000)")
     refusal(b"P6 60000 60000 255\n", "too many pixels (60000x60000")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
 
 

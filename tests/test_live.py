@@ -4,11 +4,11 @@ import io
 import itertools
 import os
 import threading
-import time
 from dataclasses import replace
 
 import pytest
 import torch
+from programs import wait_for
 from sets import wav
 from tiny import randomized
 from torch.testing import assert_close
@@ -120,15 +120,10 @@ def test_finals_of_the_sample_are_its_transcript(shipped):
     assert 0 < figures["final_latency_p50"] <= figures["final_latency_p95"] <= figures["latency_max"]
 
 
-def test_partials_grow_into_the_final(shipped):
+def test_partials_grow_into_the_final(shipped, monkeypatch):
+    monkeypatch.setattr(PcmReader, "waiting", lambda _: 0.0)  # as on a machine that keeps pace
     wave = read_audio(SAMPLE)[: 3 * RATE]
-    source = io.BytesIO(pcm(wave))
-
-    def read(size):
-        time.sleep(0.02)  # five times as fast as spoken
-        return source.read(size)
-
-    partials, (final,), _ = lines(b"", shipped, read, step=0.3)
+    partials, (final,), _ = lines(pcm(wave), shipped, step=0.3)
     assert len(partials) >= 3
     for before, line in itertools.pairwise(partials):
         agreed = line.stable.split()
@@ -136,6 +131,14 @@ def test_partials_grow_into_the_final(shipped):
     assert len(partials[-1].stable.split()) >= 3
     assert final.stable == final.text
     assert final.text.split()[:3] == partials[-1].text.split()[:3]
+
+
+def test_a_slow_machine_shows_the_first_partial_of_each_utterance(shipped, monkeypatch):
+    monkeypatch.setattr(PcmReader, "waiting", lambda _: 9.0)
+    wave = read_audio(SAMPLE)[: round(3.4 * RATE)]
+    events = list(live.run(io.BytesIO(pcm(torch.cat([wave, torch.zeros(RATE), wave]))).read1, shipped))
+    assert [event.kind for event in events] == ["partial", "final"] * 2 + ["summary"]
+    assert all(event.text for event in events[:4])
 
 
 @pytest.mark.parametrize("size", [3200, 777])
@@ -281,8 +284,4 @@ def test_a_reader_that_is_left_ends_its_thread():
     going = iter(reader)
     next(going)
     going.close()
-    for _ in range(100):
-        if threading.active_count() <= before:
-            return
-        time.sleep(0.05)
-    pytest.fail("the thread goes on")
+    wait_for(lambda: threading.active_count() <= before)

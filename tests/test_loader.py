@@ -5,13 +5,13 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import sets
 import torch
+from programs import alive, wait_for
 from torch.utils.data._utils import signal_handling
 
 from multimodal.errors import DataError, TrainingError
@@ -206,8 +206,9 @@ def test_a_fault_of_the_code_is_one_typed_error_with_its_place(workers):
 def test_a_killed_worker_is_a_training_error():
     steps = Loader(Numbers(80), shuffled(80, 2, 0), same, list, workers=1).start(0)
     next(steps)
-    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-    time.sleep(0.3)  # it dies here, which disturbs nothing that this process does
+    worker = multiprocessing.active_children()[0].pid
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not alive(worker))  # it dies here, which disturbs nothing that this process does
     with pytest.raises(TrainingError, match="a data worker has died"):
         list(itertools.islice(steps, 40))
     assert not multiprocessing.active_children()

@@ -96,7 +96,9 @@ print("equal")
 ])  # fmt: skip
 def test_a_sparse_mask_is_the_dense_one(device):
     # in a process of its own: tracing fails under the checker of shapes
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", SPARSE, device], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SPARSE, device], capture_output=True, text=True, timeout=300
+    )
     assert run.stdout == "equal\n", run.stderr[-2000:]
 
 

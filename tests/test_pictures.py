@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from programs import LIMIT
 
 from multimodal.errors import ImageError, UsageError
 from multimodal.tasks import pictures
@@ -112,7 +113,7 @@ def test_given_up_early_nothing_more_is_begun():
 
     def work(number: int) -> None:
         begun.append(number)
-        first.wait(5)
+        assert first.wait(LIMIT)
 
     stream = ahead(range(100), work, 10, 2)
     next(stream)  # thirty are waiting, of which two have begun

@@ -122,6 +122,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 SETS_HANDLERS = {"multimodal/signals.py", "multimodal/train/signals.py", "multimodal/train/validate.py"}
 
 
+@pytest.mark.parametrize("room", ["tests", "benchmarks"])
+def test_programs_are_waited_for_with_a_limit(room):
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("subprocess.run", ".communicate")):
+                assert {"timeout", None} & {option.arg for option in node.keywords}, f"{path}:{node.lineno}"
+
+
 @pytest.mark.parametrize("room", ["multimodal", "recipes", "benchmarks"])
 def test_no_other_file_sets_a_handler_or_waits_for_ctrl_c(room):
     """A handler that raises, Python's own of Ctrl-C among them, leaves locks taken and work half done."""

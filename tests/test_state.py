@@ -147,7 +147,7 @@ for step, size in ((3, 1_000_000), (4, 49_900), (5, 1000)):  # far too large, by
 
 
 def test_a_full_disk_leaves_the_states_before(states):
-    run = subprocess.run([sys.executable, "-c", FULL, states], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", FULL, states], capture_output=True, text=True, check=True, timeout=300)
     place = states / "state-00000000"
     assert run.stdout.splitlines() == [
         f"{place}3: the state cannot be saved: File too large",

@@ -255,9 +255,9 @@ def test_clip_reads_a_typed_control_token_as_text(open_clip_tokenizer):
 def test_tokenizing_is_near_linear(alphabet, bpe):
     text = "".join(random.Random(0).choices(alphabet, k=100_000))
     for tokenizer in [CLIPTokenizer(), bpe, GPT2Tokenizer(), WhisperTokenizer(True), ByteTokenizer()]:
-        start = time.perf_counter()
+        start = time.process_time()
         tokenizer.encode(text)
-        assert time.perf_counter() - start < 2, type(tokenizer).__name__
+        assert time.process_time() - start < 2, type(tokenizer).__name__
 
 
 LEAKS = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # its file stays open
@@ -372,5 +372,5 @@ def test_byte_ids_equal_byt5():
 def test_import_loads_no_backend():
     names = ["tokenizers", "tiktoken", "sentencepiece", "ftfy", "regex", "open_clip", "transformers"]
     code = f"import sys, multimodal.tokens.text; print([n for n in {names} if n in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert out.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ def place(tmp_path_factory):
     """A folder with what the wheel holds, and nothing of the checkout. `pip install` would only unpack it too."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*build, "-w", folder / "built", ROOT], check=True, capture_output=True)
+    subprocess.run([*build, "-w", folder / "built", ROOT], check=True, capture_output=True, timeout=300)
     (wheel,) = (folder / "built").glob("multimodal-*.whl")
     with zipfile.ZipFile(wheel) as held:
         held.extractall(folder / "installed")
@@ -25,7 +25,9 @@ def place(tmp_path_factory):
 
 def run(place, *arguments):
     environment = os.environ | {"PYTHONPATH": str(place / "installed")}
-    return subprocess.run([sys.executable, *arguments], cwd=place, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=place, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_the_wheel_does_both_main_jobs_away_from_the_checkout(place, tmp_path):

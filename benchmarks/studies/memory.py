@@ -81,7 +81,7 @@ def peak(command: list[str]) -> tuple[float, float, str]:
 
 def recordings(folder: Path, data: Path, hours: float) -> tuple[Path, Path]:
     short, long = folder / "short.mp3", folder / "long.mp3"
-    subprocess.run([sys.executable, "-c", MAKE, str(data), str(short), str(SHORT_SECONDS)], check=True)
+    subprocess.run([sys.executable, "-c", MAKE, str(data), str(short), str(SHORT_SECONDS)], check=True, timeout=3600)
     stream = short.read_bytes()
     with long.open("wb") as out:
         for _ in range(round(hours * 3600 / SHORT_SECONDS)):

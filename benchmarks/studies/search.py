@@ -182,7 +182,7 @@ def evict(folder: Path) -> None:
 def fresh(task: str, folder: Path, threads: int, exact: bool) -> dict:
     command = [sys.executable, __file__, "--task", task, "--work", str(folder), "--build_threads", str(threads)]
     done = subprocess.run([*command, *(["--exact"] if exact else [])], capture_output=True, text=True, check=True,
-                          env=os.environ | {"OMP_NUM_THREADS": str(threads)})  # fmt: skip
+                          env=os.environ | {"OMP_NUM_THREADS": str(threads)}, timeout=3600)  # fmt: skip
     return json.loads(done.stdout)
 
 

@@ -51,7 +51,11 @@ def memory() -> float:
 def commit() -> str:
     """Of the checkout, with "+" where it has uncommitted changes of code."""
     run = lambda *words: subprocess.run(
-        ["git", *words], capture_output=True, text=True, cwd=process.ROOT
+        ["git", *words],
+        capture_output=True,
+        text=True,
+        cwd=process.ROOT,
+        timeout=3600,
     ).stdout.strip()
     changed = run("status", "--porcelain", "--untracked-files=no", "--", "multimodal", "benchmarks/*.py")
     return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
@@ -69,7 +73,7 @@ def versions() -> dict[str, str]:
 
 def device_name() -> str:
     program = "import torch; print(torch.cuda.get_device_name())"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip()
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=3600).stdout.strip()
 
 
 def yardstick(folder: Path, device: str) -> Callable[[], None]:

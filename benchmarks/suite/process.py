@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from benchmarks.suite.cases import Candidate
 from multimodal.signals import at_stop
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 3600  # seconds of one answer: a candidate that hangs is killed, and said to be lost
 LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -60,9 +62,12 @@ class Worker:
         self.stopped.__enter__()
 
     def answer(self) -> dict[str, Any]:
+        limit = threading.Timer(LONGEST, self.process.kill)
+        limit.start()
         line = self.process.stdout.readline()
+        limit.cancel()
         if not line:
-            self.process.wait()
+            self.process.wait(LONGEST)
             self.log.seek(0)
             said = [text.strip() for text in self.log.read().splitlines() if text.strip()]
             raise LostError(
@@ -92,7 +97,7 @@ class Worker:
     def end(self) -> None:
         self.stopped.__exit__(None, None, None)
         self.process.kill()
-        self.process.wait()
+        self.process.wait(LONGEST)
         self.process.stdin.close()
         self.process.stdout.close()
         self.log.close()
@@ -125,7 +130,7 @@ def cold(made: Candidate, folder: Path, threads: int, python: str = sys.executab
             stderr=log, env=environment(threads), cwd=folder,
         )  # fmt: skip
         pin(launcher.pid, threads)
-        launcher.wait()
+        launcher.wait(LONGEST)
         out.seek(0)
         log.seek(0)
         found = json.loads(figures.read_text()) if figures.exists() else {"code": launcher.returncode}
@@ -141,7 +146,9 @@ def prepare(load: str, settings: Mapping[str, Any], folder: Path, device: str) -
     program = ("import json, sys; from pathlib import Path; from benchmarks.suite.worker import function; "
                "function(sys.argv[1])(Path(sys.argv[2]), sys.argv[3], **json.loads(sys.argv[4]))")  # fmt: skip
     command = [sys.executable, "-c", program, load, str(folder), device, json.dumps(dict(settings))]
-    done = subprocess.run(command, env=environment(os.cpu_count() or 1), cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment(os.cpu_count() or 1), cwd=ROOT, capture_output=True, text=True, timeout=3600
+    )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise LostError(f"its preparation ended with exit code {done.returncode}: {said[-1] if said else ''}"[:300])
