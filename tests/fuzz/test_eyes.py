@@ -30,7 +30,7 @@ def hang() -> None:
 
 
 def start() -> None:
-    subprocess.run(["true"], check=True)
+    subprocess.run(["true"], check=True, timeout=300)
 
 
 def leave() -> None:
