@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,7 @@ def main() -> int:
     p.add_argument("--kept", type=Path, default=Path("fuzz-findings"), help="folder of what is found")
     options = p.parse_args()
     kept = options.kept.resolve()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts this with & has it ignored
     with tempfile.TemporaryDirectory(prefix="fuzz-") as root:
         fuzz = Fuzz(Path(root), kept)
         warm(fuzz)
