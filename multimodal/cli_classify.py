@@ -53,7 +53,8 @@ def _output(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--output", "-o", metavar="FILE", help="append the results of each picture to a .csv or .jsonl file "
                    "as they come; a second call with the same settings leaves out what is there. FILE.settings.json "
                    "beside it says what it was made with")  # fmt: skip
-    g.add_argument("--overwrite", action="store_true", help="begin the files of --output and --save_classifier anew")
+    g.add_argument("--overwrite", action="store_true", help="begin --output and --save_classifier anew; replace "
+                   "images that multimodal did not draw, or that were changed since; never an input")  # fmt: skip
     g.add_argument("--top", type=count, metavar="N", help="labels a picture (default: 5 in the table, else all)")
     g.add_argument("--heatmap", metavar="DIR", help="draw where each of the best labels was seen in each picture that "
                    "is classified now, as JPEG files in DIR; the scores stay the same")  # fmt: skip
@@ -93,8 +94,9 @@ def check(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             p.error(f"--{name}: says how to --calibrate, which is not given")
     if options.calibrate is not None and options.scores is not None:
         p.error(f"--scores {options.scores}: --calibration says which scores come out")
-    if options.overwrite and not options.output and not options.save_classifier:
-        p.error("--overwrite: names no file (--output, --save_classifier)")
+    written = ("output", "save_classifier", "reliability", "heatmap")
+    if options.overwrite and not any(getattr(options, name) for name in written):
+        p.error(f"--overwrite: names no file ({', '.join(f'--{name}' for name in written)})")
     if options.heatmap_top is not None and options.heatmap is None:
         p.error("--heatmap_top: says how much to draw in --heatmap, which is not given")
     if options.save_classifier is not None and Path(options.save_classifier).suffix.lower() != ".safetensors":

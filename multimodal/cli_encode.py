@@ -43,6 +43,7 @@ def _embed(p: argparse.ArgumentParser, model: Callable) -> None:
     p.add_argument("--file", metavar="FILE", help="a text a line (UTF-8; - for the standard input)")
     p.add_argument("--output", "-o", metavar="FILE", help=".npy: a row a text, NaN for one that is broken; .jsonl or "
                    ".csv: its line, text and vector (default: JSON lines to the terminal)")  # fmt: skip
+    cli_machine.overwrite(p)
     p.add_argument("--pooling", choices=POOLINGS, help="mean: of all tokens, the control tokens too; cls: the first; "
                    "last; pooler: BERT's, on the first (default: the model's own, else last of a causal model, mean of "
                    "others)")  # fmt: skip

@@ -25,6 +25,7 @@ def _asr(kinds: argparse._SubParsersAction, model: Callable) -> None:
     asr.add_argument("manifest", metavar="MANIFEST", help="recordings and their texts: .jsonl, .csv, .tsv or tars")
     model(asr, "asr-conformer-en")
     asr.add_argument("--report", metavar="FILE", help="errors by type and the worst utterances: .md or .html")
+    cli_machine.overwrite(asr)
     asr.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's, of both texts (default: "
                      "english for English, else basic)")  # fmt: skip
     asr.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
@@ -55,6 +56,7 @@ def _captions(kinds: argparse._SubParsersAction, model: Callable) -> None:
                    "clip-vit-16")  # fmt: skip
     g.add_argument("--agreement", action="store_true", help="also what people's captions score against each other")
     g.add_argument("--report", metavar="FILE", help="with the worst and the best captions: .md or .html")
+    cli_machine.overwrite(g)
     g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
     g = p.add_argument_group("machine")
     cli_machine.add(g, 16)

@@ -69,6 +69,7 @@ def _reported(p: argparse.ArgumentParser, classes: bool = True) -> None:
                    "all figures, and what was left out: .md or .html")  # fmt: skip
     if classes:
         g.add_argument("--confusion", metavar="FILE", help="draw the confusion matrix: .png")
+    cli_machine.overwrite(g)
 
 
 def _machine(p: argparse.ArgumentParser, model: Callable) -> None:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
+from multimodal import cli_machine
 from multimodal.cli_transcribe import count, number
 
 WHAT = ("attention", "filters", "positions", "distance", "alignment", "induction")
@@ -31,6 +32,7 @@ def add(commands: argparse._SubParsersAction, preprocessing: Callable) -> None:
                    "each head looks; alignment: where the decoder looks in its source; induction: prefix-matching "
                    "score of each head (default: attention)")  # fmt: skip
     p.add_argument("--plot", metavar="PNG", help="draw it")
+    cli_machine.overwrite(p)
     p.add_argument("--layer", type=_layer, metavar="N", help="from 0, or all (default: the last; of an alignment the "
                    "mean of all, or of the heads known to follow the speech)")  # fmt: skip
     p.add_argument("--head", type=_natural, metavar="N", help="from 0 (default: all)")

@@ -28,6 +28,11 @@ def lists(g: argparse._ActionsContainer) -> None:
                    "HOST, HOST:PORT or s3://BUCKET; an internal address must be named itself")  # fmt: skip
 
 
+def overwrite(g: argparse._ActionsContainer) -> None:
+    g.add_argument("--overwrite", action="store_true", help="replace output files that multimodal did not write, or "
+                   "that were changed since; never an input")  # fmt: skip
+
+
 def threads(text: str) -> int:
     value = count(text)
     if value > MOST_THREADS:

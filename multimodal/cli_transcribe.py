@@ -14,7 +14,7 @@ from multimodal.tokens.tracks import RATES
 COMMAND_ONLY = {
     "command", "audio", "model", "model_dir", "architecture", "output_dir", "output_format", "verbose", "fp16",
     "temperature_increment_on_fallback", "threads", "highlight_words", "max_line_width", "max_line_count",
-    "max_words_per_line", "plot", "skip_existing", "stream", "rate", "decode_log",
+    "max_words_per_line", "plot", "skip_existing", "overwrite", "stream", "rate", "decode_log",
 }  # fmt: skip
 LAYOUT = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
 NEED_WORDS = (*LAYOUT, "hallucination_silence_threshold", "plot")  # these turn word_timestamps on
@@ -95,7 +95,10 @@ def _files(g: Any, add_model: Callable[..., None]) -> None:
     _flag(g, "--verbose True|False|None",
           "True: print the text as it comes; False: a progress bar; None: neither (default: True)",
           _or_none(boolean))  # fmt: skip
-    _switch(g, "--skip_existing", "leave recordings alone whose outputs are all there")
+    _switch(g, "--skip_existing", "skip files whose outputs all exist")
+    _switch(
+        g, "--overwrite", "replace outputs that multimodal did not write or that were changed since; never an input"
+    )
     _switch(g, "--plot", "also draw NAME.png: spectrogram, words, what was skipped and why *")
     _flag(g, "--decode_log FILE", "JSON lines: what was tried for each window, with its figures")
     _flag(g, "--on_truncated error|warn",

@@ -28,6 +28,7 @@ def add(commands: argparse._SubParsersAction, model: Callable) -> None:
                    "English name; not for a model of one direction")  # fmt: skip
     p.add_argument("--to", dest="target", metavar="LANGUAGE")
     p.add_argument("--output", "-o", metavar="FILE", help="default: the standard output")
+    cli_machine.overwrite(p)
     p.add_argument("--format", choices=["txt", "jsonl"], help="txt: a line a text, empty where one could not be "
                    "read; jsonl: with line, score, tokens, finished, cut (default: by the ending of --output, or "
                    "txt)")  # fmt: skip

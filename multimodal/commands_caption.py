@@ -5,19 +5,20 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Set
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from multimodal.cli import fail, printable
-from multimodal.commands_pictures import Add, Bar, Printed, append_to, found, say
-from multimodal.commands_shared import output_folder
-from multimodal.errors import ImageError
+from multimodal.commands_pictures import Add, Bar, Printed, append_to, found, results_place, say
+from multimodal.commands_shared import output_folder, outputs_of
+from multimodal.errors import ImageError, UsageError
 from multimodal.tasks.caption import CaptionWriter, prepared, written
 from multimodal.tasks.caption_options import CaptionOptions
 from multimodal.tasks.features import model_digest
-from multimodal.tokens.files import write_whole
+from multimodal.tokens.outputs import Outputs, write_output
 from multimodal.weights.load import load
 
 COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
@@ -30,6 +31,9 @@ def caption(options: Namespace) -> int:
     files, code = found(options.images)
     if not files:
         return code
+    outputs = outputs_of(options, files, but=("images",))
+    if options.format != "txt-per-image":
+        results_place(options, outputs)
     checkpoint = load(options.model, options.architecture, options.preprocessing)
     chosen = {name: value for name, value in vars(options).items() if name in OPTIONS}
     appended = options.output is not None and options.format != "txt-per-image"
@@ -42,13 +46,13 @@ def caption(options: Namespace) -> int:
     if options.regions is not None:
         from multimodal.tasks.caption_regions import Regions
 
-        places, clashes = places_of(files, options.images, options.regions, ".regions.png")
+        places, clashes = places_of(files, options.images, options.regions, ".regions.png", outputs)
         for folder in {place.parent for place in places.values()}:
             output_folder(folder, "--regions")
         regions, files, code = Regions(write, places), list(places), code or clashes
     run = _Run(options, write, regions)
     if options.format == "txt-per-image":
-        return _texts(options, run, files) or code
+        return _texts(options, run, files, outputs) or code
     if options.output is None:
         printed = Printed(options.format, _columns(write.options.num_captions > 1), _rows, _table)
         failed = run(files, printed.add)
@@ -79,8 +83,9 @@ class _Run:
                 if file in there:
                     continue
                 record = _shown(self.write.record(file, one.captions))
-                if self.regions is not None:
-                    self.regions.draw(file, one)
+                if self.regions is not None and bar.attempt(file, partial(self.regions.draw, file, one)):
+                    code = 1
+                    continue
                 add(record)
                 cut += not record["finished"]
         if cut:
@@ -99,9 +104,9 @@ def _appended(options: Namespace, run: _Run, files: list[str], digest: str) -> i
     return append_to(options, columns, settings, files, _rows, run, run.drawn)
 
 
-def _texts(options: Namespace, run: _Run, files: list[str]) -> int:
-    """A text file a picture, whole or not at all."""
-    places, code = places_of(files, options.images, options.output, ".txt")
+def _texts(options: Namespace, run: _Run, files: list[str], outputs: Outputs) -> int:
+    """A text file an image, whole or not at all. One that is there stays, whoever wrote it, without `--overwrite`."""
+    places, code = places_of(files, options.images, options.output, ".txt", outputs)
     there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
     if there:
         say(f"{len(there)} of {len(files)} pictures have their .txt already (--overwrite writes them anew)")
@@ -110,15 +115,17 @@ def _texts(options: Namespace, run: _Run, files: list[str]) -> int:
 
     def put(record: dict[str, Any]) -> None:
         lines = [" ".join(one["caption"].split()) for one in record.get("captions", [record])]
-        write_whole(places[record["file"]], ("\n".join(lines) + "\n").encode())
+        write_output(places[record["file"]], ("\n".join(lines) + "\n").encode())
 
     return run([file for file in places if file not in there], put) or code
 
 
-def places_of(files: list[str], arguments: list[str], folder: str | None, ending: str) -> tuple[dict[str, Path], int]:
+def places_of(
+    files: list[str], arguments: list[str], folder: str | None, ending: str, outputs: Outputs
+) -> tuple[dict[str, Path], int]:
     """Where what belongs to each picture is written: NAME and `ending` beside it, or in `folder`, where the folders
     inside an argument are made again. Of pictures that would share a place the first has it, and the others are
-    reported."""
+    reported, as is one whose place is an input."""
     places: dict[str, Path] = {}
     owners: dict[Path, str] = {}
     code = 0
@@ -128,10 +135,14 @@ def places_of(files: list[str], arguments: list[str], folder: str | None, ending
         if folder is not None:
             root = next((one for one in roots if Path(file).is_relative_to(one)), None)
             name = Path(folder, name.name if root is None else name.relative_to(root))
-        if owners.setdefault(name, file) == file:
-            places[file] = name
-        else:
+        if owners.setdefault(name, file) != file:
             code = fail(f"{file}: would be written to {name}, as {owners[name]}")
+            continue
+        try:
+            outputs.spare(name)
+            places[file] = name
+        except UsageError as error:
+            code = fail(error)
     return places, code
 
 

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 
 from multimodal.cli import fail, printable
-from multimodal.commands_pictures import Add, Bar, Printed, append_to, found
-from multimodal.commands_shared import Progress, output_file, read_lines, trust
-from multimodal.errors import UsageError
-from multimodal.tasks.classifier_file import save_classifier
+from multimodal.commands_pictures import Add, Bar, Printed, append_to, found, results_place
+from multimodal.commands_shared import Progress, output_file, outputs_of, read_lines, trust
+from multimodal.errors import ImageError, UsageError
+from multimodal.tasks.attempts import in_parts, item_error
+from multimodal.tasks.classifier_file import place_of_classifier, save_classifier
 from multimodal.tasks.features import model_digest
 from multimodal.tasks.labels import NONE, TEMPLATES, labels_from, templates_from
 from multimodal.tasks.native import native_batches, tokens_of
 from multimodal.tasks.pictures import batches
 from multimodal.tasks.zeroshot import ZeroShotClassifier, classifier_of, saved_templates
+from multimodal.tokens.outputs import Outputs, write_output
 from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -31,9 +33,13 @@ def classify(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     labels, templates = labels_and_templates(options)
-    reliability = output_file(options.reliability, "--reliability", (".png",))
-    data = _calibration_data(options)
     files, code = found(options.images)
+    outputs = outputs_of(options, files, but=("images",))
+    reliability = output_file(options.reliability, "--reliability", (".png",), outputs)
+    if options.save_classifier:
+        place_of_classifier(Path(options.save_classifier), outputs)
+    results_place(options, outputs)
+    data = _calibration_data(options)
     if options.heatmap is not None:
         from multimodal.tasks.heatmap import without_maps
 
@@ -55,16 +61,17 @@ def classify(options: Namespace) -> int:
     del checkpoint  # its memory is of no more use
     if options.save_classifier:
         save_classifier(classifier, Path(options.save_classifier), digest, options.overwrite)
-    return (_run(options, files, plain, digest, classifier) if files else 0) or code
+    return (_run(options, files, plain, digest, classifier, outputs) if files else 0) or code
 
 
 def _run(
-    options: Namespace, files: list[str], plain: Checkpoint | None, digest: str, classifier: ZeroShotClassifier
+    options: Namespace, files: list[str], plain: Checkpoint | None, digest: str, classifier: ZeroShotClassifier,
+    outputs: Outputs,
 ) -> int:  # fmt: skip
     """`plain`: the checkpoint as it was loaded, for heat maps; `digest`: its `model_digest`."""
     top = options.top or (5 if options.format == "table" else None)
     rows = partial(_rows, threshold=classifier.threshold)
-    draw = _drawing(options, plain, classifier)
+    draw = _drawing(options, plain, classifier, outputs)
 
     def work(files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
         """The results of each picture, as soon as they are known. A picture that cannot be read is one line."""
@@ -73,10 +80,13 @@ def _run(
             for batch in _batches(options, classifier, files):
                 for _, error in batch.refused:
                     code = bar.failed(error)
-                for result in map(_shown, classifier.results_of(batch.read, batch.pixels, top)):
-                    if result["file"] not in there:
-                        add(result)
-                        draw(result)
+                results = in_parts(partial(_results, classifier, batch, top), len(batch.read))
+                for file, result in zip(batch.read, results, strict=True):
+                    if isinstance(result, Exception):
+                        code = bar.failed(item_error(result, file, ImageError))
+                    elif file not in there:
+                        add(_shown(result))
+                        code = bar.attempt(file, partial(draw, result)) or code
                 bar.step(len(batch.read) + len(batch.refused))
         return code
 
@@ -88,6 +98,10 @@ def _run(
     return code
 
 
+def _results(classifier: ZeroShotClassifier, batch: Any, top: int | None, part: slice) -> list[dict[str, Any]]:
+    return classifier.results_of(batch.read[part], batch.pixels[part], top)
+
+
 def _batches(options: Namespace, classifier: ZeroShotClassifier, files: list[str]) -> Iterator[Any]:
     record, size = classifier.preprocessing, options.batch_size
     if options.native is None:
@@ -96,7 +110,7 @@ def _batches(options: Namespace, classifier: ZeroShotClassifier, files: list[str
 
 
 def _drawing(
-    options: Namespace, plain: Checkpoint | None, classifier: ZeroShotClassifier
+    options: Namespace, plain: Checkpoint | None, classifier: ZeroShotClassifier, outputs: Outputs
 ) -> Callable[[dict[str, Any]], None]:
     """Draws the heat maps of a result, where they are asked for."""
     if plain is None:
@@ -107,7 +121,7 @@ def _drawing(
     if classifier.device.type != "cpu":
         plain = prepare_for_inference(plain, "float32", classifier.device)
     maps = HeatMaps(plain.model, classifier.preprocessing, classifier.labels, classifier.weights, options.heatmap,
-                    options.heatmap_top or 3, most)  # fmt: skip
+                    options.heatmap_top or 3, most, outputs)  # fmt: skip
     return lambda result: maps.write(result["file"], result)
 
 
@@ -169,7 +183,7 @@ def _calibrated(
         fail(cause)
     if reliability:
         title = f"{kind} fitted to {data.pictures.where} ({made.figures['pictures']} pictures, held out by fifths)"
-        reliability.write_bytes(reliability_figure(made.curves, made.figures, title))
+        write_output(reliability, reliability_figure(made.curves, made.figures, title))
     out = sys.stderr if options.images and not options.output else sys.stdout
     for line in report(made):
         print(printable(line), file=out)

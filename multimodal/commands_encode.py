@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, output_file, print_json, text_lines
+from multimodal.commands_shared import Progress, output_file, outputs_of, print_json, text_lines
 from multimodal.errors import TextError, UsageError
+from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.embed import check_text, embed
 from multimodal.tasks.fill_mask import fill_mask, masked_model
-from multimodal.tokens.files import write_whole
+from multimodal.tokens.outputs import write_output
 from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -45,14 +46,16 @@ def fill(options: Namespace) -> int:
 
 
 class _Text(NamedTuple):
-    """`line`: of the file, or which of the arguments, from 1. `text` None: it is broken."""
+    """`line`: of the file, or which of the arguments, from 1. `text` None: it is broken. `name`: for messages."""
 
     line: int
     text: str | None
+    name: str
 
 
 def vectors(options: Namespace) -> int:
-    output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"))
+    outputs = outputs_of(options, but=("texts",))
+    output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"), outputs)
     given = list(text_lines(options.texts, options.file))
     if not given:
         raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no text")
@@ -61,22 +64,45 @@ def vectors(options: Namespace) -> int:
     good = [one for one in texts if one.text is not None]
     if not good:
         return code
-    parts, shown = [], Progress(options.file or "texts")
-    for start in range(0, len(good), CHUNK):
-        chunk = [one.text for one in good[start : start + CHUNK]]
-        parts.append(embed(chunk, checkpoint, options.pooling, options.normalize, options.batch_tokens).cpu().numpy())
-        shown(min(start + CHUNK, len(good)), len(good))
-    shown.clear()
-    made = np.concatenate(parts)
+    made, failed = _embedded(options, checkpoint, good)
+    for one, error in failed:
+        code = fail(item_error(error, one.name, TextError))
+    good = [one for one in good if one not in {one for one, _ in failed}]
+    if not good:
+        return code
     if output is None:
         for record in _records(good, made):
             print_json(record, indent=None)
         return code
     ending = output.suffix.lower()
-    data = _npy(texts, made) if ending == ".npy" else (_csv if ending == ".csv" else _jsonl)(good, made).encode()
-    write_whole(output, data)
+    data = (
+        _npy(len(texts), good, made)
+        if ending == ".npy"
+        else (_csv if ending == ".csv" else _jsonl)(good, made).encode()
+    )
+    write_output(output, data)
     print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
     return code
+
+
+def _embedded(
+    options: Namespace, checkpoint: Checkpoint, texts: Sequence[_Text]
+) -> tuple[np.ndarray, list[tuple[_Text, Exception]]]:
+    """A row for each text that can be computed; the others, and why."""
+
+    def work(part: slice) -> np.ndarray:
+        chosen = [one.text for one in chunk[part]]
+        return embed(chosen, checkpoint, options.pooling, options.normalize, options.batch_tokens).cpu().numpy()
+
+    rows, failed, shown = [], [], Progress(options.file or "texts")
+    for start in range(0, len(texts), CHUNK):
+        chunk = texts[start : start + CHUNK]
+        made = in_parts(work, len(chunk))
+        failed += [(one, row) for one, row in zip(chunk, made, strict=True) if isinstance(row, Exception)]
+        rows += [row for row in made if not isinstance(row, Exception)]
+        shown(start + len(chunk), len(texts))
+    shown.clear()
+    return np.array(rows), failed
 
 
 def _ready(options: Namespace, checkpoint: Checkpoint) -> Checkpoint:
@@ -97,13 +123,13 @@ def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Text], int]
             text, code = None, fail(f"{name}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
         except TextError as error:
             text, code = None, fail(error)
-        found.append(_Text(number, text))
+        found.append(_Text(number, text, name))
     return found, code
 
 
-def _npy(texts: Sequence[_Text], made: np.ndarray) -> bytes:
-    rows = np.full((len(texts), made.shape[1]), np.nan, np.float32)
-    rows[[at for at, one in enumerate(texts) if one.text is not None]] = made
+def _npy(count: int, good: Sequence[_Text], made: np.ndarray) -> bytes:
+    rows = np.full((count, made.shape[1]), np.nan, np.float32)
+    rows[[one.line - 1 for one in good]] = made
     file = io.BytesIO()
     np.save(file, rows, allow_pickle=False)
     return file.getvalue()

@@ -6,14 +6,14 @@ from argparse import Namespace
 from typing import Any
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, output_file, print_json, trust
+from multimodal.commands_shared import Progress, output_file, outputs_of, print_json, trust
 from multimodal.commands_transcribe import api_options
 from multimodal.tasks.evaluate_asr import evaluate as run
 from multimodal.tasks.evaluate_report import record, summary, write_report
 from multimodal.weights.load import load
 
-OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "trust_paths",
-       "remote")  # fmt: skip
+OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "overwrite",
+       "trust_paths", "remote")  # fmt: skip
 
 
 def evaluate(options: Namespace) -> int:
@@ -22,7 +22,7 @@ def evaluate(options: Namespace) -> int:
         import torch
 
         torch.set_num_threads(given["threads"])
-    report = output_file(options.report, "--report", (".md", ".html"))
+    report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
     checkpoint = load(options.model, options.architecture)
     asked = api_options(given, checkpoint)
     shown, warn = Progress(options.manifest), warnings.showwarning

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from multimodal.cli import fail, printable
-from multimodal.commands_shared import Progress, output_file, print_json, trust
+from multimodal.commands_shared import Progress, output_file, outputs_of, print_json, trust
 from multimodal.errors import UsageError
 from multimodal.tasks.caption_options import CaptionOptions
 from multimodal.tasks.evaluate_captions import (
@@ -35,7 +35,7 @@ SHOWN = 10  # captions of a report, the worst and the best
 
 def evaluate(options: Namespace) -> int:
     began = time.perf_counter()
-    report = output_file(options.report, "--report", (".md", ".html"))
+    report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
     if options.threads:
         torch.set_num_threads(options.threads)
     clip = _clip(options)

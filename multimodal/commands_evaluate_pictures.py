@@ -13,7 +13,7 @@ import torch
 
 from multimodal.cli import fail, printable
 from multimodal.commands_classify import labels_and_templates
-from multimodal.commands_shared import Progress, output_file, print_json, trust
+from multimodal.commands_shared import Progress, output_file, outputs_of, print_json, trust
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.tasks import evaluate_fewshot, evaluate_probe, evaluate_retrieval
@@ -127,8 +127,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         options = self.options
-        self.report = output_file(options.report, "--report", (".md", ".html"))
-        self.confusion = output_file(getattr(options, "confusion", None), "--confusion", (".png",))
+        outputs = outputs_of(options)
+        self.report = output_file(options.report, "--report", (".md", ".html"), outputs)
+        self.confusion = output_file(getattr(options, "confusion", None), "--confusion", (".png",), outputs)
         if getattr(options, "C", None) is not None and not 0 < options.C < float("inf"):
             raise UsageError(f"--C {options.C}: is no number above 0")
         if options.threads:
@@ -186,12 +187,12 @@ class _Run:
         if scores is None or not (self.confusion or html):
             return None
         from multimodal.tasks.confusion_plot import plot_confusion
-        from multimodal.tokens.files import write_whole
+        from multimodal.tokens.outputs import write_output
 
         name = Path(self.source).name
         picture = plot_confusion(scores, f"{name} on {', '.join(self.options.data)}: {scores.figures()['acc1']:.1%}")
         if self.confusion:
-            write_whole(self.confusion, picture)
+            write_output(self.confusion, picture)
         return picture
 
 

@@ -11,6 +11,7 @@ from multimodal.cli import fail, printable
 from multimodal.commands_shared import Progress, print_json, text_lines
 from multimodal.errors import TextError, UsageError
 from multimodal.tasks import generate_choices
+from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.generate import Continuation, TextWriter, prepared
 from multimodal.tasks.generate_examples import STOP, Example, read_examples, with_examples
 from multimodal.tasks.generate_options import GenerateOptions, options_for
@@ -90,9 +91,11 @@ def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes
                 rows.append(asked.write.ids(asked.text(name, line), asked.name(name)))
             except TextError as error:
                 code, _ = fail(error), rows.append(None)
-        found = iter(asked.write([row for row in rows if row is not None]))
-        for (_, line), row in zip(part, rows, strict=True):
+        found = iter(_continued(asked.write, [row for row in rows if row is not None]))
+        for (name, line), row in zip(part, rows, strict=True):
             made = [] if row is None else next(found)
+            if isinstance(made, Exception):
+                code, made = fail(item_error(made, asked.name(name), TextError)), []
             records.append(_record(line, row, made))
             if options.format == "text":
                 _print(made, len(lines) == 1)
@@ -101,6 +104,10 @@ def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes
     if options.format == "json":
         print_json(records)
     return code
+
+
+def _continued(write: TextWriter, rows: list[list[int]]) -> list[list[Continuation] | Exception]:
+    return in_parts(lambda part: write(rows[part]), len(rows))
 
 
 def _print(made: list[Continuation], lone: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from multimodal.assets import shipped
 from multimodal.cli import printable
-from multimodal.commands_shared import output_file, print_json
+from multimodal.commands_shared import output_file, outputs_of, print_json
 from multimodal.errors import UsageError
 from multimodal.weights.folder import Checkpoint, kind_of
 from multimodal.weights.load import load
@@ -17,9 +17,9 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def inspect(options: Namespace) -> int:
     from multimodal.tasks.inspect_alignment import Asked
     from multimodal.tasks.inspect_views import Wanted, view
-    from multimodal.tokens.files import write_whole
+    from multimodal.tokens.outputs import write_output
 
-    file = output_file(options.plot, "--plot", (".png",))
+    file = output_file(options.plot, "--plot", (".png",), outputs_of(options))
     checkpoint = load(options.model, options.architecture, options.preprocessing)
     asked = None
     if options.input is not None:
@@ -32,7 +32,7 @@ def inspect(options: Namespace) -> int:
             print(printable(line))
     if file is not None:
         try:
-            write_whole(file, seen.draw())
+            write_output(file, seen.draw())
         except OSError as error:
             raise UsageError(f"--plot {options.plot}: cannot be written ({error.strerror})") from None
     return 0

@@ -5,14 +5,17 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 from multimodal.cli import fail, printable
 from multimodal.commands_shared import Progress, print_json
-from multimodal.errors import UsageError
+from multimodal.errors import CheckpointError, ImageError, UsageError
 from multimodal.signals import at_stop
-from multimodal.tasks.results import Results
+from multimodal.tasks.attempts import item_error
+from multimodal.tasks.results import BESIDE, Results
 from multimodal.tokens.image import find_images, walk_images
+from multimodal.tokens.outputs import Outputs
 
 Record = dict[str, Any]  # of one picture, its name as `file`
 Add = Callable[[Record], None]
@@ -72,6 +75,22 @@ class Bar:
         if self.bar is not None:
             self.bar.clear()
         return fail(error)
+
+    def attempt(self, file: str, work: Callable[[], object]) -> int:
+        """0, or 1 and one line where `work` fails by the image."""
+        try:
+            work()
+        except (UsageError, CheckpointError):
+            raise
+        except Exception as error:
+            return self.failed(item_error(error, file, ImageError))
+        return 0
+
+
+def results_place(options: Namespace, outputs: Outputs) -> None:
+    """Raises UsageError where `--output`, or a file beside it, is an input."""
+    for ending in ("", *BESIDE) if options.output is not None else ():
+        outputs.spare(Path(options.output + ending), f"--output {options.output}{ending}")
 
 
 class Printed:

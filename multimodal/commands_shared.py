@@ -7,13 +7,21 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from multimodal.cli import fail, printable
 from multimodal.errors import UsageError
+from multimodal.tokens.outputs import Outputs
 from multimodal.train.trust import Trust
+
+# what commands write; every other text among their options may name an input
+OUTPUTS = {
+    "output", "output_dir", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
+    "regions", "features_cache", "model_dir",
+}  # fmt: skip
 
 
 def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
@@ -69,21 +77,30 @@ def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | 
             yield f"{name}, line {number}", line
 
 
-def output_file(path: str | None, flag: str, endings: tuple[str, ...]) -> Path | None:
+def outputs_of(options: Namespace, inputs: Iterable[str | Path] = (), but: Collection[str] = ()) -> Outputs:
+    """Checks of a command's output files. Its inputs are the files and folders that its options (less `but`) name, and
+    `inputs`."""
+    values = [value for name, value in vars(options).items() if name not in OUTPUTS and name not in but]
+    named = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    files = [text for text in named if isinstance(text, str) and text]
+    return Outputs(chain(files, ["/dev/stdin"], inputs), bool(getattr(options, "overwrite", False)))
+
+
+def output_file(path: str | None, flag: str, endings: Collection[str], outputs: Outputs) -> Path | None:
     """A file that a flag names to be written, checked before any work; its folder is made. Raises UsageError."""
     if path is None:
         return None
     file = Path(path)
-    if file.suffix.lower() not in endings:
+    if endings and file.suffix.lower() not in endings:
         wrong = f"in neither {' nor '.join(endings)}" if len(endings) > 1 else f"not in {endings[0]}"
         raise UsageError(f"{flag} {path}: ends {wrong}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{flag} {path}: its folder cannot be made ({error.strerror})") from None
-    if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{flag} {path}: cannot be written ({'a folder' if file.is_dir() else 'Permission denied'})")
-    return file
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {path}: cannot be written (Permission denied)")
+    return outputs.claim(file, f"{flag} {path}")
 
 
 def output_folder(folder: Path, flag: str) -> Path:

@@ -8,27 +8,28 @@ import tempfile
 import warnings
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from multimodal.cli import printable
+from multimodal.cli import fail, printable
 from multimodal.cli_transcribe import COMMAND_ONLY, LAYOUT, NEED_WORDS
 from multimodal.commands_progress import Shown
-from multimodal.commands_shared import found_files, output_folder
+from multimodal.commands_shared import found_files, output_file, output_folder, outputs_of
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.signals import at_stop, unbroken
 from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript
 from multimodal.tokens.audio import find_audio
-from multimodal.tokens.files import write_whole
+from multimodal.tokens.outputs import opened_output, write_output
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 STDIN = "stdin"  # the name of what comes through -
 PIECE = 1 << 20  # bytes of stdin held at once
+_Log = Callable[[str, Iterable[Mapping[str, Any]]], None]
 
 
 def transcribe(options: Namespace) -> int:
@@ -55,11 +56,11 @@ def transcribe(options: Namespace) -> int:
         files, code = found_files(options.audio, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
         names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
         outputs = _outputs(given, names)
-        if given.get("skip_existing"):
-            names = {file: name for file, name in names.items() if not _done(outputs, file, name)}
+        names, refused = _claimed(options, outputs, names)
+        code = code or refused
         if not names:
             return code
-        log = stack.enter_context(_log(given["decode_log"])) if "decode_log" in given else None
+        log = stack.enter_context(_log(Path(given["decode_log"]))) if "decode_log" in given else None
         checkpoint = _checkpoint(given)
         chosen = api_options(given, checkpoint)
         _warn_of_no_effect(chosen, checkpoint)
@@ -74,7 +75,7 @@ def transcribe(options: Namespace) -> int:
 
 
 def _finish(
-    file: Path, name: str, result: dict[str, Any] | MultimodalError, outputs: "_Outputs", log: IO[str] | None
+    file: Path, name: str, result: dict[str, Any] | MultimodalError, outputs: "_Outputs", log: _Log | None
 ) -> None:
     """Raises `result` where it is an error, and OSError where an output cannot be written."""
     if isinstance(result, MultimodalError):
@@ -82,11 +83,7 @@ def _finish(
     entries = result.pop("log", ())
     outputs.write(file, name, result)
     if log is not None:
-        try:
-            log.writelines(json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries)
-            log.flush()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, log.name) from None
+        log(name, entries)
 
 
 def _stdin(folder: Path) -> Path:
@@ -130,7 +127,7 @@ class _Outputs:
         if self.plot:
             from multimodal.tasks.plot import plot_transcript
 
-            write_whole(self.folder / f"{file.stem}.png", plot_transcript(result, file, name, self.audio_track))
+            write_output(self.folder / f"{file.stem}.png", plot_transcript(result, file, name, self.audio_track))
 
 
 def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
@@ -157,25 +154,39 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
     return _Outputs(folder, which, layout, bool(given.get("plot")), given.get("audio_track"))
 
 
-def _done(outputs: _Outputs, file: Path, name: str) -> bool:
-    paths = outputs.paths(file)
-    if not all(path.exists() for path in paths):
-        return False
-    print(f"multimodal: skipped {printable(name)}: {printable(paths[0].name)} is there", file=sys.stderr)
-    return True
+def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -> tuple[dict[Path, str], int]:
+    """Files to transcribe: all but those whose outputs are there, or may not be written. Before any work."""
+    places, kept, code = outputs_of(options, names, but=("audio",)), dict[Path, str](), 0
+    output_file(getattr(options, "decode_log", None), "--decode_log", (), places)
+    for file, name in names.items():
+        paths = outputs.paths(file) if outputs.folder is not None else []
+        try:
+            there = [places.spare(path) is not None and path.exists() for path in paths]
+            if getattr(options, "skip_existing", False) and all(there):
+                print(f"multimodal: skipped {printable(name)}: {printable(paths[0].name)} is there", file=sys.stderr)
+                continue
+            for path in paths:
+                places.claim(path)
+            kept[file] = name
+        except UsageError as error:
+            code = fail(error)
+    return kept, code
 
 
 @contextmanager
-def _log(path: str) -> Iterator[IO[str]]:
-    try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed below, whose failure was told before)
-    except OSError as error:
-        raise UsageError(f"--decode_log {path}: cannot be written ({error.strerror})") from None
-    try:
-        yield file
-    finally:
-        with suppress(OSError):  # what could not be written was told with its recording
-            file.close()
+def _log(path: Path) -> Iterator[_Log]:
+    """Also of a run that was stopped."""
+    with opened_output(path, "place") as file:
+
+        def add(name: str, entries: Iterable[Mapping[str, Any]]) -> None:
+            lines = [json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries]
+            try:
+                file.write("".join(lines).encode(errors="backslashreplace"))
+                file.flush()
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from None
+
+        yield add
 
 
 def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:

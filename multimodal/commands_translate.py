@@ -5,17 +5,17 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from multimodal.cli import fail
-from multimodal.commands_shared import Progress, print_json, text_lines
-from multimodal.errors import TextError, UsageError
-from multimodal.signals import at_stop
+from multimodal.commands_shared import Progress, output_file, outputs_of, print_json, text_lines
+from multimodal.errors import TextError
+from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.translate import Source, TranslateOptions, Translation, Translator, tell_cuts
+from multimodal.tokens.outputs import opened_output
 from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.load import load
 
@@ -25,6 +25,7 @@ BATCHES = 8  # that are sorted by length together, and written once they are don
 def translate(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
+    output = output_file(options.output, "--output", (), outputs_of(options, but=("texts", "source", "target")))
     lines = list(text_lines(options.texts, options.file))
     checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
     names = ("beam_size", "length_penalty", "max_tokens", "batch_size", "on_long")
@@ -32,14 +33,16 @@ def translate(options: Namespace) -> int:
     translator = Translator(checkpoint, options.source, options.target, chosen)
     told: list[tuple[str, Source, Translation]] = []
     code, size, shown = 0, BATCHES * options.batch_size, Progress("texts")
-    with _writing(options.output) as write:
+    with _writing(output) as write:
         for first in range(0, len(lines), size):
             part = lines[first : first + size]
             sources = [_read(translator, name, text) for name, text in part]
             code = code or int(None in sources)
-            found = iter(translator([one for one in sources if one is not None]))
+            found = iter(_translated(translator, [one for one in sources if one is not None]))
             for number, ((name, text), one) in enumerate(zip(part, sources, strict=True), first + 1):
                 made = None if one is None else next(found)
+                if isinstance(made, Exception):
+                    code, one, made = fail(item_error(made, name, TextError)), None, None
                 write(_record(number, text, one, made, options.format))
                 if made is not None and (one.cut or not made.finished):
                     told.append((name, one, made))
@@ -48,6 +51,10 @@ def translate(options: Namespace) -> int:
     shown.clear()
     tell_cuts(told)
     return code
+
+
+def _translated(translator: Translator, sources: list[Source]) -> list[Translation | Exception]:
+    return in_parts(lambda part: translator(sources[part]), len(sources))
 
 
 def _read(translator: Translator, name: str, text: str | bytes) -> Source | None:
@@ -80,20 +87,12 @@ def _printed(one: Any) -> None:
 
 
 @contextmanager
-def _writing(output: str | None) -> Iterator[Callable[[Any], None]]:
-    """Lines or records to the standard output as they come, or to a file beside `output`, which takes its place at the
-    end."""
+def _writing(output: Path | None) -> Iterator[Callable[[Any], None]]:
+    """Lines or records to stdout as they come, or to a file beside `output`, which takes its place at the end."""
     if output is None:
         yield _printed
         return
-    path = Path(output)
-    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
-        cause = "no such folder" if not path.parent.is_dir() else "not a regular file"
-        raise UsageError(f"--output {output}: cannot be written ({cause})")
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with at_stop(partial(part.unlink, missing_ok=True)), part.open("w", encoding="utf-8") as file:
-            yield lambda one: file.write((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with opened_output(output, "keep") as file:
+        yield lambda one: file.write(
+            f"{one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)}\n".encode()
+        )

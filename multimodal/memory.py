@@ -9,7 +9,7 @@ from pathlib import Path
 
 from multimodal.errors import CheckpointError, MultimodalError
 
-NO_MEMORY = "allocate memory|out of memory|Storage size calculation overflowed"  # torch's RuntimeErrors
+NO_MEMORY = "allocate memory|out of memory|Storage size calculation overflowed|ALLOC_FAILED"  # torch's RuntimeErrors
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 

@@ -27,6 +27,7 @@ from evaluate_speech import SpeechOptions, recognise
 from evaluate_whisper import WhisperOptions, multitask
 
 from multimodal.errors import UsageError
+from multimodal.tokens.outputs import Outputs, write_output
 from multimodal.train.report import versions
 from multimodal.train.start import start
 from multimodal.train.trust import Trust
@@ -70,6 +71,8 @@ class Settings:
     """JSON file of facts that `--write` adds"""
     report: Path | None = None
     """Markdown file to write"""
+    overwrite: bool = False
+    """replace a --report that multimodal did not write, or that was changed since"""
     device: str = "cpu"
     threads: int = 0
     """of the processor; 0: torch's own choice"""
@@ -114,6 +117,9 @@ def markdown(model: str, figures: dict[str, Any], examples: dict[str, list[str]]
 def main(settings: Settings) -> dict[str, Any]:
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.report:
+        inputs = [settings.model, *settings.data, *(one.partition("=")[2] or one for one in settings.data)]
+        Outputs([*inputs, *([settings.card] if settings.card else [])], settings.overwrite).claim(settings.report)
     checkpoint = load(settings.model)
     if checkpoint.kind not in EVALUATORS:
         raise UsageError(f"{settings.model}: is of kind {checkpoint.kind}, known are {', '.join(EVALUATORS)}")
@@ -125,7 +131,7 @@ def main(settings: Settings) -> dict[str, Any]:
         examples[name] = figures[name].pop("examples", [])
         log.info("%s: %s", name, json.dumps(figures[name]))
     if settings.report:
-        settings.report.write_text(markdown(settings.model, figures, examples), encoding="utf-8")
+        write_output(settings.report, markdown(settings.model, figures, examples).encode(errors="backslashreplace"))
     if settings.write:
         facts = json.loads(settings.card.read_text(encoding="utf-8")) if settings.card else {}
         save_card(Path(checkpoint.source), checkpoint.card | facts | {"figures": figures})

@@ -4,6 +4,7 @@ Olsson et al. 2022, "In-context learning and induction heads": the prefix-matchi
 a token late in the window costs than an early one. `train_lm.py --induction` uses it.
 """
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from multimodal.errors import UsageError
 from multimodal.tasks.induction import induction, usable_ids
+from multimodal.tokens.outputs import write_output
 from multimodal.tokens.tokenizer import Tokenizer
 from multimodal.train.language import losses_by_place
 from multimodal.train.report import read_metrics
@@ -73,4 +75,6 @@ def _drawn(rows: list[dict[str, Any]], path: Path, context: int) -> None:
     for axes in (heads, loss, copies):
         axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    data = io.BytesIO()
+    figure.savefig(data, dpi=100, format=path.suffix[1:])
+    write_output(path, data.getvalue())

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from multimodal.errors import UsageError
+from multimodal.tokens.outputs import Outputs, opened_output
 from multimodal.train.lists import read_text
 
 ACCENTS = ["en-us", "en-us", "en-us-nyc", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029"]
@@ -102,17 +104,22 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10**9)
     parser.add_argument("--unseen", type=float, default=0.0, metavar="SHARE")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--overwrite", action="store_true", help="replace a manifest that another hand wrote")
     args = parser.parse_args()
     if args.hours == 1e9 and args.count == 10**9:
         parser.error("one of --hours and --count is needed")
+    try:
+        Outputs([spec.rpartition("=")[0] for spec in args.texts], args.overwrite).claim(args.manifest)
+    except UsageError as error:
+        parser.error(str(error))
     folder = args.manifest.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     seconds, count, items = 0.0, 0, plan(args)
-    with ThreadPoolExecutor(2) as pool, args.manifest.open("w", encoding="utf-8") as file:
+    with ThreadPoolExecutor(2) as pool, opened_output(args.manifest, "keep") as file:
         while seconds < args.hours * 3600 and count < args.count:
             some = list(itertools.islice(items, min(64, args.count - count)))
             for line in pool.map(lambda item: speak(item, folder), some):
-                file.write(json.dumps(line) + "\n")
+                file.write(f"{json.dumps(line)}\n".encode())
                 seconds, count = seconds + line["duration"], count + 1
     print(f"{args.manifest}: {count} utterances, {seconds / 3600:.2f} h")
 

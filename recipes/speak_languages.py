@@ -22,6 +22,8 @@ from pathlib import Path
 
 from speak import speak
 
+from multimodal.errors import UsageError
+from multimodal.tokens.outputs import Outputs, opened_output
 from multimodal.train.lists import read_text
 
 VOICES = {"en": ["en-us", "en-gb"], "de": ["de"], "fr": ["fr-fr"], "cs": ["cs"]}
@@ -74,15 +76,20 @@ def main() -> None:
     parser.add_argument("--most-words", type=int, default=16)
     parser.add_argument("--unseen", type=float, default=0.0, metavar="SHARE")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--overwrite", action="store_true", help="replace a manifest that another hand wrote")
     args = parser.parse_args()
+    try:
+        Outputs([args.texts, args.english], args.overwrite).claim(args.manifest)
+    except UsageError as error:
+        parser.error(str(error))
     folder = args.manifest.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     seconds, count, items = 0.0, 0, plan(args)
-    with ThreadPoolExecutor(2) as pool, args.manifest.open("w", encoding="utf-8") as file:
+    with ThreadPoolExecutor(2) as pool, opened_output(args.manifest, "keep") as file:
         while some := list(itertools.islice(items, 64)):
             for item, line in zip(some, pool.map(lambda item: speak(item, folder), some), strict=True):
                 line |= {key: item[key] for key in ("language", "translation")}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode())
                 seconds, count = seconds + line["duration"], count + 1
     print(f"{args.manifest}: {count} utterances, {seconds / 3600:.2f} h")
 

@@ -14,6 +14,7 @@ on the held-out pictures 3.97 (all colours alike 9.0, as often as in training 8.
 40.9 % (of the raw pixels 36.4).
 """
 
+import io
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from multimodal.models.text import TextTransformer
 from multimodal.search import sample
 from multimodal.tasks import evaluate_probe
+from multimodal.tokens.outputs import write_output
 from multimodal.train.classify import class_labels
 from multimodal.train.language import Language, gpt2_weights
 from multimodal.train.language_model import ModelSettings, language_config
@@ -110,7 +112,10 @@ def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4
     rows = [torch.nn.functional.pad(column, (0, 0, 1, 1, 1, 1), value=255) for column in columns]
     whole = torch.cat([torch.cat(list(part), 0) for part in rows], 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(whole.numpy()).resize((whole.shape[1] * zoom, whole.shape[0] * zoom), Image.NEAREST).save(path)
+    data = io.BytesIO()
+    made = Image.fromarray(whole.numpy())
+    made.resize((whole.shape[1] * zoom, whole.shape[0] * zoom), Image.NEAREST).save(data, "PNG")
+    write_output(path, data.getvalue())
 
 
 def probed(s: Settings, train: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], names: list[str]) -> float:

@@ -38,9 +38,9 @@ from typing import NamedTuple
 
 from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.ngram import END, START, UNKNOWN
+from multimodal.tokens.outputs import Outputs, write_output
 from multimodal.train.lists import CSV, JSONL, read_list, read_text
 from multimodal.train.speech import plain
-from multimodal.weights.folder import write_durably
 
 Gram = tuple[str, ...]
 
@@ -139,14 +139,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("target", type=Path, metavar="ARPA", help=".arpa or .arpa.gz")
     parser.add_argument("--texts", type=Path, nargs="+", required=True, metavar="FILE", help=".jsonl, or plain text")
     parser.add_argument("--order", type=int, choices=range(1, 6), default=3)
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that this recipe did not write")
     parser.add_argument("--plain", action="store_true", help="lower case, no punctuation but the apostrophe")
     options = parser.parse_args(arguments)
     try:
         if not options.target.name.endswith((".arpa", ".arpa.gz")):
             raise UsageError(f"{options.target}: ends in neither .arpa nor .arpa.gz")
+        Outputs(options.texts, options.overwrite).claim(options.target)
         tables = train((words for path in options.texts for words in sentences(path, options.plain)), options.order)
         data = "".join(f"{line}\n" for line in arpa(tables)).encode()
-        write_durably(options.target, gzip.compress(data, mtime=0) if options.target.suffix == ".gz" else data)
+        write_output(options.target, gzip.compress(data, mtime=0) if options.target.suffix == ".gz" else data)
     except (MultimodalError, OSError) as error:
         sys.exit(f"train_ngram: error: {error}")
     print(f"{options.target}: {', '.join(f'{len(t):,} {n}-grams' for n, t in enumerate(tables, 1))}")

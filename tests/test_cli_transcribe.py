@@ -160,14 +160,14 @@ def test_a_bar_of_seconds_on_a_terminal_only(say, fake, clips, tmp_path, monkeyp
 
 
 def test_what_failed_is_named_and_the_others_are_kept(say, fake, clips, tmp_path, monkeypatch):
-    whole = subtitles.write_whole
+    whole = subtitles.write_output
 
     def full(path, data):
         if path.name == "b.txt":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         whole(path, data)
 
-    monkeypatch.setattr(subtitles, "write_whole", full)
+    monkeypatch.setattr(subtitles, "write_output", full)
     fake.results = {"a": AudioError("a.wav: cannot be read")}
     code, _, err = say(clips, "-o", tmp_path / "out", "-f", "txt")
     assert code == 1
@@ -294,10 +294,21 @@ def test_files_are_written_though_stdout_cannot_be(models, tone, tmp_path, out, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_decode_log_that_cannot_be_written_is_named(say, fake, clips, tmp_path):
+def test_a_decode_log_that_cannot_be_written_is_named(say, fake, clips, tmp_path, monkeypatch):
     fake.results["a"] = heard("one", log=[{"seek": 0}])
     code, _, err = say(clips / "a.wav", "-o", tmp_path, "--decode_log", "/dev/full")
-    assert (code, err) == (1, "multimodal: error: /dev/full: cannot be written (No space left on device)\n")
+    assert (code, "not a regular file" in one_line(err), (tmp_path / "a.txt").exists()) == (1, True, False)
+
+    @contextmanager
+    def full(*_):
+        with open("/dev/full", "wb") as file:
+            yield file
+
+    monkeypatch.setattr("multimodal.commands_transcribe.opened_output", full)
+    log = tmp_path / "log.jsonl"
+    code, _, err = say(clips / "a.wav", "-o", tmp_path, "--decode_log", log)
+    assert (code, err.splitlines()[0]) == (1, f"multimodal: error: {log}: cannot be written (No space left on device)")
+    assert (tmp_path / "a.txt").exists()
 
 
 def test_stdin_is_read_once_and_empty_names_are_refused(say, fake, piped, tmp_path):

@@ -51,7 +51,7 @@ def test_a_kill_at_any_byte_leaves_a_file_that_ends_as_an_unbroken_one(tmp_path,
     path, names = tmp_path / f"out.{style}", NAMES[:4]
     fill(path, names, style)
     whole, record = path.read_bytes(), path.with_name(path.name + ".settings.json")
-    settings = json.loads(record.read_text()) | {"closed_at": 0}
+    settings = json.loads(record.read_text()) | {"rows": 0}
     for end in range(len(whole) + 1):
         path.write_bytes(whole[:end])
         record.write_text(json.dumps(settings))
@@ -175,3 +175,61 @@ def test_thousands_of_pictures_are_quick(tmp_path, style):
     fill(tmp_path / "o", names, style)
     assert len(fill(tmp_path / "o", names, style)) == 20_000
     assert process_time() - start < 10  # about 0.6 s; reading the file again for each would take minutes
+
+
+def rewritten(path: Path, change) -> None:
+    """The lines changed by hand; `change` gives other lines."""
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+CHANGES = {
+    "edited": (lambda rows: [*rows[:2], rows[2].replace(b"a", b"b", 1), *rows[3:]], 3),
+    "removed": (lambda rows: [*rows[:2], *rows[3:]], 3), "added": (lambda rows: [*rows[:2], rows[2], *rows[2:]], 4),
+    "moved": (lambda rows: [*rows[:2], rows[3], rows[2], *rows[4:]], 3),
+    "added at the end": (lambda rows: [*rows, rows[-1]], None), "removed at the end": (lambda rows: rows[:-1], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ["csv", "jsonl"])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_row_that_was_changed_by_hand_is_named_by_its_line(tmp_path, style, kind):
+    path, names = tmp_path / f"out.{style}", [f"a{i}.jpg" for i in range(6)]
+    fill(path, names, style)
+    lines = len(path.read_bytes().splitlines())
+    change, line = CHANGES[kind]
+    rewritten(path, change)
+    before = path.read_bytes()
+    line = line or (lines + 1 if "added" in kind else lines - 1)
+    with pytest.raises(UsageError, match=rf"line {line} (is not as it was written|was added|are missing).*--overwrite"):
+        fill(path, names, style)
+    assert path.read_bytes() == before
+    fill(path, names, style, overwrite=True)
+    assert fill(path, names, style) == set(names)
+
+
+@pytest.mark.parametrize("style", ["csv", "jsonl"])
+def test_a_changed_row_is_named_after_a_kill_too(tmp_path, style):
+    """Not closed, and the last row torn."""
+    path, names = tmp_path / f"out.{style}", [f"a{i}.jpg" for i in range(6)]
+    results = Results(path, style, COLUMNS, {"model": "m"})
+    for name in names:
+        results.append(name, rows(name), {"file": name, "scores": [1, 2]})
+    results._close()  # as a kill leaves it
+    path.write_bytes(path.read_bytes()[:-3].replace(b"a1", b"b1", 1))
+    with pytest.raises(UsageError, match=f"line {4 if style == 'csv' else 2} is not as it was written"):
+        fill(path, names, style)
+
+
+def test_sums_that_are_missing_are_said(tmp_path):
+    fill(tmp_path / "o.csv", NAMES[:2])
+    (tmp_path / "o.csv.sums").unlink()
+    with pytest.raises(UsageError, match=r"o.csv.sums: is cut off or missing"):
+        fill(tmp_path / "o.csv", NAMES[:2])
+
+
+@pytest.mark.parametrize("name", ["o.csv.settings.json", "o.csv.sums"])
+def test_files_of_others_beside_new_results_stay(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name}: exists"):
+        fill(tmp_path / "o.csv", NAMES[:2])
+    assert (tmp_path / name).read_text() == "mine"

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from multimodal.errors import CheckpointError, ImageError, TextError, UsageError
 from multimodal.graphs import fast_step
 from multimodal.models.captioner import Captioner, Captions, Decoding
 from multimodal.search import greedy, sample
+from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.caption_options import CaptionOptions, options_for
 from multimodal.tasks.pictures import batches, name_of
 from multimodal.weights.compute import prepare_for_inference
@@ -83,8 +85,16 @@ def written(
     """(picture, what was written for it) as soon as it is there; an ImageError stands in its place."""
     for pictures in batches(images, write.checkpoint.preprocessing, batch_size, workers):
         yield from pictures.refused
-        found = write(pictures.pixels) if pictures.read else []
-        yield from zip(pictures.read, map(Written, pictures.pixels, found), strict=True)
+        found = in_parts(partial(_captions, write, pictures.pixels), len(pictures.read))
+        for image, pixels, captions in zip(pictures.read, pictures.pixels, found, strict=True):
+            if isinstance(captions, Exception):
+                yield image, item_error(captions, name_of(image), ImageError)
+            else:
+                yield image, Written(pixels, captions)
+
+
+def _captions(write: "CaptionWriter", pixels: Float[Tensor, "B 3 H W"], part: slice) -> list[list["Caption"]]:
+    return write(pixels[part])
 
 
 class Written(NamedTuple):

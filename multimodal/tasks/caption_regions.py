@@ -15,8 +15,8 @@ from multimodal.blocks.stack import Block
 from multimodal.models.coca import CoCa
 from multimodal.tasks.caption import CaptionWriter, Written
 from multimodal.tasks.heatmap import overlay
-from multimodal.tokens.files import write_whole
 from multimodal.tokens.image import read_image, to_rgb
+from multimodal.tokens.outputs import write_output
 from multimodal.tokens.tokenizer import Tokenizer
 
 TILE = 320  # pixels of the longer edge of each copy of the picture
@@ -93,7 +93,7 @@ class Regions:
             tiles.append(overlay(image, maps[places].mean(0), self.record, patch, word))
         data = io.BytesIO()
         _sheet(tiles).save(data, "PNG")
-        write_whole(self.places[file], data.getvalue())
+        write_output(self.places[file], data.getvalue())
 
 
 def _sheet(tiles: list[Image.Image]) -> Image.Image:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.signals import unbroken
 from multimodal.tasks.calibration import Calibration
 from multimodal.tasks.features import model_digest
 from multimodal.tasks.labels import checked_labels
 from multimodal.tasks.zeroshot import ZeroShotClassifier, saved_templates
 from multimodal.tokens.files import ascii_only, parse_json, path_of, shown
 from multimodal.tokens.image import Preprocessing
+from multimodal.tokens.outputs import Outputs, write_output
 from multimodal.tokens.records import from_record, to_record
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.folder import Checkpoint, read_tensors, write_durably
+from multimodal.weights.folder import Checkpoint, read_tensors
 
 FORMAT = "multimodal classifier 1"
 
@@ -66,10 +65,7 @@ def save_classifier(classifier: ZeroShotClassifier, path: Path, digest: str, ove
     from safetensors.torch import save
 
     path = path_of(path, UsageError, "--save_classifier")
-    if path.exists():
-        if not overwrite:
-            raise UsageError(f"--save_classifier {path}: exists already (--overwrite takes its place)")
-        read_classifier(path)
+    place_of_classifier(path, Outputs(overwrite=overwrite))
     record = ClassifierRecord(
         tuple(classifier.labels), saved_templates(classifier.templates), classifier.checkpoint.source,
         digest, classifier.preprocessing, classifier.scores, classifier.threshold,
@@ -77,14 +73,20 @@ def save_classifier(classifier: ZeroShotClassifier, path: Path, digest: str, ove
     )  # fmt: skip
     weights, text = classifier.weights.float().cpu().contiguous(), json.dumps(to_record(record))
     told = {"format": FORMAT, "classifier": text, "sha256": _digest(weights, text)}
-    part = path.with_name(f".{path.name}.part")
     try:
-        with unbroken():
-            write_durably(part, save({"weights": weights}, metadata=told))
-            os.replace(part, path)
+        write_output(path, save({"weights": weights}, metadata=told))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UsageError(f"--save_classifier {path}: cannot be written ({error.strerror})") from None
+
+
+def place_of_classifier(path: Path, outputs: Outputs) -> None:
+    """Raises UsageError for a file that is there already (unless `outputs.overwrite`) or is an input, and as
+    `read_classifier` for one that is no classifier."""
+    if outputs.spare(path, f"--save_classifier {path}") is None:
+        return
+    if not outputs.overwrite:
+        raise UsageError(f"--save_classifier {path}: exists already (--overwrite takes its place)")
+    read_classifier(path)
 
 
 def read_classifier(path: Path) -> SavedClassifier:

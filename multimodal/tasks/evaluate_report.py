@@ -8,7 +8,7 @@ from typing import Any
 
 from multimodal.tasks.evaluate_asr import Edit, Evaluation, Utterance
 from multimodal.tasks.pages import STYLE, bullets, columns, escaped, fenced, percent
-from multimodal.tokens.files import write_whole
+from multimodal.tokens.outputs import write_output
 from multimodal.train.report import versions
 
 TITLE = "Transcripts against their references"
@@ -50,7 +50,7 @@ def write_report(result: Evaluation, path: Path, facts: dict[str, Any]) -> None:
     shown = {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
              for name, value in (facts | {"versions": versions()}).items()}  # fmt: skip
     lines = (_html if path.suffix.lower() == ".html" else _markdown)(result, shown)
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    write_output(path, ("\n".join(lines) + "\n").encode())
 
 
 def _figures(result: Evaluation) -> dict[str, str]:

@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.errors import CheckpointError, DataError, ImageError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
+from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.native import encode_native, native_batches, tokens_of, vision
 from multimodal.tasks.picture_sets import PictureSet
-from multimodal.tasks.pictures import batches
+from multimodal.tasks.pictures import batches, name_of
 from multimodal.tokens.files import write_whole
 from multimodal.tokens.records import to_record
 from multimodal.train.loader import BROKEN
@@ -83,14 +84,16 @@ def picture_features(
     items, vectors, keys = _Items(pictures), [], []
     with torch.inference_mode():
         for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
-            keys += items.settle(len(batch.read) + len(batch.refused), batch.refused)
-            if len(batch.read):
-                vectors.append(encode(batch.pixels).float().cpu())
+            made = in_parts(lambda part: encode(batch.pixels[part]).float().cpu(), len(batch.read))  # noqa: B023
+            failed = [(media, one) for media, one in zip(batch.read, made, strict=True) if isinstance(one, Exception)]
+            refused = batch.refused + [(media, item_error(one, name_of(media), ImageError)) for media, one in failed]
+            keys += items.settle(len(batch.read) + len(batch.refused), refused)
+            vectors += [one for one in made if not isinstance(one, Exception)]
             watch(len(keys), len(pictures.keys), len(items.broken))
     broken = [*pictures.broken, *(items.broken[key] for key in sorted(items.broken))]
     if not keys:
         raise DataError(f"{pictures.where}: no picture can be read ({broken[0] if broken else '0 found'})")
-    found = Features(torch.cat(vectors), keys, broken)
+    found = Features(torch.stack(vectors), keys, broken)
     if wrong := (~found.vectors.isfinite().all(1)).nonzero().flatten().tolist():
         name = pictures.source.name(keys[wrong[0]])
         raise CheckpointError(f"model {checkpoint.source}: the vector of {name} is not finite ({len(wrong)} such)")
@@ -135,7 +138,7 @@ class _Items:
             if id(media) in causes:
                 text = str(causes[id(media)])
                 prefix = f"{len(media)} bytes: " if isinstance(media, bytes) else ""
-                self._leave_out(key, name, text.removeprefix(prefix))
+                self._leave_out(key, name, text.removeprefix(prefix).removeprefix("<bytes>: "))
             else:
                 read.append(key)
         return read

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import re
+import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.frozen import Frozen
-from multimodal.errors import UsageError
+from multimodal.errors import ImageError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
 from multimodal.models.vit import ViT
 from multimodal.tasks.native import native_record
-from multimodal.tokens.files import write_whole
 from multimodal.tokens.image import Preprocessing, placement, preprocess, read_image, to_rgb
+from multimodal.tokens.outputs import Outputs, write_output
 
 STRONGEST = 0.65  # opacity of the hottest place
 REDDEST = 0.9  # of the colours, whose end is nearly black
@@ -170,7 +171,7 @@ class HeatMaps:
 
     def __init__(
         self, model: nn.Module, record: Preprocessing, labels: Sequence[str], texts: Float[Tensor, "C D"],
-        folder: str | Path, top: int = 3, max_tokens: int | None = None,
+        folder: str | Path, top: int = 3, max_tokens: int | None = None, outputs: Outputs | None = None,
     ):  # fmt: skip
         self.patch = check_model(model).config.patch
         self.model, self.record, self.texts, self.folder = model, record, texts.float(), Path(folder)
@@ -178,14 +179,14 @@ class HeatMaps:
         self.top, self.max_tokens = top, max_tokens
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / ".writable", b"")
-            (self.folder / ".writable").unlink()
+            tempfile.TemporaryFile(dir=self.folder).close()
         except OSError as error:
             raise self._refusal(error) from None
+        self.outputs = outputs or Outputs()
 
     def write(self, picture: str | Path, result: dict[str, Any]) -> list[Path]:
-        """JPEG files of one picture, best label first. `result`: as `classify` returns it. Raises ImageError, and
-        UsageError where a file cannot be written."""
+        """JPEG files of one image, best label first. `result`: as `classify` returns it. Raises ImageError, also for a
+        file in their place that is not ours, and UsageError where a file cannot be written."""
         image, record = read_image(picture), self.record
         if self.max_tokens is not None:
             record = native_record(image, record, self.patch, self.max_tokens, str(picture))
@@ -196,10 +197,14 @@ class HeatMaps:
         for number, (score, one) in enumerate(zip(best, maps, strict=True), 1):
             made = overlay(image, one, record, self.patch, f"{score['score']:.4f}  {score['label']}")
             paths.append(self.folder / file_name(picture, number, score["label"]))
+            try:
+                self.outputs.claim(paths[-1])
+            except UsageError as error:
+                raise ImageError(str(error)) from None
             file = io.BytesIO()
             made.save(file, "JPEG", quality=92)
             try:
-                write_whole(paths[-1], file.getvalue())
+                write_output(paths[-1], file.getvalue())
             except OSError as error:
                 raise self._refusal(error) from None
         return paths

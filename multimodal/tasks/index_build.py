@@ -3,15 +3,18 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from torch import Tensor
 
 from multimodal.errors import CheckpointError, ImageError, UsageError
 from multimodal.models.clip import CLIP
+from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.index import index_digest, query_vectors
 from multimodal.tasks.index_faiss import check_faiss
 from multimodal.tasks.index_nearest import (
@@ -127,15 +130,24 @@ def _embedded(
     model = checkpoint.model
     device = next(model.parameters()).device
     for batch in batches(todo, known_preprocessing(checkpoint), batch_size, workers):
-        vectors = torch.zeros(0, model.config.embed)
-        if batch.read:
-            with torch.inference_mode():
-                pixels = batch.pixels.to(device, non_blocking=True)
-                vectors = F.normalize(model.encode_image(pixels).float().cpu(), dim=-1)
-        if not vectors.isfinite().all():
-            file = batch.read[int((~vectors.isfinite()).any(1).nonzero()[0])]
-            raise CheckpointError(f"model {checkpoint.source}: the vector of {file} is not finite")
-        yield [todo[file] for file in batch.read], vectors.numpy(), dict(batch.refused)
+        found, refused = dict[str, Tensor](), dict(batch.refused)
+        made = in_parts(partial(_vectors, model, device, batch.pixels), len(batch.read))
+        for file, vector in zip(batch.read, made, strict=True):
+            if isinstance(vector, Exception):
+                refused[file] = item_error(vector, file, ImageError)
+            elif not vector.isfinite().all():
+                refused[file] = ImageError(f"{file}: model {checkpoint.source} gives a vector that is not finite")
+            else:
+                found[file] = vector
+        if batch.read and not found and not any(isinstance(one, Exception) for one in made):
+            raise CheckpointError(f"model {checkpoint.source}: the vector of {batch.read[0]} is not finite")
+        vectors = torch.stack(list(found.values())) if found else torch.zeros(0, model.config.embed)
+        yield [todo[file] for file in found], vectors.numpy(), refused
+
+
+@torch.inference_mode()
+def _vectors(model: CLIP, device: torch.device, pixels: Tensor, part: slice) -> Float[Tensor, "B D"]:
+    return F.normalize(model.encode_image(pixels[part].to(device, non_blocking=True)).float().cpu(), dim=-1)
 
 
 def _leave_out(store: Store, within: Sequence[str], built: Built) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,6 +36,10 @@ from multimodal.tokens.image import Preprocessing
 from multimodal.tokens.records import to_record
 
 SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing
+# files of an index; others in its folder are left alone
+MADE = re.compile(
+    r"((vectors-\d+\.npy|pictures-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)"
+)
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
 
 
@@ -237,8 +242,7 @@ class Store:
         """Removes files of other generations and counts, and parts."""
         own = {*self.record.names().values(), RECORD, "lock"}
         for path in self.folder.iterdir():
-            ours = path.suffix in (".faiss", ".part") or path.stem.split("-")[0] in ("vectors", "pictures", "lines")
-            if ours and path.name not in own:
+            if MADE.fullmatch(path.name) and path.name not in own:
                 path.unlink()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from multimodal.errors import ImageError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
+from multimodal.tasks.attempts import OF_ALL, item_error
 from multimodal.tasks.pictures import ahead, name_of
 from multimodal.tokens.image import Preprocessing, native_size, preprocess, read_image, to_rgb
 
@@ -66,8 +67,10 @@ def native_batches(
             try:
                 pixels.append(future.result())
                 read.append(image)
-            except ImageError as error:
-                refused.append((image, error))
+            except OF_ALL:
+                raise
+            except Exception as error:
+                refused.append((image, item_error(error, name_of(image), ImageError)))
         yield NativePictures(read, tuple(pixels), refused)
 
 

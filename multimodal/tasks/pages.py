@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multimodal.tokens.files import write_whole
+from multimodal.tokens.outputs import write_output
 
 STYLE = """body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222;background:#fff}
 table{border-collapse:collapse;margin:.5em 0}td,th{border:1px solid #bbb;padding:.2em .6em;text-align:left}
@@ -31,7 +31,7 @@ class Section:
 def write_page(path: Path, title: str, sections: Iterable[Section], picture: bytes | None = None) -> None:
     """`picture`: a PNG, which HTML shows after the first section. Raises OSError."""
     made = _html(title, sections, picture) if path.suffix.lower() == ".html" else _markdown(title, sections)
-    write_whole(path, ("\n".join(made) + "\n").encode())
+    write_output(path, ("\n".join(made) + "\n").encode())
 
 
 def _markdown(title: str, sections: Iterable[Section]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import ImageError, UsageError
+from multimodal.tasks.attempts import OF_ALL, item_error
 from multimodal.tokens.image import Preprocessing, preprocess, read_image
 
 
@@ -80,8 +81,10 @@ def _batch(items: list[tuple[_Place, Future]]) -> Pictures:
         try:
             future.result()
             read.append(place)
-        except ImageError as error:
-            refused.append((place.image, error))
+        except OF_ALL:
+            raise
+        except Exception as error:
+            refused.append((place.image, item_error(error, name_of(place.image), ImageError)))
     pixels = items[0][0].pixels
     pixels = pixels[[place.row for place in read]] if refused else pixels
     return Pictures([place.image for place in read], pixels, refused)

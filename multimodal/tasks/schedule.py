@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimodal.errors import MultimodalError
+from multimodal.tasks.attempts import in_parts
 
 Stream = Generator[Any, Any, Any]
 Key = Callable[[Any], Hashable]
@@ -26,6 +27,15 @@ class _Running:
         except MultimodalError as error:
             self.result, self.ended = error, True
 
+    def fail(self, error: Exception) -> None:
+        """Raises `error` in the stream, where it waits for its answer."""
+        try:
+            self.request = self.stream.throw(error)
+        except StopIteration as stop:
+            self.result, self.ended = stop.value, True
+        except MultimodalError as cause:
+            self.result, self.ended = cause, True
+
 
 def run(
     streams: Iterable[Stream], serve: Callable[[list[Any]], list[Any]], width: int, key: Key = lambda request: None
@@ -36,6 +46,8 @@ def run(
     a place is free, and `serve` gets requests of those that run, at most one of each: with a `width` of 1 one at a
     time. As long as an answer does not depend on the other requests of its call, nor does any result depend on
     `width`.
+
+    Where `serve` fails, it gets fewer requests at a time; the failure of a single one is raised in its stream.
 
     Requests whose `key` is None are served at once. Where there are none, those with the most frequent key are, so
     that requests which only make a batch among themselves wait for each other."""
@@ -49,8 +61,9 @@ def run(
         if not running:
             return
         chosen = _batch(running, key)
-        for one, answer in zip(chosen, serve([one.request for one in chosen]), strict=True):
-            one.go_on(answer)
+        requests = [one.request for one in chosen]
+        for one, answer in zip(chosen, in_parts(lambda part: serve(requests[part]), len(chosen)), strict=True):  # noqa: B023
+            one.fail(answer) if isinstance(answer, Exception) else one.go_on(answer)
         over, running = [one for one in chosen if one.ended], [one for one in running if not one.ended]
         for one in over:
             yield one.result

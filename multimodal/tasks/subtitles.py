@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from multimodal.tokens.files import write_whole
+from multimodal.tokens.outputs import Outputs, write_output
 
 Result = dict[str, Any]
 Word = dict[str, Any]
@@ -155,13 +155,15 @@ def _highlighted(
 
 
 def write_transcript(result: Result, audio: Path, folder: Path, which: str, layout: Layout | None = None) -> list[Path]:
-    """Writes `<stem of audio>.<format>` for one format or `all`; each file appears whole or not at all."""
+    """Writes `<stem of audio>.<format>` for one format or `all`; each file appears whole or not at all. Raises
+    UsageError where one would replace the audio."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in FORMATS if which == "all" else [which]:
-        path = folder / f"{audio.stem}.{name}"
-        write_whole(path, FORMATS[name](result, layout).encode())
-        written.append(path)
+    names = list(FORMATS) if which == "all" else [which]
+    written, outputs = [folder / f"{audio.stem}.{name}" for name in names], Outputs([audio])
+    for path in written:
+        outputs.spare(path)
+    for path, name in zip(written, names, strict=True):
+        write_output(path, FORMATS[name](result, layout).encode())
     return written
 
 

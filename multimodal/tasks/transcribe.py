@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multimodal.errors import MultimodalError, UsageError
+from multimodal.errors import AudioError, MultimodalError, UsageError
 from multimodal.tasks import accounts, schedule
+from multimodal.tasks.attempts import item_error
 from multimodal.tasks.recording import Recording
 from multimodal.tasks.streams import Open, Opened, Stream, opener
 from multimodal.tasks.whisper_decode import batch_key
@@ -66,7 +67,22 @@ def transcribe_many(
     watch = _Watch(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
     answers = schedule.run(_streams(sources, chosen, open_, watch), serve, batch_size, batch_key)
     results = _collected(answers, checkpoint, chosen, watch)
-    return ((job.source, result) for job, result in (_ordered(results) if in_order else results))
+    return _given(_ordered(results) if in_order else results)
+
+
+def _given(results: Iterable[tuple["_Job", Result | MultimodalError]]) -> Iterator[tuple[Source, Any]]:
+    try:
+        for job, result in results:
+            yield job.source, result
+    except _OfCaller as failure:
+        raise failure.error from None
+
+
+class _OfCaller(BaseException):
+    """What a function of the caller raised in the middle of a recording: no fault of the recording."""
+
+    def __init__(self, error: Exception):
+        self.error = error
 
 
 def _device(name: str | None, checkpoint: Checkpoint) -> torch.device:
@@ -87,10 +103,13 @@ class _Watch:
         if channel.speaker is not None:
             for segment in segments:
                 segment["speaker"] = channel.speaker
-        if segments:
-            self.segments(job.source, segments)
         done, whole = sum(one.reached for one in job.channels), channel.opened.samples
-        self.progress(job.source, done / job.count / RATE, whole / RATE)
+        try:
+            if segments:
+                self.segments(job.source, segments)
+            self.progress(job.source, done / job.count / RATE, whole / RATE)
+        except Exception as error:
+            raise _OfCaller(error) from None
 
 
 @dataclass
@@ -128,6 +147,10 @@ class _Job:
     channels: list[_Channel] = field(default_factory=list)
     error: MultimodalError | None = None
 
+    @property
+    def name(self) -> str:
+        return str(self.source) if isinstance(self.source, str | Path) else f"<{type(self.source).__name__}>"
+
 
 class _Answer(NamedTuple):
     job: _Job
@@ -150,8 +173,8 @@ def _streams(
                     yield _tagged(stream, job, channel, number)
                     if job.error is not None:  # nothing more of this source is of use
                         raise job.error
-        except MultimodalError as error:
-            job.error = error
+        except Exception as error:
+            job.error = item_error(error, job.name, AudioError)
         job.whole = True
         yield _tagged(None, job)
 
@@ -177,8 +200,8 @@ def _tagged(
     heard = None
     try:
         heard = None if stream is None else (yield from stream)
-    except MultimodalError as error:
-        job.error = error
+    except Exception as error:
+        job.error = item_error(error, job.name, AudioError)
     return _Answer(job, channel, number, heard)
 
 

@@ -192,9 +192,7 @@ def _write_whole(path: Path, data: bytes) -> None:
             part.write(data)
             part.flush()
             os.fsync(part.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(part.name, 0o666 & ~umask)  # a temporary file is private; an output is like any other
+        give_mode(part.name)
         os.replace(part.name, path)
     except BaseException as error:
         if part is not None:
@@ -202,3 +200,10 @@ def _write_whole(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def give_mode(path: str) -> None:
+    """Permissions as the umask has them: a temporary file is private, an output is like any other."""
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(path, 0o666 & ~umask)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multimodal.tokens.outputs import write_output
 from multimodal.train.sources import expanded
 
 LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]
@@ -88,7 +90,9 @@ def curves(rows: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
         axes.plot(*zip(*points, strict=True), marker="." if len(points) < 30 else None)
         axes.set(title=name, xlabel="step")
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
+    data = io.BytesIO()
+    figure.savefig(data, dpi=100, format=path.suffix[1:])
+    write_output(path, data.getvalue())
     return names
 
 
@@ -102,7 +106,7 @@ def write_report(
     rows = read_metrics(run / "metrics.jsonl")
     line = shlex.join(command if command is not None else [Path(sys.executable).name, *sys.argv])
     facts = {"command": line, "settings": plain(settings), "versions": versions(), "data": data_hashes(sources)}
-    (folder / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_output(folder / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
     last: dict[str, Any] = {}
     for row in rows:
         last |= row
@@ -116,5 +120,5 @@ def write_report(
     text += ["", "## Data", "", *(f"- `{name}`: {sum_}" for name, sum_ in facts["data"].items())]
     text += ["", "## Versions", "", *(f"- {name} {version}" for name, version in facts["versions"].items())]
     text += ["", "## Settings", "", "```json", json.dumps(facts["settings"], indent=2), "```", ""]
-    (folder / "report.md").write_text("\n".join(text), encoding="utf-8")
+    write_output(folder / "report.md", "\n".join(text).encode(errors="backslashreplace"))
     return folder / "report.md"

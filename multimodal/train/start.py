@@ -6,6 +6,7 @@ outside of the training loop.
 """
 
 import contextlib
+import dataclasses
 import io
 import logging
 import os
@@ -19,7 +20,9 @@ import tyro
 
 from multimodal.errors import MultimodalError
 from multimodal.signals import at_stop, ending
+from multimodal.tokens.outputs import Outputs
 from multimodal.train.signals import EXIT_CODE, SIGNALS, Stopped
+from multimodal.weights.folder import check_place
 
 Settings = TypeVar("Settings")
 log = logging.getLogger(__name__)
@@ -39,6 +42,9 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
         _end(2, f"{prog}: error: {error} (see {prog} --help)")
     write_logs(main.__module__)
     try:
+        if isinstance(out := getattr(values, "out", None), Path):
+            check_place(out)
+            Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}")
         with _ending(prog) if args is None else contextlib.nullcontext():
             return main(values)
     except MultimodalError as error:
@@ -55,6 +61,16 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
 def _ending(prog: str) -> Iterator[None]:
     with ending(SIGNALS), at_stop(lambda: f"{prog}: stopped outside of the training loop"):
         yield
+
+
+def _named(values: Any, but: Sequence[str]) -> Iterator[str | Path]:
+    """The paths and texts among settings at any depth: what a run may read."""
+    for field in dataclasses.fields(values):
+        value = getattr(values, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _named(value, but)
+        elif field.name not in but:
+            yield from (one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, str | Path))
 
 
 def parse(settings: type[Settings], prog: str, description: str | None, args: Sequence[str] | None = None) -> Settings:

@@ -1,5 +1,6 @@
 """`multimodal convert`: pickled checkpoints, asked for by name, to a folder of ours; and ours to foreign names."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 from multimodal import memory
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.files import read_json
+from multimodal.tokens.outputs import write_output
 from multimodal.weights.archives import read_archive
 from multimodal.weights.conventions import check_activation, with_preprocessing
-from multimodal.weights.folder import Checkpoint, save_folder, write_durably
+from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import CONFIGS, UNSAFE, architecture_config, families, load, load_foreign
 from multimodal.weights.table import Tensors
 
@@ -22,7 +24,7 @@ def convert(
     """Reads `source` (a pickled file, or whatever `load` takes) and writes `target`: a checkpoint folder of
     ours, or with `to` a .safetensors file under that family's names. `preprocessing`: as `load` takes it, for the
     folder. Raises CheckpointError, UsageError."""
-    if target.exists():
+    if os.path.lexists(target):
         raise UsageError(f"{target}: exists already")
     path = Path(source)
     with memory.naming(source):
@@ -78,4 +80,4 @@ def _export(checkpoint: Checkpoint, target: Path, to: str) -> None:
         raise UsageError(f"--to {to}: holds {known[to].model.__name__} models, not {type(checkpoint.model).__name__}")
     target.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.clone() for name, tensor in known[to].export(checkpoint.model).items()}  # tied ones too
-    write_durably(target, save(tensors, metadata={"format": "pt"}))
+    write_output(target, save(tensors, metadata={"format": "pt"}))

@@ -154,9 +154,26 @@ def save_card(folder: Path, card: dict[str, Any]) -> None:
         write_durably(made / "card.json", _json(card))
 
 
+def check_place(folder: Path) -> None:
+    """Raises UsageError where `folder` holds anything but a checkpoint, which its successor would delete."""
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: exists and is no checkpoint folder; name another")
+    try:
+        sums = read_json(folder / "manifest.json").get("sha256")
+    except CheckpointError:
+        sums = None
+    known = {"manifest.json", *(sums if isinstance(sums, dict) else ())}
+    if foreign := sorted(path.name for path in folder.iterdir() if path.name not in known):
+        raise UsageError(f"{folder}: holds {foreign[0]}, which is no file of a checkpoint; name another folder")
+
+
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder to fill; with its manifest it then takes the place of `folder`."""
+    """A new folder to fill; with its manifest it then takes the place of `folder`. Raises as `check_place`."""
+    folder = Path(os.path.realpath(folder))  # a link stays, and what it leads to is replaced
+    check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
