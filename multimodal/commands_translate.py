@@ -12,7 +12,7 @@ import torch
 
 from multimodal.cli import fail
 from multimodal.commands_shared import Progress, output_file, outputs_of, print_json, text_lines
-from multimodal.errors import TextError
+from multimodal.errors import TextError, UsageError
 from multimodal.tasks.attempts import in_parts, item_error
 from multimodal.tasks.translate import Source, TranslateOptions, Translation, Translator, tell_cuts
 from multimodal.tokens.outputs import opened_output
@@ -25,6 +25,8 @@ BATCHES = 8  # that are sorted by length together, and written once they are don
 def translate(options: Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.output is not None and not Path(options.output).parent.is_dir():
+        raise UsageError(f"--output {options.output}: cannot be written (no such folder)")
     output = output_file(options.output, "--output", (), outputs_of(options, but=("texts", "source", "target")))
     lines = list(text_lines(options.texts, options.file))
     checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
