@@ -90,16 +90,20 @@ def content(out: Path) -> dict[str, bytes]:
 
 
 def finished(name: str, out: Path) -> dict[str, bytes]:
-    """What a kill must not undo: whole outputs of transcribe, whole lines of the others (in CSV but those of the last
-    image, which may be the first of several)."""
+    """Whole outputs of transcribe, whole lines of the others."""
     files = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     if name == "transcribe":
         return {name: data for name, data in files.items() if name.split(".")[0].isdigit()}
     found = {}
     for file in {"results.csv", "results.jsonl", "pictures-1.jsonl"} & files.keys():
         rows = [row for row in files[file].splitlines(keepends=True) if row.endswith(b"\n")]
-        found[file] = b"".join(rows[:-2] if file == "results.csv" else rows)
+        found[file] = b"".join(rows)
     return found
+
+
+def _safe(file: str, data: bytes) -> bytes:
+    """What a kill must not undo: of CSV all but the last image's rows, one a label, which the next call makes again."""
+    return b"".join(data.splitlines(keepends=True)[:-2]) if file == "results.csv" else data
 
 
 def calls(name: str, call: tuple, folder: Path, chance: random.Random, found: Counter) -> Iterator[None]:
@@ -118,7 +122,7 @@ def calls(name: str, call: tuple, folder: Path, chance: random.Random, found: Co
         code = ended(pid)
         now = finished(name, out)
         found["lost"] += any(not now.get(file, b"").startswith(data) for file, data in before.items())
-        before = now
+        before = {file: _safe(file, data) for file, data in now.items()}
         if code == -signal.SIGKILL:
             yield
             continue
