@@ -142,6 +142,7 @@ def test_numbers_of_many_kinds_are_predicted_as_numbers():
     [
         ("", "t.csv: has no rows (0 characters)"),
         ("a,b\n", "t.csv: has no rows (4 characters)"),
+        (f"a,b\n1,{'2' * 200_000}\n", "t.csv: line 2: not CSV (field larger than field limit (131072))"),
         ("a,b\n1,2\n\n3\n", "t.csv: line 4 has 1 columns, not 2"),
         ("a,a\n1,2\n", "t.csv: a column is there twice (a, a)"),
         ("a,b\n1,2\n", "--target y: no such column (a, b)"),

@@ -33,7 +33,10 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
     text = read_text(path)
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     numbered = ((rows.line_num, [cell.strip() for cell in row]) for row in rows)
-    filled = [(line, row) for line, row in numbered if any(row)]
+    try:
+        filled = [(line, row) for line, row in numbered if any(row)]
+    except csv.Error as error:
+        raise DataError(f"{path}: line {rows.line_num}: not CSV ({error})") from None
     header = list(names) or (filled.pop(0)[1] if filled else [])
     if not filled:
         raise DataError(f"{path}: has no rows ({len(text)} characters)")
