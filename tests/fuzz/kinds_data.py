@@ -116,7 +116,9 @@ def results(r: Random, seeds: Seeds, place: Place) -> Case:
     name = r.choice(("classes.csv", "classes.jsonl", "captions.csv"))
     for file in (seeds / "made").glob(f"{name}*"):
         shutil.copy(file, Path("out") / file.name)
-    bad = mutate(r, Path("out") / r.choice((name, name, f"{name}.settings.json")))
+    record = Path("out") / f"{name}.settings.json"  # names are relative to where the first call was made
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"folder": os.getcwd()}))
+    bad = mutate(r, r.choice((Path("out") / name, Path("out") / name, record)))
     some = [f"images/0{i}.png" for i in range(4)]
     own = [*LABELS, "-m", seeds.model("clip")] if "classes" in name else ["-m", seeds.model("captioner")]
     return Case(["classify" if "classes" in name else "caption", *some, *own, "-o", f"out/{name}"], bad)
