@@ -307,7 +307,7 @@ def test_the_command_says_in_one_line_that_the_memory_is_too_small(capsys, tiny,
     monkeypatch.setattr("multimodal.tasks.generate.TextWriter.__call__", large)
     code, out, err = run(capsys, "generate", "abc", "-m", tiny)
     assert (code, out) == (1, "")
-    assert err.startswith(f"multimodal: error: not enough memory ({2**62} bytes asked for at once)")
+    assert err.startswith(f"multimodal: error: prompt: not enough memory ({2**62} bytes asked for at once)")
     assert err.count("\n") == 1
 
 

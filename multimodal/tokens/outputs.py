@@ -47,9 +47,6 @@ class Outputs:
             raise UsageError(f"{name}: would be written over {other}")
         if found is None:
             return path
-        if not stat.S_ISLNK(found.st_mode) and not stat.S_ISREG(found.st_mode):
-            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file (device, pipe or socket)"
-            raise UsageError(f"{name}: cannot be written ({kind})")
         if is_ours(path):
             return path
         if not self.overwrite:
@@ -60,7 +57,7 @@ class Outputs:
         return path
 
     def spare(self, path: Path, name: str = "") -> os.stat_result | None:
-        """What is at `path`, if anything. Raises UsageError where that is an input."""
+        """What is at `path`, if anything. Raises UsageError where that is an input, or neither a file nor a link."""
         try:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -68,6 +65,9 @@ class Outputs:
         except (OSError, ValueError) as error:
             cause = getattr(error, "strerror", None) or error
             raise UsageError(f"{name or path}: cannot be written ({cause})") from None
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+            raise UsageError(f"{name or path}: cannot be written ({kind})")
         for source in self._inputs:  # once, and only where something is there to be lost
             if (known := _id(source)) is not None:
                 self._ids.setdefault(known, str(source))
