@@ -157,7 +157,10 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
 def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -> tuple[dict[Path, str], int]:
     """Files to transcribe: all but those whose outputs are there, or may not be written. Before any work."""
     places, kept, code = outputs_of(options, names, but=("audio",)), dict[Path, str](), 0
-    output_file(getattr(options, "decode_log", None), "--decode_log", (), places)
+    if log := getattr(options, "decode_log", None):
+        if not os.path.isdir(os.path.dirname(log) or "."):
+            raise UsageError(f"--decode_log {log}: cannot be written (no such folder)")
+        output_file(log, "--decode_log", (), places)
     for file, name in names.items():
         paths = outputs.paths(file) if outputs.folder is not None else []
         try:

@@ -60,11 +60,10 @@ class Outputs:
         """What is at `path`, if anything. Raises UsageError where that is an input, or neither a file nor a link."""
         try:
             found = path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name: whoever opens it says so
             return None
-        except (OSError, ValueError) as error:
-            cause = getattr(error, "strerror", None) or error
-            raise UsageError(f"{name or path}: cannot be written ({cause})") from None
+        except OSError as error:
+            raise UsageError(f"{name or path}: cannot be written ({error.strerror})") from None
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
             raise UsageError(f"{name or path}: cannot be written ({kind})")
