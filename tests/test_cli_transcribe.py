@@ -255,7 +255,9 @@ def test_the_decode_log_is_lines_of_json(say, fake, clips, tmp_path):
 
 
 def test_a_picture_is_an_output_like_the_others(say, fake, clips, tmp_path, monkeypatch):
-    monkeypatch.setattr(plot, "plot_transcript", lambda result, audio, title: f"{audio.name} {title}".encode())
+    monkeypatch.setattr(
+        plot, "plot_transcript", lambda result, audio, title, audio_track=None: f"{audio.name} {title}".encode()
+    )
     flags = [clips / "a.wav", "-o", tmp_path, "-f", "txt", "--plot"]
     assert say(*flags)[0] == 0
     assert (tmp_path / "a.png").read_text() == f"a.wav {clips / 'a.wav'}"
@@ -391,7 +393,7 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     piped(b"")
     assert "no samples" in one_line(say("--stream")[2])
     piped(bytes(3200))
-    assert "rate" in one_line(say("--stream", "--rate", "1")[2])
+    assert "argument --rate: 1: expected" in say("--stream", "--rate", "1")[2]
 
 
 def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone, shown):
