@@ -23,6 +23,7 @@ from multimodal.errors import MultimodalError, UsageError
 from multimodal.signals import at_stop, unbroken
 from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript
 from multimodal.tokens.audio import find_audio
+from multimodal.tokens.files import path_of
 from multimodal.tokens.outputs import opened_output, write_output
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -164,6 +165,7 @@ def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -
     for file, name in names.items():
         paths = outputs.paths(file) if outputs.folder is not None else []
         try:
+            path_of(file, UsageError, "audio")
             there = [places.spare(path) is not None and path.exists() for path in paths]
             if getattr(options, "skip_existing", False) and all(there):
                 print(f"multimodal: skipped {printable(name)}: {printable(paths[0].name)} is there", file=sys.stderr)

@@ -1,11 +1,14 @@
 """Opening an audio or video file: the demuxers that may run, the audio track that is taken, what is plausible in it."""
 
 import ctypes
+import errno
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.tokens.container import starts_without_index
@@ -32,6 +35,22 @@ def _limit_ffmpeg() -> None:
         ctypes.CDLL(core.__file__).av_max_alloc(ctypes.c_size_t(MOST_BYTES))
 
 
+class _Seeking:
+    """The file, whose `seek` answers with FFmpeg's error number: PyAV prints what a second failed one raises."""
+
+    def __init__(self, file: io.BufferedIOBase):
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return self._file.seek(offset, whence)
+        except (OSError, ValueError):  # a header names a place before the file's start
+            return -errno.EINVAL
+
+
 @contextmanager
 def opened(source: str | Path | bytes, name: str, track: int | None = None) -> Iterator[tuple]:
     """The container, its audio stream (`track` counted from 1; None: see `_chosen`) and the file below it."""
@@ -41,7 +60,7 @@ def opened(source: str | Path | bytes, name: str, track: int | None = None) -> I
     options = {"format_whitelist": FORMATS, "protocol_whitelist": NO_PROTOCOL}
     with open_media(source, name, AudioError) as file:
         try:
-            container = av.open(file, options=options, metadata_errors="ignore")
+            container = av.open(_Seeking(file), options=options, metadata_errors="ignore")
         except (av.error.FFmpegError, ValueError) as error:
             if starts_without_index(file):
                 raise AudioError(f"{name}: the recording ends early (an MP4 without its index, moov)") from None

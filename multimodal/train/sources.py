@@ -281,8 +281,8 @@ def _told(values: dict[str, Any], names: _Names) -> tuple[str | None, list[str],
     """Label, texts, fault."""
     label, told = _first(values, names.label), _first(values, names.text)
     texts = told if isinstance(told, list) else [] if told is None else [told]
-    wrong = next((text for text in texts if not isinstance(text, str)), None)
-    fault = "" if wrong is None else f"a text is no string ({wrong!r})"
+    wrong = [text for text in texts if not isinstance(text, str)]  # None among them
+    fault = f"a text is no string ({wrong[0]!r})" if wrong else ""
     return None if label is None else str(label).strip() or None, texts if not fault else [], fault
 
 

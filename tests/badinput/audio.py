@@ -34,7 +34,15 @@ def film() -> None:
     Path("film.mkv").write_bytes(file.getvalue())
 
 
+def backwards() -> None:
+    """A CAF whose chunk has a negative size: FFmpeg seeks before the file's start."""
+    data = b"caff\0\1\0\0desc" + struct.pack(">qd4sIIIII", 32, 48000.0, b"lpcm", 2, 2, 1, 1, 16)
+    Path("bad.caf").write_bytes(data + b"chan" + bytes.fromhex("0d81215aef2def2b1dae31ae4477"))
+
+
 ROWS = [
+    Row("a seek before the start", f"transcribe bad.caf tone.wav {RUN}", backwards,
+        [re.compile(r"error: bad\.caf: ")], wrote("tone.txt")),
     Row("implausible rate between good files", f"transcribe tone.wav srmax.wav red.wav {RUN}",
         lambda: (claims("srmax.wav", 2147483647), Path("red.wav").write_bytes(Path("tone.wav").read_bytes())),
         ["srmax.wav: sample rate 2147483647 Hz, expected 1,000 to 3,072,000"], wrote("tone.txt", "red.txt")),

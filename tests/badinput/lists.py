@@ -1,6 +1,7 @@
 """A stranger's lists: rows that reach out of the list's folder, and broken rows, each by file and line."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -37,7 +38,16 @@ REFUSED = {
     ),
     "NUL": ("x\0.png", "NUL in a path"),
 }
+
+
+def null_text() -> None:
+    os.mkdir("set")
+    Path("set/a.jsonl").write_text('{"path": "../red.png", "text": [null]}\n{"path": "../red.png", "text": "b"}\n')
+
+
 ROWS = [
+    Row("null among the texts", f"{VALIDATE} --trust_paths", null_text, code=1, writes=WRITTEN,
+        facts=prints("set/a.jsonl line 1: a text is no string (None)", "1 of 2 items")),
     *(
         Row(f"a row that names {kind}", VALIDATE, listed("red.png", name), code=1, writes=WRITTEN,
             facts=prints("set/a.jsonl line 2: ", cause, "1 of 2 items are broken"))

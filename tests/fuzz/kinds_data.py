@@ -11,7 +11,7 @@ from .mutators import Random
 from .seeds import SHARED, Seeds
 
 __all__ = ["KINDS"]  # with those of this module
-ROWS = 8  # error lines where each row of a small list may have one
+ROWS = 1000  # error lines where each line of a file may have one; a line may be there 500 times
 
 
 @kind
