@@ -40,7 +40,7 @@ def test_four_decoders_are_scored_and_the_card_gets_the_figures(recipe, manifest
     shutil.copytree(SHIPPED, folder)
     facts = tmp_path / "facts.json"
     facts.write_text('{"summary": "another"}')
-    options = ["--write", "--card", str(facts), "--report", str(tmp_path / "report.md"), "--beam", "4"]
+    options = ["--trust_paths", "--write", "--card", str(facts), "--report", str(tmp_path / "report.md"), "--beam", "4"]
     start(recipe.main, recipe.Settings, ["--model", str(folder), "--data", f"sample={manifest}", *options])
     figures = json.loads(capsys.readouterr().out)
     assert figures["sample"]["utterances"] == 2

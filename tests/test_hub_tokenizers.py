@@ -230,7 +230,12 @@ def test_a_list_of_pieces_and_scores_is_merged_as_llama2c_does(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "cause"),
-    [("[[1, 2]]", "no list of pieces"), ('[["a", NaN]]', "no list of pieces"), ("[", "JSON"), ('[["a", 1]]', "256")],
+    [
+        ("[[1, 2]]", "no list of pieces"),
+        ('[["a", NaN]]', "NaN is no number of JSON"),
+        ("[", "JSON"),
+        ('[["a", 1]]', "256"),
+    ],
 )
 def test_a_damaged_list_of_pieces_is_named(tmp_path, content, cause):
     path = tmp_path / "tokenizer.json"

@@ -132,7 +132,7 @@ def test_an_error_of_the_reader_of_the_batches_ends_the_threads(files, error):
         reader()
 
 
-def test_an_error_that_is_no_pictures_own_is_raised(files, monkeypatch):
+def test_an_unexpected_error_is_that_images_own_and_the_others_are_read(files, monkeypatch):
     read = pictures.read_image
 
     def failing(path: Path) -> Image.Image:
@@ -143,8 +143,13 @@ def test_an_error_that_is_no_pictures_own_is_raised(files, monkeypatch):
     monkeypatch.setattr(pictures, "read_image", failing)
     stream = batches(files, SMALL, 4, 2)
     assert next(stream).read == files[:4]
-    with pytest.raises(RuntimeError, match="a fault of the program"):
-        next(stream)
+    second = next(stream)
+    assert second.read == [files[4], *files[6:8]]
+    ((refused, error),) = second.refused
+    assert refused == files[5]
+    assert str(error) == f"{files[5]}: RuntimeError: a fault of the program"
+    assert isinstance(error.__cause__, RuntimeError)
+    stream.close()
 
 
 def test_an_error_of_what_gives_the_pictures_is_raised(files):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_run_learns_its_captions_and_ships_a_folder_that_says_them(recipes, da
     checkpoint = load(data / "run-out")
     assert checkpoint.card["validation"]["cider"] > 100
     assert "plain white" not in (data / "run" / "report" / "report.md").read_text()
-    assert "red0.png: a" in (data / "run" / "report" / "report.md").read_text()
+    assert re.search(r"line \d+: a ", (data / "run" / "report" / "report.md").read_text())
     capsys.readouterr()
     args = ["--model", str(data / "run-out"), "--data", f"own={data / 'said.jsonl'}", "--count", "6"]
     figures = start(evaluate.main, evaluate.Settings, [*args, "--constant", str(data / "said.jsonl")])["own"]
@@ -192,7 +193,7 @@ def test_held_out_captions_are_not_among_the_sentences(data):
         "The blue sea", "Two dogs run over a field.", "A man walks."
     ]  # fmt: skip
     assert unlike(["a b c d", "a b c x", "a b y z"], ["a b c d"]) == [False, False, True]
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="not a regular file"):
         sentences([data], [])
     with pytest.raises(UsageError, match="--hold 1"):
         Part.whole(source, 1).held_out(1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,8 @@ def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypa
     Path("ragged.tsv").write_text("a film\t1\nanother one\n")
     Path("short.csv").write_text("kind,y,name\na,1,low\n")
     tokenizer = WordPieceTokenizer.train(SENTENCES, 90, context=24)
-    save_folder(Checkpoint(TextTransformer(TEXTS["learned"]), tokenizer), Path("encoder"))
+    config = replace(TEXTS["learned"], vocabulary=tokenizer.vocab_size)
+    save_folder(Checkpoint(TextTransformer(config), tokenizer), Path("encoder"))
     text = {"data": "text.txt", "val": "text.txt", **SIZES}
     rows = {"model": "encoder", "data": "rows.tsv", "val": "rows.tsv"}
     table = {"data": "table.csv", "target": "y", "width": 16, "heads": 2}

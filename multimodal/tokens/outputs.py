@@ -56,15 +56,17 @@ class Outputs:
             raise UsageError(f"{name}: exists in the input folder {inside} and is not as multimodal wrote it")
         return path
 
-    def spare(self, path: Path, name: str = "") -> os.stat_result | None:
-        """What is at `path`, if anything. Raises UsageError where that is an input, or neither a file nor a link."""
+    def spare(self, path: Path, name: str = "", folder: bool = False) -> os.stat_result | None:
+        """What is at `path`, if anything. Raises UsageError where that is an input, or neither a file nor a link (nor a
+        folder, where the output is one)."""
         try:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name: whoever opens it says so
             return None
         except OSError as error:
             raise UsageError(f"{name or path}: cannot be written ({error.strerror})") from None
-        if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+        kinds = (stat.S_ISREG, stat.S_ISLNK, stat.S_ISDIR) if folder else (stat.S_ISREG, stat.S_ISLNK)
+        if not any(kind(found.st_mode) for kind in kinds):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
             raise UsageError(f"{name or path}: cannot be written ({kind})")
         for source in self._inputs:  # once, and only where something is there to be lost

@@ -44,7 +44,7 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
     try:
         if isinstance(out := getattr(values, "out", None), Path):
             check_place(out)
-            Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}")
+            Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}", folder=True)
         with _ending(prog) if args is None else contextlib.nullcontext():
             return main(values)
     except MultimodalError as error:

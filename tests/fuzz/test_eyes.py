@@ -1,5 +1,6 @@
 """Each breach of the property is seen: children that do what no command may do."""
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # t
 
 
 def crash() -> None:
+    faulthandler.disable()  # which would print a page of it
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
