@@ -16,10 +16,10 @@ __all__ = ["caption", "classify", "generate", "load", "transcribe"]
 
 _HOMES = {
     "load": "multimodal.weights.load",
-    "classify": "multimodal.tasks.zeroshot",
-    "transcribe": "multimodal.tasks.transcribe",
-    "caption": "multimodal.tasks.caption",
-    "generate": "multimodal.tasks.generate",
+    "classify": "multimodal.tasks.classify.classify",
+    "transcribe": "multimodal.tasks.transcribe.transcribe",
+    "caption": "multimodal.tasks.caption.caption",
+    "generate": "multimodal.tasks.text.generate",
 }
 
 

@@ -1,4 +1,4 @@
-from multimodal.cli import main
+from multimodal.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -31,3 +31,9 @@ class DataError(MultimodalError):
 
 class TrainingError(MultimodalError):
     """A training run cannot go on."""
+
+
+def demand(flag: str, value: object, fine: bool, wanted: str) -> None:
+    """Raises UsageError naming the flag, what it wants and the value."""
+    if not fine:
+        raise UsageError(f"--{flag} {value}: must be {wanted}")

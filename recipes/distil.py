@@ -20,21 +20,21 @@ from pathlib import Path
 
 import torch
 
-from multimodal.errors import CheckpointError, UsageError
+from multimodal.data.datasets.documents import read_documents, windows
+from multimodal.data.datasets.text import Corpus, Prepare, Windows, collate, held_out, texts_in
+from multimodal.data.loader import Loader, generator
+from multimodal.errors import CheckpointError, UsageError, demand
 from multimodal.models.text import TextTransformer
-from multimodal.train.distillation import Distillation, student_config, student_of
-from multimodal.train.documents import read_documents, windows
-from multimodal.train.language import Language, gpt2_weights, text_scores
-from multimodal.train.loader import Loader, generator
 from multimodal.train.loop import Loop
-from multimodal.train.masked import CollateMasked, Masked, MaskedLanguage, masked_figures
-from multimodal.train.masking import Masker, MaskSettings
 from multimodal.train.objective import Objective
-from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.objectives.text.distillation import Distillation, student_config, student_of
+from multimodal.train.objectives.text.language import Language, gpt2_weights, text_scores
+from multimodal.train.objectives.text.masked import CollateMasked, Masked, MaskedLanguage, masked_figures
+from multimodal.train.objectives.text.masking import Masker, MaskSettings
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.text_data import Corpus, Prepare, Windows, collate, held_out, texts_in
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 log = logging.getLogger(__name__)

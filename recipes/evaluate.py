@@ -26,11 +26,11 @@ from evaluate_pictures import PictureOptions, classes, zero_shot
 from evaluate_speech import SpeechOptions, recognise
 from evaluate_whisper import WhisperOptions, multitask
 
+from multimodal.data.remote.trust import Trust
 from multimodal.errors import UsageError
-from multimodal.tokens.outputs import Outputs, write_output
-from multimodal.train.report import versions
-from multimodal.train.start import start
-from multimodal.train.trust import Trust
+from multimodal.system.files import versions
+from multimodal.system.outputs import Outputs, write_output
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import save_card
 from multimodal.weights.load import load
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import open_source
 from multimodal.errors import DataError
-from multimodal.tasks.evaluate_captions import evaluate, open_references, write_captions
-from multimodal.train.caption_scores import best_constant
-from multimodal.train.scores import evenly
-from multimodal.train.sources import open_source
-from multimodal.train.trust import OWN_FOLDER, Trust
+from multimodal.tasks.evaluate.caption_scores import best_constant
+from multimodal.tasks.evaluate.captions import evaluate, open_references, write_captions
 from multimodal.weights.folder import Checkpoint
 
 

@@ -10,16 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multimodal.data.datasets.class_names import class_names, evenly
+from multimodal.data.datasets.image_sets import Classes, PictureSet, labelled, named_classes, open_pictures
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import open_source
 from multimodal.errors import CheckpointError
-from multimodal.tasks.evaluate_zeroshot import zero_shot_logits
-from multimodal.tasks.features import picture_features
-from multimodal.tasks.picture_sets import Classes, PictureSet, labelled, named_classes, open_pictures
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.train.captions import class_names
-from multimodal.train.classify import Accuracy
-from multimodal.train.scores import evenly, top_shares
-from multimodal.train.sources import open_source
-from multimodal.train.trust import OWN_FOLDER, Trust
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.encode.features import picture_features
+from multimodal.tasks.evaluate.scores import top_shares
+from multimodal.train.objectives.classify import Accuracy
 from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ def logits(
         log.warning("broken item left out: %s", cause)
     classifier = ZeroShotClassifier(checkpoint, labelled.classes.names)
     labels = labelled.pictures.labels(found.keys, labelled.classes.numbers)
-    return zero_shot_logits(classifier, found.vectors), labels
+    return classifier.vector_logits(found.vectors), labels
 
 
 def examples(checkpoint: Checkpoint, labelled: Labelled, count: int = 10) -> list[str]:

@@ -8,16 +8,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from multimodal.ctc import ctc_greedy
+from multimodal.data.batching import bucketed
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.datasets.speech import read_features
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import open_source
+from multimodal.decoding.ctc import ctc_greedy
 from multimodal.errors import UsageError
-from multimodal.models.seq2seq import JointConformer
-from multimodal.tasks.joint_windows import JointBeam, joint_beam
-from multimodal.train.augment_speech import stacked
-from multimodal.train.buckets import bucketed
-from multimodal.train.scores import evenly, word_errors
-from multimodal.train.sources import open_source
-from multimodal.train.speech import read_features
-from multimodal.train.trust import OWN_FOLDER, Trust
+from multimodal.models.whisper import JointConformer
+from multimodal.tasks.evaluate.scores import word_errors
+from multimodal.tasks.transcribe.conformer.windows import JointBeam, joint_beam
+from multimodal.train.objectives.augment_speech import stacked
 from multimodal.weights.folder import Checkpoint
 
 Decoder = Literal["greedy", "ctc", "attention", "joint"]

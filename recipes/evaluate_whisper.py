@@ -17,14 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.datasets.speech_windows import NOISES, noise, read_clips
+from multimodal.data.loader import generator
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.errors import DataError
-from multimodal.tokens.audio import read_audio
-from multimodal.tokens.mel import HOP, log_mel, pad_or_trim
-from multimodal.train.clips import NOISES, noise, read_clips
-from multimodal.train.loader import generator
-from multimodal.train.multitask import STEP, listen, write
-from multimodal.train.scores import bleu, evenly, word_errors
-from multimodal.train.trust import OWN_FOLDER, Trust
+from multimodal.tasks.evaluate.scores import bleu, word_errors
+from multimodal.tokens.audio.log_mel import HOP, log_mel, pad_or_trim
+from multimodal.tokens.audio.reading import read_audio
+from multimodal.train.objectives.multitask import STEP, listen, write
 from multimodal.weights.folder import Checkpoint
 
 

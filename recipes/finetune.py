@@ -30,16 +30,16 @@ from finetune_pictures import classify, match
 from finetune_speech import recognise, transcribe
 from torch import nn
 
+from multimodal.data.loader import Loader
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
-from multimodal.models.seq2seq import JointConformer, SpeechToText
 from multimodal.models.vit import ViT
-from multimodal.train.adapt import AdaptSettings, adapt, merge
-from multimodal.train.loader import Loader
+from multimodal.models.whisper import JointConformer, SpeechToText
 from multimodal.train.loop import Loop, LoopSettings
+from multimodal.train.lora import AdaptSettings, adapt, merge
 from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
-from multimodal.train.start import start
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 

@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from multimodal.train.classify import AugmentSettings
-from multimodal.train.loader import Plan
+from multimodal.data.loader import Plan
+from multimodal.data.remote.trust import Trust
+from multimodal.errors import demand
 from multimodal.train.objective import Objective
-from multimodal.train.optim import demand
-from multimodal.train.trust import Trust
+from multimodal.train.objectives.classify import AugmentSettings
 from multimodal.weights.folder import Checkpoint
 
 

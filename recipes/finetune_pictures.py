@@ -9,17 +9,17 @@ from finetune_jobs import Data, Job
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multimodal.data.datasets.class_names import Captions, class_labels, class_names
+from multimodal.data.datasets.images import Pictures
+from multimodal.data.loader import shuffled
+from multimodal.data.sources import open_source
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.train import contrast
-from multimodal.train.captions import Captions, class_names
-from multimodal.train.classify import Accuracy, Augment, Mix, SoftTargets, class_labels, classifier, names_of
-from multimodal.train.contrastive import Contrastive
-from multimodal.train.loader import shuffled
-from multimodal.train.pictures import Pictures
-from multimodal.train.sources import open_source
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.train.objectives import contrastive_model
+from multimodal.train.objectives.classify import Accuracy, Augment, Mix, SoftTargets, classifier, names_of
+from multimodal.train.objectives.contrastive import Contrastive
 from multimodal.weights.folder import Checkpoint
 
 
@@ -66,10 +66,10 @@ def match(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
         raise CheckpointError(f"{begun.source}: its tokenizer or its preprocessing is not known, and is not guessed")
     image, context = model.config.image, model.config.text.context
     pictures = Pictures(d.data, class_names(d.classes, d.data), record.size[0], cache=1000, trust=d.trust)
-    captions = Captions(pictures.concepts, contrast.TEMPLATES)
+    captions = Captions(pictures.concepts, contrastive_model.TEMPLATES)
     held = read_labelled(d.val, d.classes, trust=d.trust) if d.val else None
     few = read_labelled(d.val, d.classes, d.count, d.trust) if d.val else None
-    templates = {"templates": begun.card.get("templates", contrast.ZERO_SHOT)}
+    templates = {"templates": begun.card.get("templates", contrastive_model.ZERO_SHOT)}
     finish = lambda trained: replace(begun, model=trained, card=begun.card | templates)
 
     def measure(model: nn.Module, count: int | None) -> dict[str, float]:
@@ -78,7 +78,7 @@ def match(begun: Checkpoint, d: Data, cache: Path, seed: int) -> Job:
 
     return Job(
         Contrastive(model, captions.fits()), model, (), pictures, shuffled(len(pictures), d.batch, seed),
-        contrast.Prepare(captions, (record.size[0] // image.patch) * (record.size[1] // image.patch)),
-        contrast.Collate(begun.tokenizer, context, record, d.augment.smallest_crop, 0.5),
+        contrastive_model.Prepare(captions, (record.size[0] // image.patch) * (record.size[1] // image.patch)),
+        contrastive_model.Collate(begun.tokenizer, context, record, d.augment.smallest_crop, 0.5),
         measure if held else None, finish,
     )  # fmt: skip

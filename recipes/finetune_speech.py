@@ -10,14 +10,15 @@ from evaluate_speech import ErrorRates
 from finetune_jobs import Data, Job
 from torch import nn
 
+from multimodal.data.batching import Batching, speech_plan
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.datasets.speech import Corpus
+from multimodal.data.datasets.speech_windows import Clip, Clips, Curriculum, curriculum
 from multimodal.errors import CheckpointError, DataError
-from multimodal.tokens.tiktokens import WhisperTokenizer
-from multimodal.train import augment_speech, multitask
-from multimodal.train.buckets import Batching, speech_plan
-from multimodal.train.clips import Clip, Clips, Curriculum, curriculum
-from multimodal.train.recogniser import Recognition, most_ids
-from multimodal.train.scores import evenly, word_errors
-from multimodal.train.speech import Corpus
+from multimodal.tasks.evaluate.scores import word_errors
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
+from multimodal.train.objectives import augment_speech, multitask
+from multimodal.train.objectives.recogniser import Recognition, most_ids
 from multimodal.weights.folder import Checkpoint
 
 

@@ -29,15 +29,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from multimodal.data.datasets.tables import Columns, Rows, encode, read_table, split
+from multimodal.data.loader import Loader, shuffled
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
-from multimodal.train.loader import Loader, shuffled
 from multimodal.train.loop import Loop
-from multimodal.train.optim import OptimSettings
-from multimodal.train.report import write_report
-from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.tables import Columns, Rows, encode, read_table, split
-from multimodal.train.tabular import (
+from multimodal.train.objectives.tabular import (
     TableRows,
     Tabular,
     as_they_are,
@@ -49,6 +45,10 @@ from multimodal.train.tabular import (
     outputs,
     table_figures,
 )
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
+from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 log = logging.getLogger(__name__)

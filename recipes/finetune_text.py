@@ -21,14 +21,10 @@ import finetune_table
 import torch
 from torch import nn
 
-from multimodal.train.adapt import AdaptSettings, adapt, merge
-from multimodal.train.loader import Loader
+from multimodal.data.loader import Loader
 from multimodal.train.loop import Loop
-from multimodal.train.optim import OptimSettings
-from multimodal.train.report import write_report
-from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.text_classes import (
+from multimodal.train.lora import AdaptSettings, adapt, merge
+from multimodal.train.objectives.text.classes import (
     Classed,
     ClassifyText,
     CollateClassed,
@@ -40,6 +36,10 @@ from multimodal.train.text_classes import (
     classifier,
     read_labelled,
 )
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
+from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 

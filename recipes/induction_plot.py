@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from multimodal.data.datasets.text import Corpus
 from multimodal.errors import UsageError
-from multimodal.tasks.induction import induction, usable_ids
-from multimodal.tokens.outputs import write_output
-from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.train.language import losses_by_place
+from multimodal.system.outputs import write_output
+from multimodal.tasks.inspect.induction import induction, usable_ids
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.train.objectives.text.language import losses_by_place
 from multimodal.train.report import read_metrics
-from multimodal.train.text_data import Corpus
 
 
 class Heads:

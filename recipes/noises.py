@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from multimodal.tokens.mel import RATE
-from multimodal.train.loader import generator
+from multimodal.data.loader import generator
+from multimodal.tokens.audio.log_mel import RATE
 
 
 class Noise(NamedTuple):

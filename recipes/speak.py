@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from multimodal.data.manifests import read_text
 from multimodal.errors import UsageError
-from multimodal.tokens.outputs import Outputs, opened_output
-from multimodal.train.lists import read_text
+from multimodal.system.outputs import Outputs, opened_output
 
 ACCENTS = ["en-us", "en-us", "en-us-nyc", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029"]
 VARIANTS = ["f1", "f2", "f3", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8"]

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from speak import speak
 
+from multimodal.data.manifests import read_text
 from multimodal.errors import UsageError
-from multimodal.tokens.outputs import Outputs, opened_output
-from multimodal.train.lists import read_text
+from multimodal.system.outputs import Outputs, opened_output
 
 VOICES = {"en": ["en-us", "en-gb"], "de": ["de"], "fr": ["fr-fr"], "cs": ["cs"]}
 VARIANTS = ["", "", "", "+m3", "+f2", "+f4"]  # the plain voice speaks half of it

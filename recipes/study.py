@@ -45,17 +45,18 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.blocks import masks
+from multimodal.data.datasets.text import Corpus, Prepare, Windows, collate, held_out, texts_in
+from multimodal.data.loader import Loader
+from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.text import CharacterTokenizer
-from multimodal.train.language import Language, gpt2_weights, text_scores
-from multimodal.train.language_model import ModelSettings, language_config
-from multimodal.train.loader import Loader
+from multimodal.tokens.text.vocabulary import CharacterTokenizer
 from multimodal.train.loop import Loop
-from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.objectives.text.language import Language, gpt2_weights, text_scores
+from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.text_data import Corpus, Prepare, Windows, collate, held_out, texts_in
 from multimodal.weights.folder import write_durably
 
 log = logging.getLogger(__name__)

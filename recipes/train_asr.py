@@ -31,21 +31,21 @@ from typing import Any
 import torch
 from evaluate_speech import ErrorRates
 
+from multimodal.data.batching import Batching, padding_share, speech_plan
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.datasets.speech import Corpus
+from multimodal.data.loader import Loader
+from multimodal.data.remote.trust import Trust
 from multimodal.errors import UsageError
-from multimodal.models.seq2seq import JointConformer
-from multimodal.tokens.bytepair import BytePairTokenizer
-from multimodal.train.augment_speech import Augmentation, Prepare, collate
-from multimodal.train.buckets import Batching, padding_share, speech_plan
-from multimodal.train.loader import Loader
+from multimodal.models.whisper import JointConformer
+from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.loop import Loop
+from multimodal.train.objectives.augment_speech import Augmentation, Prepare, collate
+from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recogniser import Recognition, Terms, joint_config, most_ids
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
-from multimodal.train.scores import evenly
 from multimodal.train.settings import LoopSettings
-from multimodal.train.speech import Corpus
-from multimodal.train.start import start
-from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 

@@ -46,25 +46,33 @@ import torch
 from PIL import Image
 from torch import nn
 
+from multimodal.data.datasets.captions import (
+    AugmentSettings,
+    Part,
+    Prepare,
+    caption_texts,
+    sentences,
+    texts_of,
+    together,
+)
+from multimodal.data.datasets.class_names import class_names
+from multimodal.data.loader import Loader
+from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import open_source
 from multimodal.errors import UsageError
-from multimodal.tasks.caption import caption
-from multimodal.tokens.files import read_json
-from multimodal.tokens.image import read_image
-from multimodal.train import captioning, coca
-from multimodal.train.adapt import freeze
-from multimodal.train.caption_data import AugmentSettings, Part, Prepare, caption_texts, sentences, texts_of, together
-from multimodal.train.caption_scores import caption_scores
-from multimodal.train.captioning import DecoderSettings
-from multimodal.train.captions import class_names
-from multimodal.train.loader import Loader
+from multimodal.system.files import read_json
+from multimodal.tasks.caption.caption import caption
+from multimodal.tasks.evaluate.caption_scores import caption_scores
+from multimodal.tokens.image.preprocessing import read_image
 from multimodal.train.loop import Loop
+from multimodal.train.lora import freeze
 from multimodal.train.objective import Objective
+from multimodal.train.objectives import captioning, coca
+from multimodal.train.objectives.captioning import DecoderSettings
 from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.sources import open_source
-from multimodal.train.start import start
-from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import load
 

@@ -31,21 +31,21 @@ import torch
 from evaluate_pictures import PictureOptions, accuracy, examples, read_labelled
 from torch import nn
 
+from multimodal.data.datasets.class_names import Captions, class_names
+from multimodal.data.datasets.images import Pictures
+from multimodal.data.loader import Loader, shuffled
+from multimodal.data.remote.trust import Trust
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
-from multimodal.train.captions import Captions, class_names
-from multimodal.train.contrast import TEMPLATES, ZERO_SHOT, Collate, ModelSettings, Prepare, build
-from multimodal.train.contrastive import Contrastive
-from multimodal.train.loader import Loader, shuffled
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.train.loop import Loop
+from multimodal.train.objectives.contrastive import Contrastive
+from multimodal.train.objectives.contrastive_model import TEMPLATES, ZERO_SHOT, Collate, ModelSettings, Prepare, build
 from multimodal.train.optim import OptimSettings
-from multimodal.train.pictures import Pictures
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 

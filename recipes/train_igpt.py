@@ -23,23 +23,33 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from multimodal.data.datasets.class_names import class_labels
+from multimodal.data.datasets.text import Prepare, collate
+from multimodal.data.loader import Loader, shuffled
+from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import open_source
+from multimodal.decoding.sampling import sample
+from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
-from multimodal.search import sample
-from multimodal.tasks import evaluate_probe
-from multimodal.tokens.outputs import write_output
-from multimodal.train.classify import class_labels
-from multimodal.train.language import Language, gpt2_weights
-from multimodal.train.language_model import ModelSettings, language_config
-from multimodal.train.loader import Loader, shuffled
+from multimodal.system.outputs import write_output
+from multimodal.tasks.evaluate import linear_probe
 from multimodal.train.loop import Loop
-from multimodal.train.optim import OptimSettings, demand
-from multimodal.train.pixels import Flipped, Palette, Pictures, PixelRows, after, bits, marginal_bits, middle_features
+from multimodal.train.objectives.pixels import (
+    Flipped,
+    Palette,
+    Pictures,
+    PixelRows,
+    after,
+    bits,
+    marginal_bits,
+    middle_features,
+)
+from multimodal.train.objectives.text.language import Language, gpt2_weights
+from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.sources import open_source
-from multimodal.train.start import start
-from multimodal.train.text_data import Prepare, collate
-from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
@@ -121,8 +131,8 @@ def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4
 def probed(s: Settings, train: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], names: list[str]) -> float:
     """Accuracy of a linear probe of vectors, made even by the mean and deviation of the training ones."""
     mean, deviation = train[0].mean(0), train[0].std(0).clamp(min=1e-6)
-    parts = [evaluate_probe.Pictures((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
-    found = evaluate_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
+    parts = [linear_probe.Pictures((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
+    found = linear_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
     return found.scores.figures()["acc1"]
 
 
@@ -146,7 +156,7 @@ def main(s: Settings) -> dict[str, float]:
     source = open_source(s.data, trust=s.trust)
     class_labels(source, " ".join(s.data))
     labelled = Pictures.read(source, s.side)
-    held = evaluate_probe.held_out(labelled.labels, evaluate_probe.HELD_OUT, s.loop.seed)
+    held = linear_probe.held_out(labelled.labels, linear_probe.HELD_OUT, s.loop.seed)
     own, unseen = labelled.part(~held), labelled.part(held)
     more = [Pictures.read(open_source(part, trust=s.trust), s.side).pixels for part in s.more]
     pixels = torch.cat([own.pixels, *more])

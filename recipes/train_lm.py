@@ -34,19 +34,19 @@ from induction_plot import Heads
 from torch import nn
 
 from multimodal.blocks.cache import Cache
-from multimodal.errors import UsageError
+from multimodal.data.datasets.text import Corpus, Packed, Prepare, Windows, collate, ends_of, held_out, texts_in
+from multimodal.data.loader import Loader
+from multimodal.decoding.sampling import sample
+from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
-from multimodal.search import sample
-from multimodal.tokens.text import BytePairTokenizer, CharacterTokenizer, Tokenizer, tokenizer_from
-from multimodal.train.language import Language, gpt2_weights, text_scores
-from multimodal.train.language_model import ModelSettings, language_config
-from multimodal.train.loader import Loader
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, CharacterTokenizer, Tokenizer, tokenizer_from
 from multimodal.train.loop import Loop
-from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.objectives.text.language import Language, gpt2_weights, text_scores
+from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.text_data import Corpus, Packed, Prepare, Windows, collate, ends_of, held_out, texts_in
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 log = logging.getLogger(__name__)

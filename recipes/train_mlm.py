@@ -18,14 +18,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from multimodal.data.datasets.documents import plain_texts, read_documents, read_texts, windows
+from multimodal.data.loader import Loader, generator
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.text import Tokenizer, WordPieceTokenizer, tokenizer_from
-from multimodal.train.documents import plain_texts, read_documents, read_texts, windows
-from multimodal.train.electra import Electra, ReplacedTokens, detection_figures, electra
-from multimodal.train.loader import Loader, generator
+from multimodal.tokens.text.vocabulary import Tokenizer, WordPieceTokenizer, tokenizer_from
 from multimodal.train.loop import Loop
-from multimodal.train.masked import (
+from multimodal.train.objective import Objective
+from multimodal.train.objectives.text.electra import Electra, ReplacedTokens, detection_figures, electra
+from multimodal.train.objectives.text.masked import (
     CollateMasked,
     EncoderSettings,
     Masked,
@@ -34,12 +35,11 @@ from multimodal.train.masked import (
     bert,
     masked_figures,
 )
-from multimodal.train.masking import Masker, MaskSettings
-from multimodal.train.objective import Objective
+from multimodal.train.objectives.text.masking import Masker, MaskSettings
 from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)

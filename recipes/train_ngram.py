@@ -36,11 +36,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from multimodal.data.datasets.speech import plain
+from multimodal.data.manifests import CSV, JSONL, read_list, read_text
+from multimodal.decoding.ngram import END, START, UNKNOWN
 from multimodal.errors import DataError, MultimodalError, UsageError
-from multimodal.ngram import END, START, UNKNOWN
-from multimodal.tokens.outputs import Outputs, write_output
-from multimodal.train.lists import CSV, JSONL, read_list, read_text
-from multimodal.train.speech import plain
+from multimodal.system.outputs import Outputs, write_output
 
 Gram = tuple[str, ...]
 

@@ -27,11 +27,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from multimodal import search
 from multimodal.blocks.masks import padding
-from multimodal.models.text_to_text import TextToText
-from multimodal.tokens.text import Tokenizer, WordPieceTokenizer, tokenizer_from
-from multimodal.train.denoising import (
+from multimodal.data.datasets.documents import plain_texts, read_documents, read_texts, windows
+from multimodal.data.loader import Loader, generator
+from multimodal.decoding import sampling
+from multimodal.models.encoder_decoder import TextToText
+from multimodal.tokens.text.vocabulary import Tokenizer, WordPieceTokenizer, tokenizer_from
+from multimodal.train.loop import Loop
+from multimodal.train.objectives.text.denoising import (
     Denoise,
     Denoising,
     NoiseSettings,
@@ -40,14 +43,11 @@ from multimodal.train.denoising import (
     encoder_decoder,
     sentinels,
 )
-from multimodal.train.documents import plain_texts, read_documents, read_texts, windows
-from multimodal.train.loader import Loader, generator
-from multimodal.train.loop import Loop
+from multimodal.train.objectives.text.translation import CollatePairs, PairBatch
 from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
 from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.translation import CollatePairs, PairBatch
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
@@ -94,10 +94,10 @@ def examples_of(model: TextToText, tokenizer: Tokenizer, batch: PairBatch, count
     """Damaged texts, and what the model writes (greedy)."""
     rows, lengths = batch.source[:count], batch.source_lengths[:count]
     valid = padding(lengths, rows.shape[1])
-    step = search.over_source(model.decode, model.encode(rows, valid), valid)
+    step = sampling.over_source(model.decode, model.encode(rows, valid), valid)
     prompt = torch.full((len(rows), 1), model.config.start_id)
     room = int(batch.lengths.max())
-    made = search.greedy(step, prompt, model.decoder.new_cache(), eos=tokenizer.eos_id, max_new=room)
+    made = sampling.greedy(step, prompt, model.decoder.new_cache(), eos=tokenizer.eos_id, max_new=room)
     shown = (tokenizer.decode(row[:size].tolist(), skip_control=False) for row, size in zip(rows, lengths, strict=True))
     wanted = (tokenizer.decode(row.tolist(), skip_control=True) for row in batch.ids[:count])
     answers = (tokenizer.decode(ids, skip_control=False) for ids in made.ids)

@@ -32,17 +32,13 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import nn
 
+from multimodal.data.loader import Loader
 from multimodal.errors import UsageError
-from multimodal.tasks.translate import translate
-from multimodal.tokens.text import BytePairTokenizer, TextCut
+from multimodal.tasks.text.translate import translate
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, TextCut
 from multimodal.train.device import moved
-from multimodal.train.loader import Loader
 from multimodal.train.loop import Loop
-from multimodal.train.optim import OptimSettings
-from multimodal.train.report import write_report
-from multimodal.train.settings import LoopSettings
-from multimodal.train.start import start
-from multimodal.train.translation import (
+from multimodal.train.objectives.text.translation import (
     CollatePairs,
     Direction,
     Parallel,
@@ -52,6 +48,10 @@ from multimodal.train.translation import (
     read_parallel,
     translator,
 )
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
+from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)

@@ -22,25 +22,26 @@ from pathlib import Path
 import torch
 
 from multimodal.blocks.stack import transformer
+from multimodal.data.datasets.class_names import class_labels
+from multimodal.data.loader import Loader, shuffled
+from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import open_source
+from multimodal.errors import demand
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from multimodal.train.classify import (
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from multimodal.train.loop import Loop, LoopSettings
+from multimodal.train.objectives.classify import (
     Accuracy,
     Augment,
     AugmentSettings,
     Mix,
     SoftTargets,
-    class_labels,
     classifier,
     names_of,
 )
-from multimodal.train.loader import Loader, shuffled
-from multimodal.train.loop import Loop, LoopSettings
-from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
-from multimodal.train.sources import open_source
-from multimodal.train.start import start
-from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 

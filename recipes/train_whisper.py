@@ -21,20 +21,20 @@ import torch
 import torch.nn.functional as F
 
 from multimodal.blocks.stack import transformer
-from multimodal.models.seq2seq import SpeechToText, SpeechToTextConfig
+from multimodal.data.datasets.speech_windows import Clips, Curriculum, curriculum
+from multimodal.data.loader import Loader
+from multimodal.data.remote.trust import Trust
 from multimodal.models.speech import SpeechEncoderConfig
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.tiktokens import WhisperTokenizer
-from multimodal.tokens.whisper_small import SmallWhisperTokenizer
-from multimodal.train.clips import Clips, Curriculum, curriculum
-from multimodal.train.loader import Loader
+from multimodal.models.whisper import SpeechToText, SpeechToTextConfig
+from multimodal.tasks.evaluate.scores import bleu, word_errors
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
+from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
 from multimodal.train.loop import Loop, LoopSettings
-from multimodal.train.multitask import STEP, Lettered, Multitask, Prepare, collate, letters_of, listen, write
+from multimodal.train.objectives.multitask import STEP, Lettered, Multitask, Prepare, collate, letters_of, listen, write
 from multimodal.train.optim import OptimSettings
+from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
-from multimodal.train.scores import bleu, word_errors
-from multimodal.train.start import start
-from multimodal.train.trust import Trust
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)

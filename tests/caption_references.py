@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from vision_references import CONTEXT, HF_TEXT, HF_VISION, VOCABULARY, Case, randomized
 
-from multimodal.weights import blip, coca, git
+from multimodal.weights.vision import blip, coca, git
 
 BOS, EOS = VOCABULARY - 2, VOCABULARY - 1
 CONTRASTED = {"image_features": "image features", "text_features": "text features", "logits": "captions"}

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vision_references import randomized
 
-from multimodal.weights import gpt2, llama
 from multimodal.weights.family import Family
+from multimodal.weights.text import gpt2, llama
 
 VOCABULARY, CONTEXT = 53, 24
 

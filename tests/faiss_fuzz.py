@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from multimodal.errors import CheckpointError
-from multimodal.tasks import index_nearest
+from multimodal.tasks.retrieve import nearest
 
 COUNT, WIDTH = 300, 8
 SECONDS, MEMORY = 10, 1 << 30  # of a child; the memory beyond what it has at its start
@@ -31,7 +31,7 @@ def originals() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         made = {}
         for kind in ("ivf", "hnsw"):
-            index_nearest.build_search(values, kind, Path(folder, kind))
+            nearest.build_search(values, kind, Path(folder, kind))
             made[kind] = Path(folder, kind).read_bytes()
     return made
 
@@ -64,12 +64,12 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def use(path: Path, kind: str) -> None:
     """Opens and searches, as `Index.search` does."""
-    index = index_nearest.open_search(path, kind, COUNT, WIDTH)
+    index = nearest.open_search(path, kind, COUNT, WIDTH)
     queries = torch.nn.functional.normalize(torch.randn(5, WIDTH), dim=-1)
     vectors = np.zeros((COUNT, WIDTH), np.float32)
     for effort in (1, 8, 64):
-        found = index_nearest.candidates(index, queries, 20, effort)
-        index_nearest.rescored(vectors, queries, found, 5)
+        found = nearest.candidates(index, queries, 20, effort)
+        nearest.rescored(vectors, queries, found, 5)
 
 
 def child(path: Path, kind: str) -> str:

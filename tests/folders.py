@@ -8,18 +8,18 @@ import torch
 from PIL import Image
 
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.conv import ConformerConfig
+from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.stack import transformer
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig
 from multimodal.models.speech import ConformerEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer, ByteTokenizer, WordPieceTokenizer
-from multimodal.train.translation import translator
+from multimodal.models.whisper import JointConformer, JointConformerConfig
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, ByteTokenizer, WordPieceTokenizer
+from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, save_folder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "##s", "sea", "at", ".", *"abcdefgh"]

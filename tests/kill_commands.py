@@ -23,7 +23,7 @@ from folders import clip_and_asr
 from PIL import Image
 from sets import wav
 
-from multimodal.cli import main
+from multimodal.cli.main import main
 
 LIMIT = 300  # seconds of one call
 LABELS = ["--labels", "a red square", "a blue square", "--batch_size", "4"]

@@ -20,7 +20,7 @@ import torch
 import torch.utils.tensorboard
 
 from multimodal.errors import CheckpointError
-from multimodal.train.state import check, newest_state, saved_states
+from multimodal.train.checkpoint.atomic import check, newest_state, saved_states
 
 WIDTH, STEPS = 96, 90  # a state of 4 MB
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from vision_references import randomized
 
-from multimodal.weights import bart, m2m100, marian, t5
 from multimodal.weights.family import Family
+from multimodal.weights.text import bart, m2m100, marian, t5
 
 VOCABULARY, CONTEXT = 60, 24
 STATIC = "embed_positions.weight"  # Marian's sinusoids, which must stay what they are

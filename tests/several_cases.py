@@ -13,14 +13,14 @@ from tiny import CLIPS, VOCABULARY
 from torch import Tensor
 
 import multimodal.train.loop
+from multimodal.data.loader import Loader, shuffled
 from multimodal.errors import DataError
-from multimodal.heads import contrastive_loss
 from multimodal.models.clip import CLIP
-from multimodal.train.contrastive import Contrastive, Pairs
-from multimodal.train.loader import Loader, shuffled
+from multimodal.train.distributed.processes import Processes
 from multimodal.train.loop import Loop
+from multimodal.train.losses import contrastive_loss
+from multimodal.train.objectives.contrastive import Contrastive, Pairs
 from multimodal.train.optim import OptimSettings
-from multimodal.train.processes import Processes
 from multimodal.train.signals import Stopped
 
 ADAMW = OptimSettings(rate=1e-2, warmup=2, average=0.9)

@@ -24,9 +24,9 @@ import torch
 from kill_run import same
 
 import multimodal.train.loop
-from multimodal.train.signals import SIGNALS
-from multimodal.train.start import start
-from multimodal.train.state import newest_state
+from multimodal.system.signals import SIGNALS
+from multimodal.train.checkpoint.atomic import newest_state
+from multimodal.train.recipe_cli import start
 
 STEPS = 80
 LIMIT = 120  # seconds: whoever is not at its end then hangs

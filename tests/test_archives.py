@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError
-from multimodal.train.snapshot import random_state, set_random_state
-from multimodal.train.state import check, read_state, save_state
+from multimodal.train.checkpoint.atomic import check, read_state, save_state
+from multimodal.train.checkpoint.state import random_state, set_random_state
 from multimodal.weights import pickled
 from multimodal.weights.archives import read_archive
 from multimodal.weights.convert import convert

@@ -15,13 +15,13 @@ import json, sys, warnings
 from PIL import Image
 import multimodal
 from multimodal.errors import MultimodalError
-from multimodal.tasks.embed import embed
-from multimodal.tasks.index import open_index
-from multimodal.tasks.results import Results
+from multimodal.tasks.text.embed import embed
+from multimodal.tasks.retrieve.index import open_index
+from multimodal.tasks.encode.results import Results
 from multimodal.weights.load import load
-from multimodal.tokens.text import tokenizer_from
-from multimodal.ngram import read_arpa
-from multimodal.train.sources import open_source
+from multimodal.tokens.text.vocabulary import tokenizer_from
+from multimodal.decoding.ngram import read_arpa
+from multimodal.data.sources import open_source
 image, clip = Image.new("RGB", (40, 40)), load("clip-vit-16")
 classify = lambda labels=("a", "b"), given=image, **options: multimodal.classify(given, labels, clip, **options)
 for case in sys.argv[1:]:

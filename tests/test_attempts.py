@@ -11,9 +11,11 @@ from sets import wav
 from test_cli import run
 
 from multimodal.errors import AudioError, CheckpointError, ImageError
-from multimodal.tasks import joint_windows, pictures, streams
-from multimodal.tasks.attempts import in_parts, item_error
-from multimodal.tasks.transcribe import transcribe_many
+from multimodal.tasks.encode import images as pictures
+from multimodal.tasks.encode.attempts import in_parts, item_error
+from multimodal.tasks.transcribe import sessions
+from multimodal.tasks.transcribe.conformer import windows
+from multimodal.tasks.transcribe.transcribe import transcribe_many
 from multimodal.weights.load import load
 
 models, tone = test_cli.models, test_cli.tone  # fixtures
@@ -75,14 +77,14 @@ def clips(tmp_path):
 @pytest.mark.parametrize("batch", [1, 8])
 def test_one_recording_that_cannot_be_opened_leaves_the_others(failure, batch, clips, models, monkeypatch, capsys):
     """`transcribe good.flac srmax.wav good2.flac -o outs` of the issue, whatever the second one raises."""
-    listen = streams.pieces.listen
+    listen = sessions.segmentation.listen
 
     def failing(recording, *rest, **more):
         if "bad" in recording.name:
             raise failure
         return listen(recording, *rest, **more)
 
-    monkeypatch.setattr(streams.pieces, "listen", failing)
+    monkeypatch.setattr(sessions.segmentation, "listen", failing)
     out = clips[0].parent / "outs"
     code, _, err = run(
         capsys, "transcribe", *clips, "-m", models / "asr", "-o", out, "-f", "txt", "--batch_size", batch
@@ -94,7 +96,7 @@ def test_one_recording_that_cannot_be_opened_leaves_the_others(failure, batch, c
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_batch_of_windows_that_is_too_large_is_made_one_by_one(alone, clips, models, monkeypatch):
     """`alone`: one of the windows is too large by itself."""
-    serve, sources = joint_windows.serve, list(0.1 * torch.randn(3, 8000))
+    serve, sources = windows.serve, list(0.1 * torch.randn(3, 8000))
     wanted = [one for _, one in transcribe_many(sources, models / "asr", vad_filter=False)]
 
     singly = []
@@ -105,7 +107,7 @@ def test_a_batch_of_windows_that_is_too_large_is_made_one_by_one(alone, clips, m
             raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return serve(checkpoint, requests, **more)
 
-    monkeypatch.setattr(joint_windows, "serve", small)
+    monkeypatch.setattr(windows, "serve", small)
     made = [one for _, one in transcribe_many(sources, models / "asr", vad_filter=False)]
     assert [made[0]["text"], made[2]["text"]] == [wanted[0]["text"], wanted[2]["text"]]
     assert (str(made[1]) == "<Tensor>: not enough memory (20.00 GiB asked for at once)") == alone
@@ -116,13 +118,13 @@ def test_what_is_done_is_on_disk_before_the_next_is_read(models, tmp_path, monke
     files = [tmp_path / f"{name}.wav" for name in "abc"]
     for file in files:
         file.write_bytes(wav(0.5))
-    listen, seen = streams.pieces.listen, []
+    listen, seen = sessions.segmentation.listen, []
 
     def watching(recording, *rest, **more):
         seen.append(sorted(path.stem for path in tmp_path.glob("*.txt")))
         return listen(recording, *rest, **more)
 
-    monkeypatch.setattr(streams.pieces, "listen", watching)
+    monkeypatch.setattr(sessions.segmentation, "listen", watching)
     words = ["-o", tmp_path, "-f", "txt", "--batch_size", 1]
     assert run(capsys, "transcribe", *files, "-m", models / "asr", *words)[0] == 0
     assert seen == [[], ["a"], ["a", "b"]]
@@ -173,34 +175,34 @@ def test_one_image_without_memory_leaves_the_others(command, images, kinds, caps
 
 
 def test_an_index_leaves_out_a_vector_that_is_not_finite(kinds, tmp_path, monkeypatch):
-    from multimodal.tasks import index_build
+    from multimodal.tasks.retrieve import build
 
     files = [tmp_path / f"{name}.png" for name in "abc"]
     for file in files:
         write_image(file)
-    vectors = index_build._vectors
+    vectors = build._vectors
 
     def odd(*given):
         made = vectors(*given).clone()
         made[1] = float("nan")
         return made
 
-    monkeypatch.setattr(index_build, "_vectors", torch.inference_mode()(odd))
-    built = index_build.build(files, load(kinds / "clip"), tmp_path / "index")
+    monkeypatch.setattr(build, "_vectors", torch.inference_mode()(odd))
+    built = build.build(files, load(kinds / "clip"), tmp_path / "index")
     assert (built.added, [str(files[1]) in str(error) for error in built.refused]) == (2, [True])
 
 
 def test_texts_whose_batch_is_too_large_are_embedded_in_parts(kinds, capsys, tmp_path, monkeypatch):
-    from multimodal import commands_encode
+    from multimodal.cli.run import encode
 
-    embed = commands_encode.embed
+    embed = encode.embed
 
     def small(texts, *rest):
         if len(texts) > 1 or texts == ["sea"]:
             raise RuntimeError("can't allocate memory")
         return embed(texts, *rest)
 
-    monkeypatch.setattr(commands_encode, "embed", small)
+    monkeypatch.setattr(encode, "embed", small)
     out = tmp_path / "v.npy"
     code, _, err = run(capsys, "embed", "the dog", "sea", "at", "-m", kinds / "encoder", "-o", out)
     assert (code, err.splitlines()) == (1, ["multimodal: error: text 2: not enough memory"])
@@ -209,7 +211,7 @@ def test_texts_whose_batch_is_too_large_are_embedded_in_parts(kinds, capsys, tmp
 
 @pytest.mark.filterwarnings("ignore")  # cut ones, as the model is random
 def test_translations_whose_batch_is_too_large_are_made_in_parts(kinds, capsys, tmp_path, monkeypatch):
-    from multimodal.tasks.translate import Translator
+    from multimodal.tasks.text.translate import Translator
 
     whole = Translator._batch
 

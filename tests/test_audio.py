@@ -14,9 +14,8 @@ import torch
 import whisper
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tokens.audio import TruncatedAudio, count_channels, find_audio, read_audio, stream_audio
-from multimodal.tokens.damage import Damage
-from multimodal.tokens.mel import (
+from multimodal.tokens.audio.damage import Damage
+from multimodal.tokens.audio.log_mel import (
     BANK_FLOOR,
     BANK_MEAN,
     BANK_SCALE,
@@ -28,6 +27,7 @@ from multimodal.tokens.mel import (
     pad_or_trim,
     spec_augment,
 )
+from multimodal.tokens.audio.reading import TruncatedAudio, count_channels, find_audio, read_audio, stream_audio
 
 
 def chirp(rate: int, seconds: float = 3.0) -> np.ndarray:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_audio import LOSSY, chirp, encode, refused, wav
 
-from multimodal.tokens.audio import TruncatedAudio, read_audio, stream_audio
-from multimodal.tokens.damage import LOST, Clock, Damage
+from multimodal.tokens.audio.damage import LOST, Clock, Damage
+from multimodal.tokens.audio.reading import TruncatedAudio, read_audio, stream_audio
 
 
 def sweep(rate: int, seconds: float) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_a_disk_that_fails_is_an_early_end(tmp_path, monkeypatch):
             return super().read(size)
 
     file = Failing(wav(sweep(16000, 24)))
-    monkeypatch.setattr("multimodal.tokens.tracks.open_media", lambda *_: file)
+    monkeypatch.setattr("multimodal.tokens.audio.tracks.open_media", lambda *_: file)
     refused("a.wav", "ends early")
 
 

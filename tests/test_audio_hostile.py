@@ -14,12 +14,12 @@ import torch
 from test_audio import chirp, encode, float_wav, wav
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tasks.pcm import PcmReader
-from multimodal.tasks.recording import Recording
-from multimodal.tokens.audio import OddAudio, count_channels, read_audio, stream_audio
-from multimodal.tokens.damage import MOST_SILENCE, Clock
-from multimodal.tokens.levels import Levels
-from multimodal.tokens.offset import LiveOffset, without_offset
+from multimodal.tasks.transcribe.recording import Recording
+from multimodal.tokens.audio.damage import MOST_SILENCE, Clock
+from multimodal.tokens.audio.levels import Levels
+from multimodal.tokens.audio.offset import LiveOffset, without_offset
+from multimodal.tokens.audio.pcm import PcmReader
+from multimodal.tokens.audio.reading import OddAudio, count_channels, read_audio, stream_audio
 
 
 def header(rate: int = 16000, channels: int = 1, bits: int = 16, kind: int = 1) -> bytes:
@@ -40,8 +40,8 @@ def remarks(source: bytes | Path, **options) -> list[str]:
 @pytest.mark.parametrize("rate", [1, 999, 3072001, 2147483647])
 def test_an_implausible_rate_is_refused_before_memory_is_asked_for(rate, tmp_path, monkeypatch):
     (tmp_path / "srmax.wav").write_bytes(header(rate))
-    monkeypatch.setattr("multimodal.tokens.audio.Resampler", None)
-    monkeypatch.setattr("multimodal.tokens.audio.MonoMixer", None)
+    monkeypatch.setattr("multimodal.tokens.audio.reading.Resampler", None)
+    monkeypatch.setattr("multimodal.tokens.audio.reading.MonoMixer", None)
     with pytest.raises(AudioError, match=rf"srmax.wav: sample rate {rate} Hz, expected 1,000 to 3,072,000$"):
         read_audio(tmp_path / "srmax.wav")
     with pytest.raises(AudioError, match=f"sample rate {rate} Hz"):

@@ -66,7 +66,7 @@ def test_a_label_longer_than_the_model_takes_is_cut_and_said(capsys, models, pic
 def test_ten_thousand_labels_are_checked_at_once():
     from time import process_time
 
-    from multimodal.tasks.zeroshot import checked_labels
+    from multimodal.tasks.classify.classifier import checked_labels
 
     start = process_time()
     assert len(checked_labels([f"thing {i}" for i in range(10_000)])) == 10_000
@@ -100,7 +100,7 @@ def test_a_closed_or_full_output_is_no_traceback(models, pictures):
 def test_own_checkpoints_need_no_heavy_package(models, pictures, tone, tmp_path):
     """Each of these costs seconds at every start."""
     script = (
-        "import sys; from multimodal.cli import main\n"
+        "import sys; from multimodal.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as stop: assert not stop.code, stop.code\n"
         "heavy = ('torchvision', 'torchaudio', 'timm', 'open_clip', 'transformers', 'torch._dynamo', 'sympy')\n"
@@ -145,7 +145,7 @@ def test_drawing_weights_on_the_meta_device_is_possible_for_every_model(kind):
 def test_transcript_files_equal_openai_whispers(tmp_path, style):
     from whisper.utils import get_writer
 
-    from multimodal.tasks.subtitles import write_transcript
+    from multimodal.tasks.transcribe.writers import write_transcript
 
     texts = [" Hello, world.", "", " A --> B\tand tab ", " ünï 😀", " last"]
     times = [(0.0, 0.0005), (1.2345, 59.9996), (59.9996, 60.0), (3599.9994, 3600.0), (3661.0015, 86399.99951)]

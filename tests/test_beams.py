@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel, logging
 
-from multimodal import rules, search
-from multimodal.beams import AHEAD, beam, per_token
 from multimodal.blocks.cache import Cache
+from multimodal.decoding import logits, sampling
+from multimodal.decoding.beam_search import AHEAD, beam, per_token
 
 PAD, EOS, VOCABULARY, MOST = 0, 2, 13, 10
 PROMPTS = [[5], [3, 4, 5, 6, 7, 3, 4], [8, 9, 3], [10, 3]]
@@ -93,14 +93,14 @@ def reference(model, prompt: list[int], **options) -> tuple[list[list[int]], lis
     return [row[: row.index(EOS)] if EOS in row else row for row in made], scores
 
 
-def rules_of(options: dict, start: int) -> list[search.Rule]:
+def rules_of(options: dict, start: int) -> list[sampling.Rule]:
     """In the order that transformers has them."""
     made = {
-        "repetition_penalty": rules.repetition_penalty,
-        "no_repeat_ngram_size": rules.no_repeat,
-        "min_new_tokens": lambda count: rules.at_least(count, EOS, start),
-        "forced_bos_token_id": lambda token: rules.forced([token], start),
-        "forced_eos_token_id": lambda token: rules.forced_end(MOST, token, start),
+        "repetition_penalty": logits.repetition_penalty,
+        "no_repeat_ngram_size": logits.no_repeat,
+        "min_new_tokens": lambda count: logits.at_least(count, EOS, start),
+        "forced_bos_token_id": lambda token: logits.forced([token], start),
+        "forced_eos_token_id": lambda token: logits.forced_end(MOST, token, start),
     }
     return [rule(options[name]) for name, rule in made.items() if name in options]
 
@@ -125,7 +125,7 @@ def searching(beams: int, early: bool | str, alpha: float):
 def compare(model, decode, options: dict, sources: list[list[int]] | None = None, **asked) -> list[list[int]]:
     """Ours for all prompts together, and transformers' for each alone."""
     if sources is None:
-        (ids, start), step = search.left_padded(PROMPTS), step_of(model)
+        (ids, start), step = sampling.left_padded(PROMPTS), step_of(model)
     else:
         ids, start, step = torch.full((len(sources), 1), EOS), None, answering(model, sources)
     together = decode(step, ids, Cache(1, start), eos=EOS, max_new=MOST, rules=rules_of(options, ids.shape[1]))
@@ -144,7 +144,7 @@ def compare(model, decode, options: dict, sources: list[list[int]] | None = None
 @pytest.mark.parametrize("kind", ["gpt2", "bart"])
 def test_greedy_equals_transformers_generate(kind, options, request):
     model = request.getfixturevalue(kind)
-    compare(model, search.greedy, options, PROMPTS if kind == "bart" else None)
+    compare(model, sampling.greedy, options, PROMPTS if kind == "bart" else None)
 
 
 @pytest.mark.parametrize(("beams", "early", "alpha"), STOPS)
@@ -172,7 +172,7 @@ def test_only_endings_among_the_best_continuations_count(gpt2, beams, early, alp
 @pytest.mark.parametrize("beams", [1, 3])
 def test_first_and_last_tokens_that_are_forced_equal_transformers(bart, beams):
     options = {"forced_bos_token_id": 9, "forced_eos_token_id": EOS, "min_new_tokens": MOST}
-    decode, asked = search.greedy, {}
+    decode, asked = sampling.greedy, {}
     if beams > 1:
         asked = {"num_beams": beams, "early_stopping": False, "length_penalty": 1.0}
 
@@ -186,7 +186,7 @@ def test_first_and_last_tokens_that_are_forced_equal_transformers(bart, beams):
 def test_where_endings_are_held_the_three_rules_stop_at_three_times(gpt2):
     steps = {}
     for early in (True, False, "never"):
-        ids, start = search.left_padded(PROMPTS)
+        ids, start = sampling.left_padded(PROMPTS)
         calls, step = [], step_of(gpt2)
         beam(lambda new, cache, calls=calls, step=step: (calls.append(len(new)), step(new, cache))[1], ids,
              Cache(1, start), eos=EOS, max_new=20, beams=3, early_stopping=early,
@@ -198,12 +198,12 @@ def test_where_endings_are_held_the_three_rules_stop_at_three_times(gpt2):
 @pytest.mark.parametrize("early", [None, True, False, "never"])
 def test_beams_that_a_gpu_chooses_ahead_of_the_host_are_the_same(gpt2, early, monkeypatch):
     def found():
-        ids, start = search.left_padded(PROMPTS)
+        ids, start = sampling.left_padded(PROMPTS)
         return beam(step_of(gpt2), ids, Cache(1, start), eos=EOS, max_new=[20, 3, 12, 0], beams=3, keep=2,
                     early_stopping=early, length_penalty=per_token(0.7))  # fmt: skip
 
     right = found()
-    monkeypatch.setattr("multimodal.beams.BEHIND", ("cpu", "cuda"))
+    monkeypatch.setattr("multimodal.decoding.beam_search.BEHIND", ("cpu", "cuda"))
     ahead = found()
     assert ahead.ids == right.ids
     assert ahead.logprobs == pytest.approx(right.logprobs, abs=1e-5)
@@ -212,7 +212,7 @@ def test_beams_that_a_gpu_chooses_ahead_of_the_host_are_the_same(gpt2, early, mo
 
 def test_beams_that_a_gpu_chooses_leave_it_steps_to_go_on_with(monkeypatch):
     """On the meta device each look at a value is an error, as it is a wait on an accelerator."""
-    monkeypatch.setattr("multimodal.beams.BEHIND", ("meta",))
+    monkeypatch.setattr("multimodal.decoding.beam_search.BEHIND", ("meta",))
     seen = []
 
     def step(ids: torch.Tensor, cache: Cache) -> torch.Tensor:
@@ -236,8 +236,8 @@ CHOICES = [[3, 4, 5], [3, 4], [7], [3, 9, 9, 9]]
 
 def test_one_of_some_continuations_is_the_best_by_the_models_own_log_probability(gpt2):
     """As many beams as choices see them all."""
-    ids, start = search.left_padded(PROMPTS)
-    rule = rules.one_of(CHOICES, EOS, ids.shape[1])
+    ids, start = sampling.left_padded(PROMPTS)
+    rule = logits.one_of(CHOICES, EOS, ids.shape[1])
     found = beam(step_of(gpt2), ids, Cache(1, start), eos=EOS, max_new=6, beams=4, keep=4, rules=[rule],
                  early_stopping=True, length_penalty=per_token(0.0))  # fmt: skip
     for row, prompt in enumerate(PROMPTS):
@@ -256,10 +256,10 @@ def test_allowed_tokens_equal_transformers_prefix_function(gpt2):
     def function(ids: list[int]) -> list[int]:
         return [EOS, 5, 6] if len(ids) % 3 == 0 else [ids[-1] // 2 + 3, 9]
 
-    rule = rules.allowed(function)
-    ids, start = search.left_padded(PROMPTS)
+    rule = logits.allowed(function)
+    ids, start = sampling.left_padded(PROMPTS)
     options = {"eos": EOS, "max_new": MOST, "rules": [rule]}
-    greedy = search.greedy(step_of(gpt2), ids, Cache(1, start), **options)
+    greedy = sampling.greedy(step_of(gpt2), ids, Cache(1, start), **options)
     beams = beam(step_of(gpt2), ids, Cache(1, start), beams=2, early_stopping=False, length_penalty=per_token(1.0),
                  **options)  # fmt: skip
     for row, prompt in enumerate(PROMPTS):

@@ -16,8 +16,8 @@ CEILINGS = {"float32 GFLOP/s": 200.0, "bfloat16 GFLOP/s": 800.0, "int8 GFLOP/s":
 
 
 def test_operations_are_those_that_info_counts():
-    from multimodal.presets import preset
-    from multimodal.tasks.counts import counts
+    from multimodal.models.presets import preset
+    from multimodal.tasks.inspect.cost import counts
 
     flops = {name: {part: of["forward"] for part, of in counts(preset(name))["flops"].items()}
              for name in ("vit_b16", "whisper_tiny")}  # fmt: skip

@@ -6,8 +6,9 @@ import pytest
 import torch
 from tiny import TEXTS, VOCABULARY, made, randomized
 
-from multimodal import graphs, search
 from multimodal.blocks.cache import Cache, WindowCache
+from multimodal.decoding import sampling
+from multimodal.inference import cuda_graphs
 from multimodal.models.text import TextTransformer
 
 TOLERANCE = 2e-6
@@ -84,11 +85,11 @@ PROMPTS, LIMITS = [[1], [2, 3, 4, 5, 6], [3, 4], [6, 5, 4, 3]], [7, 5, 9, 3]
 @pytest.mark.parametrize("name", [*TEXTS, "learned, windowed"])
 def test_static_steps_of_every_kind_find_what_dynamic_ones_find(name):
     model = made(f"text-{name}") if name in TEXTS else randomized(TextTransformer(WINDOWED["learned"]))
-    prompt, start = search.left_padded(PROMPTS)
+    prompt, start = sampling.left_padded(PROMPTS)
     found, logits = [], []
     for step, cache in (
         (lambda new, held: model(new, cache=held), model.new_cache(start)),
-        graphs.static_step(model, None, start, 14, last=1),
+        cuda_graphs.static_step(model, None, start, 14, last=1),
     ):
         seen = []
 
@@ -96,7 +97,7 @@ def test_static_steps_of_every_kind_find_what_dynamic_ones_find(name):
             seen.append(step(new, held)[:, -1].clone())
             return seen[-1][:, None]
 
-        found.append(search.greedy(recorded, prompt, cache, eos=0, max_new=LIMITS).ids)
+        found.append(sampling.greedy(recorded, prompt, cache, eos=0, max_new=LIMITS).ids)
         logits.append(seen)
     assert found[0] == found[1]
     for one, other in zip(*logits, strict=True):
@@ -108,7 +109,7 @@ def test_positions_without_a_table_go_on_beyond_the_context():
     for config in TEXTS.values():
         if config.limit is None:
             model, tokens = randomized(TextTransformer(config)), ids(1, 30)
-            step, cache = graphs.static_step(model, None, None, 30)
+            step, cache = cuda_graphs.static_step(model, None, None, 30)
             with torch.no_grad():
                 expected = model(tokens)[:, -1]
                 for token in tokens[0]:

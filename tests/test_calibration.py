@@ -12,8 +12,9 @@ from sklearn.calibration import _SigmoidCalibration
 from test_cli import one_line, run
 
 from multimodal.errors import CheckpointError, DataError
-from multimodal.tasks.calibrate import open_labelled
-from multimodal.tasks.calibration import (
+from multimodal.system.records import from_record
+from multimodal.tasks.classify.calibrate import open_labelled
+from multimodal.tasks.classify.calibration import (
     Calibration,
     answered,
     bins,
@@ -24,11 +25,10 @@ from multimodal.tasks.calibration import (
     log_odds,
     measured,
 )
-from multimodal.tasks.classifier_file import read_classifier
-from multimodal.tasks.evaluate_zeroshot import zero_shot_logits, zero_shot_scores
-from multimodal.tasks.features import Features
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.records import from_record
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.classify.classifier_file import read_classifier
+from multimodal.tasks.encode.features import Features
+from multimodal.tasks.evaluate.zero_shot import zero_shot_scores
 from multimodal.weights.folder import load_folder
 
 models = test_cli.models  # a fixture
@@ -180,7 +180,7 @@ def test_the_class_that_evaluation_finds_is_the_best_calibrated_label(models, sq
     classifier = classifier.using(calibration=Calibration(kind, "softmax", *maps, {}))
     source = torch.Generator().manual_seed(0)
     vectors = torch.randn(len(data.pictures.keys), classifier.weights.shape[1], generator=source)
-    logits = zero_shot_logits(classifier, vectors)
+    logits = classifier.vector_logits(vectors)
     numbers = data.numbers(classifier.labels)
     found = zero_shot_scores(classifier, data.pictures, Features(vectors, data.pictures.keys, []), numbers).found
     assert torch.equal(found, classifier.scored(logits.double()).argmax(1))

@@ -12,7 +12,7 @@ from PIL import Image
 from test_caption_decoding import written
 
 from multimodal import caption
-from multimodal.cli import main
+from multimodal.cli.main import main
 from multimodal.weights.folder import save_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the caption is empty")

@@ -10,18 +10,20 @@ import torch
 from PIL import Image
 from tiny import ALL, randomized
 
-from multimodal import caption, graphs, rules
-from multimodal.beams import beam, per_token
+from multimodal import caption
 from multimodal.blocks.stack import transformer
+from multimodal.decoding import logits as rules
+from multimodal.decoding.beam_search import beam, per_token
 from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
+from multimodal.inference import cuda_graphs
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tasks.caption import CaptionWriter, caption_many, prepared
-from multimodal.tasks.caption_options import CaptionOptions, options_for
-from multimodal.tasks.pictures import pixels_of
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
+from multimodal.tasks.caption.caption import CaptionWriter, caption_many, prepared
+from multimodal.tasks.caption.options import CaptionOptions, options_for
+from multimodal.tasks.encode.images import pixels_of
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint
 
 RECORD = Preprocessing((16, 16), "squash", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -90,10 +92,10 @@ def test_a_batch_of_any_size_gives_what_each_picture_gives_alone(captioner, pict
 def test_steps_that_a_gpu_replays_write_the_same(captioner, pictures, way, monkeypatch):
     write, pixels = CaptionWriter(*prepared(captioner, "float32", None, WAYS[way])), pixels_of(pictures, RECORD)
     right = write(pixels)
-    monkeypatch.setattr(graphs, "REPLAYING", ("cpu", "cuda"))
-    monkeypatch.setattr(graphs._Slot, "capture", lambda slot, decoder: None)
+    monkeypatch.setattr(cuda_graphs, "REPLAYING", ("cpu", "cuda"))
+    monkeypatch.setattr(cuda_graphs._Slot, "capture", lambda slot, decoder: None)
     found = write(pixels)
-    assert write.network.decoder in graphs._kept
+    assert write.network.decoder in cuda_graphs._kept
     assert [[one.ids for one in own] for own in found] == [[one.ids for one in own] for own in right]
 
 

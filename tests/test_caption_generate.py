@@ -12,9 +12,9 @@ from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tasks.pictures import pixels_of
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
+from multimodal.tasks.encode.images import pixels_of
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 
 RECORD = Preprocessing((32, 32), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)

@@ -16,11 +16,11 @@ from multimodal.models.coca import CoCa
 from multimodal.models.git import GIT
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tasks.caption import CaptionWriter, prepared, written
-from multimodal.tasks.caption_regions import Regions, attention_maps, words_of
-from multimodal.tasks.pictures import pixels_of
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
+from multimodal.tasks.caption.caption import CaptionWriter, prepared, written
+from multimodal.tasks.caption.regions import Regions, attention_maps, words_of
+from multimodal.tasks.encode.images import pixels_of
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 40, 220), "green": (30, 180, 40), "yellow": (230, 220, 30)}

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from multimodal.data.datasets.captions import words
 from multimodal.errors import DataError
-from multimodal.train.caption_scores import References, agreement, caption_scores, words
+from multimodal.tasks.evaluate.caption_scores import References, agreement, caption_scores
 
 NAMES = ["bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"]
 

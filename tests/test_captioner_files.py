@@ -18,8 +18,8 @@ from vision_references import CONTEXT, HF_TEXT, HF_VISION, case
 
 from multimodal import load as load_path
 from multimodal.errors import CheckpointError
-from multimodal.tasks.texts import text_features
-from multimodal.tokens.text import CLIPTokenizer
+from multimodal.tasks.encode.texts import text_features
+from multimodal.tokens.text.vocabulary import CLIPTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 

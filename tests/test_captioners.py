@@ -6,16 +6,16 @@ from caption_references import BOS, CAPTIONERS, EOS
 from test_weights_vision import load, pictures
 from vision_references import CONTEXT, VOCABULARY, Case, case
 
-from multimodal.beams import beam
+from multimodal.decoding.beam_search import beam
+from multimodal.decoding.sampling import greedy
 from multimodal.errors import CheckpointError
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import Captions
 from multimodal.models.coca import CoCa
-from multimodal.search import greedy
-from multimodal.weights import coca
-from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint, build, load_folder, save_folder
-from multimodal.weights.open_clip import open_clip_architecture
 from multimodal.weights.table import export_tensors
+from multimodal.weights.vision import coca
+from multimodal.weights.vision.open_clip import open_clip_architecture
 
 every_captioner = pytest.mark.parametrize("name", CAPTIONERS)
 

@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 from test_cli import one_line, run
 
 import multimodal
-from multimodal.commands_pictures import found, remaining
+from multimodal.cli.images import found, remaining
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.models.clip import CLIP
-from multimodal.tasks.labels import labels_from, prompts_of, templates_from
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.text import CLIPTokenizer, TextCut
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.encode.prompts import labels_from, prompts_of, templates_from
+from multimodal.tokens.text.vocabulary import CLIPTokenizer, TextCut
 from multimodal.weights.folder import load_folder, save_folder
 
 models = test_cli.models  # a fixture
@@ -100,11 +100,11 @@ def test_good_pictures_are_done_and_broken_ones_told_at_each_call(capsys, models
 def test_kill_and_interrupt_lose_nothing_and_the_end_is_that_of_an_unbroken_run(capsys, models, folder, tmp_path):
     program = (
         "import sys, time\n"
-        "from multimodal.tasks import zeroshot\n"
-        "from multimodal.cli import main\n"
-        "slow = zeroshot.ZeroShotClassifier.results_of\n"
+        "from multimodal.tasks.classify import classifier\n"
+        "from multimodal.cli.main import main\n"
+        "slow = classifier.ZeroShotClassifier.results_of\n"
         "def results_of(*given):\n    time.sleep(0.3)\n    return slow(*given)\n"
-        "zeroshot.ZeroShotClassifier.results_of = results_of\n"
+        "classifier.ZeroShotClassifier.results_of = results_of\n"
         "main()\n"
     )
     common = ["classify", str(folder), *LABELS, "-m", str(models / "clip"), "--batch_size", "2"]
@@ -291,7 +291,7 @@ def test_another_model_or_preprocessing_is_refused(capsys, models, folder, tmp_p
 
 
 def test_any_flipped_byte_of_a_classifier_is_noticed(capsys, models, folder, tmp_path):
-    from multimodal.tasks.classifier_file import read_classifier
+    from multimodal.tasks.classify.classifier_file import read_classifier
 
     file = saved(capsys, models, tmp_path / "c.safetensors")
     whole = file.read_bytes()

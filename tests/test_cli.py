@@ -12,7 +12,7 @@ import torch
 from folders import clip_and_asr, write_tone
 from PIL import Image
 
-from multimodal.cli import main
+from multimodal.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_the_module_runs_and_help_is_quick():
     done = subprocess.run([sys.executable, "-m", "multimodal", "--help"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert "classify" in done.stdout
-    loaded = "import sys, multimodal.cli; multimodal.cli.parser(); print('torch' in sys.modules)"
+    loaded = "import sys, multimodal.cli.main; multimodal.cli.main.parser(); print('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, timeout=300).stdout.strip()
         == "False"

@@ -10,21 +10,22 @@ import test_cli_transcribe
 from test_cli import one_line, run
 from tiny_whisper import whispers
 
-from multimodal import cli, commands_transcribe
+from multimodal.cli import main
+from multimodal.cli.run import transcribe
 
 models, tone, say = test_cli.models, test_cli.tone, test_cli_transcribe.say  # fixtures
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # openai-whisper's open file
 
 
 def given(*flags: str) -> dict:
-    found = vars(cli.parser().parse_args(["transcribe", "a.wav", *flags]))
+    found = vars(main.parser().parse_args(["transcribe", "a.wav", *flags]))
     return {name: value for name, value in found.items() if name != "check"}
 
 
 def test_every_flag_of_openai_whisper_is_there_with_its_default(monkeypatch):
     from whisper.transcribe import cli as reference
 
-    ours = cli.parser()._subparsers._group_actions[0].choices["transcribe"]
+    ours = main.parser()._subparsers._group_actions[0].choices["transcribe"]
     help_of = {action.dest: action.help for action in ours._actions}
     seen = []
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", lambda self, *_: seen.append(self) or sys.exit())
@@ -69,10 +70,10 @@ def test_every_flag_of_openai_whisper_is_there_with_its_default(monkeypatch):
     ],
 )  # fmt: skip
 def test_flags_become_options_and_only_those_that_were_given(flags, expected):
-    from multimodal.tasks.whisper_options import options_for
+    from multimodal.tasks.transcribe.whisper.options import options_for
 
     checkpoint = whispers()[1]
-    found = commands_transcribe.api_options(given(*flags), checkpoint)
+    found = transcribe.api_options(given(*flags), checkpoint)
     assert found == {"beam_size": 5, "best_of": 5} | expected
     options_for(checkpoint, {name: value for name, value in found.items() if name != "batch_size"})
 
@@ -81,11 +82,11 @@ def test_a_models_own_defaults_hold_and_a_ctc_model_has_no_others(models):
     from multimodal.weights.load import load
 
     own = replace(whispers()[1], card={"transcribe": {"beam_size": 2}})
-    assert commands_transcribe.api_options(given(), own) == {"best_of": 5}
-    assert commands_transcribe.api_options(given("--beam_size", "3"), own) == {"best_of": 5, "beam_size": 3}
+    assert transcribe.api_options(given(), own) == {"best_of": 5}
+    assert transcribe.api_options(given("--beam_size", "3"), own) == {"best_of": 5, "beam_size": 3}
     ctc = load(models / "asr")
-    assert commands_transcribe.api_options(given(), ctc) == {}
-    assert commands_transcribe.api_options(given("--temperature", "0"), ctc) == {"temperature": [0.0]}
+    assert transcribe.api_options(given(), ctc) == {}
+    assert transcribe.api_options(given("--temperature", "0"), ctc) == {"temperature": [0.0]}
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,9 @@ def test_flags_that_make_no_sense_are_one_line_and_exit_2(capsys, flags, named):
 
 
 def test_a_true_flag_alone_leaves_the_file_alone():
-    parsed = cli.parser().parse_args(["transcribe", "--skip_existing", "a.wav", "b.wav"])
+    parsed = main.parser().parse_args(["transcribe", "--skip_existing", "a.wav", "b.wav"])
     assert (parsed.skip_existing, parsed.audio) == (True, ["a.wav", "b.wav"])
-    parsed = cli.parser().parse_args(["transcribe", "--skip_existing", "False", "a.wav", "--plot"])
+    parsed = main.parser().parse_args(["transcribe", "--skip_existing", "False", "a.wav", "--plot"])
     assert (parsed.skip_existing, parsed.audio, parsed.plot) == (False, ["a.wav"], True)
 
 

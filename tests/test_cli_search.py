@@ -15,7 +15,7 @@ from programs import LIMIT
 from test_cli import one_line, run
 from test_index import cut, picture
 
-from multimodal.commands_search import kind_of
+from multimodal.cli.run.search import kind_of
 
 models = test_cli.models  # a fixture
 pytestmark = pytest.mark.filterwarnings("always")  # a warning is a line, as outside of pytest
@@ -141,8 +141,8 @@ def test_a_damaged_index_is_one_line(capsys, made):
 
 KILLED = """
 import os, signal, sys
-from multimodal import commands_search
-from multimodal.cli import main
+from multimodal.cli.run import search as commands_search
+from multimodal.cli.main import main
 class Killer:
     def __init__(self, name): pass
     def __call__(self, done, of, broken=None):

@@ -23,10 +23,10 @@ from sets import wav
 from test_bad_input import ROOT
 from test_cli import one_line, run
 
-from multimodal import commands_stream, commands_transcribe
+from multimodal.cli.run import stream, transcribe
 from multimodal.errors import AudioError
-from multimodal.tasks import plot, subtitles
-from multimodal.tasks import transcribe as task
+from multimodal.tasks.transcribe import plot, writers
+from multimodal.tasks.transcribe import transcribe as task
 
 models, tone = test_cli.models, test_cli.tone  # fixtures
 
@@ -95,8 +95,8 @@ def test_stdin_to_files_and_stdout_and_nothing_stays_behind(say, piped, monkeypa
     piped(tone.read_bytes())
     code, _, err = say("-", "-o", tmp_path / "out")
     assert (code, err) == (0, "")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"stdin.{f}" for f in subtitles.FORMATS}
-    for style in subtitles.FORMATS:
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"stdin.{f}" for f in writers.FORMATS}
+    for style in writers.FORMATS:
         piped(tone.read_bytes())
         code, out, err = say("-", "-o", "-", "-f", style)
         assert (code, err) == (0, "")
@@ -131,7 +131,7 @@ def test_recordings_that_are_done_are_skipped_without_the_model(say, fake, clips
     assert code == 0
     assert err == "".join(f"multimodal: skipped {clips / name}.wav: {name}.srt is there\n" for name in "ac")
     assert printed.endswith("]  b\n")
-    monkeypatch.setattr(commands_transcribe, "load", None)
+    monkeypatch.setattr(transcribe, "load", None)
     code, printed, err = say(clips, "-o", out, "-f", "srt", "--skip_existing")
     assert (code, printed, err.count("\n")) == (0, "", 3)
 
@@ -160,14 +160,14 @@ def test_a_bar_of_seconds_on_a_terminal_only(say, fake, clips, tmp_path, monkeyp
 
 
 def test_what_failed_is_named_and_the_others_are_kept(say, fake, clips, tmp_path, monkeypatch):
-    whole = subtitles.write_output
+    whole = writers.write_output
 
     def full(path, data):
         if path.name == "b.txt":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         whole(path, data)
 
-    monkeypatch.setattr(subtitles, "write_output", full)
+    monkeypatch.setattr(writers, "write_output", full)
     fake.results = {"a": AudioError("a.wav: cannot be read")}
     code, _, err = say(clips, "-o", tmp_path / "out", "-f", "txt")
     assert code == 1
@@ -184,7 +184,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left") as failed:
-        subtitles.write_transcript(heard("x"), Path("x.wav"), tmp_path, "txt")
+        writers.write_transcript(heard("x"), Path("x.wav"), tmp_path, "txt")
     assert failed.value.filename == str(tmp_path / "x.txt")
     assert list(tmp_path.iterdir()) == []
 
@@ -193,8 +193,8 @@ def test_what_was_done_before_ctrl_c_is_kept(models, clips, tmp_path):
     """It ends at once, though the main thread waits for a lock."""
     program = """
 import threading
-from multimodal.cli import main
-from multimodal.tasks import transcribe
+from multimodal.cli.main import main
+from multimodal.tasks.transcribe import transcribe
 real = transcribe.transcribe_many
 def many(sources, model, **options):
     yield from real(sources[:1], model, **options)
@@ -204,7 +204,7 @@ transcribe.transcribe_many = many
 main()
 """
     call = [sys.executable, "-c", program, "transcribe", str(clips), "-m", str(models / "asr"), "-o", str(tmp_path)]
-    made = {f"a.{f}" for f in subtitles.FORMATS}
+    made = {f"a.{f}" for f in writers.FORMATS}
     with started(call, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as going:
         wait_for(lambda: made <= {p.name for p in tmp_path.iterdir()})
         going.send_signal(signal.SIGINT)
@@ -306,7 +306,7 @@ def test_a_decode_log_that_cannot_be_written_is_named(say, fake, clips, tmp_path
         with open("/dev/full", "wb") as file:
             yield file
 
-    monkeypatch.setattr("multimodal.commands_transcribe.opened_output", full)
+    monkeypatch.setattr("multimodal.cli.run.transcribe.opened_output", full)
     log = tmp_path / "log.jsonl"
     code, _, err = say(clips / "a.wav", "-o", tmp_path, "--decode_log", log)
     assert (code, err.splitlines()[0]) == (1, f"multimodal: error: {log}: cannot be written (No space left on device)")
@@ -336,13 +336,13 @@ def test_sigterm_leaves_no_copy_of_stdin(models, tmp_path):
 @pytest.fixture
 def shown(monkeypatch):
     """Set once the stream has printed a line."""
-    event, show = threading.Event(), commands_stream._json
+    event, show = threading.Event(), stream._json
 
     def told(line):
         show(line)
         event.set()
 
-    monkeypatch.setattr(commands_stream, "_json", told)
+    monkeypatch.setattr(stream, "_json", told)
     return event
 
 

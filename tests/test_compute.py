@@ -7,23 +7,22 @@ import tiny
 import torch
 from torch import nn
 
-from multimodal import search
-from multimodal.blocks import packed
 from multimodal.blocks.attention import Attention, AttentionConfig
-from multimodal.blocks.blocked import QUERIES, BlockedAttention
 from multimodal.blocks.capture import capture_attention
-from multimodal.blocks.fused import FusedBlock, can_fuse
-from multimodal.blocks.int8 import Int8Linear, weight_levels
 from multimodal.blocks.masks import causal
-from multimodal.blocks.one_query import OneQuery
-from multimodal.blocks.packed import SHORT, PackedLinear, fast_tables
 from multimodal.blocks.stack import Block, BlockConfig
+from multimodal.decoding import sampling
 from multimodal.errors import UsageError
+from multimodal.inference import packed, prepare
+from multimodal.inference.bf16_attention import QUERIES, BlockedAttention
+from multimodal.inference.fused_decoder import FusedBlock, can_fuse
+from multimodal.inference.int8 import Int8Linear, weight_levels
+from multimodal.inference.one_query import OneQuery
+from multimodal.inference.packed import SHORT, PackedLinear, fast_tables
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
-from multimodal.models.seq2seq import JointConformer, SpeechToText
 from multimodal.models.speech import ConformerEncoder
-from multimodal.weights import compute
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.models.whisper import JointConformer, SpeechToText
 from multimodal.weights.folder import Checkpoint
 
 SIZES = [(384, 384), (1000, 64), (3, 5), (1, 7), (33, 257)]
@@ -180,9 +179,9 @@ def test_int8_decodes_the_same_tokens_in_a_batch_as_alone():
     torch.manual_seed(1)
     source, prompt = torch.randn(3, 10, tiny.WIDTH), torch.tensor([[1, 2]] * 3)
 
-    def decode(rows: slice) -> search.Decoded:
-        step = search.over_source(model.decoder, source[rows])
-        return search.greedy(step, prompt[rows], model.decoder.new_cache(), eos=0, max_new=8)
+    def decode(rows: slice) -> sampling.Decoded:
+        step = sampling.over_source(model.decoder, source[rows])
+        return sampling.greedy(step, prompt[rows], model.decoder.new_cache(), eos=0, max_new=8)
 
     assert decode(slice(0, 3)).ids == [decode(slice(i, i + 1)).ids[0] for i in range(3)]
 
@@ -200,7 +199,7 @@ def test_joint_model(compute_type: str):
 
 
 def test_without_bfloat16_the_encoder_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compute, "fast_bfloat16", lambda: False)
+    monkeypatch.setattr(prepare, "fast_bfloat16", lambda: False)
     given, mel = speech(), torch.randn(1, 8, 20)
     made = prepare_for_inference(given, "auto")
     assert made.model.encoder.positions.dtype == torch.float32
@@ -216,7 +215,7 @@ def test_without_bfloat16_the_encoder_stays_in_float32(monkeypatch: pytest.Monke
     ],
 )
 def test_refusals(compute_type: str, device: str, message: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compute, "usable_device", torch.device)  # as if there were a GPU
+    monkeypatch.setattr(prepare, "usable_device", torch.device)  # as if there were a GPU
     with pytest.raises(UsageError, match=message):
         prepare_for_inference(speech(), compute_type, device)
 

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multimodal import search
-from multimodal.blocks.blocked import BlockedAttention
 from multimodal.blocks.capture import capture_attention
-from multimodal.blocks.int8 import Int8Linear
-from multimodal.blocks.packed import PackedLinear, PackedPatches, can_pack
 from multimodal.blocks.stack import Stack
+from multimodal.decoding import sampling
+from multimodal.inference.bf16_attention import BlockedAttention
+from multimodal.inference.int8 import Int8Linear
+from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import Captioner
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
-from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 
 TEXT = tiny.text()
@@ -153,7 +153,7 @@ def test_captions(compute_type: str):
 
     def decode(model: nn.Module) -> list[list[int]]:
         step, cache = model.decoding(source)
-        return search.greedy(step, torch.tensor([[1], [1]]), cache, eos=0, max_new=6).ids
+        return sampling.greedy(step, torch.tensor([[1], [1]]), cache, eos=0, max_new=6).ids
 
     assert decode(quick) == decode(plain) or compute_type == "int8"
 

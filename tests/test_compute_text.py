@@ -7,18 +7,18 @@ import tiny
 import torch
 from torch.testing import assert_close
 
-from multimodal import search
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.capture import capture_attention
-from multimodal.blocks.fused import FusedBlock
-from multimodal.blocks.int8 import Int8Linear
-from multimodal.blocks.packed import PackedLinear
+from multimodal.decoding import sampling
 from multimodal.errors import UsageError
-from multimodal.graphs import static_step
+from multimodal.inference.cuda_graphs import static_step
+from multimodal.inference.fused_decoder import FusedBlock
+from multimodal.inference.int8 import Int8Linear
+from multimodal.inference.packed import PackedLinear
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.encoder_decoder import TextToText
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.models.text_to_text import TextToText
-from multimodal.weights.compute import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 
 KINDS = ("bfloat16", "int8")
@@ -136,9 +136,9 @@ def test_int8_writes_the_same_in_a_padded_batch_as_alone():
     prompts = [[1, 2, 3], [5], [7, 8, 9, 2, 4]]
 
     def written(own: list[list[int]]) -> list[list[int]]:
-        prompt, start = search.left_padded(own)
+        prompt, start = sampling.left_padded(own)
         step = lambda tokens, cache: model(tokens, cache=cache, last=1)
-        return search.greedy(step, prompt, model.new_cache(start), eos=0, max_new=6).ids
+        return sampling.greedy(step, prompt, model.new_cache(start), eos=0, max_new=6).ids
 
     assert written(prompts) == [written([prompt])[0] for prompt in prompts]
 

@@ -11,10 +11,10 @@ from tiny import CLIPS, VOCABULARY
 from torch import Tensor
 from torch.testing import assert_close
 
-from multimodal.heads import contrastive_loss
 from multimodal.models.clip import CLIP
-from multimodal.train.contrastive import Contrastive, Pairs
-from multimodal.train.processes import Processes
+from multimodal.train.distributed.processes import Processes
+from multimodal.train.losses import contrastive_loss
+from multimodal.train.objectives.contrastive import Contrastive, Pairs
 
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.conv import (
+from multimodal.blocks.conformer import (
     ConformerBlock,
     ConformerConfig,
     ConformerConvolution,

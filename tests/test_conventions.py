@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from test_cli import one_line, run
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights import load as loading
 from multimodal.weights.load import load
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from multimodal.blocks import kernels
+from multimodal.blocks import sdpa
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.cli import main
+from multimodal.cli.main import main
 from multimodal.errors import UsageError
+from multimodal.models.presets import PRESETS, preset
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.presets import PRESETS, preset
-from multimodal.tasks.counts import counts, of_config
+from multimodal.tasks.inspect.cost import counts, of_config
 from multimodal.train.optim import OptimSettings, optimizers
 from multimodal.weights.folder import KINDS, Checkpoint, save_folder
 
@@ -136,7 +136,7 @@ def test_weights_gradients_and_states_are_those_of_a_step(name, optimizer):
 @pytest.fixture(autouse=True)
 def _fused_attention(monkeypatch):
     """It is counted; short rows are trained otherwise on a CPU in bfloat16."""
-    monkeypatch.setattr(kernels, "SHORT", 0)
+    monkeypatch.setattr(sdpa, "SHORT", 0)
 
 
 def kept(model: nn.Module, loss: Callable[[], Tensor], half: bool) -> int:
@@ -202,7 +202,7 @@ def test_activations_of_every_kind(name, half):
 
 
 def test_every_kind_has_counts():
-    from multimodal.tasks.counts_towers import _KINDS
+    from multimodal.tasks.inspect.cost_towers import _KINDS
 
     assert set(_KINDS) == {model_class for model_class, _ in KINDS.values()}
 

@@ -10,9 +10,11 @@ from tiny import randomized
 from torch import Tensor
 from torch.testing import assert_close
 
+from multimodal.data.datasets.documents import Window
+from multimodal.data.loader import Loader, generator
 from multimodal.errors import DataError, UsageError
-from multimodal.tokens.text import BytePairTokenizer, WordPieceTokenizer
-from multimodal.train.denoise import (
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, WordPieceTokenizer
+from multimodal.train.objectives.text.denoise import (
     OBJECTIVES,
     Denoised,
     Vocabulary,
@@ -29,7 +31,7 @@ from multimodal.train.denoise import (
     text_infilling,
     token_deletion,
 )
-from multimodal.train.denoising import (
+from multimodal.train.objectives.text.denoising import (
     Denoise,
     Denoising,
     NoiseSettings,
@@ -38,9 +40,7 @@ from multimodal.train.denoising import (
     encoder_decoder,
     sentinels,
 )
-from multimodal.train.documents import Window
-from multimodal.train.loader import Loader, generator
-from multimodal.train.translation import CollatePairs
+from multimodal.train.objectives.text.translation import CollatePairs
 
 MARKS = list(range(999, 899, -1))
 MASK = 500

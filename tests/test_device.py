@@ -33,7 +33,7 @@ def test_bfloat16_weights_have_an_average_in_float32(tmp_path):
     loop = tiny_run.loop(tmp_path, precision="bfloat16", steps=3)
     model = loop.fit()
     assert {p.dtype for p in loop.objective.model.parameters()} == {torch.bfloat16}
-    assert {t.dtype for t in loop.average.weights.values()} == {torch.float32}
+    assert {t.dtype for t in loop.state.average.weights.values()} == {torch.float32}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     again = tiny_run.loop(tmp_path, precision="bfloat16", steps=3, resume=True)
     again.fit()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from multimodal import cli
+from multimodal.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -118,7 +118,7 @@ def test_the_commands_of_the_pages_run(name, place, monkeypatch, capsysbinary):
             continue
         assert words[0] == "multimodal", words
         with pytest.raises(SystemExit) as end:
-            cli.main(words[1:])
+            main.main(words[1:])
         assert end.value.code == 0, (words, capsysbinary.readouterr().err.decode())
 
 

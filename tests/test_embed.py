@@ -19,11 +19,11 @@ from vision_references import randomized
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.models.clip import CLIP
+from multimodal.models.encoder_decoder import TextToText
 from multimodal.models.text import TextTransformer
-from multimodal.models.text_to_text import TextToText
-from multimodal.tasks.embed import embed
-from multimodal.tasks.texts import text_features
-from multimodal.tokens.text import BytePairTokenizer, ByteTokenizer, TextCut
+from multimodal.tasks.encode.texts import text_features
+from multimodal.tasks.text.embed import embed
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, ByteTokenizer, TextCut
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from multimodal.tasks.joint_windows import JointBeam, joint_beam
-from multimodal.tasks.transcribe import transcribe
-from multimodal.train.scores import evenly, top_shares, word_errors
-from multimodal.train.start import start
+from multimodal.data.datasets.class_names import evenly
+from multimodal.tasks.evaluate.scores import top_shares, word_errors
+from multimodal.tasks.transcribe.conformer.windows import JointBeam, joint_beam
+from multimodal.tasks.transcribe.transcribe import transcribe
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import load_folder
 
 ROOT = Path(__file__).parent.parent
@@ -59,8 +60,8 @@ def test_four_decoders_are_scored_and_the_card_gets_the_figures(recipe, manifest
 def test_joint_and_greedy_texts_are_those_of_transcribe(recipe, manifest):
     from evaluate_speech import SpeechOptions, transcripts
 
-    from multimodal.tokens.audio import read_audio
-    from multimodal.tokens.mel import filterbank
+    from multimodal.tokens.audio.log_mel import filterbank
+    from multimodal.tokens.audio.reading import read_audio
 
     checkpoint = load_folder(SHIPPED)
     options = SpeechOptions(("greedy", "joint"), beam=3)
@@ -74,8 +75,8 @@ def test_joint_and_greedy_texts_are_those_of_transcribe(recipe, manifest):
 def test_beams_of_a_batch_are_those_of_each_alone(recipe, weight):
     from evaluate_speech import encode
 
-    from multimodal.tokens.audio import read_audio
-    from multimodal.tokens.mel import filterbank
+    from multimodal.tokens.audio.log_mel import filterbank
+    from multimodal.tokens.audio.reading import read_audio
 
     checkpoint, features = load_folder(SHIPPED), filterbank(read_audio(SAMPLE))
     parts = [features[:150], features[:70], features[100:200]]

@@ -14,9 +14,9 @@ from sets import lines
 from test_cli import one_line, run
 
 from multimodal.errors import UsageError
-from multimodal.tasks.evaluate_asr import Evaluation, Heard, aligned, compared
-from multimodal.tasks.evaluate_report import columns, record, summary, text_rows, write_report
-from multimodal.train.scores import normalizer, word_errors
+from multimodal.tasks.evaluate.scores import normalizer, word_errors
+from multimodal.tasks.evaluate.transcript_report import columns, record, summary, text_rows, write_report
+from multimodal.tasks.evaluate.transcripts import Evaluation, Heard, aligned, compared
 
 tone = test_cli.tone  # a fixture
 SAMPLE = Path(__file__).parent.parent / "assets" / "sample"

@@ -15,18 +15,18 @@ from sets import lines, tar
 from tiny import HEADS, WIDTH, randomized, teach
 
 from multimodal.blocks.stack import transformer
-from multimodal.cli import main
+from multimodal.cli.main import main
 from multimodal.errors import DataError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tasks.clip_score import clip_scores
-from multimodal.tasks.evaluate_captions import evaluate, open_references, read_captions, write_captions
-from multimodal.tasks.pictures import pixels_of
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
-from multimodal.train.caption_scores import agreement, caption_scores
+from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.evaluate.caption_scores import agreement, caption_scores
+from multimodal.tasks.evaluate.captions import evaluate, open_references, read_captions, write_captions
+from multimodal.tasks.evaluate.clip_score import clip_scores
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 
 RECORD = Preprocessing((16, 16), "squash", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -187,7 +187,7 @@ def test_clip_score_is_that_of_its_paper(clip):
 def test_a_caption_unlike_every_reference_has_no_ref_clip_score(clip, monkeypatch):
     ways = {"x": (1.0, 0.0), "y": (-1.0, 0.0), "z": (0.6, 0.8)}
     vectors = lambda model, tokenizer, texts: torch.tensor([ways[text[-1]] for text in texts])
-    monkeypatch.setattr("multimodal.tasks.clip_score.text_features", vectors)
+    monkeypatch.setattr("multimodal.tasks.evaluate.clip_score.text_features", vectors)
     fits, both = clip_scores(clip, torch.tensor([[1.0, 0.0]] * 2), ["x", "x"], [["y"], ["y", "z"]])
     assert fits == [2.5, 2.5]
     assert both == pytest.approx([0, 2 * 2.5 * 0.6 / 3.1])

@@ -14,16 +14,16 @@ from sets import COLOURS, lines, shard, squares, table
 from test_cli import one_line, run
 from vision_references import open_clip_case, timm_case
 
+from multimodal.data.datasets.image_sets import open_pictures
 from multimodal.models.vit import ViT
-from multimodal.tasks.evaluate_zeroshot import zero_shot_logits
-from multimodal.tasks.features import model_digest, picture_features
-from multimodal.tasks.labels import prompt_functions
-from multimodal.tasks.native import native_features
-from multimodal.tasks.picture_sets import open_pictures
-from multimodal.tasks.zeroshot import ZeroShotClassifier, classifier_of
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.weights import clip_openai, vit_timm
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.classify.classify import classifier_of
+from multimodal.tasks.encode.features import model_digest, picture_features
+from multimodal.tasks.encode.native import native_features
+from multimodal.tasks.encode.prompts import prompt_functions
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+from multimodal.weights.vision import clip_openai, vit_timm
 
 models = test_cli.models  # a fixture
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -75,13 +75,13 @@ def test_logits_are_those_of_open_clips_zero_shot_classifier(options, pictures):
         expected = expected + (made.reference.logit_bias if options else 0)
     classifier = ZeroShotClassifier(checkpoint, CLASSES, "clip80")
     found = picture_features(checkpoint, source, batch_size=7)
-    mine = zero_shot_logits(classifier, found.vectors)
+    mine = classifier.vector_logits(found.vectors)
     assert found.keys == list(range(24))
     assert expected.std() > 1e-2
     torch.testing.assert_close(mine[:, :5], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(classifier.logits(images), mine, rtol=1e-5, atol=1e-5)
     fast = classifier_of(checkpoint, CLASSES, "clip80")  # what the command computes with
-    again = zero_shot_logits(fast, picture_features(fast.checkpoint, source).vectors)
+    again = fast.vector_logits(picture_features(fast.checkpoint, source).vectors)
     torch.testing.assert_close(again[:, :5], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -100,7 +100,7 @@ def test_zeroshot_json_table_report_and_confusion(capsys, models, pictures, tmp_
     assert sum(row["found"] for row in made["per_class"]) == 24
     checkpoint = load_folder(models / "clip")
     classifier, source = ZeroShotClassifier(checkpoint, names), open_pictures(pictures)
-    best = zero_shot_logits(classifier, picture_features(checkpoint, source).vectors).argmax(1).tolist()
+    best = classifier.vector_logits(picture_features(checkpoint, source).vectors).argmax(1).tolist()
     assert made["acc1"] == pytest.approx(np.mean([place == number // 6 for number, place in enumerate(best)]))
     with Image.open(tmp_path / "c.png") as picture:
         assert picture.size[0] > 400

@@ -12,16 +12,24 @@ from PIL import Image
 from sets import lines
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
+from multimodal.data.datasets.class_names import Concept
+from multimodal.data.datasets.image_sets import listed_classes, open_pictures
 from multimodal.errors import DataError, UsageError
-from multimodal.tasks import evaluate_retrieval
-from multimodal.tasks.class_scores import class_scores
-from multimodal.tasks.confusion_plot import plot_confusion
-from multimodal.tasks.evaluate_fewshot import Embedded, cache_scores, drawn, few_shot
-from multimodal.tasks.evaluate_probe import Fit, Pictures, best_strength, fitted, held_out, linear_probe, searched
-from multimodal.tasks.evaluate_retrieval import first_ranks, retrieval
-from multimodal.tasks.picture_sets import listed_classes, open_pictures
-from multimodal.train.captions import Concept
-from multimodal.train.scores import ranks, top_shares
+from multimodal.tasks.evaluate import retrieval as evaluate_retrieval
+from multimodal.tasks.evaluate.class_scores import class_scores
+from multimodal.tasks.evaluate.confusion_plot import plot_confusion
+from multimodal.tasks.evaluate.few_shot import Embedded, cache_scores, drawn, few_shot
+from multimodal.tasks.evaluate.linear_probe import (
+    Fit,
+    Pictures,
+    best_strength,
+    fitted,
+    held_out,
+    linear_probe,
+    searched,
+)
+from multimodal.tasks.evaluate.retrieval import first_ranks, retrieval
+from multimodal.tasks.evaluate.scores import ranks, top_shares
 
 NAMES = [f"name {i}" for i in range(7)]
 

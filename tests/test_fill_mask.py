@@ -12,8 +12,8 @@ from tiny import made as tiny
 from vision_references import randomized
 
 from multimodal.errors import CheckpointError, TextError, UsageError
-from multimodal.tasks.fill_mask import fill_mask, masked_model
-from multimodal.tokens.text import ByteTokenizer, WordPieceTokenizer
+from multimodal.tasks.text.fill_mask import fill_mask, masked_model
+from multimodal.tokens.text.vocabulary import ByteTokenizer, WordPieceTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

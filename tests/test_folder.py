@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from tiny import ALL, made
 
 from multimodal.errors import CheckpointError
-from multimodal.tokens.image import Preprocessing
-from multimodal.tokens.text import CharacterTokenizer
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import CharacterTokenizer
 from multimodal.weights import folder as folders
 from multimodal.weights.folder import KINDS, Checkpoint, load_folder, save_folder
 

@@ -17,13 +17,13 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tasks.generate import TextWriter, generate, generate_many, stream
-from multimodal.tasks.generate_choices import choose
-from multimodal.tasks.generate_examples import Example, read_examples, with_examples
-from multimodal.tasks.generate_options import options_for
-from multimodal.tasks.generate_text import Growing, continuation
-from multimodal.tokens.characters import CharacterTokenizer
-from multimodal.tokens.text import ByteTokenizer, GPT2Tokenizer
+from multimodal.tasks.text.choices import choose
+from multimodal.tasks.text.detokenize import Growing, continuation
+from multimodal.tasks.text.examples import Example, read_examples, with_examples
+from multimodal.tasks.text.generate import TextWriter, generate, generate_many, stream
+from multimodal.tasks.text.options import options_for
+from multimodal.tokens.text.characters import CharacterTokenizer
+from multimodal.tokens.text.vocabulary import ByteTokenizer, GPT2Tokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -304,7 +304,7 @@ def test_the_command_says_in_one_line_that_the_memory_is_too_small(capsys, tiny,
     def large(*_):
         return torch.empty(2**62, dtype=torch.uint8)
 
-    monkeypatch.setattr("multimodal.tasks.generate.TextWriter.__call__", large)
+    monkeypatch.setattr("multimodal.tasks.text.generate.TextWriter.__call__", large)
     code, out, err = run(capsys, "generate", "abc", "-m", tiny)
     assert (code, out) == (1, "")
     assert err.startswith(f"multimodal: error: prompt: not enough memory ({2**62} bytes asked for at once)")

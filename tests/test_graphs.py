@@ -10,14 +10,16 @@ from tiny_whisper import whispers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from multimodal import graphs, rules, search
-from multimodal.beams import beam
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig, transformer
+from multimodal.decoding import logits as rules
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import beam
+from multimodal.inference import cuda_graphs
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tasks import whisper_decode
-from multimodal.tasks.whisper_options import WhisperOptions
+from multimodal.tasks.transcribe.whisper import decode
+from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 
 # openai-whisper leaves its vocabulary file open
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -38,11 +40,11 @@ def decoder(heard=True, context=12):
 
 def drawn(*args, **options):
     chance = [torch.Generator().manual_seed(number) for number in range(len(args[1]))]
-    return search.sample(*args, temperature=1.0, generators=chance, copies=3, **options)
+    return sampling.sample(*args, temperature=1.0, generators=chance, copies=3, **options)
 
 
 SEARCHES = {
-    "greedy": search.greedy,
+    "greedy": sampling.greedy,
     "sample": drawn,
     "beam": partial(beam, beams=3),
 }
@@ -80,9 +82,9 @@ def replaying(monkeypatch):
             slot.logits = slot.forward(decoder)
         slot.graph = made[-1]
 
-    monkeypatch.setattr(graphs, "REPLAYING", ("cpu", "cuda"))
-    monkeypatch.setattr(graphs._Slot, "capture", capture)
-    monkeypatch.setattr(graphs, "_kept", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(cuda_graphs, "REPLAYING", ("cpu", "cuda"))
+    monkeypatch.setattr(cuda_graphs._Slot, "capture", capture)
+    monkeypatch.setattr(cuda_graphs, "_kept", weakref.WeakKeyDictionary())
     return made
 
 
@@ -97,7 +99,7 @@ def recorded(step, seen):
 
 def compare(model, name, rows, device="cpu", tolerance=1e-5, masked=True, limits=LIMITS):
     """Both ways of one search over these prompts; how often the static step was called after the prompt."""
-    ids, start = search.left_padded([PROMPTS[row] for row in rows], device)
+    ids, start = sampling.left_padded([PROMPTS[row] for row in rows], device)
     generator = torch.Generator().manual_seed(len(rows))
     source = valid = None
     if model.config.stack.block.cross is not None:
@@ -107,7 +109,7 @@ def compare(model, name, rows, device="cpu", tolerance=1e-5, masked=True, limits
     limits = [limits[row] for row in rows]
     pairs = (
         (lambda ids, cache: model(ids, source, valid, cache=cache), model.new_cache(start)),
-        graphs.static_step(model, source, start, ids.shape[1] + max(limits), valid),
+        cuda_graphs.static_step(model, source, start, ids.shape[1] + max(limits), valid),
     )
     found, logits = [], []
     for step, cache in pairs:
@@ -143,8 +145,10 @@ def test_replayed_operations_find_what_dynamic_steps_find(name, heard, replaying
     model = decoder(heard)
     for rows in ([0, 1, 2, 3, 4, 5], [1, 4, 0], [3], [0, 5], [5, 5], [4, 3, 2, 1, 0]):
         compare(model, name, rows)
-    sizes = {slot.shapes[:2] for slot in graphs._kept[model]}
-    assert len(replaying) == len(graphs._kept[model]) == len(sizes) < 6  # 5 and 6 prompts share one, 2 and 2 as well
+    sizes = {slot.shapes[:2] for slot in cuda_graphs._kept[model]}
+    assert (
+        len(replaying) == len(cuda_graphs._kept[model]) == len(sizes) < 6
+    )  # 5 and 6 prompts share one, 2 and 2 as well
     assert all(len(one.calls) > 50 for one in replaying)
 
 
@@ -153,7 +157,7 @@ def test_where_a_capture_fails_decoding_goes_on_and_says_so(replaying, monkeypat
         slot.forward(decoder)
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(graphs._Slot, "capture", capture)
+    monkeypatch.setattr(cuda_graphs._Slot, "capture", capture)
     with pytest.warns(UserWarning, match="goes on without a CUDA graph: operation not permitted when .* capturing$"):
         compare(decoder(), "greedy", [0, 1, 2])
 
@@ -169,7 +173,7 @@ def test_addresses_and_shapes_stay_and_batches_of_like_size_share_them():
     source, prompt = torch.randn(4, 9, 5), torch.tensor([[1], [2], [3], [4]])
 
     def run(count):
-        step, cache = graphs.static_step(model, source[:count], None, 20)
+        step, cache = cuda_graphs.static_step(model, source[:count], None, 20)
         step(prompt[:count], cache)
         seen = set()
         for _ in range(4):
@@ -194,27 +198,27 @@ def test_addresses_and_shapes_stay_and_batches_of_like_size_share_them():
 def test_what_a_batch_leaves_behind_does_not_reach_the_next():
     model = decoder()
     compare(model, "greedy", [0, 1, 2])
-    for slot in graphs._kept[model]:
+    for slot in cuda_graphs._kept[model]:
         for layer in slot.self_attention + slot.cross_attention:
             layer.key.fill_(torch.nan)
             layer.value.fill_(torch.nan)
     compare(model, "greedy", [0, 1, 2])
-    assert len(graphs._kept[model]) == 1
+    assert len(cuda_graphs._kept[model]) == 1
 
 
 def test_other_weights_are_another_step_and_no_more_than_a_few_are_kept():
     model = decoder()
     for rows in range(1, 7):
         for room in (10, 100, 200):
-            step, cache = graphs.static_step(model, torch.randn(rows, 9, 5), None, room)
+            step, cache = cuda_graphs.static_step(model, torch.randn(rows, 9, 5), None, room)
             for _ in range(2):
                 step(torch.ones(rows, 1, dtype=torch.long), cache)
-    assert len(graphs._kept[model]) == graphs.KEPT
+    assert len(cuda_graphs._kept[model]) == cuda_graphs.KEPT
     compare(model, "greedy", [0, 1, 2])
-    held = graphs._kept[model][-1]
+    held = cuda_graphs._kept[model][-1]
     model.head.weight = torch.nn.Parameter(-model.head.weight)
     compare(model, "greedy", [0, 1, 2])
-    assert graphs._kept[model][-1] is not held
+    assert cuda_graphs._kept[model][-1] is not held
     gone = weakref.ref(model)
     del model, step, cache
     gc.collect()
@@ -224,12 +228,12 @@ def test_other_weights_are_another_step_and_no_more_than_a_few_are_kept():
 def test_a_full_room_and_a_full_context_are_refused():
     model = decoder()
     for context, room in ((12, 12), (12, 500)):
-        step, cache = graphs.static_step(model, torch.randn(1, 9, 5), None, room)
+        step, cache = cuda_graphs.static_step(model, torch.randn(1, 9, 5), None, room)
         for _ in range(context):
             step(torch.tensor([[1]]), cache)
         with pytest.raises(ValueError, match="1 ids after 12 positions: one at a time, 12 at most"):
             step(torch.tensor([[1]]), cache)
-    step, cache = graphs.static_step(decoder(context=100), torch.randn(1, 9, 5), None, 60)
+    step, cache = cuda_graphs.static_step(decoder(context=100), torch.randn(1, 9, 5), None, 60)
     step(torch.ones(1, 60, dtype=torch.long), cache)
     for _ in range(4):
         step(torch.tensor([[1]]), cache)
@@ -237,12 +241,12 @@ def test_a_full_room_and_a_full_context_are_refused():
         step(torch.tensor([[1]]), cache)
     relative = StackConfig(BlockConfig(AttentionConfig(16, 2, relative=True), 32), 1)
     with pytest.raises(ValueError, match="relative"):
-        graphs.static_step(TextTransformer(TextConfig(7, 12, relative, causal=True)), None, None, 8)
+        cuda_graphs.static_step(TextTransformer(TextConfig(7, 12, relative, causal=True)), None, None, 8)
 
 
 def test_a_cut_forgets_positions():
     model, source = decoder(), torch.randn(1, 9, 5)
-    step, cache = graphs.static_step(model, source, None, 12)
+    step, cache = cuda_graphs.static_step(model, source, None, 12)
     for token in (1, 2, 3, 4):
         last = step(torch.tensor([[token]]), cache).clone()
     cache.cut(2)
@@ -255,11 +259,11 @@ def test_greedy_decoding_asks_the_device_for_nothing_before_the_pause():
     """On the meta device each look at a value is an error, as it is a wait on an accelerator."""
     model, seen = decoder(context=40).to("meta"), []
     prompt = torch.ones(2, 3, dtype=torch.long, device="meta")
-    step, cache = graphs.static_step(model, torch.empty(2, 9, 5, device="meta"), None, 20)
+    step, cache = cuda_graphs.static_step(model, torch.empty(2, 9, 5, device="meta"), None, 20)
     limits = [rules.suppress([1]), rules.suppress_first([2], 3), rules.timestamps(4, 0, 3, 3)]
     with pytest.raises(NotImplementedError, match="meta"):
-        search.greedy(recorded(step, seen), prompt, cache, eos=0, max_new=20, rules=limits)
-    assert len(seen) == search.PAUSE
+        sampling.greedy(recorded(step, seen), prompt, cache, eos=0, max_new=20, rules=limits)
+    assert len(seen) == sampling.PAUSE
 
 
 @pytest.mark.parametrize(("temperature", "beam_size"), [(0.0, None), (0.8, None), (0.0, 3)])
@@ -268,11 +272,11 @@ def test_whisper_windows_are_decoded_alike_after_long_and_short_texts(temperatur
     features = [torch.randn(1500, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     previous = [[], [400, 500, 600, 700, 800], [900], list(range(300, 330))]
     options = WhisperOptions(sample_len=16, beam_size=beam_size, best_of=2)
-    requests = [whisper_decode.Decode(*pair, "en", temperature, 7) for pair in zip(features, previous, strict=True)]
-    dynamic = whisper_decode.decode(checkpoint, options, requests)
-    assert checkpoint.model.decoder not in graphs._kept
+    requests = [decode.Decode(*pair, "en", temperature, 7) for pair in zip(features, previous, strict=True)]
+    dynamic = decode.decode(checkpoint, options, requests)
+    assert checkpoint.model.decoder not in cuda_graphs._kept
     recordings = request.getfixturevalue("replaying")
-    static = whisper_decode.decode(checkpoint, options, requests)
+    static = decode.decode(checkpoint, options, requests)
     assert len(recordings) == 1
     for one, other in zip(static, dynamic, strict=True):
         assert one.tokens == other.tokens
@@ -285,7 +289,7 @@ def test_graphs_find_what_dynamic_steps_find(name):
     model = decoder(context=64).cuda()
     for rows in ([0, 1, 2, 3, 4, 5], [3], [0, 5], [0, 1, 2, 3, 4, 5]):
         compare(model, name, rows, "cuda", tolerance=1e-4, limits=[12, 8, 2, 5, 10, 30])
-        assert graphs._kept[model][-1].graph is not None
+        assert cuda_graphs._kept[model][-1].graph is not None
 
 
 @pytest.mark.gpu
@@ -293,13 +297,13 @@ def test_graphs_find_what_dynamic_steps_find(name):
 def test_a_replayed_step_and_the_rules_never_wait_for_the_device():
     model = decoder(context=64).cuda()
     source, ids = torch.randn(2, 9, 5, device="cuda"), torch.ones(2, 1, dtype=torch.long, device="cuda")
-    step, cache = graphs.static_step(model, source, None, 40)
+    step, cache = cuda_graphs.static_step(model, source, None, 40)
     limits = [rules.suppress([1]), rules.suppress_first([2], 1), rules.timestamps(4, 0, 3, 1)]
     for _ in range(2):  # prompt, capture
-        search.next_logits(step, ids, cache, ids.repeat(1, 3), limits)
+        sampling.next_logits(step, ids, cache, ids.repeat(1, 3), limits)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(8):
-            search.next_logits(step, ids, cache, ids.repeat(1, 3), limits)
+            sampling.next_logits(step, ids, cache, ids.repeat(1, 3), limits)
     finally:
         torch.cuda.set_sync_debug_mode("default")

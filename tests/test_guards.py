@@ -2,13 +2,13 @@
 
 import pytest
 
-from multimodal.tasks import accounts
-from multimodal.tasks.accounts import Span
-from multimodal.tasks.guards import Loop, cut_loops, loops, read_back
-from multimodal.tasks.whisper_decode import Result, compression_ratio
-from multimodal.tasks.whisper_options import WhisperOptions
-from multimodal.tasks.whisper_windows import failure, is_silent
-from multimodal.tokens.text import tokenizer_from
+from multimodal.tasks.transcribe import timeline
+from multimodal.tasks.transcribe.timeline import Span
+from multimodal.tasks.transcribe.whisper.decode import Result, compression_ratio
+from multimodal.tasks.transcribe.whisper.guards import Loop, cut_loops, loops, read_back
+from multimodal.tasks.transcribe.whisper.options import WhisperOptions
+from multimodal.tasks.transcribe.whisper.windows import failure, is_silent
+from multimodal.tokens.text.vocabulary import tokenizer_from
 
 EOT = 1000
 
@@ -99,19 +99,19 @@ def test_hotwords_are_not_printed_on_silence():
 
 def test_accounts_tile_a_recording():
     spans = [Span(0, 320), Span(960, 1600, "silence"), Span(320, 960), Span(1600, 1600)]
-    assert accounts.tiled(spans, 1700) == [Span(0, 960), Span(960, 1700, "silence")]
-    assert accounts.tiled([], 100) == [Span(0, 100, "silence")]
+    assert timeline.tiled(spans, 1700) == [Span(0, 960), Span(960, 1700, "silence")]
+    assert timeline.tiled([], 100) == [Span(0, 100, "silence")]
     for broken in ([Span(0, 10), Span(20, 100)], [Span(0, 60), Span(50, 100)], [Span(0, 100)]):
         with pytest.raises(ValueError, match="account"):
-            accounts.tiled(broken, 100 if broken[-1].start else 800)
+            timeline.tiled(broken, 100 if broken[-1].start else 800)
 
 
 def test_later_spans_lie_on_top_and_channels_are_heard_where_any_is():
-    painted = accounts.painted(10, 50, None, [Span(0, 20, "a"), Span(15, 30, "b"), Span(45, 40, "c")])
+    painted = timeline.painted(10, 50, None, [Span(0, 20, "a"), Span(15, 30, "b"), Span(45, 40, "c")])
     assert painted == [Span(10, 15, "a"), Span(15, 30, "b"), Span(30, 50)]
     one, two = [Span(0, 50, "silence"), Span(50, 90)], [Span(0, 20), Span(20, 90, "no_speech")]
-    assert accounts.together([one, two]) == [Span(0, 20), Span(20, 50, "silence"), Span(50, 90)]
-    assert accounts.entries(one) == {
+    assert timeline.together([one, two]) == [Span(0, 20), Span(20, 50, "silence"), Span(50, 90)]
+    assert timeline.entries(one) == {
         "duration": 90 / 16000, "transcribed": [[50 / 16000, 90 / 16000]],
         "skipped": [{"start": 0.0, "end": 50 / 16000, "reason": "silence"}],
     }  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from multimodal.heads import ctc_loss, token_loss
+from multimodal.train.losses import ctc_loss, token_loss
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

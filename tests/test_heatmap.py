@@ -16,14 +16,15 @@ from torch.testing import assert_close
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.capture import attention_weights
 from multimodal.blocks.stack import transformer
-from multimodal.cli import main
+from multimodal.cli.main import main
 from multimodal.errors import ImageError, UsageError
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tasks.heatmap import HeatMaps, file_name, heat, overlay, relevance, without_maps
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.image import Preprocessing, preprocess, read_image
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.figures import heat, overlay
+from multimodal.tasks.inspect.heatmap import HeatMaps, file_name, relevance, without_maps
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess, read_image
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

@@ -1,6 +1,7 @@
 """The house's own rules: small rooms, imports that run downwards, a light front door, no unsafe loading."""
 
 import ast
+import graphlib
 import importlib.metadata
 import re
 import statistics
@@ -16,25 +17,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "multimodal").rglob("*.py"))
 RECIPES = sorted((ROOT / "recipes").rglob("*.py"))
 SOURCES = {str(path.relative_to(ROOT)): path for path in PACKAGE + RECIPES}
-COMMANDS = ("classify", "transcribe", "stream", "caption", "search", "evaluate", "evaluate_asr", "evaluate_pictures",
-            "evaluate_captions", "generate", "encode", "translate", "inspect")  # fmt: skip
-# from the ground up: a module may import its own floor and those before it
-FLOORS = [
-    {"errors", "assets", "memory", "signals"},
-    {"tokens"},
-    {"blocks"},
-    {"models"},
-    {"presets", "presets_text", "heads", "ctc", "ctc_prefix", "rules", "search", "beams", "fusion", "ngram", "graphs"},
-    {"weights"},
-    {"train"},
-    {"tasks"},
-    {
-        *("", "__main__", "cli", "cli_machine"),  # "": the package's own public names
-        *("commands", "commands_shared", "commands_pictures", "commands_progress"),
-        *(f"{kind}_{name}" for kind in ("cli", "commands") for name in COMMANDS),
-    },
-]
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+# the rooms from the ground up: a file imports from its own room and from those before it
+ROOMS = ("errors", "system", "tokens", "blocks", "models", "decoding", "weights", "inference", "data", "tasks", "train",
+         "serve", "cli")  # fmt: skip
+# within tasks; those of one level do not know each other
+LEVELS = {"figures": 0, "encode": 1, "classify": 2, "caption": 2, "text": 2, "retrieve": 2, "transcribe": 2,
+          "evaluate": 3, "inspect": 4}  # fmt: skip
 
 
 def tree(path: Path) -> ast.Module:
@@ -74,21 +62,46 @@ def test_functions_are_small():
     assert statistics.median(size for _, size in sizes) <= 12
 
 
-def room(name: str) -> str:
-    """`multimodal.blocks.masks.causal` → `blocks`; a public name of the package itself → ``."""
-    part = name.split(".")[1] if "." in name else ""
-    return part if part in FLOOR else ""
+def module(path: Path) -> str:
+    """Full name of the module in a file of the package."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name.startswith("multimodal")])
-def test_imports_run_downwards(name):
-    parts = SOURCES[name].relative_to(ROOT / "multimodal").with_suffix("").parts
-    own = "" if parts == ("__init__",) else parts[0]
-    assert own in FLOOR, f"{name} has no floor: give it one in this test"
-    for target in imported(SOURCES[name]):
-        assert target.split(".")[0] not in ("recipes", "tests"), f"{name} imports {target}"
-        if target.split(".")[0] == "multimodal" and target != "multimodal.__version__":
-            assert FLOOR[room(target)] <= FLOOR[own], f"{name} imports {target}"
+def graph() -> dict[str, set[str]]:
+    """Modules of the package to the modules they import: in functions and under TYPE_CHECKING as well."""
+    known = {module(path) for path in PACKAGE}
+    found = {}
+    for path in PACKAGE:
+        names = [name for name in imported(path) if name.split(".")[0] == "multimodal"]
+        found[module(path)] = {name if name in known else name.rpartition(".")[0] for name in names} - {module(path)}
+    return found
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    graphlib.TopologicalSorter(graph()).prepare()  # raises CycleError, which names the circle
+
+
+def test_imports_run_downwards():
+    for name, targets in graph().items():
+        for target in targets - {"multimodal"}:
+            own, other = name.split(".")[1:], target.split(".")[1:]
+            if name in ("multimodal", "multimodal.__main__"):
+                continue
+            assert ROOMS.index(other[0]) <= ROOMS.index(own[0]), f"{name} imports {target}"
+            if own[0] == other[0] == "tasks" and own[1] != other[1]:
+                assert LEVELS[other[1]] < LEVELS[own[1]], f"{name} imports {target}"
+
+
+def test_nothing_imports_recipes_or_tests():
+    for name, path in SOURCES.items():
+        wrong = [target for target in imported(path) if target.split(".")[0] in ("recipes", "tests", "benchmarks")]
+        assert not wrong, f"{name} imports {wrong[0]}"
+
+
+def test_folders_are_small():
+    for folder in {path.parent for path in PACKAGE}:
+        entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__main__.py", "__pycache__")]
+        assert len(entries) <= 15, f"{folder.relative_to(ROOT)}: {len(entries)} entries"
 
 
 def test_the_front_door_is_light():

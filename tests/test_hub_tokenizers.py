@@ -13,8 +13,14 @@ from hub_references import CORPUS, PIPELINES, ROOM, hub_folder, llama_pieces, me
 from text_references import noise
 
 from multimodal.errors import CheckpointError, TextError
-from multimodal.tokens.scored import scored_tokenizer
-from multimodal.tokens.text import HubTokenizer, SentencePieceTokenizer, Tokenizer, hub_tokenizer, tokenizer_from
+from multimodal.tokens.text.sentencepiece import scored_tokenizer
+from multimodal.tokens.text.vocabulary import (
+    HubTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    hub_tokenizer,
+    tokenizer_from,
+)
 
 every_pipeline = pytest.mark.parametrize("name", PIPELINES)
 MERGED = ("gpt2", "roberta", "bart")
@@ -314,7 +320,7 @@ def test_a_folder_that_transformers_writes_loads_with_its_tokenizer(tmp_path, na
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from multimodal import load
-    from multimodal.tasks.generate import generate
+    from multimodal.tasks.text.generate import generate
     from multimodal.weights.folder import save_folder
 
     kind = {"gpt2": "byte-level", "llama": "llama2"}[name]
@@ -348,7 +354,7 @@ def stories(shared_data):
 
 def test_a_really_trained_llama_tells_a_story(stories):
     """Interleaved rotation, grouped queries, tied head and its own vocabulary: any fault gives no English."""
-    from multimodal.tasks.generate import generate
+    from multimodal.tasks.text.generate import generate
 
     story = generate("", stories, max_tokens=200)
     known = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."

@@ -16,7 +16,8 @@ import torch
 from PIL import Image, ImageFile
 
 from multimodal.errors import CheckpointError, ImageError, UsageError
-from multimodal.tokens.image import (
+from multimodal.system.records import from_record
+from multimodal.tokens.image.preprocessing import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     OPENAI_MEAN,
@@ -31,7 +32,6 @@ from multimodal.tokens.image import (
     to_rgb,
     unpatchify,
 )
-from multimodal.tokens.records import from_record
 
 CLIP = Preprocessing((224, 224), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 # EXIF orientation → the transposition a camera applied to the upright picture before it stored it.

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from multimodal.errors import ImageError
-from multimodal.tokens.image import read_image
+from multimodal.tokens.image.preprocessing import read_image
 
 
 def test_damaged_tiffs_print_nothing_themselves(capfd):

@@ -13,13 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError, UsageError
-from multimodal.tasks import index_record
-from multimodal.tasks.index import model_for, open_index, query_vectors
-from multimodal.tasks.index_build import build, finish
-from multimodal.tasks.index_nearest import Sample, blocks_of, exact, recall
-from multimodal.tasks.index_record import BLOCK, Entry, IndexRecord, read_index_record
-from multimodal.tasks.index_store import Store
-from multimodal.tokens.image import Preprocessing
+from multimodal.tasks.retrieve import record as index_record
+from multimodal.tasks.retrieve.build import build, finish
+from multimodal.tasks.retrieve.index import model_for, open_index, query_vectors
+from multimodal.tasks.retrieve.nearest import Sample, blocks_of, exact, recall
+from multimodal.tasks.retrieve.record import BLOCK, Entry, IndexRecord, read_index_record
+from multimodal.tasks.retrieve.store import Store
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -84,7 +84,7 @@ def test_a_second_call_reads_only_what_is_new_or_changed(clip, photos, tmp_path,
     folder = tmp_path / "index"
     build(photos, clip, folder)
     read = []
-    monkeypatch.setattr("multimodal.tasks.pictures.read_image", lambda path: read.append(path) or opened(path))
+    monkeypatch.setattr("multimodal.tasks.encode.images.read_image", lambda path: read.append(path) or opened(path))
     record = read_index_record(folder)
     again = build(photos, clip, folder)
     assert (read, again.added, again.changed, again.record) == ([], 0, 0, record)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from multimodal.errors import CheckpointError
-from multimodal.tasks.index_faiss import check_faiss
+from multimodal.tasks.retrieve.faiss_file import check_faiss
 
 FILES = faiss_fuzz.originals()
 

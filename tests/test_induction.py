@@ -13,8 +13,8 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tasks.induction import induction, prefix_matching, usable_ids
-from multimodal.tokens.text import ByteTokenizer
+from multimodal.tasks.inspect.induction import induction, prefix_matching, usable_ids
+from multimodal.tokens.text.vocabulary import ByteTokenizer
 
 WORDS, PLACES, LENGTH = 20, 24, 10
 SHARP = 60.0  # of queries, so that a softmax takes one key
@@ -108,7 +108,7 @@ def test_the_mode_stays_and_chunks_change_nothing(monkeypatch):
     model = made("text-rotary").train()
     whole = induction(model, VOCABULARY, 6, rows=5)
     assert model.training
-    monkeypatch.setattr("multimodal.tasks.induction.AT_ONCE", 1)
+    monkeypatch.setattr("multimodal.tasks.inspect.induction.AT_ONCE", 1)
     parts = induction(model, VOCABULARY, 6, rows=5)
     torch.testing.assert_close(whole.prefix_matching, parts.prefix_matching)
     assert whole.losses == pytest.approx(parts.losses, rel=1e-5)

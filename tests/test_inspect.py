@@ -14,23 +14,23 @@ from tiny import CAPTIONER, CLIPS, ENCODER, SPEECH, TEXT_TO_TEXT, TEXTS, VIT, VI
 from torch import Tensor
 
 from multimodal.blocks.capture import capture_attention
-from multimodal.cli import main
+from multimodal.cli.main import main
 from multimodal.errors import TextError, UsageError
 from multimodal.models.captioner import Captioner
 from multimodal.models.clip import CLIP
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText
+from multimodal.models.encoder_decoder import TextToText
 from multimodal.models.speech import SpeechEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
-from multimodal.models.text_to_text import TextToText
 from multimodal.models.vit import ViT
-from multimodal.tasks.caption_regions import attention_maps
-from multimodal.tasks.inspect import Axis, Seen, attention, fitting, names
-from multimodal.tasks.inspect_alignment import Asked, alignment
-from multimodal.tasks.inspect_numbers import chosen, filters, mean_distances, over_picture, position_similarity
-from multimodal.tasks.inspect_views import Wanted, view
-from multimodal.tokens.image import Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
+from multimodal.models.whisper import JointConformer, JointConformerConfig, SpeechToText
+from multimodal.tasks.caption.regions import attention_maps
+from multimodal.tasks.inspect.alignment import Asked, alignment
+from multimodal.tasks.inspect.maps import Axis, Seen, attention, fitting, names
+from multimodal.tasks.inspect.numbers import chosen, filters, mean_distances, over_picture, position_similarity
+from multimodal.tasks.inspect.views import Wanted, view
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -260,7 +260,7 @@ def test_a_tokens_row_is_of_the_position_that_chose_it():
 def test_a_caption_is_aligned_as_its_regions_are(files):
     one = checkpoint("captioner")
     seen = alignment(one, Asked(str(files["picture"]), "hi"))
-    from multimodal.tasks.pictures import pixels_of_one
+    from multimodal.tasks.encode.images import pixels_of_one
 
     ids = [BYTES.bos_id, *BYTES.encode("hi"), BYTES.eos_id]
     maps = attention_maps(one.model, pixels_of_one(files["picture"], RECORD), ids)

@@ -8,19 +8,20 @@ import pytest
 import torch
 from tiny_whisper import RATE, sound, tiny_joint
 
-from multimodal.beams import beam
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
-from multimodal.ctc_prefix import PrefixScorer
+from multimodal.decoding.beam_search import beam
+from multimodal.decoding.ctc_prefix import PrefixScorer
+from multimodal.decoding.lm_fusion import NeuralScorer, fused, word_starts
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.fusion import NeuralScorer, fused, word_starts
-from multimodal.models.seq2seq import JointConformer
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tasks import joint_windows, schedule
-from multimodal.tasks.joint_windows import JointBeam, JointOptions, decode_windows, phrases
-from multimodal.tasks.word_timing import WordTiming
-from multimodal.tokens.mel import filterbank
+from multimodal.models.whisper import JointConformer
+from multimodal.tasks.transcribe import scheduler
+from multimodal.tasks.transcribe.conformer import windows
+from multimodal.tasks.transcribe.conformer.windows import JointBeam, JointOptions, decode_windows, phrases
+from multimodal.tasks.transcribe.word_times import WordTiming
+from multimodal.tokens.audio.log_mel import filterbank
 from multimodal.weights.folder import Checkpoint, save_folder
 
 BEST_PATH = JointOptions(beam_size=1)
@@ -31,11 +32,11 @@ def joint():
     return tiny_joint()
 
 
-def transcribed(wave, checkpoint, options, width=4, longest=joint_windows.LONGEST):
+def transcribed(wave, checkpoint, options, width=4, longest=windows.LONGEST):
     """What the streams of a recording's windows return."""
     pieces = zip(range(0, len(wave), longest), wave.split(longest), strict=True)
-    streams = (joint_windows.stream(*piece, checkpoint, options) for piece in pieces)
-    found = schedule.run(streams, lambda requests: joint_windows.serve(checkpoint, requests, options), width)
+    streams = (windows.stream(*piece, checkpoint, options) for piece in pieces)
+    found = scheduler.run(streams, lambda requests: windows.serve(checkpoint, requests, options), width)
     return sorted(found, key=lambda window: window.start)
 
 
@@ -91,7 +92,7 @@ def test_segments_end_at_pauses_and_are_not_long():
     assert [len(part) for part in phrases(words(0, 0.3, 1.1, 1.4))] == [2, 2]
     assert [len(part) for part in phrases(words(*(0.5 * i for i in range(12))))] == [12]
     long = words(*(0.5 * i + 0.1 * (i > 6) for i in range(30)))
-    assert all(part[-1].end - part[0].start <= joint_windows.LONG_SEGMENT for part in phrases(long))
+    assert all(part[-1].end - part[0].start <= windows.LONG_SEGMENT for part in phrases(long))
     assert len(phrases(long)[0]) == 7
     assert list(itertools.chain(*phrases(long))) == long
 
@@ -120,7 +121,7 @@ def test_a_ctc_model_has_a_best_path_and_a_prefix_beam(joint):
     assert beam.avg_logprob == path.avg_logprob
     frames, _, lengths = bare.model.encode(filterbank(sound(1.5), 40)[None], torch.tensor([148]))
     logprobs = bare.model.ctc_logits(frames).log_softmax(-1)
-    assert [beam.ids] == joint_windows.joint_beam(frames, logprobs, lengths, bare, JointBeam(8, 1.0)).ids
+    assert [beam.ids] == windows.joint_beam(frames, logprobs, lengths, bare, JointBeam(8, 1.0)).ids
 
 
 def test_a_text_beyond_the_decoders_context_is_not_lost(joint):

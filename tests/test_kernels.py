@@ -10,33 +10,33 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
-from multimodal import heads
-from multimodal.blocks import kernels, masks
+from multimodal.blocks import masks, sdpa
 from multimodal.blocks.stack import Stack, transformer
-from multimodal.models.seq2seq import JointConformer
-from multimodal.weights import compute
+from multimodal.inference import prepare
+from multimodal.models.whisper import JointConformer
+from multimodal.train import losses
 
 GPU = torch.device("cuda")
 
 
 def test_cudnn_is_asked_for_first_and_only_where_it_runs_and_nothing_is_ruled_out(monkeypatch):
-    monkeypatch.setattr(kernels, "cudnn_attends", lambda device: True)
+    monkeypatch.setattr(sdpa, "cudnn_attends", lambda device: True)
     x = torch.zeros(1, 9, 8)
-    assert isinstance(kernels.fitting(x), nullcontext)
+    assert isinstance(sdpa.fitting(x), nullcontext)
     with FakeTensorMode():
         x = torch.empty(1, 9, 8, device=GPU)
     query = torch.randn(1, 2, 9, 8)
     right = F.scaled_dot_product_attention(query, query, query)
     before = torch._C._get_sdp_priority_order()
-    with kernels.fitting(x):
+    with sdpa.fitting(x):
         assert torch._C._get_sdp_priority_order()[0] == SDPBackend.CUDNN_ATTENTION.value
-        assert kernels.unrestricted()  # the others are there to fall back on
+        assert sdpa.unrestricted()  # the others are there to fall back on
         assert_close(F.scaled_dot_product_attention(query, query, query), right)
     assert torch._C._get_sdp_priority_order() == before
     with sdpa_kernel(SDPBackend.MATH):
-        assert isinstance(kernels.fitting(x), nullcontext)
-    monkeypatch.setattr(kernels, "cudnn_attends", lambda device: False)
-    assert isinstance(kernels.fitting(x), nullcontext)
+        assert isinstance(sdpa.fitting(x), nullcontext)
+    monkeypatch.setattr(sdpa, "cudnn_attends", lambda device: False)
+    assert isinstance(sdpa.fitting(x), nullcontext)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -45,17 +45,17 @@ def test_recomputed_blocks_take_the_kernels_of_before(precision):
     stack = Stack(transformer(16, 2, 2, 32, checkpointing=True)).train()
     x = torch.randn(2, 5, 16, requires_grad=True)
     with torch.autocast("cpu", enabled=precision == torch.bfloat16):
-        with kernels.fitting(x):
-            assert kernels.unrestricted() == (precision == torch.float32)
+        with sdpa.fitting(x):
+            assert sdpa.unrestricted() == (precision == torch.float32)
             loss = stack(x).float().square().mean()
-        assert kernels.unrestricted()
+        assert sdpa.unrestricted()
     loss.backward()
     assert x.grad.isfinite().all()
 
 
 def test_where_cudnn_cannot_attend_that_is_found_out():
-    kernels.cudnn_attends.cache_clear()
-    assert not kernels.cudnn_attends(torch.device("cpu"))
+    sdpa.cudnn_attends.cache_clear()
+    assert not sdpa.cudnn_attends(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -64,17 +64,17 @@ def test_the_loss_that_a_gpu_compiles_is_the_vocabularys(dtype):
     states, weight = (torch.randn(rows, 16).to(dtype).requires_grad_() for rows in (40, 50))
     targets = torch.randint(50, (40,))
     targets[[3, 7]] = -100
-    right = heads.vocabulary_loss(states, weight, None, targets, 16)
+    right = losses.vocabulary_loss(states, weight, None, targets, 16)
     right.backward()
-    loss, pull = heads.loss_and_pull((states @ weight.T).detach(), targets, torch.float32)
+    loss, pull = losses.loss_and_pull((states @ weight.T).detach(), targets, torch.float32)
     assert_close(loss, right.detach())
     assert_close(pull @ weight.detach(), states.grad, rtol=1e-2, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_types_that_auto_takes_on_a_gpu():
     conformer = JointConformer(tiny.JOINT)
-    assert compute._types(conformer, "auto", GPU) == (torch.bfloat16, torch.float32)
-    assert compute._types(conformer, "auto", torch.device("cpu")) == (torch.float32, torch.float32)
+    assert prepare._types(conformer, "auto", GPU) == (torch.bfloat16, torch.float32)
+    assert prepare._types(conformer, "auto", torch.device("cpu")) == (torch.float32, torch.float32)
 
 
 def test_texts_of_a_clip_are_trained_without_a_written_mask(monkeypatch):

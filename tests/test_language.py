@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from tiny_whisper import whispers
 
 import multimodal
-from multimodal.assets import asset
 from multimodal.errors import UsageError
-from multimodal.tasks.language import allowed_codes, combine, language_probabilities
-from multimodal.tasks.vad import SpeechDetector
-from multimodal.tokens.audio import read_audio
-from multimodal.tokens.mel import HOP, RATE, log_mel
-from multimodal.tokens.text import WhisperTokenizer
+from multimodal.system.assets import asset
+from multimodal.tasks.transcribe.vad import SpeechDetector
+from multimodal.tasks.transcribe.whisper.language import allowed_codes, combine, language_probabilities
+from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
+from multimodal.tokens.audio.reading import read_audio
+from multimodal.tokens.text.vocabulary import WhisperTokenizer
 
 spec = importlib.util.spec_from_file_location("noises", Path(__file__).parent.parent / "recipes" / "noises.py")
 noises = importlib.util.module_from_spec(spec)

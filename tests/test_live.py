@@ -13,20 +13,20 @@ from sets import wav
 from tiny import randomized
 from torch.testing import assert_close
 
-from multimodal.assets import asset
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.conv import ConformerConfig
+from multimodal.blocks.conformer import ConformerConfig
 from multimodal.errors import AudioError, UsageError
-from multimodal.models.seq2seq import JointConformer
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
-from multimodal.tasks import live
-from multimodal.tasks.joint_decode import JointOptions, decode_windows
-from multimodal.tasks.live import LiveOptions
-from multimodal.tasks.pcm import PcmReader
-from multimodal.tasks.transcribe import transcribe
-from multimodal.tokens.audio import TruncatedAudio, read_audio
-from multimodal.tokens.bytepair import BytePairTokenizer
-from multimodal.train.recogniser import joint_config
+from multimodal.models.whisper import JointConformer
+from multimodal.system.assets import asset
+from multimodal.tasks.transcribe import live
+from multimodal.tasks.transcribe.conformer.decode import JointOptions, decode_windows
+from multimodal.tasks.transcribe.live import LiveOptions
+from multimodal.tasks.transcribe.transcribe import transcribe
+from multimodal.tokens.audio.pcm import PcmReader
+from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
+from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.train.objectives.recogniser import joint_config
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -156,7 +156,7 @@ def test_a_chunked_models_lines_are_its_offline_text(chunked, size):
 
 
 def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
-    from multimodal.tasks.live_hearing import Again, Chunks
+    from multimodal.tasks.transcribe.live_recognizers import Again, Chunks
 
     wave, options = read_audio(SAMPLE)[: 2 * RATE], JointOptions(3, logprob_threshold=None)
     chunks = Chunks(chunked, options)

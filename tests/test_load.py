@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import multimodal
-from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.models.seq2seq import SpeechToText
+from multimodal.models.whisper import SpeechToText
+from multimodal.system.assets import shipped
 from multimodal.weights.convert import convert
 from multimodal.weights.load import families, load
 

@@ -14,10 +14,10 @@ import torch
 from programs import alive, wait_for
 from torch.utils.data._utils import signal_handling
 
+from multimodal.data.loader import Loader, shuffled
+from multimodal.data.sources import open_source
 from multimodal.errors import DataError, TrainingError
-from multimodal.tokens.picture import read_image
-from multimodal.train.loader import Loader, shuffled
-from multimodal.train.sources import open_source
+from multimodal.tokens.image.reading import read_image
 
 VALUES, BROKEN = range(10, 70), (13, 20, 21, 44)
 MAKERS = {
@@ -254,4 +254,4 @@ def test_workers_compute_after_the_parent_has_used_its_threads():
     torch.rand(700, 700) @ torch.rand(700, 700)
     loader = Loader(Numbers(8), shuffled(8, 2, 0), heavy, list, workers=2)
     assert [step.batches for step in take(loader, 4)] == [[[1, 1]]] * 4
-    assert logging.getLogger("multimodal.train.loader").level == logging.NOTSET
+    assert logging.getLogger("multimodal.data.loader").level == logging.NOTSET

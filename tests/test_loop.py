@@ -18,7 +18,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from multimodal.errors import CheckpointError, TrainingError, UsageError
-from multimodal.train import state as states
+from multimodal.train.checkpoint import atomic as states
 from multimodal.train.device import moved
 from multimodal.train.optim import OptimSettings
 from multimodal.train.signals import Stopped
@@ -125,7 +125,7 @@ def test_a_finished_run_goes_on_with_more_steps(tmp_path, caplog):
     assert loop.done == 5
     changes = "--rate 0.001 (was 0.01), --weight_decay 0.3 (was 0.05), --steps 5 (was 2)"
     assert caplog.messages[-1] == f"resumed after step 2, now with {changes}"
-    assert loop.optimizers[0].param_groups[0]["weight_decay"] == 0.3
+    assert loop.state.optimizers[0].param_groups[0]["weight_decay"] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -234,18 +234,18 @@ def test_broken_items_are_counted_and_a_step_without_items_changes_nothing(tmp_p
 
 def test_overflows_of_the_loss_scale_are_no_faults(tmp_path):
     loop = tiny_run.loop(tmp_path, steps=4)
-    loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)  # overflows in float32
+    loop.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)  # overflows in float32
     before = tiny_run.learned(loop)["model"]
     batches = loop.loader.start(0)
     loop.step(next(batches).batches)
-    assert (loop.scaler.get_scale(), loop.not_finite) == (2.0**126, 0)
+    assert (loop.state.scaler.get_scale(), loop.not_finite) == (2.0**126, 0)
     tiny_run.assert_same(before, tiny_run.learned(loop)["model"])
-    loop.scaler.update(2.0**10)
+    loop.state.scaler.update(2.0**10)
     metrics = loop.step(next(batches).batches)
-    assert loop.scaler.get_scale() == 2.0**10
+    assert loop.state.scaler.get_scale() == 2.0**10
     assert 0 < metrics["norm"] < 100  # of the gradient itself, not of the scaled one
     assert not torch.equal(before["head.weight"], loop.objective.model.head.weight)
-    loop.scaler.update(1.0)
+    loop.state.scaler.update(1.0)
     poisoned(loop, [3], "nan gradient")
     loop.step(next(batches).batches)
     assert loop.not_finite == 1  # at a scale of 1 it is no overflow
@@ -306,7 +306,7 @@ def test_the_average_is_evaluated_at_its_steps_and_after_the_last(tmp_path):
     loop = tiny_run.loop(tmp_path, steps=5, evaluate=evaluate, evaluate_every=2)
     model = loop.fit()
     assert [step for step, _ in seen] == [2, 4, 5]
-    assert torch.equal(seen[-1][1], loop.average.weights["head.weight"])
+    assert torch.equal(seen[-1][1], loop.state.average.weights["head.weight"])
     assert torch.equal(seen[-1][1], model.head.weight)
     assert not torch.equal(loop.objective.model.head.weight, model.head.weight)
 
@@ -391,11 +391,11 @@ PROGRAM = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import tiny_run, torch
-import multimodal.train.state as state
+import multimodal.train.checkpoint.atomic as state
 from pathlib import Path
 from dataclasses import dataclass
 from multimodal.train.loop import LoopSettings
-from multimodal.train.start import start
+from multimodal.train.recipe_cli import start
 
 torch.set_num_threads(1)
 

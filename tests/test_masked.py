@@ -9,13 +9,13 @@ from test_contrastive import EXACT, gradient
 from tiny import randomized
 from torch.testing import assert_close
 
+from multimodal.data.datasets.documents import Window, encoded, read_documents, read_texts, windows
+from multimodal.data.loader import Loader, generator
 from multimodal.errors import DataError, TextError, UsageError
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.text import ByteTokenizer, WordPieceTokenizer, tokenizer_from
-from multimodal.train.documents import Window, encoded, read_documents, read_texts, windows
-from multimodal.train.electra import ReplacedTokens, detection_figures, drawn, electra, run
-from multimodal.train.loader import Loader, generator
-from multimodal.train.masked import (
+from multimodal.tokens.text.vocabulary import ByteTokenizer, WordPieceTokenizer, tokenizer_from
+from multimodal.train.objectives.text.electra import ReplacedTokens, detection_figures, drawn, electra, run
+from multimodal.train.objectives.text.masked import (
     NEXT,
     OTHER,
     CollateMasked,
@@ -25,7 +25,7 @@ from multimodal.train.masked import (
     bert,
     masked_figures,
 )
-from multimodal.train.masking import Masker, MaskSettings, chosen_tokens
+from multimodal.train.objectives.text.masking import Masker, MaskSettings, chosen_tokens
 
 WORDS = [f"word{i}" for i in range(20)]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##a", "##b", "##c"]

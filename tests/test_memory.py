@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from multimodal import memory
 from multimodal.errors import AudioError, CheckpointError
+from multimodal.system import memory
 from multimodal.weights import convert, load
 
 

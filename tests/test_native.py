@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.testing import assert_close
 from vision_references import case
 
-from multimodal.cli import main
+from multimodal.cli.main import main
 from multimodal.errors import ImageError, UsageError
-from multimodal.tasks.native import encode_native, native_batches, native_features, native_pixels
-from multimodal.tasks.pictures import pixels_of
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.image import Preprocessing, patchify
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.encode.native import encode_native, native_batches, native_features, native_pixels
+from multimodal.tokens.image.preprocessing import Preprocessing, patchify
 from multimodal.weights.load import load, load_foreign
 
 RECORD = Preprocessing((8, 8), "shortest", "bicubic", (0.5, 0.4, 0.3), (0.2, 0.2, 0.3), 0, 1.0)

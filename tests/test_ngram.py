@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from multimodal.beams import beam
 from multimodal.blocks.cache import Cache
+from multimodal.decoding.beam_search import beam
+from multimodal.decoding.lm_fusion import fused
+from multimodal.decoding.ngram import WordScorer, ngram_scorer, read_arpa
 from multimodal.errors import CheckpointError, DataError
-from multimodal.fusion import fused
-from multimodal.ngram import WordScorer, ngram_scorer, read_arpa
-from multimodal.tokens.text import BytePairTokenizer, GPT2Tokenizer
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, GPT2Tokenizer
 
 ARPA = """made by hand
 \\data\\

@@ -10,8 +10,8 @@ from sets import wav
 from test_cli import one_line, run
 
 from multimodal.errors import UsageError
-from multimodal.tasks import transcribe as task
-from multimodal.tokens.outputs import Outputs, is_ours, opened_output, write_output
+from multimodal.system.outputs import Outputs, is_ours, opened_output, write_output
+from multimodal.tasks.transcribe import transcribe as task
 from multimodal.weights.folder import check_place, load_folder, save_folder
 
 models, tone = test_cli.models, test_cli.tone  # fixtures
@@ -215,7 +215,7 @@ def test_results_are_never_appended_to_an_input(capsys, here, models):
 
 
 def test_captions_beside_images_spare_an_image_with_that_name(capsys, here):
-    from multimodal.commands_caption import places_of
+    from multimodal.cli.run.caption import places_of
 
     for name in ("t.txt", "a.png"):
         (here / name).write_bytes(b"image")
@@ -240,7 +240,7 @@ def test_a_folder_with_other_files_is_never_replaced_by_a_checkpoint(models, tmp
 
 
 def test_an_index_folder_keeps_files_of_others(tmp_path):
-    from multimodal.tasks.index_store import MADE
+    from multimodal.tasks.retrieve.store import MADE
 
     ours = "vectors-3.npy pictures-12.jsonl lines-1-200.npy ivf-1-9000.faiss vectors-1.npy.part search.part"
     assert all(map(MADE.fullmatch, ours.split()))

@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from multimodal.errors import CheckpointError, TextError
-from multimodal.tokens import hub
-from multimodal.tokens.hub import HubTokenizer, naming
-from multimodal.tokens.hub_files import hub_tokenizer
-from multimodal.tokens.panics import check_pattern, no_panic
+from multimodal.tokens.text.hub import pipeline as hub
+from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.hub.patterns import check_pattern, no_panic
+from multimodal.tokens.text.hub.pipeline import HubTokenizer, naming
 
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 from sets import wav
 
-from multimodal.tasks import plot
-from multimodal.tasks.plot import MISSING, fonts, plot_transcript, rows, shown, spoken
+from multimodal.tasks.figures import MISSING, fonts, shown
+from multimodal.tasks.transcribe import plot
+from multimodal.tasks.transcribe.plot import plot_transcript, rows, spoken
 
 
 def result(seconds: float, words: list[str] | None = None, **more) -> dict:

@@ -24,24 +24,25 @@ from tiny_whisper import sound, tiny_joint
 from torch import Tensor, nn
 
 import multimodal
-from multimodal import caption, classify, generate, graphs, transcribe
-from multimodal.assets import asset
+from multimodal import caption, classify, generate, transcribe
 from multimodal.blocks.capture import capture_attention
-from multimodal.blocks.frozen import Frozen
+from multimodal.data.datasets.image_sets import open_pictures
+from multimodal.decoding.sampling import greedy
 from multimodal.errors import UsageError
+from multimodal.inference import cuda_graphs
+from multimodal.inference.frozen import Frozen
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
-from multimodal.search import greedy
-from multimodal.tasks.classifier_file import load_classifier, save_classifier
-from multimodal.tasks.embed import embed
-from multimodal.tasks.features import model_digest, picture_features
-from multimodal.tasks.index import model_for, open_index, query_vectors
-from multimodal.tasks.index_build import build
-from multimodal.tasks.native import native_features
-from multimodal.tasks.picture_sets import open_pictures
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.system.assets import asset
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.classify.classifier_file import load_classifier, save_classifier
+from multimodal.tasks.encode.features import model_digest, picture_features
+from multimodal.tasks.encode.native import native_features
+from multimodal.tasks.retrieve.build import build
+from multimodal.tasks.retrieve.index import model_for, open_index, query_vectors
+from multimodal.tasks.text.embed import embed
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -204,7 +205,7 @@ def test_who_converts_owns_what_he_gets():
 def test_a_prepared_model_is_converted_no_second_time(monkeypatch: pytest.MonkeyPatch):
     calls = {"clip": "classify", "captioner": "caption", "recogniser": "transcribe", "writer": "generate"}
     made = {name: prepare_for_inference(made_as(name)) for name in calls}
-    monkeypatch.setattr("multimodal.weights.compute._convert", None)
+    monkeypatch.setattr("multimodal.inference.prepare._convert", None)
     for name, call in calls.items():
         assert CALLS[call][1](made[name], "auto")
 
@@ -302,7 +303,7 @@ def test_nothing_keeps_a_model_or_its_tokenizer(tmp_path: Path):
         if name == "recogniser":
             transcribe(sound(1), made, vad_filter=False, lm=tmp_path / "lm", lm_bonus=0.1, beam_size=2)
         alive += map(weakref.ref, (given.model, made.model, given.tokenizer))
-    step, cache = graphs.static_step(lm, None, None, 8, last=1)
+    step, cache = cuda_graphs.static_step(lm, None, None, 8, last=1)
     greedy(step, torch.tensor([[1, 2]]), cache, eos=-1, max_new=3)
     with capture_attention() as seen:
         lm(torch.tensor([[1, 2]]))

@@ -6,13 +6,13 @@ from torch import nn
 
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
-from multimodal.models.seq2seq import SpeechToText
+from multimodal.models.presets import PRESETS, preset
+from multimodal.models.presets_text import TEXT_PRESETS
 from multimodal.models.speech import ConformerEncoder
 from multimodal.models.vit import ViT
-from multimodal.presets import PRESETS, preset
-from multimodal.presets_text import TEXT_PRESETS
+from multimodal.models.whisper import SpeechToText
 from multimodal.weights.folder import build
-from multimodal.weights.open_clip import open_clip_architecture
+from multimodal.weights.vision.open_clip import open_clip_architecture
 
 TIMM = {
     "vit_ti16": "vit_tiny_patch16_224", "vit_s16": "vit_small_patch16_224", "vit_b16": "vit_base_patch16_224",

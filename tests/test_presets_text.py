@@ -8,23 +8,12 @@ import pytest
 import torch
 from test_presets import count
 
+from multimodal.models.encoder_decoder import TextToText
+from multimodal.models.presets import preset
+from multimodal.models.presets_text import TEXT_PRESETS
 from multimodal.models.text import TextTransformer
-from multimodal.models.text_to_text import TextToText
-from multimodal.presets import preset
-from multimodal.presets_text import TEXT_PRESETS
-from multimodal.weights import (
-    albert,
-    bart,
-    bert_hf,
-    distilbert,
-    electra,
-    gpt2,
-    llama,
-    m2m100,
-    roberta,
-    t5,
-)
 from multimodal.weights.folder import build
+from multimodal.weights.text import albert, bart, bert_hf, distilbert, electra, gpt2, llama, m2m100, roberta, t5
 
 
 def _gpt(width: int, layers: int, heads: int, positions: int = 1024) -> tuple[Any, ...]:

@@ -11,8 +11,8 @@ from several import spawn
 from several_cases import ADAMW
 from torch.testing import assert_close
 
+from multimodal.data.loader import shuffled
 from multimodal.errors import UsageError
-from multimodal.train.loader import shuffled
 
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
 

@@ -5,8 +5,8 @@ import torch
 from tiny import ALL, made
 from torch.testing import assert_close
 
-from multimodal.tasks import ragged
-from multimodal.tasks.ragged import encode_ragged, pool_ragged
+from multimodal.inference import text_packing
+from multimodal.inference.text_packing import encode_ragged, pool_ragged
 
 LENGTHS = (3, 1, 12, 5, 2, 7, 12, 4, 4, 1, 6)
 ROWS = [torch.randint(1, 23, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in LENGTHS]
@@ -17,7 +17,7 @@ TEXTS.remove("text-linear")  # which has no masks of what sees what
 @pytest.mark.parametrize("tokens", [15, 1000])
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_together_are_each_alone(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ragged, "WIDTHS", (14, 24))
+    monkeypatch.setattr(text_packing, "WIDTHS", (14, 24))
     model = made(name)
     kinds = [[at % 2 for at in range(len(row))] for row in ROWS] if model.segments is not None else None
     found = encode_ragged(model, ROWS, kinds, tokens=tokens)
@@ -47,13 +47,13 @@ def test_an_encoder_whose_embedding_lies_elsewhere():
 
 def test_next_to_no_padding_and_no_batch_above_its_tokens():
     lengths = [5 + 7 * n % 43 for n in range(300)] + [500, 700]
-    batches = list(ragged._batches(lengths, 600))
+    batches = list(text_packing._batches(lengths, 600))
     assert sorted(number for batch in batches for number in batch.numbers) == list(range(302))
     sums = [sum(lengths[number] for number in batch.numbers) for batch in batches]
     assert all(total <= 600 or len(batch.numbers) == 1 for total, batch in zip(sums, batches, strict=True))
     assert sum(batch.rows * batch.width for batch in batches) <= 1.05 * sum(lengths)
     # a row of 100 alone would be rather empty: that text waits, the shorter one has found a place
-    assert [batch.numbers for batch in ragged._batches([500, 430, 100, 60], 2000)] == [[0, 1, 3], [2]]
+    assert [batch.numbers for batch in text_packing._batches([500, 430, 100, 60], 2000)] == [[0, 1, 3], [2]]
 
 
 def test_refusals():

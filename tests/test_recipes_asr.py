@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from multimodal.ctc import ctc_greedy, ctc_paths
+from multimodal.data.batching import Batching, Group, bucketed, padding_share, speech_plan
+from multimodal.data.datasets.speech import Corpus, Spoken, load_features, plain, transcript_ids
+from multimodal.data.loader import Loader
+from multimodal.data.sources import open_source
+from multimodal.decoding.ctc import ctc_greedy, ctc_paths
 from multimodal.errors import DataError, UsageError
-from multimodal.models.seq2seq import JointConformer
-from multimodal.tokens.bytepair import BytePairTokenizer
-from multimodal.train.augment_speech import Augmentation, Prepare, augment, collate
-from multimodal.train.buckets import Batching, Group, bucketed, padding_share, speech_plan
-from multimodal.train.loader import Loader
+from multimodal.models.whisper import JointConformer
+from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.loop import Loop
+from multimodal.train.objectives.augment_speech import Augmentation, Prepare, augment, collate
+from multimodal.train.objectives.recogniser import Recognition, joint_config
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recogniser import Recognition, joint_config
+from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
-from multimodal.train.sources import open_source
-from multimodal.train.speech import Corpus, Spoken, load_features, plain, transcript_ids
-from multimodal.train.start import start
 from multimodal.weights.folder import load_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -12,18 +12,18 @@ from tiny_run import assert_same_states
 
 from multimodal import caption, load
 from multimodal.blocks.stack import transformer
+from multimodal.data.datasets.captions import AugmentSettings, Part, Prepare, sentences, tidy, together, unlike, words
+from multimodal.data.loader import Loader, generator
+from multimodal.data.sources import open_source
 from multimodal.errors import DataError, UsageError
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
-from multimodal.train.caption_data import AugmentSettings, Part, Prepare, sentences, tidy, together, unlike
-from multimodal.train.caption_scores import agreement, best_constant, caption_scores, words
-from multimodal.train.captioning import Captioning, DecoderSettings, captioner, collate
-from multimodal.train.loader import Loader, generator
+from multimodal.tasks.evaluate.caption_scores import agreement, best_constant, caption_scores
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
 from multimodal.train.loop import Loop
+from multimodal.train.objectives.captioning import Captioning, DecoderSettings, captioner, collate
+from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
-from multimodal.train.sources import open_source
-from multimodal.train.start import start
 from multimodal.weights.folder import Checkpoint, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
+from multimodal.data.datasets.class_names import Captions, Concept, class_names, held_out
+from multimodal.data.datasets.images import DRAWS, Pictures, augment
+from multimodal.data.loader import Loader, generator, shuffled
 from multimodal.errors import DataError, ImageError, UsageError
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess, read_image
-from multimodal.train.captions import Captions, Concept, class_names, held_out
-from multimodal.train.contrast import Collate, Prepare
-from multimodal.train.loader import Loader, generator, shuffled
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess, read_image
+from multimodal.train.objectives.contrastive_model import Collate, Prepare
 from multimodal.train.optim import OptimSettings
-from multimodal.train.pictures import DRAWS, Pictures, augment
 from multimodal.weights.folder import load_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -289,7 +289,7 @@ def test_a_file_that_names_no_classes_is_refused(tmp_path, content, cause):
 
 
 def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("multimodal.train.start.write_logs", lambda *names: None)
+    monkeypatch.setattr("multimodal.train.recipe_cli.write_logs", lambda *names: None)
 
     def run(*flags):
         with pytest.raises(SystemExit) as end:

@@ -15,16 +15,16 @@ import tiny
 import torch
 
 from multimodal.errors import UsageError
-from multimodal.models.seq2seq import JointConformer, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import SpeechEncoderConfig
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.bytepair import BytePairTokenizer
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.whisper_small import SmallWhisperTokenizer
-from multimodal.train.adapt import AdaptSettings, adapt, freeze, merge
-from multimodal.train.contrast import TEMPLATES, ModelSettings, build
-from multimodal.train.recogniser import joint_config
-from multimodal.train.start import start
+from multimodal.models.whisper import JointConformer, SpeechToText, SpeechToTextConfig
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
+from multimodal.train.lora import AdaptSettings, adapt, freeze, merge
+from multimodal.train.objectives.contrastive_model import TEMPLATES, ModelSettings, build
+from multimodal.train.objectives.recogniser import joint_config
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -115,7 +115,7 @@ def test_a_head_of_names_begins_with_the_zero_shot_classes(recipe, clip, squares
     from finetune_jobs import Data
     from finetune_pictures import classify
 
-    from multimodal.tasks.zeroshot import ZeroShotClassifier
+    from multimodal.tasks.classify.classifier import ZeroShotClassifier
 
     begun, pictures = load_folder(clip), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     made = classify(begun, Data((str(squares),), batch=8), squares, 0)

@@ -15,19 +15,28 @@ from PIL import Image
 from tiny_run import assert_same_states
 
 from multimodal import load
+from multimodal.data.datasets.text import Corpus, Prepare, Windows, collate
+from multimodal.data.loader import generator
+from multimodal.data.sources import open_source
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
-from multimodal.tasks.generate import generate
-from multimodal.tokens.text import CharacterTokenizer, WordPieceTokenizer
-from multimodal.train.distillation import Distillation, student_config, student_of
-from multimodal.train.language import Language, gpt2_weights, losses_by_place
-from multimodal.train.language_model import ModelSettings, language_config
-from multimodal.train.loader import generator
-from multimodal.train.masked import CollateMasked, Example
-from multimodal.train.pixels import Flipped, Palette, Pictures, PixelRows, after, bits, marginal_bits, middle_features
-from multimodal.train.sources import open_source
-from multimodal.train.start import start
-from multimodal.train.text_data import Corpus, Prepare, Windows, collate
+from multimodal.tasks.text.generate import generate
+from multimodal.tokens.text.vocabulary import CharacterTokenizer, WordPieceTokenizer
+from multimodal.train.objectives.pixels import (
+    Flipped,
+    Palette,
+    Pictures,
+    PixelRows,
+    after,
+    bits,
+    marginal_bits,
+    middle_features,
+)
+from multimodal.train.objectives.text.distillation import Distillation, student_config, student_of
+from multimodal.train.objectives.text.language import Language, gpt2_weights, losses_by_place
+from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.objectives.text.masked import CollateMasked, Example
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

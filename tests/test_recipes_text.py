@@ -11,13 +11,13 @@ from tiny import TEXTS, VOCABULARY, randomized
 from tiny_run import assert_same_states
 
 from multimodal.blocks.masks import causal
+from multimodal.data.datasets.tables import read_table
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.text import WordPieceTokenizer
-from multimodal.train.denoising import sentinels
-from multimodal.train.start import start
-from multimodal.train.tables import read_table
-from multimodal.train.tabular import predictions
-from multimodal.train.text_classes import ClassBatch, class_logits, classifier
+from multimodal.tokens.text.vocabulary import WordPieceTokenizer
+from multimodal.train.objectives.tabular import predictions
+from multimodal.train.objectives.text.classes import ClassBatch, class_logits, classifier
+from multimodal.train.objectives.text.denoising import sentinels
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -15,12 +15,13 @@ import tiny
 import torch
 from PIL import Image
 
+from multimodal.data.datasets.class_names import class_labels
+from multimodal.data.loader import Loader, shuffled
+from multimodal.data.sources import Sample, open_source
 from multimodal.errors import CheckpointError
-from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from multimodal.train.classify import Augment, AugmentSettings, Mix, SoftTargets, class_labels, classifier, seeded
-from multimodal.train.loader import Loader, shuffled
-from multimodal.train.sources import Sample, open_source
-from multimodal.train.start import start
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from multimodal.train.objectives.classify import Augment, AugmentSettings, Mix, SoftTargets, classifier, seeded
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from multimodal.data.datasets.speech_windows import (
+    NOISES,
+    Clips,
+    Curriculum,
+    Sample,
+    curriculum,
+    noise,
+    read_clips,
+    trimmed,
+)
+from multimodal.data.loader import Loader, generator
 from multimodal.errors import CheckpointError, DataError, UsageError
-from multimodal.tasks.transcribe import transcribe
-from multimodal.tokens.text import SmallWhisperTokenizer, WhisperTokenizer, tokenizer_from
-from multimodal.train.clips import NOISES, Clips, Curriculum, Sample, curriculum, noise, read_clips, trimmed
-from multimodal.train.loader import Loader, generator
-from multimodal.train.multitask import (
+from multimodal.tasks.transcribe.transcribe import transcribe
+from multimodal.tokens.text.vocabulary import SmallWhisperTokenizer, WhisperTokenizer, tokenizer_from
+from multimodal.train.objectives.multitask import (
     UNSCORED,
     Prepare,
     Segment,
@@ -289,7 +298,7 @@ def test_a_broken_recording_is_left_out_with_its_text(tmp_path, monkeypatch, cap
         DataError, match=r"data\.jsonl: 1 of the first 2 recordings are broken, more than 5\.0% of its 3"
     ):
         Clips([path], tmp_path / "cache")
-    monkeypatch.setattr("multimodal.train.clips.MOST_BROKEN", 0.5)
+    monkeypatch.setattr("multimodal.data.datasets.speech_windows.MOST_BROKEN", 0.5)
     for _ in range(2):  # computed, then from the cache
         clips = Clips([path], tmp_path / "cache")
         assert [clip.text for clip in clips.clips] == ["tief", "noch tief"]

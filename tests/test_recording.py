@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from test_audio import chirp, wav
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tasks.recording import MelReader, Recording, cut, survey
-from multimodal.tokens.audio import TruncatedAudio, read_audio
-from multimodal.tokens.mel import HOP, RATE, log_mel
+from multimodal.tasks.transcribe.recording import MelReader, Recording, cut, survey
+from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
+from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
 
 
 def sound(samples: int) -> torch.Tensor:

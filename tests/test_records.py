@@ -15,16 +15,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from multimodal.data.manifests import read_list
 from multimodal.errors import CheckpointError, DataError, MultimodalError, UsageError
-from multimodal.tasks.classifier_file import _digest, read_classifier
-from multimodal.tasks.index_record import FileFacts, IndexRecord, read_entry, read_index_record
-from multimodal.tokens.files import parse_json, path_of
-from multimodal.tokens.image import Preprocessing
-from multimodal.tokens.records import from_record, to_record
-from multimodal.tokens.text import ByteTokenizer, tokenizer_from
-from multimodal.train.lists import read_list
-from multimodal.train.snapshot import StateRecord
-from multimodal.train.state import MARKER, check
+from multimodal.system.files import parse_json, path_of
+from multimodal.system.records import from_record, to_record
+from multimodal.tasks.classify.classifier_file import _digest, read_classifier
+from multimodal.tasks.retrieve.record import FileFacts, IndexRecord, read_entry, read_index_record
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import ByteTokenizer, tokenizer_from
+from multimodal.train.checkpoint.atomic import MARKER, check
+from multimodal.train.checkpoint.state import StateRecord
 from multimodal.weights.card import check_card
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder, sha256
 
@@ -181,7 +181,7 @@ def test_json_that_no_record_may_have_is_refused(text, cause):
 
 
 def _classifier_record() -> type:
-    from multimodal.tasks.classifier_file import ClassifierRecord
+    from multimodal.tasks.classify.classifier_file import ClassifierRecord
 
     return ClassifierRecord
 

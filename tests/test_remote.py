@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 import sets
 
+from multimodal.data import shards
+from multimodal.data.remote import copies, web
+from multimodal.data.remote.copies import fetch
+from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import open_source
+from multimodal.data.validate import validate
 from multimodal.errors import DataError
-from multimodal.train import remote, shards, web
-from multimodal.train.remote import fetch
-from multimodal.train.sources import open_source
-from multimodal.train.trust import Trust
-from multimodal.train.validate import validate
 
 FETCH = """
 import pathlib, sys
-from multimodal.train.remote import fetch
+from multimodal.data.remote.copies import fetch
 fetch(sys.argv[1], pathlib.Path(sys.argv[2]))
 """
 
@@ -118,7 +119,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    monkeypatch.setattr(copies, "PAUSE", 0.01)
     monkeypatch.setenv("no_proxy", "*")
     with Server() as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
@@ -162,8 +163,8 @@ def test_bad_answers_are_one_line(name, cause, asked, server, tmp_path):
 
 @pytest.mark.parametrize("name", ["silent", "stalled", "drip", "headers_drip"])
 def test_slow_answers_are_given_up(name, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "PATIENCE", 0.4)
-    monkeypatch.setattr(remote, "LEAST", 1 << 20)
+    monkeypatch.setattr(copies, "PATIENCE", 0.4)
+    monkeypatch.setattr(copies, "LEAST", 1 << 20)
     with pytest.raises(DataError, match=r"given up: \d+ bytes in 0\.4 s"):
         fetch(f"{server.url}/{name}.png", tmp_path)
     assert (len(server.asked), left(tmp_path)) == (1, [])
@@ -172,14 +173,14 @@ def test_slow_answers_are_given_up(name, server, tmp_path, monkeypatch):
 def test_endless_answers_and_full_disks_are_given_up(server, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"too large \(over 1000000 bytes\)"):
         fetch(f"{server.url}/endless.png", tmp_path, most=1_000_000)
-    monkeypatch.setattr(remote, "FREE", 1 << 62)
+    monkeypatch.setattr(copies, "FREE", 1 << 62)
     with pytest.raises(DataError, match="the disk is full"):
         fetch(f"{server.url}/good.png", tmp_path)
     assert left(tmp_path) == []
 
 
 def test_a_server_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    monkeypatch.setattr(copies, "PAUSE", 0.01)
     with pytest.raises(DataError, match=r"refused, tried 3 times"):
         fetch("http://127.0.0.1:9/x.jpg", tmp_path)
 
@@ -268,7 +269,7 @@ def gone(pid: int) -> bool:
 
 
 def test_a_silent_pipe_is_given_up_and_ends_with_its_children(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "PATIENCE", 1.0)
+    monkeypatch.setattr(copies, "PATIENCE", 1.0)
     with pytest.raises(DataError, match=r"given up: 0 bytes in 1 s"):
         fetch(f"pipe:sleep 600 & echo $! > {tmp_path}/child; wait; echo", tmp_path / "cache")
     assert gone(int((tmp_path / "child").read_text()))
@@ -302,7 +303,7 @@ def test_a_pipe_ends_with_us(number, tmp_path):
 
 def test_gzip_bombs_are_given_up(tmp_path, monkeypatch):
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(10_000_000)))
-    monkeypatch.setattr(remote, "MOST", 1_000_000)
+    monkeypatch.setattr(copies, "MOST", 1_000_000)
     with pytest.raises(DataError, match="too large"):
         shards.plain_tar(tmp_path / "a.tar.gz", tmp_path / "cache")
 

@@ -11,7 +11,7 @@ from time import process_time
 import pytest
 
 from multimodal.errors import UsageError
-from multimodal.tasks.results import Results
+from multimodal.tasks.encode.results import Results
 
 COLUMNS = ["file", "label", "score"]
 NAMES = ["a.jpg", 'odd, "name"\nof two lines.jpg', "b\r.jpg", "caf\udce9.jpg", "é.jpg"]
@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_whole_pictures_and_says_how_many(tmp_path):
     program = """if True:
         import resource, signal, sys
         from multimodal.errors import UsageError
-        from multimodal.tasks.results import Results
+        from multimodal.tasks.encode.results import Results
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         with Results(sys.argv[1], "csv", ["file", "score"], {}) as results:

@@ -7,9 +7,10 @@ import torch
 from transformers import BertConfig, BertLMHeadModel, logging
 from transformers.generation import logits_process as theirs
 
-from multimodal import rules, search
-from multimodal.beams import beam, per_token
 from multimodal.blocks.cache import Cache
+from multimodal.decoding import logits as rules
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import beam, per_token
 
 BOS, EOS, VOCABULARY, WIDTH = 1, 2, 11, 16
 logging.set_verbosity_error()
@@ -45,7 +46,7 @@ def test_padding_before_a_row_counts_for_no_rule(seed):
     ids, starts = rows(seed), [0, 3, 7, 8, 5, 1]
     ids[:, 4] = 0
     logits = torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
-    seen = ids.masked_fill(torch.arange(9) < torch.tensor(starts)[:, None], search.PADDING)
+    seen = ids.masked_fill(torch.arange(9) < torch.tensor(starts)[:, None], sampling.PADDING)
     pairs = [
         *((rules.no_repeat(size), theirs.NoRepeatNGramLogitsProcessor(size)) for size in (1, 2, 3)),
         *((rules.repetition_penalty(p), theirs.RepetitionPenaltyLogitsProcessor(p)) for p in (0.8, 1.7)),
@@ -109,7 +110,7 @@ def reference(decoder: BertLMHeadModel, prompt: torch.Tensor, **options) -> tupl
     return made, found.sequences_scores.tolist() if beams else []
 
 
-def step_of(decoder: BertLMHeadModel, prompt: torch.Tensor) -> search.Step:
+def step_of(decoder: BertLMHeadModel, prompt: torch.Tensor) -> sampling.Step:
     """The same model without a cache: the ids so far are kept here, in the cache's place for rows."""
 
     def step(ids: torch.Tensor, cache: Cache) -> torch.Tensor:
@@ -134,7 +135,7 @@ OPTIONS = [
 ]
 
 
-def rules_of(options: dict, start: int) -> list[search.Rule]:
+def rules_of(options: dict, start: int) -> list[sampling.Rule]:
     found = []
     if "repetition_penalty" in options:
         found.append(rules.repetition_penalty(options["repetition_penalty"]))
@@ -150,7 +151,7 @@ def rules_of(options: dict, start: int) -> list[search.Rule]:
 def test_greedy_equals_transformers_generate(decoder, options, start):
     prompt = torch.tensor([start] * len(SOURCES))
     expected, _ = reference(decoder, prompt, **options)
-    found = search.greedy(step_of(decoder, prompt), prompt, Cache(1), eos=EOS, max_new=MOST,
+    found = sampling.greedy(step_of(decoder, prompt), prompt, Cache(1), eos=EOS, max_new=MOST,
                           rules=rules_of(options, len(start)))  # fmt: skip
     assert [ids + [EOS] * (len(ids) < MOST) for ids in found.ids] == expected
 

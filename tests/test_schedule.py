@@ -3,7 +3,7 @@
 import pytest
 
 from multimodal.errors import AudioError
-from multimodal.tasks.schedule import run
+from multimodal.tasks.transcribe.scheduler import run
 
 
 def count(name, requests, log=None):

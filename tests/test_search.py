@@ -8,14 +8,15 @@ import pytest
 import torch
 from tiny_whisper import whispers
 
-from multimodal import rules, search
-from multimodal.beams import _top, beam, best, per_token
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
+from multimodal.decoding import logits as rules
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import _top, beam, best, per_token
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tasks import whisper_decode
-from multimodal.tasks.whisper_options import WhisperOptions
+from multimodal.tasks.transcribe.whisper import decode as whisper_decode
+from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 
 # openai-whisper leaves its vocabulary file open and calls numpy in an old way
 pytestmark = [
@@ -75,7 +76,7 @@ def test_wide_beam_finds_the_best_of_all_sequences():
     assert found.logprobs[0] == pytest.approx(scored[best], abs=1e-4)
 
 
-@pytest.mark.parametrize("decode", [search.greedy, lambda *a, **k: beam(*a, beams=3, **k)])
+@pytest.mark.parametrize("decode", [sampling.greedy, lambda *a, **k: beam(*a, beams=3, **k)])
 def test_batched_equals_alone_and_logprobs_are_the_models(decode):
     model = language_model()
     prompts = torch.tensor([[1, 2], [3, 4], [5, 6]])
@@ -93,7 +94,7 @@ def seeded(numbers):
 
 
 def drawn(*arguments, numbers, **options):
-    return search.sample(*arguments, temperature=1.5, copies=3, generators=seeded(numbers), **options)
+    return sampling.sample(*arguments, temperature=1.5, copies=3, generators=seeded(numbers), **options)
 
 
 def unnumbered(decode):
@@ -101,7 +102,7 @@ def unnumbered(decode):
 
 
 SEARCHES = {
-    "greedy": unnumbered(search.greedy),
+    "greedy": unnumbered(sampling.greedy),
     "sample": drawn,
     "beam": unnumbered(partial(beam, beams=3)),
     "impatient": unnumbered(partial(beam, beams=3, patience=0.4)),
@@ -119,8 +120,8 @@ def test_prompts_of_any_length_and_limit_are_decoded_as_each_alone(name, limits,
     sources, valid = torch.randn(6, 9, 5), torch.arange(9) < torch.tensor([9, 4, 7, 9, 1, 5])[:, None]
 
     def search_rows(rows, limits):
-        prompt, start = search.left_padded([PROMPTS[row] for row in rows])
-        step = search.over_source(model, sources[rows], valid[rows]) if heard else step_of(model)
+        prompt, start = sampling.left_padded([PROMPTS[row] for row in rows])
+        step = sampling.over_source(model, sources[rows], valid[rows]) if heard else step_of(model)
 
         def counted(ids, cache):
             sizes.append(len(ids))
@@ -151,7 +152,7 @@ def listener():
 
 
 def test_left_padding_changes_no_logits_and_stays_finite():
-    model, (prompt, start) = language_model(), search.left_padded(PROMPTS)
+    model, (prompt, start) = language_model(), sampling.left_padded(PROMPTS)
     cache, more = model.new_cache(start, room=8), torch.randint(7, (6, 4), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         first, second = model(prompt, cache=cache), model(more[:, :2], cache=cache)
@@ -187,7 +188,7 @@ def test_draws_do_not_depend_on_when_the_neighbours_end():
     states = []
     for numbers, limits in (([0, 1, 2], [3, 11, 5]), ([0], [3]), ([1], [11]), ([2], [5])):
         generators = seeded(numbers)
-        search.sample(step_of(model), prompt[numbers], model.new_cache(), eos=0, max_new=limits, temperature=1.0,
+        sampling.sample(step_of(model), prompt[numbers], model.new_cache(), eos=0, max_new=limits, temperature=1.0,
                       generators=generators, copies=2)  # fmt: skip
         states += [generator.get_state() for generator in generators]
     for together, alone in zip(states[:3], states[3:], strict=True):
@@ -195,11 +196,11 @@ def test_draws_do_not_depend_on_when_the_neighbours_end():
 
 
 def test_a_limit_beyond_the_context_and_missing_limits_are_refused():
-    model, (prompt, start) = language_model(), search.left_padded([[1, 2, 3], [1]])
+    model, (prompt, start) = language_model(), sampling.left_padded([[1, 2, 3], [1]])
     with pytest.raises(ValueError, match="max_new 11 after 3 ids leaves the context 12"):
-        search.greedy(step_of(model), prompt, model.new_cache(start), eos=0, max_new=11)
+        sampling.greedy(step_of(model), prompt, model.new_cache(start), eos=0, max_new=11)
     with pytest.raises(ValueError, match="1 limits for 2 prompts"):
-        search.greedy(step_of(model), prompt, model.new_cache(start), eos=0, max_new=[3])
+        sampling.greedy(step_of(model), prompt, model.new_cache(start), eos=0, max_new=[3])
     with pytest.raises(ValueError, match="1 generators for 2 prompts"):
         drawn(step_of(model), prompt, model.new_cache(start), eos=0, max_new=3, numbers=[1])
     for name, decode in SEARCHES.items():
@@ -218,8 +219,8 @@ def test_drawn_tokens_equal_openai_whispers():
     with torch.no_grad():
         features = model.encoder(mels)
     for temperature in (0.4, 1.0):
-        found = search.sample(
-            search.over_source(model.decoder, features), torch.tensor([prompt] * 3), model.decoder.new_cache(),
+        found = sampling.sample(
+            sampling.over_source(model.decoder, features), torch.tensor([prompt] * 3), model.decoder.new_cache(),
             eos=tokenizer.eot, max_new=16, temperature=temperature, generators=seeded(range(3)), copies=4,
             rules=whisper_decode.window_rules(tokenizer, len(prompt), options),
         )  # fmt: skip
@@ -228,7 +229,7 @@ def test_drawn_tokens_equal_openai_whispers():
             expected = decode(theirs, mel, DecodingOptions(
                 fp16=False, language="en", temperature=temperature, best_of=4, sample_len=16))  # fmt: skip
             own = slice(4 * i, 4 * i + 4)
-            tokens, logprob = best(search.Decoded(found.ids[own], found.logprobs[own]))
+            tokens, logprob = best(sampling.Decoded(found.ids[own], found.logprobs[own]))
             assert tokens == expected.tokens
             assert logprob / (len(tokens) + 1) == pytest.approx(expected.avg_logprob, abs=1e-4)
 
@@ -249,7 +250,7 @@ def test_one_beam_is_greedy():
     model, prompt = language_model(), torch.tensor([[2, 3]])
     arguments = {"eos": 0, "max_new": 9}
     found = beam(step_of(model), prompt, model.new_cache(), beams=1, **arguments)
-    assert found.ids == search.greedy(step_of(model), prompt, model.new_cache(), **arguments).ids
+    assert found.ids == sampling.greedy(step_of(model), prompt, model.new_cache(), **arguments).ids
 
 
 def test_sampling_follows_the_seed_and_the_distribution():
@@ -257,7 +258,7 @@ def test_sampling_follows_the_seed_and_the_distribution():
 
     def draw(seed, rules=(), temperature=1.0):
         generator = torch.Generator().manual_seed(seed)
-        return search.sample(step_of(model), prompt, model.new_cache(), eos=0, max_new=1, temperature=temperature,
+        return sampling.sample(step_of(model), prompt, model.new_cache(), eos=0, max_new=1, temperature=temperature,
                              generators=[generator], copies=4000, rules=rules).ids  # fmt: skip
 
     assert draw(1) == draw(1)

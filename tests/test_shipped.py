@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import multimodal
-from multimodal.assets import asset, shipped
+from multimodal.system.assets import asset, shipped
 
 LABELS = ["goldfish", "school bus", "teapot", "military uniform", "lighthouse", "banana", "suspension bridge"]
 

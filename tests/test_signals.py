@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from programs import LIMIT, alive, started, wait_for
 
-from multimodal.signals import handled
+from multimodal.system.signals import handled
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
 import contextlib, os, signal, sys, threading, time
-from multimodal.signals import at_stop, ending, unbroken
+from multimodal.system.signals import at_stop, ending, unbroken
 
 def lock():
     print("ready", flush=True)
@@ -81,7 +81,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
     """As a shell has it for what it starts with &."""
     program = """
 import os, signal
-from multimodal.signals import ending
+from multimodal.system.signals import ending
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 with ending():
     os.kill(os.getpid(), signal.SIGINT)
@@ -102,7 +102,7 @@ def test_handlers_are_given_back():
 def test_workers_end_with_a_parent_that_is_killed():
     program = """
 import multiprocessing, os, signal, sys, time
-from multimodal.train.signals import calm_worker
+from multimodal.data.loader import calm_worker
 def work(ready):
     calm_worker()
     ready.send(os.getpid())
@@ -119,7 +119,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert run.wait(LIMIT) == -signal.SIGKILL
 
 
-SETS_HANDLERS = {"multimodal/signals.py", "multimodal/train/signals.py", "multimodal/train/validate.py"}
+SETS_HANDLERS = {"multimodal/system/signals.py", "multimodal/data/loader.py", "multimodal/data/validate.py"}
 
 
 @pytest.mark.parametrize("room", ["tests", "benchmarks"])

@@ -12,10 +12,10 @@ import pytest
 import sets
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from multimodal.data.shards import Handles
+from multimodal.data.sources import joined, open_source
 from multimodal.errors import DataError
-from multimodal.tokens.picture import read_image
-from multimodal.train.shards import Handles
-from multimodal.train.sources import joined, open_source
+from multimodal.tokens.image.reading import read_image
 
 VALUES = range(10, 22)
 MAKERS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import DataError
+from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped
-from multimodal.train.start import start
 
 
 @dataclass

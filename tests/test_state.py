@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from multimodal.errors import CheckpointError, TrainingError
-from multimodal.train.state import newest_state, partial_folder, save_state, saved_states, saving
+from multimodal.train.checkpoint.atomic import newest_state, partial_folder, save_state, saved_states, saving
 
 
 class KilledError(BaseException):
@@ -134,7 +134,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from multimodal.errors import TrainingError
-from multimodal.train.state import save_state
+from multimodal.train.checkpoint.atomic import save_state
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 for step, size in ((3, 1_000_000), (4, 49_900), (5, 1000)):  # far too large, by the last bytes, small enough

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multimodal.tasks.subtitles import FORMATS, Layout, write_transcript
+from multimodal.tasks.transcribe.writers import FORMATS, Layout, write_transcript
 
 STYLES = ["txt", "vtt", "srt", "tsv"]
 LAYOUTS = [

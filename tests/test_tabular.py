@@ -10,11 +10,19 @@ from test_contrastive import gradient
 from tiny import TABULAR, WIDTH, made, randomized
 from torch.testing import assert_close
 
+from multimodal.data.datasets.tables import Columns, encode, read_table, split
 from multimodal.errors import CheckpointError, DataError
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack, normal_scores
 from multimodal.models.vit import ViT
-from multimodal.train.tables import Columns, encode, read_table, split
-from multimodal.train.tabular import TableBatch, Tabular, boosting, fit_scales, outputs, predictions, table_figures
+from multimodal.train.objectives.tabular import (
+    TableBatch,
+    Tabular,
+    boosting,
+    fit_scales,
+    outputs,
+    predictions,
+    table_figures,
+)
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 

@@ -11,9 +11,9 @@ import text_references
 import torch
 from text_references import noise
 
-from multimodal.assets import asset
 from multimodal.errors import CheckpointError, TextError, UsageError
-from multimodal.tokens.text import (
+from multimodal.system.assets import asset
+from multimodal.tokens.text.vocabulary import (
     LANGUAGES,
     BytePairTokenizer,
     ByteTokenizer,
@@ -371,6 +371,6 @@ def test_byte_ids_equal_byt5():
 
 def test_import_loads_no_backend():
     names = ["tokenizers", "tiktoken", "sentencepiece", "ftfy", "regex", "open_clip", "transformers"]
-    code = f"import sys, multimodal.tokens.text; print([n for n in {names} if n in sys.modules])"
+    code = f"import sys, multimodal.tokens.text.vocabulary; print([n for n in {names} if n in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert out.stdout.strip() == "[]"

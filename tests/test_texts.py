@@ -8,12 +8,12 @@ import tiny
 import torch
 
 from multimodal.errors import TextError
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
-from multimodal.tasks import texts
-from multimodal.tasks.texts import text_features
-from multimodal.tokens.text import TextCut
-from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.tasks.encode import texts
+from multimodal.tasks.encode.texts import text_features
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.vocabulary import TextCut
 from multimodal.weights.folder import Checkpoint
 
 TEXTS = ["a", "bb bbb", "abcdefghi", "bb bbb", "", "abc", "cab", "ab" * 5, "b"]

@@ -12,8 +12,8 @@ import torch
 from text_references import noise, tiny_pieces
 
 from multimodal.errors import TextError
-from multimodal.tokens import chunks, clip_text, tiktokens
-from multimodal.tokens.text import (
+from multimodal.tokens.text import chunks, clip, tiktokens
+from multimodal.tokens.text.vocabulary import (
     BytePairTokenizer,
     ByteTokenizer,
     CLIPTokenizer,
@@ -46,7 +46,7 @@ def slow_clip(text: str) -> list[int]:
     from tokenizers import Tokenizer as Backend
     from tokenizers import pre_tokenizers
 
-    backend = Backend(clip_text._vocabulary()[0])
+    backend = Backend(clip._vocabulary()[0])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     clean = " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split()).lower()
     words = regex.findall(r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+", clean, regex.IGNORECASE)
@@ -55,10 +55,10 @@ def slow_clip(text: str) -> list[int]:
 
 def test_text_that_skips_the_repair_is_text_that_it_would_not_change():
     ascii_pairs = [a + b for a in map(chr, range(128)) for b in map(chr, range(128))]
-    plain = [text for text in ascii_pairs + fuzz(3000, TRICKY) if clip_text._PLAIN.fullmatch(text)]
+    plain = [text for text in ascii_pairs + fuzz(3000, TRICKY) if clip._PLAIN.fullmatch(text)]
     assert 9000 < len(plain) < len(ascii_pairs)
     for text in plain:
-        assert clip_text._clean(text).split() == text.split(), repr(text)
+        assert clip._clean(text).split() == text.split(), repr(text)
     assert {"it", "\n\n", "\t~", "<a", " '"} <= set(plain)
 
 
@@ -82,7 +82,7 @@ def test_lines_are_repaired_as_in_a_whole_text():
     import ftfy
 
     for text in [*fuzz(400, [*TRICKY, *"\n\n\n"], 8), "\n\n", "", "a\n<\n&eacute;", "&eacute;\n&EACUTE;\r\n"]:
-        assert clip_text._repaired(text).split() == ftfy.fix_text(text).split(), repr(text)
+        assert clip._repaired(text).split() == ftfy.fix_text(text).split(), repr(text)
 
 
 def test_what_is_kept_of_chunks_changes_no_id(monkeypatch):
@@ -135,7 +135,7 @@ def slow_batch(tokenizer: Tokenizer, texts: list[str], length: int | None, full:
     return TextBatch(torch.tensor(padded), torch.tensor(mask), cut)
 
 
-@pytest.mark.filterwarnings("ignore::multimodal.tokens.tokenizer.TextCut")
+@pytest.mark.filterwarnings("ignore::multimodal.tokens.text.tokenizer.TextCut")
 @pytest.mark.parametrize("length", [None, 2, 3, 9, 400])
 @pytest.mark.parametrize("kind", [CLIPTokenizer, ByteTokenizer, GPT2Tokenizer])
 def test_a_batch_is_its_rows(kind, length):

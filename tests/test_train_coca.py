@@ -15,17 +15,18 @@ from torch.testing import assert_close
 
 from multimodal import load
 from multimodal.blocks.stack import transformer
-from multimodal.cli import main as multimodal
+from multimodal.cli.main import main as multimodal
+from multimodal.data.datasets.captions import Example
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import BytePairTokenizer
-from multimodal.train.captioning import DecoderSettings, Example
-from multimodal.train.coca import Collate, ContrastiveCaptioning, coca
-from multimodal.train.start import start
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import BytePairTokenizer
+from multimodal.train.objectives.captioning import DecoderSettings
+from multimodal.train.objectives.coca import Collate, ContrastiveCaptioning, coca
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, save_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

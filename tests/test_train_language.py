@@ -11,14 +11,21 @@ import tiny
 import torch
 import torch.nn.functional as F
 
+from multimodal.data.datasets.text import IGNORED, Corpus, Packed, Prepare, Windows, collate, held_out, texts_in
+from multimodal.data.loader import generator
 from multimodal.errors import CheckpointError, DataError, TextError, UsageError
-from multimodal.heads import vocabulary_loss
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.text import ByteTokenizer, CharacterTokenizer, tokenizer_from
-from multimodal.train.language import Language, gpt2_weights, projection, text_losses, text_scores, windows
-from multimodal.train.language_model import ModelSettings, language_config
-from multimodal.train.loader import generator
-from multimodal.train.text_data import IGNORED, Corpus, Packed, Prepare, Windows, collate, held_out, texts_in
+from multimodal.tokens.text.vocabulary import ByteTokenizer, CharacterTokenizer, tokenizer_from
+from multimodal.train.losses import vocabulary_loss
+from multimodal.train.objectives.text.language import (
+    Language,
+    gpt2_weights,
+    projection,
+    text_losses,
+    text_scores,
+    windows,
+)
+from multimodal.train.objectives.text.language_model import ModelSettings, language_config
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
 KINDS = ["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "llama", "window"]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny_whisper import COMMON, KEYS, RATE, THEIR_WARNINGS, sound, tiny_joint, whispers
 
-from multimodal.assets import asset
 from multimodal.errors import AudioError, CheckpointError, UsageError
-from multimodal.tasks.transcribe import transcribe, transcribe_many
-from multimodal.tasks.whisper_windows import Prompt
-from multimodal.tokens.audio import read_audio
+from multimodal.system.assets import asset
+from multimodal.tasks.transcribe.transcribe import transcribe, transcribe_many
+from multimodal.tasks.transcribe.whisper.windows import Prompt
+from multimodal.tokens.audio.reading import read_audio
 
 pytestmark = THEIR_WARNINGS
 JOINT = {"vad_filter": False, "beam_size": 1, "logprob_threshold": None}  # random weights are sure of nothing
@@ -82,7 +82,7 @@ def test_every_second_is_transcribed_or_skipped_for_a_reason(options, reasons, b
 
 def looping(monkeypatch, tokens):
     """A model that says the same wherever it listens."""
-    from multimodal.tasks import whisper_decode
+    from multimodal.tasks.transcribe.whisper import decode as whisper_decode
 
     def decode(checkpoint, options, requests):
         return [whisper_decode.Result(tokens, checkpoint.tokenizer.decode(tokens), -0.1, 0.0, r.temperature)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_whisper import COMMON, KEYS, THEIR_WARNINGS, sound, whispers
 
-from multimodal.tasks.transcribe import transcribe
-from multimodal.tasks.whisper_decode import compression_ratio, draw_seed
-from multimodal.tasks.whisper_options import WhisperOptions, options_for
+from multimodal.tasks.transcribe.transcribe import transcribe
+from multimodal.tasks.transcribe.whisper.decode import compression_ratio, draw_seed
+from multimodal.tasks.transcribe.whisper.options import WhisperOptions, options_for
 
 pytestmark = THEIR_WARNINGS
 

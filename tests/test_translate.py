@@ -13,15 +13,15 @@ from seq2seq_references import named
 from test_cli import one_line, run
 from translation_references import ENGLISH, GERMAN, m2m100, marian
 
-from multimodal import graphs
 from multimodal.errors import CheckpointError, TextError, UsageError
-from multimodal.tasks.translate import TranslateOptions, Translator, translate
-from multimodal.tokens.text import BytePairTokenizer, TextCut
-from multimodal.train.translation import translator
-from multimodal.weights import m2m100 as m2m100_weights
-from multimodal.weights import marian as marian_weights
+from multimodal.inference import cuda_graphs
+from multimodal.tasks.text.translate import TranslateOptions, Translator, translate
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, TextCut
+from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
+from multimodal.weights.text import m2m100 as m2m100_weights
+from multimodal.weights.text import marian as marian_weights
 
 TEXTS = ["the cat sat on the mat", "a dog", "two dogs and 3 cats, at sea!", "the sea is near", "a dog"]
 
@@ -117,8 +117,8 @@ def test_a_translation_does_not_depend_on_its_batch(own, beams):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_steps_that_a_gpu_replays_translate_alike(own, beams, monkeypatch):
     alone = translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12)
-    monkeypatch.setattr(graphs, "REPLAYING", ("cpu", "cuda"))
-    monkeypatch.setattr(graphs._Slot, "capture", lambda slot, decoder: None)
+    monkeypatch.setattr(cuda_graphs, "REPLAYING", ("cpu", "cuda"))
+    monkeypatch.setattr(cuda_graphs._Slot, "capture", lambda slot, decoder: None)
     assert translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12) == alone
 
 

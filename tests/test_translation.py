@@ -12,9 +12,16 @@ from tiny import randomized
 from torch.testing import assert_close
 
 from multimodal.errors import DataError
-from multimodal.tasks.translate import translate
-from multimodal.tokens.text import BytePairTokenizer, tokenizer_from
-from multimodal.train.translation import CollatePairs, Parallel, Translating, pair_plan, read_parallel, translator
+from multimodal.tasks.text.translate import translate
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, tokenizer_from
+from multimodal.train.objectives.text.translation import (
+    CollatePairs,
+    Parallel,
+    Translating,
+    pair_plan,
+    read_parallel,
+    translator,
+)
 from multimodal.weights.folder import Checkpoint, load_folder
 
 RECIPES = Path(__file__).parent.parent / "recipes"

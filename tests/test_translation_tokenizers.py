@@ -10,12 +10,12 @@ from seq2seq_references import named
 from translation_references import ENGLISH, TEXTS, TYPED, m2m100, marian, t5
 
 from multimodal.errors import CheckpointError
-from multimodal.tokens.t5_text import ByT5Text, T5Text, t5_tokenizer
-from multimodal.tokens.text import tokenizer_from
-from multimodal.tokens.tokenizer import Tokenizer
-from multimodal.tokens.translation import m2m100_tokenizer, marian_tokenizer
-from multimodal.weights import bart
+from multimodal.tokens.text.t5 import ByT5Text, T5Text, t5_tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.translation import m2m100_tokenizer, marian_tokenizer
+from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.load import load
+from multimodal.weights.text import bart
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 

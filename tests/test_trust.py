@@ -12,15 +12,15 @@ import pytest
 import sets
 from test_cli import run
 
-from multimodal.cli import parser
+from multimodal.cli.main import parser
+from multimodal.data.datasets.speech_windows import read_clips
+from multimodal.data.loader import Loader, shuffled
+from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import open_source
+from multimodal.data.validate import validate
 from multimodal.errors import DataError, UsageError
-from multimodal.tokens.picture import read_image
-from multimodal.train.clips import read_clips
-from multimodal.train.loader import Loader, shuffled
-from multimodal.train.sources import open_source
-from multimodal.train.start import parse
-from multimodal.train.trust import Trust
-from multimodal.train.validate import validate
+from multimodal.tokens.image.reading import read_image
+from multimodal.train.recipe_cli import parse
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 # what recipes read lists with
@@ -251,7 +251,7 @@ def test_recipes_hand_their_trust_on():
     found = 0
     for path in sorted(RECIPES.glob("*.py")):
         tree = ast.parse(path.read_text())
-        if any(isinstance(node, ast.ImportFrom) and node.module.endswith("text_classes") for node in ast.walk(tree)):
+        if any(isinstance(node, ast.ImportFrom) and node.module.endswith("text.classes") for node in ast.walk(tree)):
             continue  # its read_labelled reads tables of texts
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             if isinstance(call.func, ast.Name) and call.func.id in READERS:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import multimodal
-from multimodal.assets import asset
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tasks import vad
-from multimodal.tasks.vad import FRAME, SpeechDetector, VadOptions
-from multimodal.tokens.audio import read_audio
-from multimodal.weights.onnx_tensors import read_onnx_tensors
+from multimodal.system.assets import asset
+from multimodal.tasks.transcribe import vad
+from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector, VadOptions
+from multimodal.tokens.audio.reading import read_audio
+from multimodal.weights.speech.onnx_tensors import read_onnx_tensors
 
 spec = importlib.util.spec_from_file_location("noises", Path(__file__).parent.parent / "recipes" / "noises.py")
 noises = importlib.util.module_from_spec(spec)

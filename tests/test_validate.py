@@ -10,10 +10,10 @@ import pytest
 import sets
 from test_cli import run
 
-from multimodal.tokens.picture import read_image
-from multimodal.train import validate as module
-from multimodal.train.sources import open_source
-from multimodal.train.validate import validate
+from multimodal.data import validate as module
+from multimodal.data.sources import open_source
+from multimodal.data.validate import validate
+from multimodal.tokens.image.reading import read_image
 
 
 @pytest.mark.parametrize("workers", [0, 2])

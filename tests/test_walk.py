@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import sets
 
-from multimodal.tokens import walk as module
-from multimodal.tokens.audio import find_audio
-from multimodal.tokens.picture import find_images
-from multimodal.tokens.walk import matches
-from multimodal.train.sources import open_source
-from multimodal.train.validate import validate
+from multimodal.data.sources import open_source
+from multimodal.data.validate import validate
+from multimodal.system import walk as module
+from multimodal.system.walk import matches
+from multimodal.tokens.audio.reading import find_audio
+from multimodal.tokens.image.reading import find_images
 
 
 def place(tmp_path: Path, *files: str) -> Path:

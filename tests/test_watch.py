@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from multimodal.train.progress import Watch, progress
 from multimodal.train.report import fingerprint, write_report
-from multimodal.train.watch import Watch, progress
 
 
 def rows(run: Path) -> list[dict]:
@@ -52,7 +52,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path: Path):
 
 
 def test_the_share_of_the_peak_is_that_of_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("multimodal.train.watch.peak_flops", lambda: 1e9)
+    monkeypatch.setattr("multimodal.train.progress.peak_flops", lambda: 1e9)
     watch = Watch(tmp_path, total=1, every=1, world=2)
     watch.flops = 1e6
     watch.step(1, {"loss": 1.0}, rate=0.1, items=30, wait=0.0)

@@ -10,7 +10,7 @@ from parity import record
 from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError
-from multimodal.heads import detection_loss, token_loss
+from multimodal.train.losses import detection_loss, token_loss
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import families, recognise
 

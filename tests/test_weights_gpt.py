@@ -10,10 +10,10 @@ from parity import record
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
-from multimodal.heads import token_loss
 from multimodal.models.text import TextTransformer
-from multimodal.weights import gpt2, llama
+from multimodal.train.losses import token_loss
 from multimodal.weights.load import recognise
+from multimodal.weights.text import gpt2, llama
 
 TOLERANCE = 1e-5
 BATCH, LENGTH = 3, 11

@@ -10,15 +10,15 @@ from seq2seq_references import CASES, CONTEXT, VOCABULARY, WITH_HEAD, case
 from tiny import randomized
 from torch import Tensor, nn
 
-from multimodal.beams import beam, per_token
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.masks import causal
 from multimodal.blocks.stack import BlockConfig, StackConfig
+from multimodal.decoding.beam_search import beam, per_token
+from multimodal.decoding.sampling import greedy, over_source
 from multimodal.errors import CheckpointError
+from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.models.text_to_text import TextToText, TextToTextConfig
-from multimodal.search import greedy, over_source
 from multimodal.weights.load import recognise
 
 TOLERANCE = 1e-5

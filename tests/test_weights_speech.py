@@ -6,8 +6,8 @@ from parity import record
 
 from multimodal.errors import CheckpointError
 from multimodal.models.speech import ConformerEncoder
-from multimodal.weights.conformer_torchaudio import CONFORMER
-from multimodal.weights.whisper import WHISPER_HF, WHISPER_OPENAI
+from multimodal.weights.speech.conformer_torchaudio import CONFORMER
+from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
 
 DIMS = {
     "n_mels": 8, "n_audio_ctx": 20, "n_audio_state": 32, "n_audio_head": 2, "n_audio_layer": 2,

@@ -13,8 +13,8 @@ from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captions
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
-from multimodal.weights import clip_openai
 from multimodal.weights.load import recognise
+from multimodal.weights.vision import clip_openai
 
 TOLERANCE = 1e-5
 ALL = {**CASES, **CAPTIONERS}

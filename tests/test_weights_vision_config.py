@@ -9,14 +9,14 @@ from safetensors.torch import save_file
 from vision_references import case
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.presets import preset
-from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import CLIPTokenizer
-from multimodal.weights import clip_hf, clip_openai, siglip, vit_timm
+from multimodal.models.presets import preset
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import CLIPTokenizer
 from multimodal.weights.folder import build
 from multimodal.weights.load import load
-from multimodal.weights.open_clip import open_clip_architecture
 from multimodal.weights.table import export_tensors
+from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
+from multimodal.weights.vision.open_clip import open_clip_architecture
 
 CLIP_PIXELS = Preprocessing((24, 16), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 

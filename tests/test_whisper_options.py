@@ -7,9 +7,9 @@ import pytest
 from tiny_whisper import tiny_joint, whispers
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tasks.vad import VadOptions
-from multimodal.tasks.whisper_options import CtcOptions, WhisperOptions, checked, options_for
-from multimodal.tasks.whisper_words import add_words
+from multimodal.tasks.transcribe.vad import VadOptions
+from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions, checked, options_for
+from multimodal.tasks.transcribe.whisper.words import add_words
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from multimodal.errors import CheckpointError, TextError
-from multimodal.tokens.text import WordPieceTokenizer, tokenizer_from
+from multimodal.tokens.text.vocabulary import WordPieceTokenizer, tokenizer_from
 
 SPECIALS = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["two", "dog", "##s", "on", "the", "bea", "##ch", "it", "'", "##'", ".", ",", "!", "[", "]", "sep", "cafe",

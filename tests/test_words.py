@@ -14,13 +14,19 @@ import torch
 from tiny_whisper import DIMS, whispers
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tasks import whisper_words
-from multimodal.tasks.ctc_words import align_text, align_tokens, ctc_words
-from multimodal.tasks.whisper_words import add_words, alignment_heads, dtw, find_alignment, split_to_word_tokens
-from multimodal.tasks.word_timing import WordTiming, mel_level, on_sound, wave_level
-from multimodal.tokens.audio import read_audio
-from multimodal.tokens.mel import log_mel
-from multimodal.tokens.text import BytePairTokenizer, SmallWhisperTokenizer, WhisperTokenizer
+from multimodal.tasks.transcribe.conformer.words import align_text, align_tokens, ctc_words
+from multimodal.tasks.transcribe.whisper import words as whisper_words
+from multimodal.tasks.transcribe.whisper.words import (
+    add_words,
+    alignment_heads,
+    dtw,
+    find_alignment,
+    split_to_word_tokens,
+)
+from multimodal.tasks.transcribe.word_times import WordTiming, mel_level, on_sound, wave_level
+from multimodal.tokens.audio.log_mel import log_mel
+from multimodal.tokens.audio.reading import read_audio
+from multimodal.tokens.text.vocabulary import BytePairTokenizer, SmallWhisperTokenizer, WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

@@ -7,20 +7,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.conv import ConformerConfig
+from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
 from multimodal.models.git import GIT, GITConfig
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoderConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.text import TextBatch
+from multimodal.models.whisper import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
+from multimodal.tokens.text.vocabulary import TextBatch
 
 WIDTH, HEADS, VOCABULARY = 16, 2, 23
 

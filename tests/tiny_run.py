@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from multimodal.data.loader import Loader, shuffled
 from multimodal.models.vit import ViT
-from multimodal.train.loader import Loader, shuffled
+from multimodal.train.checkpoint.atomic import newest_state
 from multimodal.train.loop import Loop, LoopSettings
 from multimodal.train.objective import Summed
 from multimodal.train.optim import OptimSettings
-from multimodal.train.snapshot import snapshot
-from multimodal.train.state import newest_state
-from multimodal.train.watch import Watch
+from multimodal.train.progress import Watch
 
 ITEMS, BATCH = 28, 8  # three batches an epoch, with a rest
 
@@ -119,7 +118,7 @@ def assert_same(a, b, where: str = ""):
 
 def learned(loop) -> dict:
     """Weights, moments, average and counters, as a copy."""
-    state = snapshot(loop)
+    state = loop.state_dict()
     return _copied({name: state[name] for name in ("model", "optimizers", "average", "counters", "done")})
 
 

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from multimodal.weights.whisper import WHISPER_OPENAI
+from multimodal.weights.speech.whisper import WHISPER_OPENAI
 
 DIMS = {
     "n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1,
@@ -46,12 +46,12 @@ def whispers():
 def tiny_joint():
     """A joint CTC/attention model with random weights and its tokenizer."""
     from multimodal.blocks.attention import AttentionConfig
-    from multimodal.blocks.conv import ConformerConfig
+    from multimodal.blocks.conformer import ConformerConfig
     from multimodal.blocks.stack import transformer
-    from multimodal.models.seq2seq import JointConformer, JointConformerConfig
     from multimodal.models.speech import ConformerEncoderConfig
     from multimodal.models.text_config import TextConfig
-    from multimodal.tokens.text import BytePairTokenizer
+    from multimodal.models.whisper import JointConformer, JointConformerConfig
+    from multimodal.tokens.text.vocabulary import BytePairTokenizer
     from multimodal.weights.folder import Checkpoint
 
     sentences = ["the cat sat on the mat", "a dog ran over the hill", "seven birds sang", "we went home", "rain fell"]

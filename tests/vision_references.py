@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimodal.weights import clip_hf, clip_openai, siglip, vit_timm
 from multimodal.weights.family import Family
+from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
 
 VOCABULARY, CONTEXT = 50, 9
 

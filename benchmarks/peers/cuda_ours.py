@@ -15,19 +15,20 @@ from benchmarks.peers.cuda_whisper import first
 from benchmarks.peers.openclip import pixels
 from benchmarks.peers.ours_vision import checkpoint
 from benchmarks.peers.whisper_files import about, inputs
-from multimodal import graphs, search
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.conv import ConformerConfig
-from multimodal.ctc import ctc_greedy
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig
+from multimodal.blocks.conformer import ConformerConfig
+from multimodal.decoding import sampling
+from multimodal.decoding.ctc import ctc_greedy
+from multimodal.inference import cuda_graphs
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.speech import ConformerEncoderConfig
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.mel import filterbank_batch
+from multimodal.models.whisper import JointConformer, JointConformerConfig
+from multimodal.tokens.audio.log_mel import filterbank_batch
 from multimodal.train.device import compile_blocks
-from multimodal.weights.compute import prepare_for_inference
-from multimodal.weights.conformer_torchaudio import CONFORMER
 from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.load import load
+from multimodal.weights.speech.conformer_torchaudio import CONFORMER
 
 
 def encoder(
@@ -77,10 +78,10 @@ def written(
 ) -> list[list[int]]:
     room = ids.shape[1] + tokens
     if graph:
-        step, cache = graphs.static_step(decoder, source, None, room, last=1)
+        step, cache = cuda_graphs.static_step(decoder, source, None, room, last=1)
     else:
-        step, cache = search.over_source(partial(decoder, last=1), source), decoder.new_cache(room=room)
-    return search.greedy(step, ids, cache, eos=eos, max_new=tokens).ids
+        step, cache = sampling.over_source(partial(decoder, last=1), source), decoder.new_cache(room=room)
+    return sampling.greedy(step, ids, cache, eos=eos, max_new=tokens).ids
 
 
 def recogniser(

@@ -12,8 +12,8 @@ from benchmarks.peers.growth_pictures import TEMPLATE, files, in_order, labels
 from benchmarks.peers.growth_sound import OPTIONS, TOKENS
 from benchmarks.peers.openclip import pixels
 from multimodal import classify, load, transcribe
-from multimodal.weights import vit_timm
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.weights.vision import vit_timm
 
 
 def scores(folder: Path, device: str, kind: str, **_: Any) -> Callable[[], Any]:

@@ -52,8 +52,8 @@ def save_transformers(source: Path, sizes: dict[str, Any], to: Path) -> None:
         return
     from open_clip.tokenizer import SimpleTokenizer
 
-    from multimodal.weights.clip_hf import FAMILY
     from multimodal.weights.load import load
+    from multimodal.weights.vision.clip_hf import FAMILY
 
     vision, text = sizes["vision_cfg"], sizes["text_cfg"]
     common = {"hidden_act": "gelu", "projection_dim": sizes["embed_dim"]}

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from benchmarks.peers.plain_files import rows
 from benchmarks.peers.text_random import ids
-from multimodal import search
-from multimodal.beams import beam, per_token
-from multimodal.models.text_to_text import TextToText
-from multimodal.tasks.ragged import encode_ragged
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import beam, per_token
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.inference.text_packing import encode_ragged
+from multimodal.models.encoder_decoder import TextToText
 from multimodal.weights.load import load
 
 
@@ -32,11 +32,11 @@ def writer(
 
     @torch.inference_mode()
     def run() -> list[list[int]]:
-        step = search.over_source(partial(model.decode, last=1), model.encode(given)) if both else (
+        step = sampling.over_source(partial(model.decode, last=1), model.encode(given)) if both else (
             lambda new, cache: model(new, cache=cache, last=1))  # fmt: skip
         cache = tower.new_cache(room=start.shape[1] + tokens)
         if beams == 1:
-            return search.greedy(step, start, cache, eos=-1, max_new=tokens).ids
+            return sampling.greedy(step, start, cache, eos=-1, max_new=tokens).ids
         return beam(step, start, cache, eos=-1, max_new=tokens, beams=beams, early_stopping=False,
                     length_penalty=per_token(1.0)).ids  # fmt: skip
 

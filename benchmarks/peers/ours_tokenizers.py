@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.peers.text_tokenizers import text_of
-from multimodal.tokens.text import GPT2Tokenizer, Tokenizer, WordPieceTokenizer, hub_tokenizer
+from multimodal.tokens.text.vocabulary import GPT2Tokenizer, Tokenizer, WordPieceTokenizer, hub_tokenizer
 
 
 def made(folder: Path, name: str) -> Tokenizer:

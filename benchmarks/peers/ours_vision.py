@@ -14,17 +14,17 @@ from benchmarks.peers.clip_benchmark_zeroshot import METRICS, TEMPLATES
 from benchmarks.peers.clip_captions import Ids, captions
 from benchmarks.peers.clip_jpegs import BATCH, files
 from benchmarks.peers.openclip import pixels, sizes
-from multimodal.tasks.evaluate_zeroshot import zero_shot_scores
-from multimodal.tasks.features import picture_features
-from multimodal.tasks.picture_sets import listed_classes, open_pictures
-from multimodal.tasks.pictures import batches
-from multimodal.tasks.texts import text_features
-from multimodal.tasks.zeroshot import ZeroShotClassifier
-from multimodal.tokens.image import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text import CLIPTokenizer
-from multimodal.weights import clip_openai
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.data.datasets.image_sets import listed_classes, open_pictures
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.encode.features import picture_features
+from multimodal.tasks.encode.images import batches
+from multimodal.tasks.encode.texts import text_features
+from multimodal.tasks.evaluate.zero_shot import zero_shot_scores
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import CLIPTokenizer
 from multimodal.weights.folder import Checkpoint
+from multimodal.weights.vision import clip_openai
 
 RECORD = Preprocessing((224, 224), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.whisper_files import about, expect, inputs, wave
-from multimodal import search, transcribe
-from multimodal.beams import beam
-from multimodal.tokens.mel import log_mel as mel_of
-from multimodal.weights.compute import prepare_for_inference
+from multimodal import transcribe
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import beam
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.tokens.audio.log_mel import log_mel as mel_of
 from multimodal.weights.folder import Checkpoint, load_folder
 
 
@@ -42,11 +43,11 @@ def decoder(
     made, prompt = loaded(folder, device, kind), about(folder)["prompt"]
     model, eot = made.model.decoder, made.tokenizer.eot
     frames, ids = inputs(folder, device)["frames"], torch.tensor([prompt], device=device)
-    find = search.greedy if beams == 1 else partial(beam, beams=beams)
+    find = sampling.greedy if beams == 1 else partial(beam, beams=beams)
 
     @torch.inference_mode()
     def run() -> list[int]:
-        step = search.over_source(partial(model, last=1), frames)
+        step = sampling.over_source(partial(model, last=1), frames)
         cache = model.new_cache(room=len(prompt) + tokens)
         return expect(find(step, ids, cache, eos=eot, max_new=tokens).ids[0], tokens)
 

@@ -9,18 +9,19 @@ import numpy as np
 
 from benchmarks.peers import train_gpt, train_openclip, train_torchaudio
 from benchmarks.peers.train_step import BETAS, RATE, WEIGHT_DECAY, runs, tensors
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig
-from multimodal.train.augment_speech import SpeechBatch
-from multimodal.train.classify import Classified, SoftTargets
-from multimodal.train.contrastive import Contrastive, Pairs
-from multimodal.train.language import Language
+from multimodal.models.whisper import JointConformer, JointConformerConfig
 from multimodal.train.loop import Loop
 from multimodal.train.objective import Objective
+from multimodal.train.objectives.augment_speech import SpeechBatch
+from multimodal.train.objectives.classify import Classified, SoftTargets
+from multimodal.train.objectives.contrastive import Contrastive, Pairs
+from multimodal.train.objectives.recogniser import Recognition
+from multimodal.train.objectives.text.language import Language
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recogniser import Recognition
 from multimodal.train.settings import LoopSettings
-from multimodal.weights import clip_openai, gpt2, vit_timm
-from multimodal.weights.conformer_torchaudio import CONFORMER
+from multimodal.weights.speech.conformer_torchaudio import CONFORMER
+from multimodal.weights.text import gpt2
+from multimodal.weights.vision import clip_openai, vit_timm
 
 Run = Callable[[], np.ndarray | None]
 
@@ -70,7 +71,7 @@ def gpt(
     folder: Path, device: str, name: str, batch: int, vocabulary: int, precision: str = "float32",
     compile: bool = False, steps: int = 1, tiny: bool = False,
 ) -> Run:  # fmt: skip
-    from multimodal.train.text_data import Batch
+    from multimodal.data.datasets.text import Batch
 
     config = train_gpt.config(name, vocabulary, tiny)
     model = gpt2.FAMILY.load(tensors(folder, "weights"), config, f"random {name}").model

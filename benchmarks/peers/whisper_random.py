@@ -24,13 +24,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from multimodal.models.seq2seq import SpeechToText, SpeechToTextConfig
-from multimodal.presets import preset, whisper
-from multimodal.tokens.audio import read_audio
-from multimodal.tokens.clip_text import byte_letters
-from multimodal.tokens.tiktokens import WhisperTokenizer
+from multimodal.models.presets import preset, whisper
+from multimodal.models.whisper import SpeechToText, SpeechToTextConfig
+from multimodal.tokens.audio.reading import read_audio
+from multimodal.tokens.text.clip import byte_letters
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
-from multimodal.weights.whisper import DIMENSIONS, WHISPER_HF, WHISPER_OPENAI
+from multimodal.weights.speech.whisper import DIMENSIONS, WHISPER_HF, WHISPER_OPENAI
 
 RATE = 16000
 SPEECH = Path(__file__).resolve().parents[2] / "assets" / "sample" / "speech.flac"

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from noises import KINDS, Noise, collection  # noqa: E402
 
 import multimodal  # noqa: E402
-from multimodal.weights.compute import prepare_for_inference  # noqa: E402
+from multimodal.inference.prepare import prepare_for_inference  # noqa: E402
 from multimodal.weights.folder import Checkpoint  # noqa: E402
 
 RUNS = [(name, vad) for name in ("asr-conformer-en", "whisper-mini") for vad in (True, False)]

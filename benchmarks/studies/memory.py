@@ -24,7 +24,7 @@ SHORT_SECONDS = 180
 # Run by other processes: this one stays small, since a child's ru_maxrss begins with its parent's size.
 MAKE = """
 import sys, itertools, av, numpy as np
-from multimodal.tokens.audio import find_audio, read_audio
+from multimodal.tokens.audio.reading import find_audio, read_audio
 folder, target, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 room = seconds * 16000
 with av.open(target, "w", format="mp3", options={"write_xing": "0", "id3v2_version": "0"}) as out:
@@ -43,8 +43,8 @@ with av.open(target, "w", format="mp3", options={"write_xing": "0", "id3v2_versi
 """
 READ = """
 import sys, time, json, torch
-from multimodal.tasks.recording import MelReader, Recording, survey
-from multimodal.tasks.vad import SpeechDetector
+from multimodal.tasks.transcribe.recording import MelReader, Recording, survey
+from multimodal.tasks.transcribe.vad import SpeechDetector
 torch.set_num_threads(1)
 seconds = {}
 def timed(name, work):

@@ -31,12 +31,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from multimodal.tasks.index import open_index, query_vectors
-from multimodal.tasks.index_build import build, finish
-from multimodal.tasks.index_nearest import Sample, recall
-from multimodal.tasks.index_record import Entry, IndexRecord
-from multimodal.tasks.index_store import Store
-from multimodal.tokens.image import find_images
+from multimodal.tasks.retrieve.build import build, finish
+from multimodal.tasks.retrieve.index import open_index, query_vectors
+from multimodal.tasks.retrieve.nearest import Sample, recall
+from multimodal.tasks.retrieve.record import Entry, IndexRecord
+from multimodal.tasks.retrieve.store import Store
+from multimodal.tokens.image.preprocessing import find_images
 from multimodal.weights.load import load
 
 HERE = Path(__file__).resolve().parent

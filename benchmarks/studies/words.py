@@ -31,13 +31,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multimodal.tasks.ctc_words import align_text
-from multimodal.tasks.transcribe import transcribe
-from multimodal.tasks.whisper_words import alignment_heads, find_alignment
-from multimodal.tasks.word_timing import mel_level, on_sound
-from multimodal.tokens.audio import read_audio
-from multimodal.tokens.mel import HOP, RATE, log_mel, pad_or_trim
-from multimodal.weights.compute import prepare_for_inference
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.tasks.transcribe.conformer.words import align_text
+from multimodal.tasks.transcribe.transcribe import transcribe
+from multimodal.tasks.transcribe.whisper.words import alignment_heads, find_alignment
+from multimodal.tasks.transcribe.word_times import mel_level, on_sound
+from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
+from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.suite import machine, process
 from benchmarks.suite.cases import Case, Options
 from benchmarks.suite.driver import Measurement, Plan
-from multimodal.signals import at_stop, ending
+from multimodal.system.signals import at_stop, ending
 
 GPU_THREADS = 16  # of every case on a GPU
 RESULTS = Path(__file__).resolve().parents[1] / "results"

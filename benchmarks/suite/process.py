@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.cases import Candidate
-from multimodal.signals import at_stop
+from multimodal.system.signals import at_stop
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 3600  # seconds of one answer: a candidate that hangs is killed, and said to be lost

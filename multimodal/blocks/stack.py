@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
-from multimodal.blocks.kernels import same_again
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
+from multimodal.blocks.sdpa import same_again
 
 
 @dataclass(frozen=True)

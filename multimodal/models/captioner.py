@@ -27,8 +27,8 @@ class Captions(Protocol):
         """What the decoder sees of the pictures."""
 
     def decoding(self, source: Float[Tensor, "P S _"]) -> Decoding:
-        """`step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 positions and an empty cache, as
-        `multimodal.search` takes them. B may be a multiple of P: then equally many rows in a row are of one picture."""
+        """Step function `step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 positions, and an empty cache, for
+        `multimodal.decoding.sampling`. B may be a multiple of P: consecutive rows then share an image."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from multimodal.blocks.cache import LayerCache
-from multimodal.blocks.conv import ConformerBlock, ConformerConfig, FrameStem, Subsample, SubsampleStream, Tail
-from multimodal.blocks.kernels import fitting, same_again
+from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, FrameStem, Subsample, SubsampleStream, Tail
 from multimodal.blocks.masks import blocks as chunk_mask
 from multimodal.blocks.masks import over_keys, padding
 from multimodal.blocks.positions import computed, rotary, sinusoids
+from multimodal.blocks.sdpa import fitting, same_again
 from multimodal.blocks.stack import Stack, StackConfig
 
 

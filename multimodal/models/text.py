@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.capture import capturing
-from multimodal.blocks.kernels import fitting
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
 from multimodal.blocks.masks import Causal, Sparse, causal, merge, over_keys
 from multimodal.blocks.positions import BucketBias, alibi, relative_distances
+from multimodal.blocks.sdpa import fitting
 from multimodal.blocks.stack import Stack, picked
 from multimodal.models.text_config import TextConfig, rotation, waves
 

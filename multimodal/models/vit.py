@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
-from multimodal.blocks.kernels import fitting
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.masks import over_keys, padding
 from multimodal.blocks.positions import interpolate_grid
+from multimodal.blocks.sdpa import fitting
 from multimodal.blocks.stack import Stack, StackConfig
 
 KEPT_GRIDS = 256  # resampled tables of positions that a model keeps

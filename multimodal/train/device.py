@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from multimodal.errors import UsageError
-from multimodal.heads import compile_loss
+from multimodal.train.losses import compile_loss
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multimodal.data.loader import Loader, Step
 from multimodal.errors import CheckpointError, TrainingError, UsageError
+from multimodal.system.records import from_record
+from multimodal.train.checkpoint.atomic import newest, read_state, save_state, saved_states
+from multimodal.train.checkpoint.sharded import SHARDS, load_shards, save_shards
+from multimodal.train.checkpoint.state import StateRecord, TrainingState, random_state, seed, set_random_state
 from multimodal.train.device import (
     compile_blocks,
     counted,
@@ -20,18 +25,14 @@ from multimodal.train.device import (
     recompute_blocks,
     running_statistics,
 )
+from multimodal.train.distributed.gradients import Parallel, gradients, norm
+from multimodal.train.distributed.processes import Processes
 from multimodal.train.figures import Figures
-from multimodal.train.loader import Loader, Step
 from multimodal.train.objective import Objective
-from multimodal.train.optim import Average, guarded, optimizers, set_learning_rate, share_of_peak, tell
-from multimodal.train.parallel import Parallel, gradients, norm
-from multimodal.train.processes import Processes
+from multimodal.train.optim import guarded, set_learning_rate, share_of_peak, tell
+from multimodal.train.progress import Watch
 from multimodal.train.settings import LoopSettings
-from multimodal.train.shard_states import save_shards
 from multimodal.train.signals import Stop, Stopped
-from multimodal.train.snapshot import restore, seed, snapshot
-from multimodal.train.state import newest, read_state, save_state, saved_states
-from multimodal.train.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,6 @@ class Loop:
         if s.precision == "bfloat16":
             objective.model.to(torch.bfloat16)
         self.kind = self.device.type
-        self.scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
         self.statistics = running_statistics(objective.model)
         if s.checkpointing:
             recompute_blocks(objective.model)
@@ -67,10 +67,10 @@ class Loop:
             compile_blocks(objective.model)
         self.plain = copy.deepcopy(objective.model).cpu() if s.shard and self.processes.main else None
         self.parallel = Parallel(objective, self.processes, s.shard)
-        self.optimizers = optimizers(objective.model, s.optim)
+        scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
+        self.state = TrainingState(objective.model, s.optim, scaler)
         # else the host has to look before each update
-        self.guarded = all(map(guarded, self.optimizers)) and not self.scaler.is_enabled() and not s.shard
-        self.average = Average(objective.model, s.optim.average) if s.optim.average else None
+        self.guarded = all(map(guarded, self.state.optimizers)) and not self.state.scaler.is_enabled() and not s.shard
         self.states = s.run / "states"
         self.done = 0  # steps
         self.flops: int | None = None  # of the first step of this process
@@ -92,7 +92,7 @@ class Loop:
         return self.parallel.last(yes)
 
     def backward(self, loss: Tensor) -> None:
-        self.scaler.scale(loss).backward()
+        self.state.scaler.scale(loss).backward()
 
     def total(self, value: Tensor) -> Tensor:
         return self.processes.total(value)
@@ -126,8 +126,8 @@ class Loop:
         floating = torch.bfloat16 if s.precision == "bfloat16" else None
         metrics = self._backward([moved(batch, self.device, floating) for batch in batches])
         self.parallel.finish()
-        for optimizer in self.optimizers:
-            self.scaler.unscale_(optimizer)
+        for optimizer in self.state.optimizers:
+            self.state.scaler.unscale_(optimizer)
         kinds, loss = gradients(self.objective.model.parameters()), torch.as_tensor(metrics["loss"])
         size = norm(kinds)
         good, tried = size.isfinite() & loss.isfinite(), True
@@ -138,9 +138,9 @@ class Loop:
         elif good:
             self._update(kinds, size, True)
         else:  # where the scale was too large, it is no fault: what remains at a scale of 1 is one
-            tried = not (loss.isfinite() and self.scaler.get_scale() > 1)
-        if self.scaler.is_enabled():
-            self.scaler.update()
+            tried = not (loss.isfinite() and self.state.scaler.get_scale() > 1)
+        if self.state.scaler.is_enabled():
+            self.state.scaler.update()
         return metrics | {"norm": size}, tried
 
     def _backward(self, batches: list[Any]) -> dict[str, Tensor | float]:
@@ -159,14 +159,14 @@ class Loop:
         if over is not None and not self.guarded:
             for kind in kinds:
                 torch._foreach_div_(kind, float(over))
-        for optimizer in self.optimizers:
+        for optimizer in self.state.optimizers:
             set_learning_rate(optimizer, self.rate)
             if self.guarded:
                 tell(optimizer, good, over)
-            self.scaler.step(optimizer)
+            self.state.scaler.step(optimizer)
         self.objective.after_step()
-        if self.average:
-            self.average.update(self.objective.model, good)
+        if self.state.average:
+            self.state.average.update(self.objective.model, good)
 
     def read(self, behind: int = 0) -> None:
         """Counts and tells the figures of all steps but the newest `behind`."""
@@ -266,7 +266,7 @@ class Loop:
     def trained(self) -> nn.Module | None:
         """A copy of the model with the averaged weights (where there is an average), on the device. Called by all
         processes, of which only the first gets it."""
-        weights = self.average.weights if self.average else {}
+        weights = self.state.average.weights if self.state.average else {}
         if self.settings.shard:
             weights = self.parallel.full(weights or self.objective.model.state_dict())
         if not self.processes.main:
@@ -290,16 +290,49 @@ class Loop:
         if old := saved_states(self.states):
             raise UsageError(f"--run {self.settings.run}: holds {old[-1].name}; go on with --resume, or name another")
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that the run depends on; the order of the data follows from `done`. All processes call this."""
+        read, broken = (sum(self.processes.counts(n)) for n in (self.loader.read, self.loader.broken))
+        return {
+            "done": self.done, "settings": self.settings.flat(), **self.state.state_dict(),
+            "counters": {"read": read, "broken": broken, "not_finite": self.not_finite, "in_row": self.in_row,
+                         "evaluated": self.evaluated},
+            "random": random_state(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError, KeyError or RuntimeError where the state does not fit."""
+        self.state.load_state_dict(state)
+        self._load_counters(state)
+
+    def _load_counters(self, state: dict[str, Any]) -> None:
+        counters = state["counters"]
+        if self.rank == 0:  # the others begin at 0, so that the sums are right
+            self.loader.read, self.loader.broken = counters["read"], counters["broken"]
+        self.not_finite, self.in_row = counters["not_finite"], counters["in_row"]
+        self.evaluated, self.done, self.saved = counters["evaluated"], state["done"], state["done"]
+        set_random_state(state["random"])
+
+    def _restore(self, path: Path, state: dict[str, Any]) -> None:
+        from_record(StateRecord, state, str(path / "state.pt"), others=True)
+        if (path / SHARDS).is_dir():
+            load_shards(path, state, self.state, self.processes)
+            self._load_counters(state)
+        elif self.settings.shard:
+            raise ValueError("it was saved without --shard")
+        else:
+            self.load_state_dict(state)
+
     def save(self) -> None:
         """Where the state cannot be written, training goes on, and the run fails if it ends so."""
         if self.saved == self.done:
             return
         self.read()
-        state = snapshot(self)
+        state = self.state_dict()
         fault = ""
         try:
             if self.settings.shard:
-                save_shards(self, state)
+                save_shards(self.states, self.done, state, self.state.tensors(), self.processes, self.settings.keep)
             elif self.processes.main:
                 save_state(self.states, self.done, state, self.settings.keep)
         except TrainingError as error:
@@ -320,7 +353,7 @@ class Loop:
             return
         state = place[1] if place else _read(self.states / name)[1]
         try:
-            restore(self, self.states / name, state)
+            self._restore(self.states / name, state)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             cause = " ".join(str(error).split())
             where = f"{self.states}: state of step {state.get('done')}"

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from multimodal.train.processes import Processes
+from multimodal.train.distributed.processes import Processes
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,6 @@ class OptimSettings:
         demand("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to under 1")
         demand("clip", self.clip, self.clip >= 0, "0 or more")
         demand("average", self.average, 0 <= self.average < 1, "0 to under 1")
-
-
-def demand(flag: str, value: object, fine: bool, wanted: str) -> None:
-    """Raises UsageError naming the flag, what it wants and the value."""
-    if not fine:
-        raise UsageError(f"--{flag} {value}: must be {wanted}")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:

@@ -2,21 +2,19 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
-import platform
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multimodal.tokens.outputs import write_output
-from multimodal.train.sources import expanded
+from multimodal.data.sources import expanded
+from multimodal.system.files import versions
+from multimodal.system.outputs import write_output
 
-LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]
 WHOLE = 1 << 30  # bytes; a larger file is known by its size, its first and its last MiB
 PART = 1 << 20
 
@@ -46,17 +44,6 @@ def data_hashes(sources: Iterable[str | Path]) -> dict[str, str]:
     """Fingerprints of local files and folders, with patterns resolved; a URL is named and not read again."""
     parts = [part for source in sources for part in expanded(str(source))]
     return {part: fingerprint(Path(part)) if Path(part).exists() else "not local" for part in parts}
-
-
-def versions() -> dict[str, str]:
-    """Of Python, the machine and the libraries a result may depend on."""
-    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def plain(value: Any) -> Any:

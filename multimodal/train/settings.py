@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from multimodal.errors import demand
 from multimodal.train.device import check_device
-from multimodal.train.optim import OptimSettings, demand
+from multimodal.train.optim import OptimSettings
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from multimodal import memory
 from multimodal.errors import CheckpointError
+from multimodal.system import memory
 from multimodal.weights.pickled import MOST_BYTES, Instance, read_pickle
 from multimodal.weights.torchscript import read_classes, state_dict
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from multimodal.tokens.records import from_record
+from multimodal.system.records import from_record
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import nn
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.files import path_of, read_json
-from multimodal.tokens.image import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.records import from_record
+from multimodal.system.files import path_of, read_json
+from multimodal.system.records import from_record
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights.fit import check_size, image_tower
 from multimodal.weights.folder import Checkpoint
 

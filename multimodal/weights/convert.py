@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from multimodal import memory
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.files import read_json
-from multimodal.tokens.outputs import write_output
+from multimodal.system import memory
+from multimodal.system.files import read_json
+from multimodal.system.outputs import write_output
 from multimodal.weights.archives import read_archive
 from multimodal.weights.conventions import check_activation, with_preprocessing
 from multimodal.weights.folder import Checkpoint, save_folder

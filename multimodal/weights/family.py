@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from multimodal.errors import CheckpointError
-from multimodal.tokens.image import Preprocessing
-from multimodal.tokens.text import Tokenizer
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import Tokenizer
 from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import Row, Tensors, check, export_tensors, load_tensors

@@ -3,8 +3,8 @@
 from typing import Any
 
 from multimodal.errors import CheckpointError, MultimodalError
-from multimodal.tokens.image import Preprocessing
-from multimodal.tokens.text import Tokenizer
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import Tokenizer
 
 MOST_TIMES = 16  # patches, in multiples of those that the model was made for
 

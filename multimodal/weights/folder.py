@@ -17,24 +17,24 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from multimodal import memory
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
 from multimodal.models.git import GIT, GITConfig
-from multimodal.models.seq2seq import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
 from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.models.text_to_text import TextToText, TextToTextConfig
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.signals import at_stop, unbroken
-from multimodal.tokens.files import ascii_only, path_of, read_json, shown
-from multimodal.tokens.image import Preprocessing
-from multimodal.tokens.records import from_record, to_record
-from multimodal.tokens.text import Tokenizer, tokenizer_from
+from multimodal.models.whisper import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
+from multimodal.system import memory
+from multimodal.system.files import ascii_only, path_of, read_json, shown
+from multimodal.system.records import from_record, to_record
+from multimodal.system.signals import at_stop, unbroken
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import Tokenizer, tokenizer_from
 from multimodal.weights.card import check_card
 from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.table import check_finite

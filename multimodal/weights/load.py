@@ -6,11 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from multimodal import memory
-from multimodal.assets import shipped
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.files import read_json, shown
-from multimodal.tokens.image import Preprocessing
+from multimodal.system import memory
+from multimodal.system.assets import shipped
+from multimodal.system.files import read_json, shown
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.folder import Checkpoint, load_folder
@@ -20,11 +20,27 @@ from multimodal.weights.tensor_files import read_shards, read_tensors
 HUB = "hf-hub:"
 OPEN_CLIP = "open_clip:"
 MODULES = (
-    "clip_openai", "clip_hf", "siglip", "coca", "blip", "git", "vit_timm", "whisper", "conformer_torchaudio",
-    "t5", "bart", "m2m100", "marian",
-    "bert_hf", "roberta", "albert", "distilbert", "electra",
-    "gpt2", "llama",
-)  # fmt: skip
+    "vision.clip_openai",
+    "vision.clip_hf",
+    "vision.siglip",
+    "vision.coca",
+    "vision.blip",
+    "vision.git",
+    "vision.vit_timm",
+    "speech.whisper",
+    "speech.conformer_torchaudio",
+    "text.t5",
+    "text.bart",
+    "text.m2m100",
+    "text.marian",
+    "text.bert_hf",
+    "text.roberta",
+    "text.albert",
+    "text.distilbert",
+    "text.electra",
+    "text.gpt2",
+    "text.llama",
+)
 CONFIGS = ("open_clip_config.json", "config.json", "params.json")
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.safetensors")
 UNSAFE = (".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl")
@@ -92,7 +108,7 @@ def load_foreign(tensors: Tensors, config: dict[str, Any], where: str, folder: P
 
 def architecture_config(name: str) -> dict[str, Any]:
     """The configuration that OpenCLIP or timm has under this name. Raises UsageError with the near names."""
-    from multimodal.weights.clip_openai import open_clip_architecture
+    from multimodal.weights.vision.clip_openai import open_clip_architecture
 
     try:
         return open_clip_architecture(name)
@@ -185,7 +201,7 @@ def _all_tensors(path: Path) -> Tensors:
 
 
 def _unknown(name: str) -> str:
-    from multimodal.presets import PRESETS
+    from multimodal.models.presets import PRESETS
 
     if name in PRESETS:
         return f"model {name!r}: is a size without weights, which multimodal info describes; give a folder or a file"

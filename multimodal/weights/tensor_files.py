@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from multimodal import memory
 from multimodal.errors import CheckpointError
-from multimodal.tokens.files import inside, read_json, shown
+from multimodal.system import memory
+from multimodal.system.files import inside, read_json, shown
 
 MOST_TENSORS = 50_000  # 1000 layers of 50
 MOST_HEADER = 16 << 20  # bytes

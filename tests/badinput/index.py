@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multimodal.cli import main
+from multimodal.cli.main import main
 
 from .rows import Row, Run
 

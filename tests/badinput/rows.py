@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multimodal.cli import main
+from multimodal.cli.main import main
 
 HASHED = 1 << 20  # bytes; of larger files size and time say enough
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python itself has it

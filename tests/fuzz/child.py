@@ -188,7 +188,7 @@ def _main(command: list[str] | Callable[[], object]) -> int:
 
     from badinput.rows import QUIET
 
-    from multimodal import cli
+    from multimodal.cli import main, output
     from multimodal.errors import MultimodalError
 
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode, encoding="utf-8") for n, mode in enumerate("rww"))
@@ -199,11 +199,11 @@ def _main(command: list[str] | Callable[[], object]) -> int:
         if callable(command):
             command()
         else:
-            cli.main(command)
+            main.main(command)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except MultimodalError as error:  # of a function; main prints its own
-        return cli.fail(error)
+        return output.fail(error)
     return 0
 
 

@@ -63,7 +63,7 @@ def _translators(folder: Path) -> None:
     import translation_references
     from seq2seq_references import named
 
-    from multimodal.weights import m2m100, marian
+    from multimodal.weights.text import m2m100, marian
 
     for name, make, family, kind in (
         ("m2m100", translation_references.m2m100, m2m100.FAMILY, ("M2M100", "M2M100ForConditionalGeneration")),

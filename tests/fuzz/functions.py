@@ -25,9 +25,9 @@ def marked(state: Path) -> None:
 
 def _images(bad: Path) -> None:
     """As train_vit.py and train_clip.py read them."""
+    from multimodal.data.sources import open_source
     from multimodal.errors import DataError, ImageError
-    from multimodal.tokens.picture import read_image
-    from multimodal.train.sources import open_source
+    from multimodal.tokens.image.reading import read_image
 
     source = open_source(bad)
     for key in range(min(len(source), 20)):
@@ -36,38 +36,38 @@ def _images(bad: Path) -> None:
 
 
 def _texts(bad: Path) -> None:
-    from multimodal.train.text_data import texts_in
+    from multimodal.data.datasets.text import texts_in
 
     for split in ("none", "lines", "blank"):
         texts_in(bad, split)
 
 
 def _labelled(bad: Path) -> None:
-    from multimodal.train.text_classes import classes_of, read_labelled
+    from multimodal.train.objectives.text.classes import classes_of, read_labelled
 
     classes_of(read_labelled(bad), bad)
 
 
 def _table(bad: Path) -> None:
-    from multimodal.train.tables import read_table
+    from multimodal.data.datasets.tables import read_table
 
     read_table(bad)
 
 
 def _sentences(bad: Path) -> None:
-    from multimodal.train.caption_data import sentences
+    from multimodal.data.datasets.captions import sentences
 
     sentences([bad], ["a wall"])
 
 
 def _classes(bad: Path) -> None:
-    from multimodal.train.captions import class_names
+    from multimodal.data.datasets.class_names import class_names
 
     class_names([bad])
 
 
 def _arpa(bad: Path) -> None:
-    from multimodal.ngram import read_arpa
+    from multimodal.decoding.ngram import read_arpa
 
     read_arpa(bad).logprob("red square")
 

@@ -137,17 +137,18 @@ def warm(fuzz: Fuzz) -> None:
 
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    from multimodal.cli import main
+    from multimodal.cli.main import main
 
     for words in (["models"], ["info", fuzz.seeds.model("clip")], ["info", fuzz.seeds.model("asr")]):
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
             main(words)
     for name in ("av", "PIL.ImageFile", "tokenizers", "sentencepiece", "tiktoken", "sklearn.linear_model", "torchaudio",
                  "matplotlib.font_manager", "matplotlib.pyplot",
-                 *(f"multimodal.commands_{n}" for n in ("caption", "classify", "encode", "evaluate_asr", "search",
-                   "evaluate_captions", "evaluate_pictures", "generate", "inspect", "transcribe", "translate")),
-                 "multimodal.weights.convert", "multimodal.train.validate", "multimodal.tasks.vad",
-                 "multimodal.tasks.whisper_windows", "multimodal.tasks.index_build"):  # fmt: skip
+                 *(f"multimodal.cli.run.{n}" for n in ("caption", "classify", "encode", "search", "translate",
+                   "evaluate_transcripts", "evaluate_captions", "evaluate_images", "generate", "inspect",
+                   "transcribe")),
+                 "multimodal.weights.convert", "multimodal.data.validate", "multimodal.tasks.transcribe.vad",
+                 "multimodal.tasks.transcribe.whisper.windows", "multimodal.tasks.retrieve.build"):  # fmt: skip
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:

@@ -81,7 +81,7 @@ def classifier(r: Random, seeds: Seeds, place: Place) -> Case:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    from multimodal.tasks.classifier_file import _digest
+    from multimodal.tasks.classify.classifier_file import _digest
 
     place.clear()
     shutil.copy(seeds / "made" / "images" / "00.png", "red.png")

@@ -187,7 +187,7 @@ def tars(folder: Path, seeds: Seeds) -> None:
 
 def made(folder: Path, seeds: Seeds) -> None:
     """Files that commands write and read again: a classifier, results, indexes of each kind."""
-    from multimodal.cli import main
+    from multimodal.cli.main import main
 
     os.chdir(folder)
     os.mkdir("images")

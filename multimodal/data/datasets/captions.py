@@ -1,0 +1,234 @@
+"""What a captioner is trained on: pictures with captions, labelled pictures under templates, and sentences alone."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.loader import Plan, generator
+from multimodal.data.manifests import read_text
+from multimodal.data.sources import Items, Row, Sample, Source, joined
+from multimodal.errors import DataError, UsageError
+from multimodal.tokens.image.preprocessing import Preprocessing, read_image
+from multimodal.tokens.text.vocabulary import Tokenizer
+
+
+class Example(NamedTuple):
+    pixels: Float[Tensor, "3 H W"] | None  # None: a sentence alone
+    ids: list[int]  # bos .. eos
+
+
+TEMPLATES = ("a photo of a {}.", "a picture of a {}.", "a close-up of a {}.", "this is a {}.")
+KEPT = 1 << 29  # bytes of shrunk pictures a process keeps
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """`smallest_crop`: share of the area. `flip`: chance of mirroring. `colour`: largest change of brightness and
+    contrast."""
+
+    smallest_crop: float = 0.5
+    flip: float = 0.5
+    colour: float = 0.2
+
+
+class Prepare:
+    """One item to an example: a caption drawn, the picture cropped, mirrored and changed in brightness and contrast.
+
+    `names`: of classes by label; a label that is not there is read as a name. Pictures are kept shrunk, up to `KEPT`
+    bytes, since decoding a photograph takes longer than training on it does here."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, context: int, record: Preprocessing, settings: AugmentSettings,
+        names: Mapping[str, Sequence[str]],
+    ):  # fmt: skip
+        self.tokenizer, self.context, self.record, self.settings = tokenizer, context, record, settings
+        self.names, self.kept, self.room = names, {}, KEPT
+
+    def __call__(self, sample: Sample, random: torch.Generator) -> Example:
+        texts = captions_of(sample, self.names)
+        if not texts:
+            raise DataError("neither a caption nor a label")
+        ids = self.tokenizer.encode(tidy(texts[_below(len(texts), random)]))[: self.context - 2]
+        ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
+        return Example(None if is_alone(sample) else self._pixels(self._picture(sample), random), ids)
+
+    def _picture(self, sample: Sample) -> Image.Image:
+        if sample.name not in self.kept:
+            picture = read_image(sample.media)
+            ratio = 1.25 * max(self.record.size) / min(picture.size)
+            if ratio >= 1:
+                return picture  # small: soon decoded again
+            picture = picture.resize([round(side * ratio) for side in picture.size], Image.Resampling.BILINEAR)
+            self.room -= picture.width * picture.height * 3
+            if self.room < 0:
+                return picture
+            self.kept[sample.name] = picture
+        return self.kept[sample.name]
+
+    def _pixels(self, picture: Image.Image, random: torch.Generator) -> Float[Tensor, "3 H W"]:
+        s, (height, width) = self.settings, self.record.size
+        area, aspect, x, y, flip, brighter, sharper = torch.rand(7, generator=random).tolist()
+        area = (s.smallest_crop + (1 - s.smallest_crop) * area) * picture.width * picture.height
+        aspect = math.exp((2 * aspect - 1) * math.log(4 / 3)) * width / height
+        wide, high = min(picture.width, (area * aspect) ** 0.5), min(picture.height, (area / aspect) ** 0.5)
+        left, top = x * (picture.width - wide), y * (picture.height - high)
+        box = (left, top, left + wide, top + high)
+        cut = picture.resize((width, height), Image.Resampling.BILINEAR, box)
+        if flip < s.flip:
+            cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(height, width, 3)
+        pixels = pixels.permute(2, 0, 1).float().div_(255)
+        gain, contrast = (1 + (2 * value - 1) * s.colour for value in (brighter, sharper))
+        pixels = ((pixels - pixels.mean()) * contrast + pixels.mean()) * gain
+        mean, std = torch.tensor(self.record.mean), torch.tensor(self.record.std)
+        return (pixels - mean[:, None, None]) / std[:, None, None]
+
+
+def _below(count: int, random: torch.Generator) -> int:
+    return int(torch.randint(count, (), generator=random))
+
+
+def is_alone(sample: Sample | Row) -> bool:
+    return bool(sample.fields.get("alone"))
+
+
+def tidy(text: str) -> str:
+    """Without the full stop and the spaces before punctuation that caption sets differ in."""
+    text = " ".join(text.split()).removesuffix(".").rstrip()
+    for mark in (",", "'s", "'t", ";"):
+        text = text.replace(f" {mark}", mark)
+    return text
+
+
+def captions_of(sample: Sample | Row, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Its texts, or templates around the names of its class."""
+    if sample.texts or sample.label is None:
+        return list(sample.texts)
+    called = names.get(sample.label) or (sample.label.replace("_", " ").lower(),)
+    return [template.format(name) for name in called for template in TEMPLATES]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some keys of a source, of which a batch takes `count`."""
+
+    source: Source
+    keys: Sequence[int]
+    count: int
+
+    @classmethod
+    def whole(cls, source: Source, count: int = 0) -> "Part":
+        return cls(source, range(len(source)), count)
+
+    def held_out(self, count: int) -> tuple["Part", "Part"]:
+        """Without `count` evenly spread keys, and those alone. Raises UsageError where that leaves no two of each."""
+        if not 2 <= count <= len(self.keys) - 2:
+            raise UsageError(f"--hold {count}: 2 or more of {len(self.keys)} pictures are to be held out, not all")
+        held = evenly(self.keys, count)
+        return replace(self, keys=sorted(set(self.keys) - set(held))), replace(self, keys=held, count=0)
+
+    def rows(self) -> Iterator[Row]:
+        return map(self.source.row, self.keys)
+
+
+def together(parts: Sequence[Part], seed: int) -> tuple[Source, Plan]:
+    """All parts as one source, and batches of `count` items of each. An epoch is one pass over the first part; of the
+    others it takes what it needs, none twice before all of them. Raises DataError for a part that is smaller than its
+    share of a batch."""
+    groups, first = [], 0
+    for part in parts:
+        if not 0 < part.count <= len(part.keys):
+            raise DataError(f"a batch cannot take {part.count} of a part of {len(part.keys)} items")
+        groups.append([first + key for key in part.keys])
+        first += len(part.source)
+    batches = len(parts[0].keys) // parts[0].count
+
+    def plan(epoch: int) -> list[list[int]]:
+        drawn = []
+        for number, (keys, part) in enumerate(zip(groups, parts, strict=True)):
+            order = _order(keys, batches * part.count, (seed, epoch, number))
+            drawn.append([order[i * part.count : (i + 1) * part.count] for i in range(batches)])
+        return [[key for own in batch for key in own] for batch in zip(*drawn, strict=True)]
+
+    return joined([part.source for part in parts]), plan
+
+
+def _order(keys: Sequence[int], count: int, seed: tuple) -> list[int]:
+    random, found = generator(*seed), []
+    while len(found) < count:
+        found += [keys[i] for i in torch.randperm(len(keys), generator=random).tolist()]
+    return found[:count]
+
+
+def sentences(paths: Sequence[Path], held_out: Sequence[str]) -> Source:
+    """A sentence a line, plain or gzip, without those that are too much alike one of `held_out` (`unlike`).
+
+    Raises DataError."""
+    return joined([_sentences(path, held_out) for path in paths])
+
+
+def _sentences(path: Path, held_out: Sequence[str]) -> Items:
+    lines = [line.strip() for line in read_text(path).split("\n")]
+    rows = [(f"{path} line {i}", line) for i, line in enumerate(lines, 1) if line]
+    fine = unlike([line for _, line in rows], held_out)
+    kept = ((name, line) for (name, line), keep in zip(rows, fine, strict=True) if keep)
+    return Items(str(path), (Row(name, "", None, [line], {"alone": True}) for name, line in kept))
+
+
+def unlike(texts: Sequence[str], held_out: Sequence[str], most: float = 0.6) -> list[bool]:
+    """Whether each text shares less than `most` of its words with every held-out one (Jaccard index of their sets)."""
+    known = {word: i for i, word in enumerate(sorted({w for text in held_out for w in words(text).split()}))}
+    if not known:
+        return [True] * len(texts)
+    bags = _bags([words(text).split() for text in held_out], known)
+    found = []
+    for start in range(0, len(texts), 4096):
+        own = [words(text).split() for text in texts[start : start + 4096]]
+        shared = _bags(own, known) @ bags.T
+        sizes = torch.tensor([float(len(set(text))) for text in own])
+        found += (shared < most * (sizes[:, None] + bags.sum(1) - shared)).all(1).tolist()
+    return found
+
+
+def _bags(texts: Iterable[Sequence[str]], known: Mapping[str, int]) -> Float[Tensor, "N W"]:
+    rows = [[known[word] for word in set(text) if word in known] for text in texts]
+    bags = torch.zeros(len(rows), len(known))
+    for bag, row in zip(bags, rows, strict=True):
+        bag[row] = 1
+    return bags
+
+
+def texts_of(part: Part) -> Iterator[str]:
+    for row in part.rows():
+        yield from row.texts
+
+
+def caption_texts(parts: Iterable[Part], names: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """All that a run may say, for the tokenizer; what is said of a class, once."""
+    for part in parts:
+        seen = set()
+        for row in part.rows():
+            if row.texts or row.label not in seen:
+                yield from map(tidy, captions_of(row, names))
+            seen.add(row.label)
+
+
+CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|m|d))\b")
+
+
+WORD = re.compile(r"n't|'(?:s|re|ve|ll|m|d)\b|\w+(?:[-./]\w+)*|[&$%#@*+=/]")
+
+
+def words(text: str) -> str:
+    """Lower case, words set apart by spaces, "man's" as "man 's", without the punctuation that coco-caption leaves
+    out; hyphened words stay whole, as PTBTokenizer leaves them."""
+    return " ".join(WORD.findall(CLITIC.sub(r" \1", text.lower().replace("’", "'"))))

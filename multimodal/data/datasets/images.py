@@ -1,0 +1,182 @@
+"""Pictures for contrastive training: each with the number of its concept, decoded once, augmented as batches."""
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from multimodal.data.datasets.class_names import Concept, held_out, speaks_of
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import Row, joined, open_source
+from multimodal.errors import DataError, UsageError
+from multimodal.tokens.image.preprocessing import Preprocessing, read_image
+
+BROKEN = -1  # concept number of what raises when it is read
+DRAWS = 12  # random numbers of 0..1 that place and colour a picture
+
+
+class Named(NamedTuple):
+    """What is trained on: concepts, and by picture its place in the sources and the number of its concept. `held`:
+    first names of the classes that are left out."""
+
+    concepts: list[Concept]
+    places: list[int]
+    groups: list[int]
+    held: list[str]
+
+
+class Squares:
+    """Decoded pictures, up to `most` megabytes of them, in memory that forked worker processes share."""
+
+    def __init__(self, count: int, side: int, most: int):
+        slot = 3 * side * side
+        self.slots = min(count, most * 1_000_000 // slot)
+        if self.slots:
+            # anonymous, so not bounded by /dev/shm; pages that are not written take no memory
+            self.pixels = torch.frombuffer(mmap.mmap(-1, self.slots * slot), dtype=torch.uint8).view(-1, slot)
+            self.sides = torch.frombuffer(mmap.mmap(-1, self.slots * 2), dtype=torch.int16)
+
+    def get(self, key: int, decode: Callable[[int], Tensor]) -> UInt8[Tensor, "3 S S"]:
+        if key >= self.slots:
+            return decode(key)
+        if not (side := int(self.sides[key])):
+            pixels = decode(key)
+            side = pixels.shape[-1]
+            self.pixels[key, : pixels.numel()] = pixels.flatten()
+            self.sides[key] = side  # after the pixels: another worker may look
+        return self.pixels[key, : 3 * side * side].view(3, side, side)
+
+
+class Pictures:
+    """A training source (see `loader.Source`) of whatever `open_source` reads; an item is (square, concept number).
+
+    A picture's concept is its own captions where it has some, else its class: what `classes` says of its label, or the
+    label itself. `hold_out`: share of the classes of each source that are left out (see `held_out`), and with them
+    captions that speak of them. `side`: pixels of the model's pictures; a smaller picture is kept as a square of 2/3 of
+    that side, others of 7/6. `cache`: megabytes of decoded pictures that are kept.
+
+    Raises UsageError for a label that is no word and that `classes` does not name, DataError for a source that
+    cannot be read."""
+
+    def __init__(
+        self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0,
+        trust: Trust = OWN_FOLDER,
+    ):  # fmt: skip
+        sources = [open_source(part, trust=trust) for part in data]
+        self.items, self.small, self.large = joined(sources), side * 2 // 3, side * 7 // 6
+        rows = [[source.row(key) for key in range(len(source))] for source in sources]
+        self.concepts, self.places, self.groups, self.held = _named(rows, classes, hold_out)
+        self.squares = Squares(len(self), self.large, cache)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, key: int) -> str:
+        return self.items.name(self.places[key])
+
+    def read(self, key: int) -> tuple[UInt8[Tensor, "3 S S"], int]:
+        """Raises ImageError or DataError for a broken picture."""
+        return self.squares.get(key, self._decoded), self.groups[key]
+
+    def _decoded(self, key: int) -> UInt8[Tensor, "3 S S"]:
+        sample = self.items.read(self.places[key])
+        if self.groups[key] == BROKEN:
+            raise DataError(f"{self.name(key)}: its caption is empty")
+        picture = read_image(sample.media)
+        return square(picture, self.small if min(picture.size) <= self.small else self.large)
+
+
+def _named(rows: Sequence[Sequence[Row]], classes: Mapping[str, Concept], hold_out: float) -> Named:
+    sets = [{r.label: named_concept(r, classes) for r in own if r.label is not None and not r.texts} for own in rows]
+    held = held_out(sets, hold_out)
+    trained = {label: concept for one in sets for label, concept in one.items() if label not in held}
+    numbers = {label: number for number, label in enumerate(trained)}
+    named = Named([*trained.values()], [], [], sorted(concept.names[0] for concept in held.values()))
+    for place, row in enumerate(chain(*rows)):
+        number = numbers.get(row.label)
+        captions = [clean for text in row.texts if (clean := text.removesuffix(" .").strip())]
+        if row.fault or (row.texts and not captions):
+            number = BROKEN
+        elif row.texts:
+            captions = [caption for caption in captions if not speaks_of(caption, held.values())]
+            number = len(named.concepts) if captions else None
+            named.concepts.extend([Concept(tuple(captions), whole=True)] if captions else [])
+        elif row.label is None:
+            raise DataError(f"{row.place}: has neither a class nor a caption")
+        if number is not None:
+            named.places.append(place)
+            named.groups.append(number)
+    return named
+
+
+def named_concept(row: Row, classes: Mapping[str, Concept]) -> Concept:
+    """Of a labelled item. Raises DataError for one without a label, UsageError for a label, such as a number, that is
+    no name by itself."""
+    if row.label is None:
+        raise DataError(f"{row.place}: {row.fault or 'has no class'}")
+    if row.label in classes:
+        return classes[row.label]
+    if sum(map(str.isalpha, row.label)) < 2:
+        raise UsageError(f"{row.place}: is of class {row.label!r}, which --classes does not name")
+    return Concept((row.label.replace("_", " "),))
+
+
+def square(picture: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
+    """The central square at `size` pixels a side."""
+    fitted = picture if picture.size == (size, size) else ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
+
+
+def augment(
+    pixels: UInt8[Tensor, "B 3 S S"], draws: Float[Tensor, "B n"], record: Preprocessing, smallest: float,
+    strength: float,
+) -> Float[Tensor, "B 3 H W"]:  # fmt: skip
+    """Crop of `smallest`..1 of the area with flip, turn and shear, then brightness, contrast, saturation and now and
+    then grey, and the record's normalisation; by `draws`, `DRAWS` numbers of 0..1 a picture. A batch is one grid
+    sampling and one matrix product."""
+    count, side = len(pixels), pixels.shape[-1]
+    images, draws = pixels.float().div_(255), draws.T
+    soft = draws[0] < 0.15 * strength  # a coarser picture, such as a thumbnail
+    if soft.any():
+        images[soft] = F.interpolate(F.avg_pool2d(images[soft], 2), size=(side, side), mode="bilinear")
+    places = _placements(draws[1:8], smallest, strength)
+    grid = F.affine_grid(places, [count, 3, *record.size], align_corners=False)
+    crops = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+    return _coloured(crops, draws[8:12], record, strength)
+
+
+def _placements(draws: Float[Tensor, "7 B"], smallest: float, strength: float) -> Float[Tensor, "B 2 3"]:
+    """Maps from output to input coordinates, both -1..1."""
+    area = draws[0] * (1 - smallest) + smallest
+    aspect, angle, shear, across, down = (draws[1:6] * 2 - 1) * torch.tensor(
+        [[0.29], [0.2 * strength], [0.15 * strength], [1.0], [1.0]]
+    )
+    aspect = aspect.exp()  # 3:4 to 4:3
+    wide, high = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
+    mirror = torch.where(draws[6] < 0.5, -1.0, 1.0)
+    rows = [
+        wide * mirror * angle.cos(), high * (shear - angle.sin()), (1 - wide) * across,
+        wide * mirror * angle.sin(), high * angle.cos(), (1 - high) * down,
+    ]  # fmt: skip
+    return torch.stack(rows, 1).view(-1, 2, 3)
+
+
+def _coloured(
+    images: Float[Tensor, "B 3 H W"], draws: Float[Tensor, "4 B"], record: Preprocessing, strength: float
+) -> Float[Tensor, "B 3 H W"]:
+    """All colour changes are linear in RGB, so they and the normalisation are one 3x3 matrix and an offset."""
+    gain, contrast, colour = (1 + (draws[:3] * 2 - 1) * 0.4 * strength)[..., None, None]
+    colour = torch.where(draws[3][:, None, None] < 0.1 * strength, 0.0, colour)
+    grey = torch.tensor([0.299, 0.587, 0.114]).expand(3, 3)
+    matrix = colour * torch.eye(3) + (1 - colour) * grey
+    middle = (images.mean((2, 3)) @ grey[0])[:, None, None]
+    std = torch.tensor(record.std)[:, None]
+    offset = ((1 - contrast) * middle * gain - torch.tensor(record.mean)[:, None]) / std
+    return torch.baddbmm(offset, gain * contrast * matrix / std, images.flatten(2)).view_as(images)

@@ -1,0 +1,169 @@
+"""Tables: reading, splitting and encoding them."""
+
+import csv
+import io
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.data.loader import generator
+from multimodal.data.manifests import read_text
+from multimodal.errors import CheckpointError, DataError
+
+log = logging.getLogger(__name__)
+
+MISSING = ("", "?")
+MOST_KINDS = 20  # numbers with more different values are a number to predict, not classes
+
+Table = dict[str, list[str]]  # columns as text, all of one length
+
+
+def read_table(path: Path, names: Sequence[str] = ()) -> Table:
+    """Columns of a CSV file, gzip or not, whose first line is its header, or which has none and `names` say it.
+
+    Raises DataError where it cannot be read, is empty, or a row has another number of columns."""
+    text = read_text(path)
+    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    numbered = ((rows.line_num, [cell.strip() for cell in row]) for row in rows)
+    try:
+        filled = [(line, row) for line, row in numbered if any(row)]
+    except csv.Error as error:
+        raise DataError(f"{path}: line {rows.line_num}: not CSV ({error})") from None
+    header = list(names) or (filled.pop(0)[1] if filled else [])
+    if not filled:
+        raise DataError(f"{path}: has no rows ({len(text)} characters)")
+    if len(set(header)) < len(header):
+        raise DataError(f"{path}: a column is there twice ({', '.join(header)})")
+    for line, row in filled:
+        if len(row) != len(header):
+            raise DataError(f"{path}: line {line} has {len(row)} columns, not {len(header)}")
+    return {name: [row[i] for _, row in filled] for i, name in enumerate(header)}
+
+
+def part(table: Table, rows: Sequence[int]) -> Table:
+    return {name: [column[i] for i in rows] for name, column in table.items()}
+
+
+def split(table: Table, shares: Sequence[float], seed: int) -> list[Table]:
+    """Parts of a table in random order, the last with what the shares of the others leave."""
+    count = len(next(iter(table.values())))
+    order = torch.randperm(count, generator=generator("split", seed)).tolist()
+    edges = [0, *(round(count * sum(shares[: i + 1])) for i in range(len(shares) - 1)), count]
+    parts = [part(table, order[a:b]) for a, b in pairwise(edges)]
+    if not all(next(iter(one.values())) for one in parts):
+        raise DataError(f"--data: {count} rows are too few for parts of {', '.join(map(str, shares))}")
+    return parts
+
+
+def _number(text: str) -> float:
+    """NaN for no number; what is missing is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are, from its training part: those of numbers; the others with their categories, in
+    order of the ids from 1 on; and what is predicted, a number where it has no `labels`."""
+
+    target: str
+    numbers: tuple[str, ...]
+    categories: Mapping[str, Sequence[str]]
+    labels: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, table: Table, target: str, predict: str | None = None) -> "Columns":
+        """`predict`: number or class; None: a number where all are, of more than 20 kinds. Raises DataError."""
+        if target not in table:
+            raise DataError(f"--target {target}: no such column ({', '.join(table)})")
+        given = [label(cell) for cell in table[target] if cell not in MISSING]
+        kinds = sorted(set(given))
+        if predict is None:
+            numeric = all(math.isfinite(_number(cell)) for cell in kinds) and len(kinds) > MOST_KINDS
+            predict = "number" if numeric else "class"
+        if len(kinds) < 2:
+            raise DataError(f"--target {target}: has one value only ({', '.join(kinds) or 'none'})")
+        columns = {name: sorted(set(cells) - set(MISSING)) for name, cells in table.items() if name != target}
+        numbers = [name for name, cells in columns.items() if cells and not any(math.isnan(_number(c)) for c in cells)]
+        others = {name: cells for name, cells in columns.items() if name not in numbers and cells}
+        if empty := [name for name, cells in columns.items() if not cells]:
+            log.info("columns without any value are left out: %s", ", ".join(empty))
+        return cls(target, tuple(numbers), others, tuple(kinds) if predict == "class" else ())
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any], where: str) -> "Columns":
+        """Raises CheckpointError where the card of a checkpoint does not tell its columns."""
+        try:
+            found = card["table"]
+            return cls(found["target"], tuple(found["numbers"]), dict(found["categories"]), tuple(found["labels"]))
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{where}: its card does not say what columns it was trained on") from None
+
+    def card(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def label(cell: str) -> str:
+    """Without the full stop that Adult's test file writes after its labels."""
+    return cell.removesuffix(".")
+
+
+class Rows(NamedTuple):
+    """`targets`: numbers, or classes; none where the table has no such column."""
+
+    numbers: Float[Tensor, "N F"]
+    categories: Int[Tensor, "N C"]
+    targets: Tensor | None
+
+
+def encode(table: Table, columns: Columns, where: str) -> Rows:
+    """Missing numbers become NaN; missing categories, and those that training did not have, 0. Both are logged.
+
+    Raises DataError for a column that is not there, a cell that is no number, a label that training did not have."""
+    if absent := [name for name in (*columns.numbers, *columns.categories) if name not in table]:
+        raise DataError(f"{where}: lacks the column {absent[0]} ({', '.join(table)})")
+    count = len(next(iter(table.values())))
+    numbers = torch.full((count, len(columns.numbers)), math.nan)
+    for i, name in enumerate(columns.numbers):
+        cells = table[name]
+        numbers[:, i] = torch.tensor([_number(cell) for cell in cells], dtype=torch.float32)
+        if wrong := [cell for cell in cells if cell not in MISSING and math.isnan(_number(cell))]:
+            raise DataError(f"{where}: column {name} is to hold numbers, not {wrong[0]!r:.40}")
+    ids = torch.zeros(count, len(columns.categories), dtype=torch.long)
+    unknown: set[str] = set()
+    for i, (name, known) in enumerate(columns.categories.items()):
+        index = {cell: number for number, cell in enumerate(known, 1)}
+        ids[:, i] = torch.tensor([index.get(cell, 0) for cell in table[name]])
+        unknown |= {f"{name} {cell}" for cell in set(table[name]) - set(known) - set(MISSING)}
+    missing = int(numbers.isnan().sum()), sum(cell in MISSING for name in columns.categories for cell in table[name])
+    log.info("%s: %d rows; missing: %d numbers, %d categories", where, count, *missing)
+    if unknown:
+        log.warning("%s: categories that training did not have: %s", where, ", ".join(sorted(unknown)[:5]))
+    return Rows(numbers, ids, _targets(table, columns, where))
+
+
+def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
+    if columns.target not in table:
+        return None
+    cells = [label(cell) for cell in table[columns.target]]
+    if not columns.labels:
+        found = torch.tensor([_number(cell) for cell in cells], dtype=torch.float32)
+        if found.isnan().any():
+            raise DataError(f"{where}: column {columns.target} is to hold numbers, not "
+                            f"{cells[int(found.isnan().int().argmax())]!r:.40}")  # fmt: skip
+        return found
+    index = {cell: number for number, cell in enumerate(columns.labels)}
+    if wrong := [cell for cell in cells if cell not in index]:
+        raise DataError(f"{where}: label {wrong[0]!r:.40} is none of the training part's ({', '.join(columns.labels)})")
+    return torch.tensor([index[cell] for cell in cells])

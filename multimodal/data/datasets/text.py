@@ -1,0 +1,217 @@
+"""Texts for language models: streams cut into windows, or documents packed into rows, as items of a `Loader`.
+
+A packed row holds whole documents after each other. Each sees itself alone and counts its positions from 0, so that
+loss and gradient are those of the documents in rows of their own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from multimodal.data.loader import Plan, generator
+from multimodal.data.manifests import read_text
+from multimodal.errors import DataError, UsageError
+from multimodal.tokens.text.tokenizer import Tokenizer
+
+IGNORED = -100  # target of a position whose token is not guessed
+OPEN = 32  # rows that are filled at a time
+
+Split = Literal["none", "lines", "blank"]
+
+
+def texts_in(path: Path, split: Split = "none") -> list[str]:
+    """A file as one text, or its documents: a line each, or what blank lines part. Raises DataError where it is
+    empty."""
+    text = read_text(path)
+    parts = {"none": [text], "lines": text.split("\n"), "blank": text.split("\n\n")}[split]
+    found = [part if split == "none" else part.strip("\n") for part in parts if part.strip()]
+    if not found:
+        raise DataError(f"{path}: holds no text (0 characters)")
+    return found
+
+
+def held_out(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
+    """The last `share` of documents, or of the characters of a text that is alone, for validation."""
+    if len(texts) == 1:
+        at = int(len(texts[0]) * (1 - share))
+        parts = ([texts[0][:at]], [texts[0][at:]])
+    else:
+        at = int(len(texts) * (1 - share))
+        parts = (list(texts[:at]), list(texts[at:]))
+    if not all(any(part) for part in parts):
+        raise UsageError(f"--hold {share}: leaves nothing to train on, or nothing to validate with")
+    return parts
+
+
+def ends_of(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The tokens that begin and end a text; where the vocabulary has only one of them, it does both. Raises UsageError
+    where it has none, since the first token of a text could not be guessed."""
+    known = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]
+    if not known:
+        raise UsageError("--tokenizer: has no token that begins or ends a text")
+    return known[0], known[-1]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts as ids: text i is `ids[ends[i]:ends[i + 1]]`. `characters`, `bytes`: of the texts."""
+
+    ids: Int[Tensor, "N"]
+    ends: list[int]
+    characters: int
+    bytes: int
+
+    @classmethod
+    def of(cls, texts: Iterable[str], tokenizer: Tokenizer) -> "Corpus":
+        """Each text between the tokens of `ends_of`. Raises UsageError as that does, TextError for a text that the
+        vocabulary cannot hold."""
+        first, last = ends_of(tokenizer)
+        rows, characters, size = [], 0, 0
+        for text in texts:
+            rows.append(torch.tensor([first, *tokenizer.encode(text), last], dtype=torch.int32))
+            characters, size = characters + len(text), size + len(text.encode())
+        starts = [0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()]
+        return cls(torch.cat(rows), starts, characters, size)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def text(self, number: int) -> Int[Tensor, "T"]:
+        return self.ids[self.ends[number] : self.ends[number + 1]]
+
+
+class Batch(NamedTuple):
+    """`targets`: the token after each id, IGNORED where it is not guessed. `documents` (-1: padding) and `places` are
+    those of packed rows; `given` marks the ids of a prefix, which all see."""
+
+    ids: Int[Tensor, "B T"]
+    targets: Int[Tensor, "B T"]
+    documents: Int[Tensor, "B T"] | None = None
+    places: Int[Tensor, "B T"] | None = None
+    given: Bool[Tensor, "B T"] | None = None
+
+    @property
+    def padding(self) -> float | None:
+        return None if self.documents is None else float((self.documents < 0).float().mean())
+
+
+class Windows:
+    """Source of windows of the stream of all texts: key k is the `context` + 1 tokens from k on."""
+
+    def __init__(self, corpus: Corpus, context: int):
+        self.ids, self.context = corpus.ids, context
+        if len(self.ids) <= context:
+            raise DataError(f"{len(self.ids)} tokens of text are no more than one --context {context}")
+
+    def __len__(self) -> int:
+        return len(self.ids) - self.context
+
+    def name(self, key: int) -> str:
+        return f"tokens {key} to {key + self.context}"
+
+    def read(self, key: int) -> list[Int[Tensor, "_"]]:
+        return [self.ids[key : key + self.context + 1].long()]
+
+    def plan(self, batch: int, seed: int) -> Plan:
+        """Windows side by side in random order, from another place on in each epoch."""
+        if len(self) < batch * self.context:
+            raise DataError(f"{len(self.ids)} tokens are fewer than a --batch {batch} of --context {self.context}")
+
+        def plan(epoch: int) -> list[list[int]]:
+            random = generator(seed, epoch)
+            first = int(torch.randint(self.context, (1,), generator=random))
+            starts = torch.arange(first, len(self), self.context)
+            order = starts[torch.randperm(len(starts), generator=random)].tolist()
+            whole = range(0, max(1, len(order) - batch + 1), batch)
+            return [order[i : i + batch] for i in whole]
+
+        return plan
+
+
+class Packed:
+    """Source of rows of documents: a key is the numbers of pieces that fill one row. A document of more tokens than a
+    row takes is cut into pieces, each of which begins with the token that the one before ended with."""
+
+    def __init__(self, corpus: Corpus, context: int):
+        self.ids, self.context = corpus.ids, context
+        self.pieces = [
+            (start, min(start + context + 1, last))
+            for first, last in zip(corpus.ends, corpus.ends[1:], strict=False)
+            for start in range(first, last - 1, context)
+        ]
+        if not self.pieces:
+            raise DataError("no document has two tokens or more")
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def name(self, key: tuple[int, ...]) -> str:
+        return f"documents {', '.join(map(str, key))}"
+
+    def read(self, key: tuple[int, ...]) -> list[Int[Tensor, "_"]]:
+        return [self.ids[slice(*self.pieces[number])].long() for number in key]
+
+    def plan(self, batch: int, seed: int) -> Plan:
+        """Each piece once an epoch; rows are filled in random order, each piece into the fullest row it fits into."""
+
+        def plan(epoch: int) -> list[list[tuple[int, ...]]]:
+            random = generator(seed, epoch)
+            rows = self._rows(torch.randperm(len(self.pieces), generator=random).tolist())
+            order = torch.randperm(len(rows), generator=random).tolist()
+            whole = range(0, max(1, len(order) - batch + 1), batch)
+            return [[tuple(rows[i]) for i in order[start : start + batch]] for start in whole]
+
+        return plan
+
+    def _rows(self, order: list[int]) -> list[list[int]]:
+        done: list[list[int]] = []
+        rows: list[tuple[int, list[int]]] = []  # free places, pieces
+        for number in order:
+            size = self.pieces[number][1] - self.pieces[number][0] - 1
+            fits = [i for i, (free, _) in enumerate(rows) if free >= size]
+            if fits:
+                at = min(fits, key=lambda i: rows[i][0])
+                rows[at] = (rows[at][0] - size, [*rows[at][1], number])
+            else:
+                if len(rows) == OPEN:
+                    done.append(rows.pop(min(range(OPEN), key=lambda i: rows[i][0]))[1])
+                rows.append((self.context - size, [number]))
+        return done + [row for _, row in rows]
+
+
+class Prepare:
+    """One row. `prefix`: of each document a random first part is given, of one token up to all but the last. `repeat`:
+    the share of the rows that say their begin, an eighth to a half of them, again and again: from those induction heads
+    are learnt soon. Its length is random, else heads would learn to look back so far, whatever stands there."""
+
+    def __init__(self, context: int, prefix: bool = False, packed: bool = False, repeat: float = 0.0):
+        self.context, self.prefix, self.packed, self.repeat = context, prefix, packed, repeat
+
+    def __call__(self, pieces: list[Int[Tensor, "_"]], random: torch.Generator) -> Batch:
+        if self.repeat and float(torch.rand((), generator=random)) < self.repeat:
+            share = 0.125 + 0.375 * float(torch.rand((), generator=random))
+            pieces = [piece[torch.arange(len(piece)) % max(1, int(share * len(piece)))] for piece in pieces]
+        ids, targets = torch.zeros(self.context, dtype=torch.long), torch.full((self.context,), IGNORED)
+        documents, places = torch.full((self.context,), -1), torch.zeros(self.context, dtype=torch.long)
+        given, at = torch.zeros(self.context, dtype=torch.bool), 0
+        for number, piece in enumerate(pieces):
+            size = len(piece) - 1
+            here = slice(at, at + size)
+            ids[here], targets[here] = piece[:-1], piece[1:]
+            documents[here], places[here] = number, torch.arange(size)
+            if self.prefix:
+                seen = int(torch.randint(1, size + 1, (1,), generator=random))
+                given[at : at + seen] = True
+                targets[at : at + seen - 1] = IGNORED
+            at += size
+        packed = (documents, places) if self.packed else (None, None)
+        return Batch(ids, targets, *packed, given if self.prefix else None)
+
+
+def collate(rows: Sequence[Batch]) -> Batch:
+    return Batch(*(None if parts[0] is None else torch.stack(parts) for parts in zip(*rows, strict=True)))

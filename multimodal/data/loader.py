@@ -1,0 +1,313 @@
+"""Batches as a pure function of the step: the same for any number of workers and processes, from any step on.
+
+No order, queue or random state has to be saved: `Loader.start(step)` gives what an unbroken run would see there. What
+is random about an item depends on (seed, epoch, item) alone, what a batch holds on (seed, epoch) alone. Each process
+takes every W-th item of a global batch, each micro-batch every k-th of those.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils import signal_handling
+
+from multimodal.errors import DataError, MultimodalError, TrainingError
+from multimodal.system.signals import SIGNALS
+
+log = logging.getLogger(__name__)
+
+Key = Hashable  # an index, or a tuple of indices that are read together
+Plan = Callable[[int], Sequence[Sequence[Key]]]  # epoch → the global batches of it
+BROKEN = (MultimodalError, OSError, ValueError, EOFError, SyntaxError, KeyError)  # what a damaged item may raise
+POLL = 0.2  # seconds
+SPARE = 32  # items tried in place of a micro-batch that has no whole one
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Items by key. `read` may raise one of `BROKEN` for a damaged one; `name` says where the item lies."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, key: Key) -> str: ...
+
+    def read(self, key: Key) -> Any: ...
+
+
+def shuffled(count: int, batch: int, seed: int) -> Plan:
+    """Every item once an epoch in random order; what is left over by whole batches waits for another epoch."""
+    if count < batch:
+        raise DataError(f"{count} items are fewer than one batch of {batch}")
+
+    def plan(epoch: int) -> list[list[int]]:
+        order = torch.randperm(count, generator=generator(seed, epoch)).tolist()
+        return [order[i : i + batch] for i in range(0, count - batch + 1, batch)]
+
+    return plan
+
+
+def generator(*parts: Key) -> torch.Generator:
+    """A random generator that depends on `parts` (numbers, texts, tuples of them) alone."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class Step(NamedTuple):
+    """What one process trains on in one step. `padding`: the mean of its batches' attribute `padding`, where they
+    have one. `waited`: seconds until the batches were there."""
+
+    epoch: int
+    batches: list[Any]
+    count: int  # whole items of this process
+    broken: int
+    padding: float | None = None
+    waited: float = 0.0
+
+
+class _Job(NamedTuple):
+    epoch: int
+    keys: list[Key]
+    spare: list[tuple[int, Key]]  # epoch and key
+
+
+class _Micro(NamedTuple):
+    """One micro-batch: `batch` is what `collate` made of its whole items, None where it was to have no items."""
+
+    epoch: int
+    batch: Any
+    count: int
+    broken: list[tuple[str, str]]  # name and cause
+
+
+class _Failure(NamedTuple):
+    """An error that is no damaged item, as text, since not every exception survives the way out of a worker."""
+
+    line: str
+    trace: str
+
+
+class _Jobs(Dataset):
+    """Makes micro-batches; runs in the workers."""
+
+    def __init__(self, source: Source, prepare: Callable, collate: Callable, seed: int):
+        self.source, self.prepare, self.collate, self.seed = source, prepare, collate, seed
+
+    def __getitem__(self, job: _Job) -> _Micro | _Failure:
+        items: list[Any] = []
+        broken: list[tuple[str, str]] = []
+        at = "the batch"
+        try:
+            for epoch, key in itertools.chain(((job.epoch, key) for key in job.keys), job.spare):
+                if len(broken) + len(items) >= len(job.keys) and items:
+                    break
+                at = self.source.name(key)
+                self._read(epoch, key, at, items, broken)
+            at = "the batch"
+            if job.spare and not items:
+                return _Failure(f"none of {len(broken)} items is whole, the last: {': '.join(broken[-1])}", "")
+            return _Micro(job.epoch, self.collate(items) if items else None, len(items), broken)
+        except Exception as error:
+            return _Failure(f"{at}: cannot be made ready ({_cause(error)})", traceback.format_exc())
+
+    def _read(self, epoch: int, key: Key, name: str, items: list[Any], broken: list[tuple[str, str]]) -> None:
+        try:
+            items.append(self.prepare(self.source.read(key), generator(self.seed, epoch, key)))
+        except BROKEN as error:
+            broken.append((name, _cause(error).removeprefix(f"{name}: ")))
+
+
+def _cause(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if text and isinstance(error, MultimodalError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+class Loader:
+    """`prepare(item, generator)` decodes and augments one item; `collate(items)` makes the batch of them. Both run in
+    `workers` processes (0: in this one), with one thread each.
+
+    A broken item (one of `BROKEN`) is logged by name, counted and left out of its batch. A micro-batch without a
+    whole item takes the next one of the batches that follow, with its own label, so that no process is left without
+    a batch while others wait for it; so do those that get no item because a batch is smaller than the processes
+    times `micro` (with one process they are left out). Any other error is raised as DataError, which names the item
+    and holds the worker's traceback as a note; so is a share of broken items over `most_broken` (of the items read,
+    but of at least `patience`). TrainingError: a worker was killed."""
+
+    patience = 200
+
+    def __init__(
+        self, source: Source, plan: Plan, prepare: Callable, collate: Callable, *, seed: int = 0, workers: int = 0,
+        micro: int = 1, rank: int = 0, world: int = 1, most_broken: float | int = 0.05,
+    ):  # fmt: skip
+        self.plan, self.micro, self.rank, self.world, self.most_broken = plan, micro, rank, world, most_broken
+        self.jobs, self.workers = _Jobs(source, prepare, collate, seed), workers
+        self.read = self.broken = 0  # in all, kept in the run's state
+
+    def _batches(self, step: int) -> Iterator[tuple[int, Sequence[Key]]]:
+        """Endless (epoch, global batch), from number `step` on."""
+        for epoch in itertools.count():
+            batches = [batch for batch in self.plan(epoch) if len(batch)]
+            if not batches:
+                raise DataError(f"epoch {epoch} has no batches (0 planned)")
+            yield from ((epoch, batch) for batch in batches[step:])
+            step = max(0, step - len(batches))
+
+    def _orders(self, step: int) -> Iterator[_Job]:
+        parts = self.world * self.micro
+        ahead: list[tuple[int, Sequence[Key]]] = []
+        following = self._batches(step)
+        while True:
+            while sum(-(-len(batch) // parts) for _, batch in ahead[1:]) < SPARE:
+                ahead.append(next(following))
+            epoch, batch = ahead.pop(0)
+            for slot in range(self.rank, parts, self.world):
+                keys = list(batch[slot::parts])
+                yield _Job(epoch, keys, _spare(ahead, slot, parts) if keys or self.world > 1 else [])
+
+    def start(self, step: int, check: Callable[[], None] = lambda: None) -> Iterator[Step]:
+        """Endless steps, from number `step` on. Closing the iterator ends the workers. `check` is called for each
+        micro-batch, and every `POLL` seconds while one is awaited; what it raises ends the iterator."""
+        spawn: dict[str, Any] = {}
+        if self.workers:
+            spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker, "timeout": POLL}
+        # torch's handler, which raises for a dead worker wherever the program stands, is not set; `_next` notices it
+        signal_handling._SIGCHLD_handler_set = True
+        with blocked():
+            micros = iter(DataLoader(
+                self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
+                collate_fn=_same, generator=torch.Generator(),  # without one it would draw from the global one
+                pin_memory=bool(self.workers) and torch.cuda.is_initialized(), **spawn,  # no copy to a GPU waits
+            ))  # fmt: skip
+        try:
+            while True:
+                began = time.perf_counter()
+                group = [self._next(micros, check) for _ in range(self.micro)]
+                waited = time.perf_counter() - began
+                count, broken = sum(m.count for m in group), [fault for m in group for fault in m.broken]
+                self._count(count, broken)
+                batches = [m.batch for m in group if m.batch is not None]
+                yield Step(group[0].epoch, batches, count, len(broken), _padding(batches), waited)
+        finally:
+            if self.workers:
+                _end(micros)  # else they live until the last traceback that holds them is gone
+
+    def _next(self, micros: Any, check: Callable[[], None]) -> _Micro:
+        micro = None
+        while micro is None:
+            check()
+            try:
+                micro = next(micros)
+            except RuntimeError as error:
+                self._waited(micros, error, check)
+        if isinstance(micro, _Failure):
+            failure = DataError(micro.line)
+            if micro.trace:
+                failure.add_note(micro.trace)
+            raise failure
+        return micro
+
+    def _waited(self, micros: Any, error: RuntimeError, check: Callable[[], None]) -> None:
+        """Returns where `error` only says that `POLL` seconds have passed."""
+        if str(error).startswith("DataLoader timed out"):
+            if micros._pin_memory and not micros._pin_memory_thread.is_alive():
+                raise TrainingError("the thread that pins batches in memory has ended") from None
+        elif str(error).startswith("DataLoader worker"):
+            check()  # whoever stops a run may kill its workers too
+            raise TrainingError(f"a data worker has died, perhaps for want of memory ({_cause(error)})") from None
+        else:
+            raise error
+
+    def _count(self, whole: int, broken: list[tuple[str, str]]) -> None:
+        for name, cause in broken:
+            log.warning("broken item skipped: %s: %s", name, cause)
+        self.read, self.broken = self.read + whole + len(broken), self.broken + len(broken)
+        if broken and self.broken > self.most_broken * max(self.read, self.patience):
+            raise DataError(
+                f"{self.broken} of {self.read} items are broken, more than {self.most_broken:.1%}; the last: "
+                + ": ".join(broken[-1])
+            )
+
+
+def _end(micros: Any) -> None:
+    """End the workers of a DataLoader's iterator. Its own way waits seconds for each that is within an item."""
+    micros._shutdown = True  # its own way then does nothing
+    if micros._pin_memory:
+        micros._pin_memory_thread_done_event.set()
+    for worker in micros._workers:
+        worker.kill()
+    for worker in micros._workers:
+        worker.join()
+    for orders in micros._index_queues:
+        orders.cancel_join_thread()
+        orders.close()
+    if micros._worker_pids_set:
+        torch._C._remove_worker_pids(id(micros))
+        micros._worker_pids_set = False
+
+
+def _spare(ahead: list[tuple[int, Sequence[Key]]], slot: int, parts: int) -> list[tuple[int, Key]]:
+    """Items of the batches to come, others for each slot where these are large enough."""
+    found = ((epoch, batch[i]) for epoch, batch in ahead for i in range(slot % len(batch), len(batch), parts))
+    return list(itertools.islice(found, SPARE))
+
+
+def _padding(batches: list[Any]) -> float | None:
+    shares = [float(batch.padding) for batch in batches if getattr(batch, "padding", None) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+class _Order(Sampler):
+    def __init__(self, make: Callable[[], Iterator]):
+        self.make = make
+
+    def __iter__(self) -> Iterator:
+        return self.make()
+
+
+def _same(micro: _Micro | _Failure) -> _Micro | _Failure:
+    return micro
+
+
+PARENT = 0.5  # seconds between two looks whether a worker's parent lives
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Keep signals waiting: also for a worker forked in the block, up to its `calm_worker`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def calm_worker(_: int = 0) -> None:
+    """Have a loader's worker outlive signals sent to all processes of a run, which still needs its batches. The run
+    ends it with SIGKILL."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, also where that was killed."""
+    signal.set_wakeup_fd(-1)  # a forked worker has its parent's
+    parent = multiprocessing.parent_process().pid
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True, name="parent").start()

@@ -1,0 +1,90 @@
+"""Lists of items in text files: JSON lines and CSV, each row with its line number; a damaged row is a row too."""
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multimodal.errors import DataError
+from multimodal.system.files import path_of, shown, strict_json
+
+CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".json", ".ndjson")
+
+
+class Line(NamedTuple):
+    number: int  # from 1
+    values: dict[str, Any]
+    fault: str = ""
+
+
+def read_text(path: Path) -> str:
+    """Of a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
+    path = _regular(path)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is no UTF-8 ({error.object[error.start]:#04x})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
+    """Rows of a CSV/TSV with a header line, or of a file with one JSON object a line. Raises DataError, naming the
+    line, where the file cannot be read on."""
+    path = _regular(path)
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return _csv(path, data, separator) if path.suffix.lower() in CSV else _json(data)
+
+
+def _regular(path: Path) -> Path:
+    path = path_of(path, DataError)
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a regular file (folder, device, pipe or socket)")
+    return path
+
+
+def _json(data: bytes) -> Iterator[Line]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = strict_json(line, halves=True)  # a fault of the text, not of the line
+        except ValueError as error:
+            yield Line(number, {}, f"no JSON ({error})")
+            continue
+        if isinstance(values, dict):
+            yield Line(number, values)
+        else:
+            yield Line(number, {}, f"no JSON object ({shown(values)})")
+
+
+def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
+    """`separator` None: the tab where the header has one (open_clip's default), else the comma."""
+    text = data.decode("utf-8", "surrogateescape")
+    mark = separator or ("\t" if "\t" in text.partition("\n")[0] else ",")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    header: list[str] = []
+    following = 1
+    try:
+        for row in rows:
+            number, following = following, rows.line_num + 1  # a row begins where the one before has ended
+            if not row:
+                continue
+            if not header:
+                header = [name.strip() for name in row]
+                continue
+            fault = ""
+            if len(row) != len(header):
+                fault = f"columns do not fit the header ({len(row)} instead of {len(header)})"
+            elif any("\udc80" <= c <= "\udcff" for value in row for c in value):
+                fault = f"not UTF-8 text ({row!r:.80})"
+            yield Line(number, dict(zip(header, row, strict=False)), fault)
+    except csv.Error as error:
+        raise DataError(f"{path}: line {rows.line_num}: not CSV ({error})") from None

@@ -1,0 +1,230 @@
+"""What a URL holds, copied once into a folder of this machine.
+
+http and https are read here, stores such as s3:// by fsspec within this process; no other program is started, but for
+the `pipe:` of the user's own command line. Each copy has limits of size and of time without news, and ends with us.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from multimodal.data.remote.trust import STORES, WEB, Trust
+from multimodal.data.remote.web import RefusedError, Rule, TransientError, opened
+from multimodal.errors import DataError
+
+PATIENCE = 60.0  # seconds in which `LEAST` bytes must come
+LEAST = 1 << 10  # bytes
+TRIES = 3
+PAUSE = 0.5  # seconds before the second try, twice as many before the third
+MOST = 64 << 30  # bytes of a shard
+MOST_OF_A_ROW = 4 << 30  # bytes of what a list names
+FREE = 256 << 20  # bytes that a copy leaves on the disk
+BLOCK = 1 << 18  # bytes
+# The shell's group ends when our end of its third file closes, also where we are killed.
+GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 & exec 3<&-; eval "$1"'
+
+
+@runtime_checkable
+class Stream(Protocol):
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes, empty at the end."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Opener(Protocol):
+    """Opens a stream. `abort` ends a wait in `__call__` or `read` from another thread, as far as it can."""
+
+    def __call__(self) -> Stream: ...
+
+    def abort(self) -> None: ...
+
+
+def default_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal") / "shards"
+
+
+def fetch(url: str, cache: Path | None = None, rule: Rule | None = None, most: int | None = None) -> Path:
+    """The local copy of what a URL holds, made on the first call; later ones give the same bytes, even if the
+    source has changed since (remove the copy to read it again).
+
+    `rule` None: the user's own URL. `pipe:CMD` is a shell command: give it only URLs that you wrote yourself. Raises
+    DataError."""
+    scheme = url.partition(":")[0].lower()
+    rule = rule or Rule(url)
+    if scheme in WEB:
+        return kept(url, url, cache, lambda: _Web(url, rule), most)
+    if scheme == "pipe":
+        return kept(url, url, cache, lambda: _Pipe(url[len("pipe:") :]), most)
+    if scheme not in STORES:
+        known = ", ".join((*sorted(WEB | STORES), "pipe"))
+        raise DataError(f"{url}: URLs of {scheme!r} are not read (known: {known})")
+    return kept(url, url, cache, lambda: Opening(lambda: _stored(url)), most)
+
+
+def fetch_row(url: str, cache: Path | None, trust: Trust, origin: str) -> Path:
+    """What a list names; `origin`: where the list itself comes from, if from a URL. Raises DataError."""
+    return fetch(url, cache, Rule(url, trust, origin), MOST_OF_A_ROW)
+
+
+def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opener], most: int | None = None) -> Path:
+    """A copy of what is opened, in the cache by its `identity`. Raises DataError."""
+    from filelock import FileLock
+
+    folder = cache or default_cache()
+    ending = re.sub(r"[^\w.-]+", "_", name.split("?")[0].rsplit("/", 1)[-1])[-60:]
+    target = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}-{ending}"
+    try:
+        if target.exists():
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):  # several processes of a machine need one copy
+            if not target.exists():
+                _copy(opener, target, MOST if most is None else most)
+    except (OSError, ValueError, EOFError, ImportError, zlib.error, RefusedError) as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{name}: cannot be copied to {folder} ({line})") from None
+    return target
+
+
+def _copy(opener: Callable[[], Opener], target: Path, most: int) -> None:
+    part = Path(f"{target}.part")
+    try:
+        for attempt in range(TRIES):
+            try:
+                _Copy(opener(), part, most).run()
+                break
+            except TransientError as error:
+                if attempt == TRIES - 1:
+                    raise OSError(f"{error}, tried {TRIES} times") from None
+                time.sleep(PAUSE * 2**attempt)
+        if part.stat().st_size == 0:
+            raise OSError("empty (0 bytes)")
+        part.rename(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Copy:
+    """One copy, made by a thread, so that no library can keep the caller waiting: whoever waits looks at its progress
+    and gives it up where it stands still, grows too large, or is stopped."""
+
+    def __init__(self, opener: Opener, part: Path, most: int):
+        self.opener, self.part, self.most = opener, part, most
+        self.count, self.error = 0, None
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Raises what the reading raised, OSError for a copy that was given up."""
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self._wait()
+        finally:
+            if not self.ended.is_set():
+                self.opener.abort()
+                self.ended.wait(1)
+        if self.error is not None:
+            raise self.error
+
+    def _wait(self) -> None:
+        before, since = 0, time.monotonic()
+        while not self.ended.wait(min(0.2, PATIENCE / 4)):
+            if self.count >= before + LEAST:
+                before, since = self.count, time.monotonic()
+            elif time.monotonic() - since > PATIENCE:
+                raise OSError(f"given up: {self.count - before} bytes in {PATIENCE:g} s (after {before})")
+
+    def _read(self) -> None:
+        try:
+            with contextlib.closing(self.opener()) as stream, self.part.open("wb") as file:
+                while data := stream.read(BLOCK):
+                    self.count += len(data)
+                    if self.count > self.most:
+                        raise OSError(f"too large (over {self.most} bytes)")
+                    if shutil.disk_usage(file.fileno()).free < FREE + len(data):
+                        raise OSError(f"the disk is full but for {FREE} bytes (after {self.count})")
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+class _Web:
+    def __init__(self, url: str, rule: Rule):
+        self.url, self.rule = url, rule
+
+    def __call__(self) -> Stream:
+        return opened(self.url, self.rule)
+
+    def abort(self) -> None:
+        self.rule.abort()
+
+
+class Opening:
+    """Of a library's own stream, whose waits nobody else can end: the thread is left to the library's limits."""
+
+    def __init__(self, open_it: Callable[[], Any]):
+        self.open_it = open_it
+
+    def __call__(self) -> Any:
+        return self.open_it()
+
+    def abort(self) -> None:
+        pass
+
+
+def _stored(url: str) -> Any:
+    import fsspec
+
+    fsspec.get_filesystem_class(url.partition(":")[0].lower())  # ImportError for a missing driver
+    return fsspec.open(url, "rb").open()
+
+
+class _Pipe:
+    """The output of a shell command in a process group of its own."""
+
+    def __init__(self, command: str):
+        self.command, self.process = command, None
+        self.alive = -1  # closing it ends the group
+
+    def __call__(self) -> "_Pipe":
+        watched, self.alive = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD, "sh", self.command], stdin=watched, stdout=subprocess.PIPE, bufsize=0,
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(watched)
+        return self
+
+    def read(self, size: int) -> bytes:
+        if data := self.process.stdout.read(size):
+            return data
+        if code := self.process.wait():
+            raise OSError(f"the command ends with exit {code}")
+        return b""
+
+    def close(self) -> None:
+        self.abort()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def abort(self) -> None:
+        alive, self.alive = self.alive, -1
+        if alive >= 0:
+            os.close(alive)

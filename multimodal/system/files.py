@@ -1,0 +1,225 @@
+"""Opening, reading and writing files: regular files only, since a pipe would block without end."""
+
+import codecs
+import importlib.metadata
+import io
+import json
+import math
+import os
+import platform
+import stat
+import tempfile
+from pathlib import Path, PurePosixPath
+from reprlib import Repr
+from typing import Any, Never
+
+from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.system.signals import unbroken
+
+MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
+MOST_DEPTH = 64  # arrays and objects inside one another
+_DIGITS = 40  # of a whole number; transformers writes 10**30 for "no limit"
+_short = Repr()
+_short.maxlevel = _short.maxlist = _short.maxdict = _short.maxtuple = 4
+_short.maxstring = _short.maxother = _short.maxlong = 40
+
+
+def shown(value: Any) -> str:
+    """A short, printable form of any value, however deep or long."""
+    return ascii_only(_short.repr(value))[:80]
+
+
+def ascii_only(text: str) -> str:
+    """The text on one line, with characters that cannot be printed escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def path_of(source: Any, error: type[MultimodalError], name: str = "path") -> Path:
+    """`source` as a path that the system can take. Raises `error` for one with a NUL or a lone surrogate, for an empty
+    one, and for what is no path."""
+    if not isinstance(source, str | os.PathLike):
+        raise error(f"{name}: expected a path ({shown(source)})")
+    text = os.fspath(source)
+    if not isinstance(text, str) or not text:
+        raise error(f"{name}: expected a path ({shown(text)})")
+    try:
+        if b"\0" in os.fsencode(text):
+            raise error(f"{name}: a path cannot hold a NUL ({shown(text)})")
+    except UnicodeEncodeError:
+        raise error(f"{name}: a path cannot hold a lone surrogate ({shown(text)})") from None
+    return Path(source)
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """The file in or below `folder` that a record names. Raises CheckpointError, which begins with `where`, for a name
+    that leads elsewhere. Only the name counts: the files of the hub's cache are links out of their folder."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name:
+        raise CheckpointError(f"{where}: {shown(name)} names no file in {folder}")
+    return folder / name
+
+
+def open_media(source: str | Path | bytes, name: str, error: type[MultimodalError]) -> io.BufferedIOBase:
+    """The bytes of an image or audio file. Raises `error` for a folder, a missing, empty or irregular file, and for a
+    path that cannot be one."""
+    if isinstance(source, bytes):
+        if not source:
+            raise error(f"{name}: empty (0 bytes)")
+        return io.BytesIO(source)
+    path = path_of(source, error, name)
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise error(f"{name}: a folder (name its files)")
+        if not stat.S_ISREG(found.st_mode):
+            raise error(f"{name}: not a regular file (device, pipe or socket)")
+        if not found.st_size:
+            raise error(f"{name}: empty file (0 bytes)")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise error(f"{name}: no such file (cannot be opened)") from None
+    except OSError as cause:
+        raise error(f"{name}: cannot be opened ({cause.strerror})") from None
+
+
+def read_json(path: Path, error: type[MultimodalError] = CheckpointError) -> dict[str, Any]:
+    """The JSON object in a file. Raises `error` naming it when it is missing or no such thing."""
+    value = read_json_value(path, error)
+    if not isinstance(value, dict):
+        raise error(f"{path}: holds no JSON object ({shown(value)})")
+    return value
+
+
+def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) -> Any:
+    """What the JSON in a file says. Raises `error` naming it, as `parse_json` does, or when it is missing."""
+    path = path_of(path, error)
+    try:
+        if path.exists() and not path.is_file():
+            raise error(f"{path}: not a regular file (device, pipe or socket)")
+        with path.open("rb") as file:
+            data = file.read(MOST_JSON + 1)
+    except OSError as cause:
+        reason = "missing" if isinstance(cause, FileNotFoundError) else cause.strerror or cause
+        raise error(f"{path}: cannot be read as JSON ({reason})") from None
+    return parse_json(data, str(path), error)
+
+
+def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = CheckpointError) -> Any:
+    """What JSON says. Raises `error` naming `where` and the cause, as `strict_json` has it."""
+    try:
+        return strict_json(data)
+    except UnicodeDecodeError as cause:
+        byte = cause.object[cause.start]
+        raise error(f"{where}: not UTF-8 text (byte {cause.start} is {byte:#04x})") from None
+    except ValueError as cause:
+        raise error(f"{where}: cannot be read as JSON ({cause})") from None
+
+
+def strict_json(data: bytes | str, halves: bool = False) -> Any:
+    """What JSON says. Raises ValueError for text that is no JSON or no UTF-8, longer than `MOST_JSON` or deeper than
+    `MOST_DEPTH`; for a key given twice, NaN, infinity, a whole number of more than 40 digits, and, without `halves`,
+    a lone surrogate, but for those with which Python writes the bytes of a file's name."""
+    if len(data) > MOST_JSON:
+        raise ValueError(f"more than {MOST_JSON >> 20} MB")
+    text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MOST_DEPTH}") from None
+    except ValueError as cause:
+        raise ValueError(ascii_only(str(cause))[:120]) from None
+    escapes = "\\u" in text and not halves
+    if (escapes or text.count("[") + text.count("{") > MOST_DEPTH) and (fault := _fault(value, escapes)):
+        raise ValueError(fault)
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {shown(twice)} is there twice")
+    return made
+
+
+def _refuse(name: str) -> Never:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_int=_int, parse_float=_float)
+
+
+def _fault(value: Any, escapes: bool) -> str:
+    """What a parsed value has that no record may have: depth, or half a character (only where there are `escapes`)."""
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        if escapes:
+            texts = (item for part in level for item in ([*part, *part.values()] if isinstance(part, dict) else [part]))
+            if wrong := next((text for text in texts if isinstance(text, str) and _is_half(text)), None):
+                return f"a lone surrogate in {shown(wrong)}"
+        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [item for part in inner for item in part if escapes or isinstance(item, dict | list)]
+        if not level:
+            return ""
+    return f"nested deeper than {MOST_DEPTH}"
+
+
+def _is_half(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= c < "\udc80" or "\udcff" < c <= "\udfff" for c in text)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A crash leaves the old file or the new one, never a part. Raises OSError naming `path`."""
+    with unbroken():
+        _write_whole(path, data)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    part = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as part:
+            part.write(data)
+            part.flush()
+            os.fsync(part.fileno())
+        give_mode(part.name)
+        os.replace(part.name, path)
+    except BaseException as error:
+        if part is not None:
+            Path(part.name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def give_mode(path: str) -> None:
+    """Permissions as the umask has them: a temporary file is private, an output is like any other."""
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(path, 0o666 & ~umask)
+
+
+LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the machine and the libraries a result may depend on."""
+    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,102 @@
+"""Stop signals. A handler sets a flag and does nothing else: an exception raised by one may leave a lock taken or a
+file half written. A command ends from a thread of its own, whatever its main thread is doing."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+
+GRACE = 1.0  # seconds within which a write may finish
+Last = Callable[[], str | None]
+
+_last: list[Last] = []
+_writing = threading.RLock()
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], wake: int = -1) -> Iterator[None]:
+    """Give these signals to `handler`, which may only set a flag; the byte of each also goes to the descriptor `wake`.
+    Only the main thread can do so; in another one nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    outer = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
+        for number, was in before.items():
+            signal.signal(number, signal.SIG_DFL if was is None else was)  # None: not set by Python
+
+
+@contextlib.contextmanager
+def ending(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
+    """End the process with 128 + number when one of these signals comes: from a thread, so that nothing that the main
+    thread waits for or computes can delay it. `unbroken` writes are finished first; finished results are on disk."""
+    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as a shell's & has it
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    thread = threading.Thread(target=_watch, args=(out, taken), daemon=True, name="signals")
+    thread.start()
+    try:
+        with handled(taken, _nothing, into):
+            yield
+    finally:
+        os.write(into, b"\0")
+        thread.join()
+        os.close(out)
+        os.close(into)
+
+
+@contextlib.contextmanager
+def at_stop(last: Last) -> Iterator[None]:
+    """Call `last` where `ending` ends the process within the block, and print the line that it returns. It runs in
+    another thread, beside the main one."""
+    _last.append(last)
+    try:
+        yield
+    finally:
+        _last.remove(last)
+
+
+def unbroken() -> contextlib.AbstractContextManager:
+    """Around a short write: a stop waits for its end, at most `GRACE`."""
+    return _writing
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """The byte in the pipe is the flag."""
+
+
+def _watch(out: int, taken: list[int]) -> None:
+    while number := os.read(out, 1)[0]:
+        if number in taken:
+            _end(number)
+
+
+def _end(number: int) -> None:
+    leaving = threading.Thread(target=_leave, daemon=True)
+    leaving.start()
+    leaving.join(2 * GRACE)
+    os._exit(128 + number)
+
+
+def _leave() -> None:
+    _writing.acquire(timeout=GRACE)
+    with contextlib.suppress(Exception):
+        if os.isatty(2):
+            os.write(2, b"\r\x1b[K")  # a progress bar
+    for last in reversed(_last):
+        with contextlib.suppress(Exception):
+            if line := last():
+                os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+    with contextlib.suppress(Exception):
+        for child in sys.modules["multiprocessing"].active_children():
+            child.kill()
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

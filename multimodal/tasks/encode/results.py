@@ -1,0 +1,328 @@
+"""A file of results that grows a picture at a time: what is in it survives any stop, and a second call goes on there.
+
+Beside `results.csv` lie `results.csv.settings.json`, what the results were made with, since mixed results would be
+wrong without a sign of it, and `results.csv.sums`, 8 bytes of the hash of each row, so that a row which was changed
+since is found when a run goes on."""
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.files import path_of, read_json, write_whole
+from multimodal.system.signals import unbroken
+
+STYLES = ("csv", "jsonl")
+BESIDE = (".settings.json", ".sums")  # names of the files beside the results
+SUM = 8  # bytes
+SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing, since each picture is written at once
+AGAIN = "--overwrite begins it anew, or name another file"
+TORN = 100  # lines: a quote that is open for longer is damage, not a stop in the middle of a picture
+
+
+class Results:
+    """A CSV or JSON-lines file that only one process writes, as a context manager.
+
+    Raises UsageError, naming the line, where a row was edited, removed, added or moved since it was written.
+
+    `done`: the pictures in it, as they were named. Relative names are taken from the folder where the first call was
+    made. A picture that was being written when the process was killed is cut off at opening (in CSV the last one
+    always, unless the file was closed: how many rows it should have is not known), so it is done again.
+
+    Raises UsageError: for a file that cannot be written, is none of ours, was made with other `settings` (JSON-ready;
+    with `overwrite` it begins anew), is damaged, or is open in another process."""
+
+    def __init__(
+        self, path: str | Path, style: str, columns: Sequence[str], settings: dict[str, Any], overwrite: bool = False
+    ):
+        if style not in STYLES:
+            raise UsageError(f"{path}: results are appended to {' or '.join(STYLES)}, not to {style!r}")
+        self.path, self.style, self.columns = path_of(path, UsageError, "results"), style, list(columns)
+        self.settings = json.loads(json.dumps(settings | {"style": style, "columns": self.columns}))
+        self.record, self.sums = (self.path.with_name(self.path.name + ending) for ending in BESIDE)
+        self.done: set[str] = set()
+        self.folder, self._places = os.getcwd(), set()
+        self._file, self._synced = _opened(self.path), time.monotonic()
+        self._sums: int | None = None
+        try:
+            self._begin(overwrite)
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> "Results":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def has(self, file: str | Path) -> bool:
+        """Whether this picture is there, however it is named (`a.jpg`, `./a.jpg`, `/photos/a.jpg`). Raises UsageError
+        for a new one with a relative name where the names in the file are relative to another folder."""
+        if os.path.abspath(file) in self._places:
+            return True
+        if os.getcwd() != self.folder and not os.path.isabs(file):
+            raise UsageError(f"{self.path}: relative names in it are from {self.folder}; call from there ({file})")
+        return False
+
+    def append(self, file: str, rows: Sequence[Sequence[Any]], record: dict[str, Any]) -> None:
+        """All of one picture: `rows` in CSV, `record` as a line of JSON. Where this fails, or is stopped, nothing of it
+        is left in the file. Raises UsageError, as for a full disk."""
+        data = _csv(rows) if self.style == "csv" else [_line(record)]
+        try:
+            with unbroken():
+                self._write(data)
+                self._add(file)
+        except OSError as error:
+            raise UsageError(
+                f"{self.path}: cannot be written ({error.strerror}); it holds {len(self.done)} pictures, and the same "
+                "command goes on from there"
+            ) from None
+
+    def close(self) -> None:
+        """Once more does no harm."""
+        if self._file is None:
+            return
+        try:
+            self._sync()
+            self._keep(os.fstat(self._sums).st_size // SUM)
+        except OSError:
+            pass  # the results are written; the last picture will be done again
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for file in (self._file, self._sums):
+            if file is not None:
+                os.close(file)
+        self._file = self._sums = None
+
+    def _sync(self) -> None:
+        for file in (self._file, self._sums):
+            os.fsync(file)
+        self._synced = time.monotonic()
+
+    def _begin(self, overwrite: bool) -> None:
+        size = os.fstat(self._file).st_size
+        if size and not self.record.is_file():
+            _check_ours(self.path, self._file, _csv([self.columns])[0] if self.style == "csv" else b'{"file": ')
+        if not size:
+            self._check_beside()
+        self._sums = _opened(self.sums)
+        if size and not overwrite:
+            self._resume()
+            return
+        try:
+            for file in (self._file, self._sums):  # first: old results beside new settings would be taken for new ones
+                os.ftruncate(file, 0)
+            self._keep(0)
+            self._header()
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be written ({error.strerror})") from None
+
+    def _header(self) -> None:
+        if self.style == "csv":
+            self._write(_csv([self.columns]))
+
+    def _check_beside(self) -> None:
+        """Raises UsageError where a file of somebody else has the name of one that lies beside the results."""
+        try:
+            ours = not self.record.exists() or "settings" in read_json(self.record)
+        except CheckpointError:
+            ours = False
+        if not ours or (not self.record.exists() and self.sums.exists() and self.sums.stat().st_size):
+            found = self.sums if ours else self.record
+            raise UsageError(f"{found}: exists and belongs to no such results; name another file")
+
+    def _resume(self) -> None:
+        try:
+            known = read_json(self.record)
+        except CheckpointError as error:
+            raise UsageError(
+                f"{self.path}: what it was made with is not known ({error}); --overwrite begins it anew"
+            ) from None
+        before = known.get("settings")
+        before = before if isinstance(before, dict) else {}
+        if other := sorted(k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)):
+            raise UsageError(
+                f"{self.path}: was made with another {', '.join(other)}; name another file, or --overwrite this one"
+            )
+        self.folder = str(known.get("folder", self.folder))
+        kept = known.get("rows")
+        end, sums = self._read(kept if isinstance(kept, int) else 0)
+        os.ftruncate(self._file, end)
+        os.ftruncate(self._sums, 0)
+        _write_all(self._sums, sums)
+        if end == 0:
+            self._header()
+        elif len(sums) != kept * SUM:
+            self._sync()
+            self._keep(len(sums) // SUM)  # so that a second kill right here costs no further picture
+
+    def _read(self, kept: int) -> tuple[int, bytes]:
+        """Fills `done`; gives the byte where the whole pictures end, and the sums of their rows. `kept`: rows when the
+        file was closed."""
+        known = os.pread(self._sums, os.fstat(self._sums).st_size, 0)
+        known = known[: len(known) // SUM * SUM]
+        if len(known) < kept * SUM:
+            raise UsageError(f"{self.sums}: is cut off or missing, so rows cannot be checked; {AGAIN}")
+        starts: dict[str, tuple[int, int]] = {}
+        last, whole, sums = (0, 0), 0, bytearray()
+        with open(self.path, "rb") as file, open(self.path, "rb") as again:
+            for name, start, end in (_csv_rows if self.style == "csv" else _json_rows)(file, self.columns, self.path):
+                whole, own = end, _sum(again.read(end - start))
+                if (wanted := known[len(sums) : len(sums) + SUM]) not in (own, b"", bytes(SUM)):  # zeros: a power cut
+                    raise UsageError(
+                        f"{self.path}: line {_line_at(self.path, start)} is not as it was written; {AGAIN}"
+                    )
+                if not wanted and len(known) == kept * SUM:
+                    raise UsageError(f"{self.path}: line {_line_at(self.path, start)} was added by hand; {AGAIN}")
+                if name is not None:
+                    last = starts.setdefault(name, (start, len(sums)))
+                sums += own
+        closed = len(known) == kept * SUM
+        if closed and len(sums) < len(known):
+            lost = (len(known) - len(sums)) // SUM
+            raise UsageError(
+                f"{self.path}: {lost} rows after line {_line_at(self.path, whole) - 1} are missing; {AGAIN}"
+            )
+        if self.style == "csv" and not closed and starts:
+            starts = {name: place for name, place in starts.items() if place != last}
+            whole, sums = last[0], sums[: last[1]]
+        for name in starts:
+            self._add(name)
+        return whole, bytes(sums)
+
+    def _add(self, name: str) -> None:
+        self.done.add(name)
+        self._places.add(os.path.normpath(os.path.join(self.folder, name)))
+
+    def _write(self, rows: Sequence[bytes]) -> None:
+        """The sums first, so that no stop leaves a row without one: such a row was added by hand."""
+        ends = [os.fstat(file).st_size for file in (self._sums, self._file)]
+        try:
+            _write_all(self._sums, b"".join(map(_sum, rows)))
+            _write_all(self._file, b"".join(rows))
+        except BaseException:
+            for file, end in zip((self._sums, self._file), ends, strict=True):
+                with suppress(OSError):
+                    os.ftruncate(file, end)
+            raise
+        if time.monotonic() - self._synced > SYNC:
+            self._sync()
+
+    def _keep(self, rows: int) -> None:
+        """`rows`: those of the file when it is closed, with the header; a file with more was not closed."""
+        record = {"settings": self.settings, "folder": self.folder, "rows": rows}
+        write_whole(self.record, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _opened(path: Path) -> int:
+    """For appending, locked against other processes. Raises UsageError."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: not a regular file (folder, device, pipe or socket)")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise UsageError(f"{path}: another process is writing it") from None
+    except OSError:
+        pass  # a file system without locks
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise UsageError(f"{path}: not a regular file")
+    return file
+
+
+def _check_ours(path: Path, file: int, header: bytes) -> None:
+    """Raises UsageError, so that a wrong name after -o costs nobody a picture."""
+    begin = os.pread(file, len(header), 0)
+    if begin != header[: len(begin)]:
+        raise UsageError(f"{path}: is no file of these results (it begins with {begin[:20]!r}), and is left as it is")
+
+
+def _write_all(file: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def _sum(row: bytes) -> bytes:
+    return hashlib.blake2b(row, digest_size=SUM).digest()
+
+
+def _line_at(path: Path, byte: int) -> int:
+    with path.open("rb") as file:
+        return file.read(byte).count(b"\n") + 1
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> list[bytes]:
+    text = io.StringIO()
+    quoting = csv.QUOTE_ALL if any("\r" in str(cell) for row in rows for cell in row) else csv.QUOTE_MINIMAL
+    writer = csv.writer(text, lineterminator="\n", quoting=quoting)  # of itself it leaves \r bare
+    ends = list(accumulate(writer.writerow(row) for row in rows))
+    whole = text.getvalue()
+    parts = [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [part.encode("utf-8", "surrogateescape") for part in parts]  # names of files that are no UTF-8
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(record) + "\n").encode()
+
+
+def _csv_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterator[tuple[str | None, int, int]]:
+    """(name of the picture, or None for the header; first byte; byte after) of each whole row."""
+    at, count, ended = 0, 0, True
+
+    def lines() -> Iterator[str]:
+        nonlocal at, count, ended
+        for line in file:
+            at, count, ended = at + len(line), count + 1, line.endswith(b"\n")
+            yield line.decode("utf-8", "surrogateescape")
+
+    rows, start, first = csv.reader(lines(), strict=True), 0, 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error:
+            row = []
+        if not ended or len(row) != len(columns):
+            if file.read(1) or count - first > TORN:
+                raise UsageError(f"{path}: line {first + 1} is damaged; --overwrite begins it anew")
+            return
+        yield (row[0] if start else None), start, at
+        start, first = at, count
+
+
+def _json_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterator[tuple[str | None, int, int]]:
+    start = 0
+    for number, line in enumerate(file, 1):
+        try:
+            name = json.loads(line)["file"] if line.endswith(b"\n") else None
+        except (ValueError, TypeError, LookupError, RecursionError):
+            name = None
+        if not isinstance(name, str):
+            if file.read(1):
+                raise UsageError(f"{path}: line {number} is damaged; --overwrite begins it anew")
+            return
+        yield name, start, start + len(line)
+        start += len(line)

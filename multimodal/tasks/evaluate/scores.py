@@ -1,0 +1,67 @@
+"""Scores of what a model gave against what was wanted, as shares of 1."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.errors import UsageError
+
+
+def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
+    """Whisper's `english` one or its `basic` one for all other languages (Radford et al. 2022, appendix C), or `none`.
+
+    `keep_marks`: the basic one keeps combining marks. It drops them else, and with them the vowel signs of Brahmic
+    scripts. Raises UsageError."""
+    from whisper_normalizer.basic import BasicTextNormalizer
+    from whisper_normalizer.english import EnglishTextNormalizer
+
+    if keep_marks and name != "basic":
+        raise UsageError(f"keep_marks: is for the normalizer 'basic', not for {name!r}")
+    known: dict[str, Callable[[], Callable[[str], str]]] = {
+        "english": EnglishTextNormalizer,
+        "basic": lambda: BasicTextNormalizer(preserve_marks=keep_marks),
+        "none": lambda: str,
+    }
+    if name not in known:
+        raise UsageError(f"normalizer: {name!r} is none of {', '.join(known)}")
+    normal = known[name]()
+    return lambda text: " ".join(normal(text).split())
+
+
+def error_rates(wanted: Sequence[str], found: Sequence[str]) -> tuple[float, float]:
+    """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted."""
+    import jiwer
+
+    return float(jiwer.wer(list(wanted), list(found))), float(jiwer.cer(list(wanted), list(found)))
+
+
+def word_errors(references: Sequence[str], hypotheses: Sequence[str], language: str = "en") -> dict[str, float]:
+    """`error_rates` of texts that have passed Whisper's normaliser."""
+    normal = normalizer("english" if language == "en" else "basic")
+    wer, cer = error_rates([normal(text) for text in references], [normal(text) for text in hypotheses])
+    return {"wer": round(wer, 4), "cer": round(cer, 4)}
+
+
+def bleu(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """Corpus BLEU in percent (sacrebleu's defaults: 13a tokens, cased, exponential smoothing; Post 2018)."""
+    import sacrebleu
+
+    return round(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score, 2)
+
+
+def ranks(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
+    """How many others of each row do not score lower than its label: so that a tie, or a score that is no number, is
+    no hit. `topk` would take either of a tie, and a model that gives all labels one score would look informed."""
+    return (~(scores < scores.gather(1, labels[:, None]))).sum(1) - 1
+
+
+def top_shares(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> dict[str, float]:
+    """Share of rows whose label has the highest score, and one of the five highest (see `ranks` for ties)."""
+    found = ranks(scores, labels)
+    return {"top1": _share(found < 1), "top5": _share(found < 5)}
+
+
+def _share(hits: Tensor) -> float:
+    return round(hits.to(torch.float64).mean().item(), 4)

@@ -1,0 +1,192 @@
+"""Error rates of a model's transcripts on recordings with known texts: how many errors, which, and where."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import Source, open_source
+from multimodal.errors import DataError, MultimodalError
+from multimodal.tasks.evaluate.scores import error_rates, normalizer
+from multimodal.tasks.transcribe.transcribe import transcribe_many
+from multimodal.tokens.text.tokenizer import checked
+from multimodal.weights.folder import Checkpoint
+
+Kind = Literal["same", "substitution", "deletion", "insertion"]
+KINDS: dict[str, Kind] = {
+    "equal": "same", "substitute": "substitution", "delete": "deletion", "insert": "insertion"
+}  # fmt: skip
+MOST_COMMON, MOST_WRONG = 10, 20  # errors of a kind, and utterances, that a report names
+
+
+class Edit(NamedTuple):
+    """A word wanted and what was found for it; the one that is not there is empty."""
+
+    kind: Kind
+    wanted: str
+    found: str
+
+
+class Heard(NamedTuple):
+    """`name`: "list.jsonl line 3: path". Texts as they came; the language the model took; how much is damaged."""
+
+    name: str
+    wanted: str
+    found: str
+    seconds: float
+    language: str | None
+    damaged: int
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """The edits that turn the normalised words wanted into those found, as few as can be."""
+
+    name: str
+    edits: list[Edit]
+
+    @property
+    def words(self) -> int:
+        return sum(edit.kind != "insertion" for edit in self.edits)
+
+    @property
+    def errors(self) -> int:
+        return sum(edit.kind != "same" for edit in self.edits)
+
+    @property
+    def rate(self) -> float:
+        """Errors a word wanted; where none is wanted, a word."""
+        return self.errors / max(1, self.words)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`wer` and `cer`: all errors over all words, or characters, wanted. `broken`: what was left out and why."""
+
+    normalizer: str
+    wer: float
+    cer: float
+    audio_seconds: float
+    compute_seconds: float
+    damaged: int
+    utterances: list[Utterance]
+    broken: list[str]
+
+    def figures(self) -> dict[str, Any]:
+        """`rtfx`: seconds of sound a second of computing, in which reading and voice detection count and loading of
+        the model does not."""
+        kinds = Counter(edit.kind for one in self.utterances for edit in one.edits)
+        return {
+            "utterances": len(self.utterances), "words": sum(one.words for one in self.utterances), "wer": self.wer,
+            "cer": self.cer, **{f"{kind}s": kinds[kind] for kind in KINDS.values() if kind != "same"},
+            "sentence_error_rate": sum(one.errors > 0 for one in self.utterances) / len(self.utterances),
+            "audio_seconds": round(self.audio_seconds, 2), "compute_seconds": round(self.compute_seconds, 2),
+            "rtfx": round(self.audio_seconds / max(self.compute_seconds, 1e-9), 1), "normalizer": self.normalizer,
+            "damaged": self.damaged, "broken": len(self.broken),
+        }  # fmt: skip
+
+    def common(self, kind: Kind, most: int = MOST_COMMON) -> list[tuple[str, int]]:
+        """The most frequent errors of a kind, and how often each is there."""
+        found = Counter(
+            f"{edit.wanted} → {edit.found}" if kind == "substitution" else edit.wanted or edit.found
+            for one in self.utterances for edit in one.edits if edit.kind == kind
+        )  # fmt: skip
+        return found.most_common(most)
+
+    def worst(self, most: int = MOST_WRONG) -> list[Utterance]:
+        wrong = [one for one in self.utterances if one.errors]
+        return sorted(wrong, key=lambda one: (-one.rate, -one.errors))[:most]
+
+
+def evaluate(
+    manifest: str | Path, checkpoint: Checkpoint, *, normalizer_name: str | None = None, keep_marks: bool = False,
+    limit: int | None = None, trust: Trust = OWN_FOLDER,
+    watch: Callable[[int, int, int], None] = lambda *_: None, **options: Any,
+) -> Evaluation:  # fmt: skip
+    """Transcribes the recordings of a manifest ({"audio_filepath", "text"} a line, CSV, or WebDataset tars) with the
+    `options` of `transcribe_many`, and compares.
+
+    `normalizer_name` None: `english` where most of it is in English, else, and with `keep_marks`, `basic`
+    (`scores.normalizer`). A line or recording that cannot be used is left out and named. `watch(done, of, broken)`.
+    Raises DataError where nothing can be compared, UsageError, CheckpointError."""
+    if normalizer_name is not None or keep_marks:  # told before an hour of work
+        normalizer(normalizer_name or "basic", keep_marks)
+    source = open_source(manifest, trust=trust)
+    items = _Items(source, [source.name(key) for key in range(len(source))[:limit]])
+    results = transcribe_many(items.media(), checkpoint, **options)
+    began, heard = time.perf_counter(), []
+    for _, result in results:
+        number, name, wanted = items.waiting.popleft()
+        if isinstance(result, MultimodalError):
+            items.leave_out(number, result)
+        else:
+            language = "en" if options.get("task") == "translate" else result["language"]
+            heard.append(Heard(name, wanted, result["text"], result["duration"], language, len(result["damaged"])))
+        watch(len(heard) + len(items.broken), len(items.places), len(items.broken))
+    seconds = time.perf_counter() - began
+    broken = [items.broken[number] for number in sorted(items.broken)]
+    if not heard:
+        raise DataError(f"{manifest}: no utterance could be evaluated ({broken[0]})")
+    return compared(heard, broken, seconds, normalizer_name, keep_marks)
+
+
+def compared(
+    heard: Iterable[Heard], broken: list[str], seconds: float, name: str | None = None, keep_marks: bool = False
+) -> Evaluation:
+    """The figures of texts that were transcribed in so many seconds."""
+    heard = list(heard)
+    ((language, _),) = Counter(one.language for one in heard).most_common(1)
+    chosen = name or ("english" if language == "en" and not keep_marks else "basic")
+    normal = normalizer(chosen, keep_marks)
+    texts = [(normal(one.wanted), normal(one.found)) for one in heard]
+    wer, cer = error_rates(*zip(*texts, strict=True))
+    utterances = [Utterance(one.name, aligned(*pair)) for one, pair in zip(heard, texts, strict=True)]
+    damaged, length = sum(one.damaged > 0 for one in heard), sum(one.seconds for one in heard)
+    label = "none" if chosen == "none" else f"whisper {chosen}{', marks kept' if keep_marks else ''}"
+    return Evaluation(label, wer, cer, length, seconds, damaged, utterances, broken)
+
+
+def aligned(wanted: str, found: str) -> list[Edit]:
+    """Word by word with the fewest errors (jiwer)."""
+    import jiwer
+
+    result = jiwer.process_words(wanted, found)
+    (words,), (others,), (parts,) = result.references, result.hypotheses, result.alignments
+    edits = []
+    for part in parts:
+        a, b = words[part.ref_start_idx : part.ref_end_idx], others[part.hyp_start_idx : part.hyp_end_idx]
+        pairs = zip(a or [""] * len(b), b or [""] * len(a), strict=True)
+        edits += [Edit(KINDS[part.type], *pair) for pair in pairs]
+    return edits
+
+
+@dataclass
+class _Items:
+    """The first items of a source, one for each of `places`; of those under way number, name and text."""
+
+    source: Source
+    places: list[str]
+    waiting: deque[tuple[int, str, str]] = field(default_factory=deque)
+    broken: dict[int, str] = field(default_factory=dict)
+
+    def media(self) -> Iterator[Path | bytes]:
+        """Of the usable items, each read when it is asked for."""
+        for number, place in enumerate(self.places):
+            try:
+                sample = self.source.read(number)
+                if len(sample.texts) != 1:
+                    raise DataError(f"{place}: has {len(sample.texts)} texts, not one")
+                text = checked(sample.texts[0])
+            except (MultimodalError, OSError) as error:
+                self.leave_out(number, error)
+            else:
+                name = place if place == sample.name else f"{place}: {Path(sample.name).name}"
+                self.waiting.append((number, name, text))
+                yield sample.media
+
+    def leave_out(self, number: int, error: Exception) -> None:
+        place, text = self.places[number], str(error)
+        self.broken[number] = text if text.startswith(place) else f"{place}: {text}"

@@ -1,0 +1,163 @@
+"""Where in a picture a label was seen: relevance of each patch, and the picture with that laid over it."""
+
+import hashlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from multimodal.blocks.attention import Attention
+from multimodal.errors import ImageError, UsageError
+from multimodal.inference.frozen import Frozen
+from multimodal.models.clip import CLIP
+from multimodal.models.coca import CoCa
+from multimodal.models.vit import ViT
+from multimodal.system.outputs import Outputs, write_output
+from multimodal.tasks.encode.native import native_record
+from multimodal.tasks.figures import overlay
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess, read_image
+
+MADE = re.compile(r"-[0-9a-f]{8}\.[1-9][0-9]*-[^/]+\.jpg$")  # `file_name`
+NAME = 60  # bytes of a label, and of a picture's name, in a file's name
+
+
+def relevance(
+    model: nn.Module, pixels: Float[Tensor, "B 3 H W"], texts: Float[Tensor, "C D"], chosen: Sequence[int] | None = None
+) -> Float[Tensor, "B K rows columns"]:
+    """What each patch says for each text, or for those `chosen` (indices), against the other ones: above zero for it,
+    below against it, in a scale of its own for each picture and text.
+
+    For a text t the score is z·(t - Σ w t'), with the picture's unit vector z and the softmax w of the scores of the
+    other texts t'; of a single text, z·t. A patch's relevance is Σ A∘∂score/∂A over all layers, heads and queries
+    that attend to it: gradient-weighted attention (Chefer et al. 2021, equation 5), but with its sign, and without the
+    product over layers. As ∂score/∂A = G Vᵀ, with G the gradient of the attention's output and V the values, that is
+    Σ V·∂score/∂V, and no attention need be made anew or kept. What the pool takes from a patch without attention,
+    x·∂score/∂x, is added. Of the methods that were measured this points best with every pool.
+
+    `texts`: unit vectors (`ZeroShotClassifier.weights`). Raises UsageError for a model without maps."""
+    tower = check_model(model)
+    rows, columns = (edge // tower.config.patch for edge in pixels.shape[-2:])
+    with torch.inference_mode(False), torch.enable_grad(), _values(tower) as values:
+        device = next(model.parameters()).device
+        pixels, texts = (x.detach().to(device).clone() for x in (pixels, texts))  # may be inference tensors
+        stem = tower.stem(pixels).detach().requires_grad_()  # so that frozen weights have a gradient too
+        tokens = tower.stack(stem)
+        z = model.project_image(tower.pooled(tokens))
+        sources = [*values, tokens] if tower.config.pool != "map" else values
+        maps = []
+        for text in range(len(texts)) if chosen is None else chosen:
+            score = (z * _apart(model, z.detach(), texts, text)).sum()
+            gradients = torch.autograd.grad(score, sources, retain_graph=True)
+            each = [(x * g).sum(-1)[:, -rows * columns :] for x, g in zip(sources, gradients, strict=True)]
+            maps.append(torch.stack(each).sum(0).detach().unflatten(1, (rows, columns)))
+    return torch.stack(maps, 1)
+
+
+def _apart(model: CLIP, z: Float[Tensor, "B D"], texts: Float[Tensor, "C D"], text: int) -> Float[Tensor, "B D"]:
+    """The text less what the others that fit the picture have in common with it."""
+    others = torch.cat([texts[:text], texts[text + 1 :]])
+    return texts[text] - model.logits(z, others).detach().softmax(-1) @ others
+
+
+@contextmanager
+def _values(tower: ViT) -> Iterator[list[Float[Tensor, "B N _"]]]:
+    """The values of every attention that runs inside, in their order."""
+    found: list[Tensor] = []
+    hooks = [
+        part.value.register_forward_hook(lambda _, inputs, value: found.append(value))
+        for part in tower.modules() if isinstance(part, Attention)
+    ]  # fmt: skip
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_model(model: nn.Module) -> ViT:
+    """The part that sees. Raises UsageError for a model that has no heat maps."""
+    if not isinstance(model, CLIP) or isinstance(model, CoCa):
+        raise UsageError(f"{type(model).__name__}: heat maps need a clip, whose image and text towers end in one space")
+    if model.image.config.pool not in ("token", "mean", "map"):
+        raise UsageError(f"heat maps need pooling by token, mean or map (this model: {model.image.config.pool!r})")
+    if any(isinstance(part, Frozen) for part in model.modules()):
+        raise UsageError("heat maps need gradients, thus the model as it was loaded, not one prepared for inference")
+    return model.image
+
+
+class HeatMaps:
+    """Writes a picture for each of the best labels. `model`: a CLIP as it was loaded, not one prepared for
+    inference on a CPU; `texts`, `labels`: those that were compared; `max_tokens`: pictures were taken at their own
+    aspect.
+
+    Raises UsageError for a model without maps or a folder that cannot be written."""
+
+    def __init__(
+        self, model: nn.Module, record: Preprocessing, labels: Sequence[str], texts: Float[Tensor, "C D"],
+        folder: str | Path, top: int = 3, max_tokens: int | None = None, outputs: Outputs | None = None,
+    ):  # fmt: skip
+        self.patch = check_model(model).config.patch
+        self.model, self.record, self.texts, self.folder = model, record, texts.float(), Path(folder)
+        self.places = {label: place for place, label in enumerate(labels)}
+        self.top, self.max_tokens = top, max_tokens
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.folder).close()
+        except OSError as error:
+            raise self._refusal(error) from None
+        self.outputs = outputs or Outputs()
+
+    def write(self, picture: str | Path, result: dict[str, Any]) -> list[Path]:
+        """JPEG files of one image, best label first. `result`: as `classify` returns it. Raises ImageError, also for a
+        file in their place that is not ours, and UsageError where a file cannot be written."""
+        image, record = read_image(picture), self.record
+        if self.max_tokens is not None:
+            record = native_record(image, record, self.patch, self.max_tokens, str(picture))
+        best = result["scores"][: self.top]
+        chosen = [self.places[score["label"]] for score in best]
+        maps = relevance(self.model, preprocess(image, record)[None], self.texts, chosen)[0].cpu()
+        paths = []
+        for number, (score, one) in enumerate(zip(best, maps, strict=True), 1):
+            made = overlay(image, one, record, self.patch, f"{score['score']:.4f}  {score['label']}")
+            paths.append(self.folder / file_name(picture, number, score["label"]))
+            try:
+                self.outputs.claim(paths[-1])
+            except UsageError as error:
+                raise ImageError(str(error)) from None
+            file = io.BytesIO()
+            made.save(file, "JPEG", quality=92)
+            try:
+                write_output(paths[-1], file.getvalue())
+            except OSError as error:
+                raise self._refusal(error) from None
+        return paths
+
+    def _refusal(self, error: OSError) -> UsageError:
+        return UsageError(f"--heatmap {self.folder}: cannot be written ({error.strerror})")
+
+
+def without_maps(files: Sequence[str], folder: str | Path) -> list[str]:
+    """Less the heat maps that an earlier call left in `folder`."""
+    place = os.path.abspath(folder)
+    return [f for f in files if not MADE.search(f) or os.path.dirname(os.path.abspath(f)) != place]
+
+
+def file_name(picture: str | Path, number: int, label: str) -> str:
+    """Of one picture and label, in any file system: pictures of one name in two folders get two names."""
+    path = Path(picture)
+    digest = hashlib.sha256(str(path.absolute()).encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{_safe(path.stem)}-{digest}.{number}-{_safe(label)}.jpg"
+
+
+def _safe(text: str) -> str:
+    """Letters and digits of any script, at most NAME bytes of them."""
+    clean = re.sub(r"[^\w.-]+", "_", text.encode("utf-8", "replace").decode())
+    return clean.encode()[:NAME].decode(errors="ignore").strip("._") or "_"

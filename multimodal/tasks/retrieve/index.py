@@ -1,0 +1,185 @@
+"""Searching a folder of picture vectors that `multimodal.tasks.retrieve.build.build` made."""
+
+import hashlib
+import json
+import mmap
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.models.clip import CLIP
+from multimodal.system.records import to_record
+from multimodal.tasks.encode.features import model_digest
+from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.encode.texts import text_features
+from multimodal.tasks.retrieve.nearest import CANDIDATES, candidates, exact, open_search, rescored
+from multimodal.tasks.retrieve.record import (
+    AGAIN,
+    BLOCK,
+    HEADER,
+    IndexRecord,
+    check_file,
+    mapped_lines,
+    mapped_vectors,
+    read_entry,
+    read_index_record,
+)
+from multimodal.tasks.retrieve.store import note_times
+from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.folder import Checkpoint
+
+MOST_LINE = 1 << 20  # bytes
+
+
+def open_index(folder: str | Path) -> "Index":
+    """The index in a folder; its files stay where they are (memory-mapped). A FAISS index that is damaged is left alone
+    with a warning: searches are exact then, and slower.
+
+    Raises UsageError where there is none or it was never finished, CheckpointError where another file is damaged."""
+    folder = Path(folder)
+    record = read_index_record(folder)
+    if not record.files:
+        raise UsageError(f"{folder}: the index is not finished (run the same multimodal index once more)")
+    advice, times = AGAIN, {}
+    try:
+        for part in ("vectors", "pictures"):
+            times[part] = check_file(folder, record, part)
+        vectors = mapped_vectors(folder, record)
+        advice = "run the same multimodal index once more"  # made of the others
+        times["lines"] = check_file(folder, record, "lines")
+        lines = mapped_lines(folder, record)
+    except CheckpointError as error:
+        if read_index_record(folder) != record:  # renewed in this moment
+            return open_index(folder)
+        raise CheckpointError(f"{error}; {advice}") from None
+    note_times(folder, record, times)
+    return Index(folder, record, vectors, lines)
+
+
+class Index:
+    """`vectors`: a unit vector a row. `record`: what it was made with."""
+
+    def __init__(
+        self, folder: Path, record: IndexRecord, vectors: Float[np.ndarray, "N D"], lines: Int[np.ndarray, "L"]
+    ):
+        self.folder, self.record, self.vectors, self._lines = folder, record, vectors, lines
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def search(
+        self, vectors: Float[Tensor, "Q D"], top: int = 10, exact_search: bool = False
+    ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
+        """Cosines of the nearest pictures, best first, and their rows; K is `top`, or the number of pictures. The
+        vectors are scaled to length 1 first. `exact_search`: every row is looked at, as in a flat index.
+
+        Raises UsageError for vectors of another width."""
+        if vectors.shape[1] != self.record.dimension:
+            raise UsageError(f"{self.folder}: holds {self.record.dimension} numbers a picture, not {vectors.shape[1]}")
+        queries, top = F.normalize(vectors.float().cpu(), dim=-1), min(top, len(self))
+        if not len(queries) or not top:
+            return torch.empty(len(queries), top), torch.empty(len(queries), top, dtype=torch.long)
+        index = None if exact_search else self._index
+        if index is None or top * CANDIDATES >= len(self):
+            return exact(self._blocks(), queries, top)
+        found = candidates(index, queries, top * CANDIDATES, self.record.effort)
+        if (found >= 0).sum(1).min() < top:  # the lists that were looked at hold too few
+            return exact(self._blocks(), queries, top)
+        return rescored(self._scattered, queries, found, top)
+
+    def files(self, rows: Sequence[int] | Int[Tensor, "K"]) -> list[str]:
+        """The pictures' paths. Raises CheckpointError."""
+        found = []
+        with self._opened("pictures") as file:
+            for row in map(int, rows):
+                start, end = map(int, self._lines[row : row + 2])
+                if not 0 <= start <= end <= start + MOST_LINE:
+                    raise CheckpointError(f"{self.folder / self.record.names()['lines']}: damaged (row {row})")
+                file.seek(start)
+                found.append(read_entry(file.read(end - start), file.name).file)
+        return found
+
+    def _blocks(self) -> Iterator[Float[np.ndarray, "B D"]]:
+        """All rows, read rather than mapped: the memory is that of a block."""
+        with self._opened("vectors") as file:
+            file.seek(HEADER)
+            for start in range(0, len(self), BLOCK):
+                rows = min(BLOCK, len(self) - start)
+                values = np.fromfile(file, self.record.dtype, rows * self.record.dimension)
+                yield values.reshape(rows, self.record.dimension)
+
+    def _opened(self, part: str) -> BinaryIO:
+        path = self.folder / self.record.names()[part]
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: gone; the index was renewed (open it again)") from None
+
+    @cached_property
+    def _scattered(self) -> Float[np.ndarray, "N D"]:
+        """The rows, mapped so that one of them is read from the disk without its neighbours."""
+        with self._opened("vectors") as file:
+            mapped = mmap.mmap(file.fileno(), HEADER + len(self) * self.record.row_bytes, access=mmap.ACCESS_READ)
+        mapped.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapped, self.record.dtype, offset=HEADER).reshape(len(self), self.record.dimension)
+
+    @cached_property
+    def _index(self) -> Any:
+        if self.record.kind == "flat":
+            return None
+        try:
+            note_times(self.folder, self.record, {"search": check_file(self.folder, self.record, "search")})
+            path = self.folder / self.record.names()["search"]
+            return open_search(path, self.record.kind, self.record.count, self.record.dimension)
+        except CheckpointError as error:
+            warnings.warn(f"{error}; searched exactly; multimodal index makes it again", stacklevel=2)
+            return None
+
+
+def index_digest(checkpoint: Checkpoint) -> str:
+    """What two models must have in common for their vectors to be compared: tensors and configuration. Raises as
+    `model_digest`."""
+    config = json.dumps(to_record(checkpoint.model.config), sort_keys=True)
+    return hashlib.sha256(f"{model_digest(checkpoint)} {config}".encode()).hexdigest()
+
+
+def model_for(index: "Index", checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, preparing pictures as those of the index were. Raises UsageError where it is another model."""
+    if index.record.model_sha256 != index_digest(checkpoint):
+        made = f"{index.folder}: was made with model {index.record.model}"
+        raise UsageError(f"{made}, and {checkpoint.source} has other weights")
+    return replace(checkpoint, preprocessing=index.record.preprocessing)
+
+
+@torch.inference_mode()
+def query_vectors(
+    checkpoint: Checkpoint, texts: Sequence[str] = (), pictures: Sequence[Any] = ()
+) -> Float[Tensor, "Q D"]:
+    """Vectors of the texts, then of the pictures (path, bytes or PIL image), on the CPU in float32.
+
+    Raises TextError, ImageError, UsageError."""
+    model = checkpoint.model
+    if not isinstance(model, CLIP):
+        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, searching needs a clip")
+    found = []
+    if texts:
+        if checkpoint.tokenizer is None:
+            raise CheckpointError(f"model {checkpoint.source}: its tokenizer is not known, and is not guessed")
+        for text in texts:
+            if not text.strip():
+                raise TextError("a query is empty")
+        found.append(text_features(model, checkpoint.tokenizer, texts))
+    if pictures:
+        device = next(model.parameters()).device
+        found.append(model.encode_image(pixels_of(pictures, known_preprocessing(checkpoint)).to(device)))
+    return torch.cat([vectors.float().cpu() for vectors in found])

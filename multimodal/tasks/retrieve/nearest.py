@@ -1,0 +1,195 @@
+"""The nearest rows to a query by inner product: exactly, or by a FAISS index (Douze et al. 2024, arXiv:2401.08281).
+
+Cosines of unit vectors. What FAISS finds is only a set of candidates: their scores are those of the stored vectors."""
+
+import ctypes
+import math
+import mmap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.errors import CheckpointError
+from multimodal.tasks.retrieve.faiss_file import GRAPH, check_faiss
+from multimodal.tasks.retrieve.record import BLOCK
+
+KINDS = ("auto", "flat", "ivf", "hnsw")
+FLAT_MOST = 200_000  # rows: an exact search of them takes milliseconds (benchmarks/studies/search.json)
+TRAINING = 40  # vectors a list; FAISS complains below 39
+CANDIDATES = 4  # times `top` are scored exactly, since the index holds 8 bits a number
+EFFORTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+NEAREST = 10  # of which a share must be found
+SHARED = 32  # queries: with fewer a block is so little work that threads only wait for one another
+ADDED = 1 << 14  # rows given to FAISS at once
+PREFETCH = 4  # threads that fetch lists from the disk; FAISS starts 32 for each query
+BUILD_EFFORT = 40  # hnsw: candidates when building (FAISS's default)
+
+
+class Sample(NamedTuple):
+    """Queries to measure with; `own`: their rows, where they are themselves in the index."""
+
+    queries: Float[Tensor, "Q D"]
+    own: Int[Tensor, "Q"] | None = None
+
+
+def blocks_of(vectors: Float[np.ndarray, "N D"]) -> Iterator[Float[np.ndarray, "B D"]]:
+    return (np.array(vectors[start : start + BLOCK]) for start in range(0, len(vectors), BLOCK))
+
+
+def exact(
+    blocks: Iterable[Float[np.ndarray, "B D"]], queries: Float[Tensor, "Q D"], top: int
+) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
+    """Scores and rows of the `top` best, in float32. Of equal scores the earlier row."""
+    threads = torch.get_num_threads()
+    if len(queries) < SHARED:
+        torch.set_num_threads(1)
+    try:
+        return _best(blocks, queries, top)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _best(
+    blocks: Iterable[Float[np.ndarray, "B D"]], queries: Float[Tensor, "Q D"], top: int
+) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
+    scores, rows, start = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
+    for block in blocks:
+        found = queries @ torch.from_numpy(block).float().T
+        if rows.shape[1] == top:  # most blocks have none that is better
+            worth = (found > scores[:, -1:]).any(0).nonzero().flatten()
+        else:
+            worth = torch.arange(len(block))
+        if len(worth):
+            scores = torch.cat([scores, found[:, worth]], 1)
+            rows = torch.cat([rows, (worth + start).expand(len(queries), -1)], 1)
+            scores, order = scores.sort(dim=1, descending=True, stable=True)
+            scores, rows = scores[:, :top], rows.gather(1, order[:, :top])
+        start += len(block)
+    return scores, rows
+
+
+def rescored(
+    vectors: Float[np.ndarray, "N D"], queries: Float[Tensor, "Q D"], candidates: Int[np.ndarray, "Q M"], top: int
+) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
+    """The candidates' exact scores, best first; a candidate of -1 is none, and K is the least that any query has."""
+    found = []
+    for query, own in zip(queries, candidates, strict=True):
+        rows = np.sort(own[own >= 0])
+        scores = torch.from_numpy(np.array(vectors[rows])).float() @ query
+        scores, order = scores.sort(dim=0, descending=True, stable=True)
+        found.append((scores[:top], torch.from_numpy(rows)[order[:top]]))
+    least = min(len(scores) for scores, _ in found)
+    return torch.stack([scores[:least] for scores, _ in found]), torch.stack([rows[:least] for _, rows in found])
+
+
+def kind_for(kind: str, count: int) -> str:
+    """`auto` by the number of rows; what has too few rows for lists is searched exactly."""
+    if kind == "auto":
+        return "flat" if count <= FLAT_MOST else "ivf"
+    return kind if count >= 2 * TRAINING else "flat"
+
+
+def build_search(vectors: Float[np.ndarray, "N D"], kind: str, path: Path) -> None:
+    """Writes the index of an `ivf` (inverted lists) or `hnsw` (graph), vectors as 8 bits a number."""
+    faiss = _faiss()
+    count, width = vectors.shape
+    lists = 2 ** round(math.log2(4 * math.sqrt(count)))
+    lists = max(1, min(lists, count // TRAINING))
+    name = f"IVF{lists},SQ8" if kind == "ivf" else f"HNSW{GRAPH}_SQ8"
+    index = faiss.index_factory(width, name, faiss.METRIC_INNER_PRODUCT)
+    if kind == "hnsw":
+        index.hnsw.efConstruction = BUILD_EFFORT
+    sample = np.random.default_rng(0).choice(count, min(count, max(TRAINING * lists, 1 << 14)), replace=False)
+    index.train(np.asarray(vectors[np.sort(sample)], np.float32))
+    add_search(index, vectors)
+    faiss.write_index(index, str(path))
+
+
+def add_search(index: Any, vectors: Float[np.ndarray, "N D"]) -> None:
+    for start in range(index.ntotal, len(vectors), ADDED):
+        index.add(np.asarray(vectors[start : start + ADDED], np.float32))
+
+
+def extend_search(vectors: Float[np.ndarray, "N D"], old: Path, path: Path) -> None:
+    """Writes the index `old`, which `check_faiss` has passed, with the rows behind its own."""
+    faiss = _faiss()
+    index = faiss.read_index(str(old))
+    add_search(index, vectors)
+    faiss.write_index(index, str(path))
+
+
+def open_search(path: Path, kind: str, count: int, width: int) -> Any:
+    """The index, in the file. Raises CheckpointError."""
+    check_faiss(path, kind, count, width)
+    faiss = _faiss()
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if kind == "ivf" else faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: cannot be read ({str(error).splitlines()[-1][:80]})") from None
+    if kind == "ivf":
+        lists = faiss.downcast_InvertedLists(index.invlists)
+        lists.prefetch_nthread = PREFETCH
+        _read_scattered(int(lists.ptr), lists.totsize)
+    return index
+
+
+def _read_scattered(start: int, size: int) -> None:
+    """Tells the kernel not to read around what is touched: it fetches megabytes for each list else, ten times more than
+    a query needs. Advice for FAISS's own mapping, which `mmap` cannot reach; that it is not taken is no error."""
+    before = start % mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start - before), ctypes.c_size_t(size + before), mmap.MADV_RANDOM)
+
+
+def candidates(index: Any, queries: Float[Tensor, "Q D"], most: int, effort: int) -> Int[np.ndarray, "Q M"]:
+    """Rows, -1 where there are fewer."""
+    faiss = _faiss()
+    if hasattr(index, "hnsw"):
+        chosen = faiss.SearchParametersHNSW(efSearch=max(effort, most))
+    else:
+        chosen = faiss.SearchParametersIVF(nprobe=max(effort, 1))
+    found = index.search(queries.numpy(), most, params=chosen)[1]
+    return np.where(found < index.ntotal, found, -1)  # the rows in the lists are as the file has them
+
+
+def recall(found: Int[Tensor, "Q K"], wanted: Int[Tensor, "Q K"]) -> float:
+    """The share of the wanted rows that were found."""
+    return float((wanted[:, :, None] == found[:, None, :]).any(2).float().mean())
+
+
+def calibrated(
+    index: Any, vectors: Float[np.ndarray, "N D"], samples: dict[str, Sample], target: float
+) -> tuple[int, dict[str, float]]:
+    """The least effort at which each sample finds this share of its ten nearest, and the shares that it finds."""
+    wanted = {name: _others(vectors, sample) for name, sample in samples.items()}
+    least, most = (CANDIDATES * NEAREST, EFFORTS[-1]) if hasattr(index, "hnsw") else (1, min(index.nlist, EFFORTS[-1]))
+    effort, shares = most, dict[str, float]()
+    for effort in [*(effort for effort in EFFORTS if least <= effort < most), most]:
+        for name, (queries, own) in samples.items():
+            rows = candidates(index, queries, CANDIDATES * NEAREST, effort)
+            found = rescored(vectors, queries, rows, NEAREST + (own is not None))[1]
+            shares[name] = round(recall(found, wanted[name]), 4)
+        if min(shares.values()) >= target:
+            break
+    return effort, shares
+
+
+def _others(vectors: Float[np.ndarray, "N D"], sample: Sample) -> Int[Tensor, "Q K"]:
+    """The ten nearest that are not the query itself."""
+    rows = exact(blocks_of(vectors), sample.queries, NEAREST + 1)[1]
+    if sample.own is None:
+        return rows[:, :NEAREST]
+    last = (rows != sample.own[:, None]).int().sort(dim=1, descending=True, stable=True).indices
+    return rows.gather(1, last)[:, :NEAREST]
+
+
+def _faiss() -> Any:
+    """With as many threads as torch, whose OpenMP is another one."""
+    import faiss  # here: it takes a fifth of a second, and an exact search needs none of it
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    return faiss

@@ -1,0 +1,318 @@
+"""Writing the folder of a picture index (`index_record.py` says what is in it)."""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from multimodal.errors import CheckpointError, MultimodalError, UsageError
+from multimodal.system.files import write_whole
+from multimodal.system.records import to_record
+from multimodal.tasks.retrieve.record import (
+    AGAIN,
+    BLOCK,
+    HEADER,
+    PIECE,
+    RECORD,
+    Entry,
+    IndexRecord,
+    check_file,
+    facts_of,
+    file_names,
+    npy_header,
+    read_entry,
+    read_index_record,
+    rows_begin,
+)
+from multimodal.tokens.image.preprocessing import Preprocessing
+
+SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing
+# files of an index; others in its folder are left alone
+MADE = re.compile(
+    r"((vectors-\d+\.npy|pictures-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)"
+)
+_SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
+
+
+def note_times(folder: Path, record: IndexRecord, times: dict[str, int]) -> None:
+    """Keeps the times at which files were found whole, as in a copied folder, so that they need not be read again."""
+    if all(record.files[part].mtime_ns == time_ns for part, time_ns in times.items()):
+        return
+    with suppress(MultimodalError, OSError):  # a folder that cannot be written, or is being written
+        with _locked(folder):
+            found = read_index_record(folder)
+            if all(found.files[part].sha256 == record.files[part].sha256 for part in times):
+                files = found.files | {part: replace(found.files[part], mtime_ns=at) for part, at in times.items()}
+                _write_record(folder, replace(found, files=files))
+
+
+class Store:
+    """The one writer of an index folder, as a context manager. `entries`: the newest row of each picture.
+
+    Raises UsageError for a folder that holds something else, is open in another process, or belongs to another model
+    (`overwrite` begins anew); CheckpointError for damage."""
+
+    def __init__(self, folder: Path, wanted: IndexRecord, overwrite: bool = False):
+        self.folder = folder
+        self._lock = _locked(folder)
+        self._vectors: Any = None
+        self._lines: Any = None
+        try:
+            self.record = self._begun(wanted, overwrite)
+            self.rows, self.entries = 0, {}
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in (self._vectors, self._lines, self._lock):
+            if file is not None:
+                file.close()
+
+    def append(self, entries: Sequence[Entry], vectors: Float[np.ndarray, "B D"]) -> None:
+        """Rows first: a line without its row would be wrong, a row without its line is cut off at the next call."""
+        if not entries:
+            return
+        lines = "".join(map(_line, entries)).encode()
+        for file, data in ((self._vectors, _bytes(vectors, self.record.dtype)), (self._lines, lines)):
+            file.write(data)
+            file.flush()
+        for entry in entries:
+            self.entries[entry.file] = (self.rows, entry)
+            self.rows += 1
+        if time.monotonic() - self._synced > SYNC:
+            self._sync()
+
+    def keep(self, rows: Int[np.ndarray, "K"]) -> None:
+        """Leaves out all other rows, in files of the next generation."""
+        old, new = self._paths(), {k: self.folder / v for k, v in file_names(self._generation + 1).items()}
+        self._sync()
+        vectors = self._mapped()
+        with _part(new["vectors"]).open("wb") as file:
+            file.write(npy_header(len(rows), self.record))
+            for start in range(0, len(rows), BLOCK):
+                file.write(_bytes(vectors[rows[start : start + BLOCK]], self.record.dtype))
+            _flush(file)
+        lines = old["pictures"].read_bytes().splitlines(keepends=True)
+        with _part(new["pictures"]).open("wb") as file:
+            file.writelines(lines[row] for row in rows)
+            _flush(file)
+        for part in ("vectors", "pictures"):  # the second makes the generation whole
+            _part(new[part]).replace(new[part])
+        self._open()
+
+    def commit(self, kind: str, effort: int, recall: dict[str, Any], search: Path | None) -> IndexRecord:
+        """Makes all rows so far the index. `search`: the finished index of the kind, moved into its place."""
+        self._sync()
+        paths, old = self._paths(), self.record
+        with paths["vectors"].open("r+b") as file:  # only now: a reader of the old count takes any header that has more
+            file.write(npy_header(self.rows, self.record))
+            _flush(file)
+        record = replace(old, generation=self._generation, count=self.rows, kind=kind, effort=effort, recall=recall)
+        paths["lines"] = self.folder / record.names()["lines"]
+        _write_array(paths["lines"], _starts(paths["pictures"]))
+        if search is not None:
+            paths["search"] = self.folder / record.names()["search"]
+            search.replace(paths["search"])
+        ends = {"vectors": HEADER + self.rows * record.row_bytes}
+        facts = {part: facts_of(path, rows_begin(part), ends.get(part)) for part, path in paths.items()}
+        self.record = replace(record, files=facts)
+        _write_record(self.folder, self.record)
+        self._tidy()
+        return self.record
+
+    @property
+    def extended(self) -> bool:
+        """Whether the rows of the record are still the first ones."""
+        return self._generation == self.record.generation
+
+    @property
+    def unchanged(self) -> bool:
+        return self.extended and self.rows == self.record.count
+
+    def vectors(self) -> Float[np.ndarray, "N D"]:
+        """All rows so far, in the file."""
+        self._sync()
+        return self._mapped()
+
+    def _mapped(self) -> Float[np.ndarray, "N D"]:
+        shape = (self.rows, self.record.dimension)
+        if not self.rows:  # nothing can be mapped
+            return np.zeros(shape, self.record.dtype)
+        return np.memmap(self._paths()["vectors"], self.record.dtype, "r", HEADER, shape)
+
+    def _paths(self) -> dict[str, Path]:
+        return {part: self.folder / name for part, name in file_names(self._generation).items()}
+
+    def _begun(self, wanted: IndexRecord, overwrite: bool) -> IndexRecord:
+        """The record that is there, if it fits; else a new one."""
+        path = self.folder / RECORD
+        if path.exists() and not overwrite:
+            found = read_index_record(self.folder)
+            self._check(found, wanted)
+            return found
+        if not path.exists() and (others := self._others()):
+            raise UsageError(f"--output {self.folder}: holds other files and no index ({others[0]}); name a new folder")
+        self.record = replace(wanted, generation=self._newest(0) + 1)
+        _write_record(self.folder, self.record)
+        return self.record
+
+    def _others(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in ("lock", RECORD + ".part"))
+
+    def _check(self, found: IndexRecord, wanted: IndexRecord) -> None:
+        for name in _SAME:
+            ours, theirs = getattr(wanted, name), getattr(found, name)
+            if ours != theirs and isinstance(ours, Preprocessing):
+                key = next(key for key in vars(ours) if getattr(ours, key) != getattr(theirs, key))
+                name, ours, theirs = f"{name} {key}", getattr(ours, key), getattr(theirs, key)
+            if ours != theirs:
+                raise UsageError(
+                    f"{self.folder}: was made with model {found.model} ({name} {_short(theirs)}, not {_short(ours)}); "
+                    "name another folder, or --overwrite it"
+                )
+        for part in ("vectors", "pictures") if found.count else ():
+            try:
+                check_file(self.folder, found, part)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; {AGAIN}") from None
+
+    def _newest(self, least: int) -> int:
+        """The highest generation whose files are whole."""
+        found = [path.stem.rpartition("-")[2] for path in self.folder.glob("pictures-*.jsonl")]
+        return max([int(text) for text in found if text.isdecimal()] + [least])
+
+    def _open(self) -> None:
+        """Opens the newest generation for appending."""
+        self._generation = self._newest(self.record.generation)
+        paths = self._paths()
+        if not paths["pictures"].exists():
+            paths["vectors"].write_bytes(npy_header(0, self.record))
+            paths["pictures"].touch()
+        for file in (self._vectors, self._lines):
+            if file is not None:
+                file.close()
+        self._recover(paths)
+        self._vectors, self._lines = (paths[part].open("ab") for part in ("vectors", "pictures"))
+        self._synced = time.monotonic()
+
+    def _recover(self, paths: dict[str, Path]) -> None:
+        """Cuts off what was being written when the process before this one was stopped."""
+        committed = self.record.count if self._generation == self.record.generation else 0
+        room = (paths["vectors"].stat().st_size - HEADER) // self.record.row_bytes
+        found, end = _read_entries(paths["pictures"], max(room, 0))
+        self.rows = len(found)
+        vectors = self._mapped()
+        for start in range(committed, len(found), BLOCK):  # a power cut may have left zeros
+            norms = np.linalg.norm(np.asarray(vectors[start : start + BLOCK], np.float32), axis=1)
+            if not (good := abs(norms - 1) < 0.01).all():
+                self.rows = start + int(good.argmin())
+                end -= sum(len(_line(entry)) for entry in found[self.rows :])
+                break
+        if self.rows < committed:
+            raise CheckpointError(f"{paths['pictures']}: names {self.rows} pictures of {committed}; {AGAIN}")
+        del vectors
+        for part, size in (("vectors", HEADER + self.rows * self.record.row_bytes), ("pictures", end)):
+            if paths[part].stat().st_size != size:  # truncate would change the time of a whole file
+                os.truncate(paths[part], size)
+        self.entries = {entry.file: (row, entry) for row, entry in enumerate(found[: self.rows])}
+
+    def _sync(self) -> None:
+        for file in (self._vectors, self._lines):
+            os.fsync(file.fileno())
+        self._synced = time.monotonic()
+
+    def _tidy(self) -> None:
+        """Removes files of other generations and counts, and parts."""
+        own = {*self.record.names().values(), RECORD, "lock"}
+        for path in self.folder.iterdir():
+            if MADE.fullmatch(path.name) and path.name not in own:
+                path.unlink()
+
+
+def _write_record(folder: Path, record: IndexRecord) -> None:
+    write_whole(folder / RECORD, (json.dumps(to_record(record), indent=1) + "\n").encode())
+
+
+def _locked(folder: Path) -> Any:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("a")
+    except OSError as error:
+        raise UsageError(f"--output {folder}: cannot be written ({error.strerror})") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UsageError(f"{folder}: another process is writing this index") from None
+    return file
+
+
+def _read_entries(path: Path, most: int) -> tuple[list[Entry], int]:
+    """The first whole lines, and the byte where they end."""
+    entries, end = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                entry = read_entry(line, path.name)
+            except CheckpointError:
+                break
+            if len(entries) == most or not line.endswith(b"\n"):
+                break
+            entries.append(entry)
+            end += len(line)
+    return entries, end
+
+
+def _line(entry: Entry) -> str:
+    return json.dumps(vars(entry)) + "\n"  # ASCII: a name that is no UTF-8 is kept as lone surrogates
+
+
+def _bytes(vectors: Float[np.ndarray, "B D"], dtype: str) -> memoryview:
+    return np.ascontiguousarray(vectors, dtype).data.cast("B")
+
+
+def _starts(path: Path) -> Int[np.ndarray, "L"]:
+    starts = [np.zeros(1, np.int64)]
+    with path.open("rb") as file:
+        at = 0
+        while piece := file.read(PIECE):
+            starts.append(np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + at + 1)
+            at += len(piece)
+    return np.concatenate(starts)
+
+
+def _write_array(path: Path, values: np.ndarray) -> None:
+    with _part(path).open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+        _flush(file)
+    _part(path).replace(path)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _short(value: Any) -> str:
+    return str(value)[:12] + "…" if isinstance(value, str) and len(value) > 12 else str(value)[:60]

@@ -1,0 +1,61 @@
+"""Where packets of mp3 and ADTS lie in their file: they carry no times, so a loss shows in the bytes between them."""
+
+import io
+
+from multimodal.tokens.audio.container import bytes_at
+from multimodal.tokens.audio.damage import Clock, Place
+
+# Bit rates of layer III in kbit/s by their index, of MPEG 1 and of MPEG 2 and 2.5; 0: not told.
+MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
+MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
+# How far behind its place by the demuxer's count an ADTS packet is looked for.
+FAR = 1 << 20
+
+
+def tell_place(packet, tick: float, file, clock: Clock) -> bool:
+    """Tells the clock where a packet without times lies. False: it does not start with a frame, or with one unlike
+    its neighbours on both sides. (The decoder, too, must not see such one: it would spoil the next frame's rate.)"""
+    data, last = bytes(packet), clock.place
+    size, kind = frame_size(data[:6]), frame_kind(data)
+    if size == 0 or packet.pos is None:
+        return False
+    if clock.pending and last and bytes_at(file, packet.pos + clock.skipped, len(data)) != data:
+        # the places of ADTS packets leave out what was passed over
+        clock.skipped += max(0, bytes_at(file, packet.pos + clock.skipped, FAR).find(data))
+    place, size = packet.pos + clock.skipped, min(size or len(data), len(data))
+    if last and last.kind != kind and not _starts_frame(file, place + size, data):
+        return False
+    tagged = last is not None and last.end < place and _is_tag(file, last.end)
+    clock.put(Place(place, size, tick * (packet.duration or 0), kind, tagged))
+    return True
+
+
+def frame_size(head: bytes) -> int | None:
+    """Bytes of an mp3 (layer III) or ADTS frame by its own first 6 bytes: a packet before a damaged part is longer.
+
+    0 where no frame starts, None where its header does not tell."""
+    if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE0:
+        return 0
+    first, layer = head[1] & 0x08, head[1] >> 1 & 3
+    if layer == 0:
+        return (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+    kilobits, rate = (MPEG1 if first else MPEG2)[head[2] >> 4], head[2] >> 2 & 3
+    if layer != 1 or not kilobits or rate == 3:
+        return None
+    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}.get(head[1] >> 3 & 3, 0)
+    return (144 if first else 72) * 1000 * kilobits // hertz + (head[2] >> 1 & 1)
+
+
+def _starts_frame(file: io.BufferedIOBase, place: int, like: bytes) -> bool:
+    """Whether an mp3 or ADTS frame of the same version, layer and rate as that of the header `like` lies there."""
+    return frame_kind(bytes_at(file, place, 6)) == frame_kind(like)
+
+
+def frame_kind(head: bytes) -> tuple[int, int]:
+    """Version, layer and sample rate of an mp3 or ADTS frame, as bits; junk that looks like a frame has others."""
+    return (head[1] & 0xFE, head[2] & (0x0C if head[1] & 6 else 0xFC)) if len(head) > 2 else (0, 0)
+
+
+def _is_tag(file: io.BufferedIOBase, place: int) -> bool:
+    """Whether a tag (ID3, APE, Lyrics3) lies there: joined recordings have them between their packets."""
+    return bytes_at(file, place, 8).startswith((b"ID3", b"TAG", b"APETAG", b"LYRICS"))

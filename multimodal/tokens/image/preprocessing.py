@@ -1,0 +1,214 @@
+"""Pictures to pixels to patches: the preprocessing record kept with a checkpoint, and what it does.
+
+`preprocess` equals torchvision's evaluation transforms as open_clip and timm compose them, to the bit, with
+Pillow alone (torchvision takes seconds to import). Reading files is in `picture.py`.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from PIL import Image
+from torch import Tensor
+
+from multimodal.errors import CheckpointError, ImageError
+from multimodal.system.files import shown
+from multimodal.system.records import to_record
+from multimodal.tokens.image.reading import ImageLimits, find_images, read_image, to_rgb, walk_images
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "OPENAI_MEAN",
+    "OPENAI_STD",
+    "ImageLimits",
+    "Preprocessing",
+    "find_images",
+    "native_size",
+    "patchify",
+    "placement",
+    "preprocess",
+    "read_image",
+    "to_rgb",
+    "unpatchify",
+    "walk_images",
+]
+
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+MOST_PIXELS = 1 << 24  # that an image is resized to; 200 MB as float32
+
+Resize = Literal["shortest", "squash", "longest"]
+Interpolation = Literal["bicubic", "bilinear"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a picture becomes the pixels of a model. Raises CheckpointError naming an unusable field."""
+
+    size: tuple[int, int]  # height, width in pixels
+    resize: Resize  # shortest edge then crop, both edges (aspect lost), or longest edge then pad
+    interpolation: Interpolation
+    mean: tuple[float, float, float]  # of RGB in 0..1
+    std: tuple[float, float, float]
+    fill: int  # 0..255, the padding of "longest"
+    crop: float  # timm's crop_pct: resize to size / crop, then cut the centre; 1.0 for CLIP
+
+    def __post_init__(self) -> None:
+        _check(vars(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `from_record` reads it."""
+        return to_record(self)
+
+    def replace(self, **changes: Any) -> "Preprocessing":
+        """A changed copy, e.g. `replace(size=native_size(image, 16, 256), resize="squash")`."""
+        return dataclasses.replace(self, **changes)
+
+
+def preprocess(
+    image: Image.Image, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
+) -> Float[Tensor, "3 H W"]:
+    """Pixels as a model takes them: resized, cropped or padded to `record.size`, (rgb / 255 - mean) / std; written to
+    `out` where it is given.
+
+    Equals open_clip's `image_transform_v2(is_train=False)` for the three resize modes, and timm's
+    `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". Raises ImageError.
+    """
+    picture = _resize(to_rgb(image), record)
+    picture = _centre(picture, record.size, record.fill if record.resize == "longest" else 0)
+    pixels = np.empty((3, *record.size), np.float32) if out is None else out
+    # NumPy, plane by plane: each stays in the cache, and no thread of a reader starts threads of PyTorch
+    for plane, band, mean, std in zip(pixels, picture.split(), record.mean, record.std, strict=True):
+        np.divide(np.asarray(band), np.float32(255), out=plane)
+        plane -= np.float32(mean)
+        plane /= np.float32(std)
+    return torch.from_numpy(pixels)
+
+
+def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: int) -> tuple[int, int]:
+    """(H, W): the largest whole-patch size at the picture's aspect with at most `max_tokens` patches.
+
+    As in NaFlex (SigLIP 2, arXiv:2502.14786): both edges are scaled by one ratio, then rounded up to whole
+    patches. Exact integers over every ratio at which a row or column is added, where timm bisects.
+    """
+    if max_tokens < 1:
+        raise ImageError(f"native size: token budget below 1 ({max_tokens})")
+    patch_h, patch_w = _pair(patch)
+    tall, wide = image.height * patch_w, image.width * patch_h  # rows : columns of an unrounded grid
+    by_rows = [(n, -(-n * wide // tall)) for n in range(1, max_tokens + 1)]
+    by_columns = [(-(-n * tall // wide), n) for n in range(1, max_tokens + 1)]
+    rows, columns = max((g for g in by_rows + by_columns if math.prod(g) <= max_tokens), key=math.prod)
+    return rows * patch_h, columns * patch_w
+
+
+def patchify(images: Float[Tensor, "B 3 H W"], patch: int | tuple[int, int]) -> Float[Tensor, "B N P"]:
+    """Patches row by row, each flattened as (channel, row, column), P = 3·p·p.
+
+    `patchify(x, p) @ weight.flatten(1).T` is a Conv2d of kernel = stride = p. Raises ImageError when an edge
+    is no multiple of the patch (a convolution would drop the rest without a word).
+    """
+    patch_h, patch_w = _pair(patch)
+    batch, channels, height, width = images.shape
+    if height % patch_h or width % patch_w:
+        raise ImageError(f"patches: size {height}x{width} is no multiple of the patch ({patch_h}x{patch_w})")
+    rows, columns = height // patch_h, width // patch_w
+    grid = images.reshape(batch, channels, rows, patch_h, columns, patch_w)  # B 3 rows ph columns pw
+    return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch_h * patch_w)
+
+
+def unpatchify(
+    patches: Float[Tensor, "B N P"], patch: int | tuple[int, int], size: tuple[int, int]
+) -> Float[Tensor, "B 3 H W"]:
+    """The images of `size` (H, W) that `patchify` cut. Raises ImageError when N or P does not fit."""
+    patch_h, patch_w = _pair(patch)
+    rows, columns = size[0] // patch_h, size[1] // patch_w
+    want = (rows * columns, 3 * patch_h * patch_w)
+    if (rows * patch_h, columns * patch_w) != tuple(size) or tuple(patches.shape[1:]) != want:
+        got = tuple(patches.shape[1:])
+        raise ImageError(f"patches: {got} do not make {size[0]}x{size[1]} pixels, which need {want}")
+    grid = patches.reshape(-1, rows, columns, 3, patch_h, patch_w)
+    return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, size[0], size[1])
+
+
+def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int, int, int]:
+    """(width, height, left, top) of a picture of this size, in pixels of the `record.size` that a model sees: where it
+    was padded `left` or `top` is above zero, where it was cropped below."""
+    new_h, new_w = _resized(width, height, record)
+    starts = []
+    for new, edge in ((new_w, record.size[1]), (new_h, record.size[0])):
+        starts.append((edge - new) // 2 if new <= edge else -round((new - edge) / 2))
+    return new_w, new_h, starts[0], starts[1]
+
+
+def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:
+    new_h, new_w = _resized(image.width, image.height, record)
+    if (new_h, new_w) == (image.height, image.width):
+        return image
+    return image.resize((new_w, new_h), Image.Resampling[record.interpolation.upper()])
+
+
+def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
+    """(height, width) before what is cropped or padded."""
+    target_h, target_w = (math.floor(edge / record.crop) for edge in record.size)
+    if record.resize == "squash":
+        return target_h, target_w
+    if record.resize == "shortest" and target_h == target_w:
+        # torchvision's Resize(int) cuts the longer edge off; the keep-ratio resize below rounds it.
+        short = min(height, width)
+        return int(target_h * height / short), int(target_w * width / short)
+    pick = max if record.resize == "longest" else min
+    ratio = pick(height / target_h, width / target_w)
+    new_h, new_w = (max(1, round(edge / ratio)) for edge in (height, width))
+    return new_h, new_w
+
+
+def _centre(image: Image.Image, size: tuple[int, int], fill: int) -> Image.Image:
+    """The centre of `size` (H, W): padding first, (missing // 2) before, then a crop at round(excess / 2)."""
+    height, width = size
+    if (image.height, image.width) == size:
+        return image
+    if image.width < width or image.height < height:
+        padded = Image.new("RGB", (max(width, image.width), max(height, image.height)), (fill, fill, fill))
+        padded.paste(image, ((padded.width - image.width) // 2, (padded.height - image.height) // 2))
+        image = padded
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _pair(patch: int | tuple[int, int]) -> tuple[int, int]:
+    height, width = (patch, patch) if isinstance(patch, int) else patch
+    if height < 1 or width < 1:
+        raise ImageError(f"patches: patch below 1 pixel ({height}x{width})")
+    return height, width
+
+
+def _check(fields: dict[str, Any]) -> None:
+    size, std, fill, crop = (fields[key] for key in ("size", "std", "fill", "crop"))
+    good = {
+        "size": _numbers(size, 2, int) and min(size) > 0 and math.prod(size) <= MOST_PIXELS,
+        "resize": fields["resize"] in get_args(Resize),
+        "interpolation": fields["interpolation"] in get_args(Interpolation),
+        "mean": _numbers(fields["mean"], 3, float) and max(map(abs, fields["mean"])) <= 1000,
+        "std": _numbers(std, 3, float) and min(std) >= 1e-6 and max(std) <= 1000,
+        "fill": _numbers((fill,), 1, int) and 0 <= fill <= 255,
+        "crop": _numbers((crop,), 1, float) and 0.05 <= crop <= 1,
+    }
+    for key, usable in good.items():
+        if not usable:
+            raise CheckpointError(f"preprocessing: {key} cannot be used ({shown(fields[key])})")
+
+
+def _numbers(values: Any, length: int, kind: type) -> bool:
+    return (
+        isinstance(values, tuple)
+        and len(values) == length
+        and all(type(v) is kind and math.isfinite(v) for v in values)
+    )

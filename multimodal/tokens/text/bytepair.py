@@ -1,0 +1,175 @@
+"""Byte-level byte-pair encoding, trained here: every text has ids, and the ids give back every byte."""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.system.files import read_json
+from multimodal.tokens.text.chunks import BackendChunks
+from multimodal.tokens.text.tokenizer import Tokenizer, checked, read_record, require_keys, write_record, write_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SPECIALS = ("<pad>", "<bos>", "<eos>")
+FILE = "tokenizer.json"
+SMALLEST = len(SPECIALS) + 256
+
+
+class BytePairTokenizer(Tokenizer):
+    """Byte-level BPE as in GPT-2 (Radford et al. 2019), with `<pad>` 0, `<bos>` 1 and `<eos>` 2.
+
+    The control tokens have ids, but are not registered with the backend, so "<eos>" in a text stays five bytes. Those
+    of `languages`, for translation, come after all others.
+    """
+
+    pad_id, bos_id, eos_id = 0, 1, 2
+
+    def __init__(
+        self, vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool = False,
+        languages: Sequence[str] = (),
+    ):  # fmt: skip
+        """`vocab` from byte-alphabet strings to ids 0..n-1, `merges` in order of rank. Raises CheckpointError."""
+        _check(vocab, merges)
+        self.lowercase = lowercase
+        self.language_ids = {code: len(vocab) + i for i, code in enumerate(languages)}
+        if len(self.language_ids) < len(languages):
+            raise CheckpointError(f"languages {', '.join(languages)}: one is there twice")
+        self.vocab_size = len(vocab) + len(languages)
+        self.control = frozenset({0, 1, 2, *self.language_ids.values()})
+        self._backend = _backend(vocab, merges, lowercase)
+        self._chunks = BackendChunks(self._backend)
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, lowercase: bool = False, languages: Sequence[str] = ()
+    ) -> "BytePairTokenizer":
+        """Learn a vocabulary of at most `vocab_size` ids (fewer when the texts have fewer pairs seen twice), those of
+        `languages` not among them.
+
+        Raises UsageError under 259 ids (256 bytes and three control tokens) and TextError when there is no text.
+        """
+        from tokenizers import pre_tokenizers, trainers
+
+        if vocab_size < SMALLEST:
+            raise UsageError(f"vocab_size {vocab_size} is under {SMALLEST}: 256 bytes and 3 control tokens")
+        if isinstance(texts, str):
+            raise TextError("train needs an iterable of texts, not one string")
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        learner = _backend({}, [], lowercase)
+        seen = False
+
+        def each():
+            nonlocal seen
+            for text in texts:
+                seen = seen or bool(text.strip())
+                yield checked(text)
+
+        learner.train_from_iterator(each(), trainer)
+        if not seen:
+            raise TextError("no text to train a vocabulary on")
+        trained = json.loads(learner.to_str())["model"]
+        return cls(trained["vocab"], [tuple(pair) for pair in trained["merges"]], lowercase, languages)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "BytePairTokenizer":
+        """Read what `save` wrote. Raises CheckpointError naming the file on any disagreement."""
+        folder = Path(folder)
+        record = read_record(folder)
+        spoken = {"languages": list[str]} if "languages" in record else {}
+        require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool, **spoken}, folder)
+        if record["kind"] != "bpe":
+            raise CheckpointError(f"{folder}: the tokenizer is of kind {record['kind']!r}, not 'bpe'")
+        try:
+            vocab, merges = _model(read_json(folder / FILE))
+            tokenizer = cls(vocab, merges, record["lowercase"], record.get("languages", ()))
+        except CheckpointError as error:
+            path = str(folder / FILE)
+            raise CheckpointError(str(error) if path in str(error) else f"{path}: {error}") from None
+        if tokenizer.vocab_size != record["vocab_size"]:
+            raise CheckpointError(
+                f"{folder / FILE}: {tokenizer.vocab_size} tokens where the record says {record['vocab_size']}"
+            )
+        return tokenizer
+
+    def save(self, folder: Path | str) -> None:
+        """Write `tokenizer.json` (the format of the `tokenizers` library) and the record beside it."""
+        folder = Path(folder)
+        write_text(folder / FILE, self._backend.to_str(pretty=True))
+        spoken = {"languages": list(self.language_ids)} if self.language_ids else {}
+        record = {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase, **spoken}
+        write_record(folder, record)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each id, in order; a control token's are its name."""
+        names = sorted(self._backend.get_vocab(), key=self._backend.get_vocab().get)
+        # GPT-2 writes each byte as a visible character: those that are one as themselves, the others from 256 on
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        hidden = [byte for byte in range(256) if byte not in shown]
+        byte_of = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+        learnt = [name.encode() if name in SPECIALS else bytes(byte_of[c] for c in name) for name in names]
+        return learnt + [f"<{code}>".encode() for code in self.language_ids]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._chunks.encode(text)
+
+    def _decode(self, ids: list[int]) -> str:
+        codes = {i: code for code, i in self.language_ids.items()}
+        parts = [(i in codes, list(run)) for i, run in groupby(ids, lambda i: i if i in codes else None)]
+        spell = lambda run: self._backend.decode(run, skip_special_tokens=False)
+        return "".join("".join(f"<{codes[i]}>" for i in run) if known else spell(run) for known, run in parts)
+
+
+def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool) -> "tokenizers.Tokenizer":
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    if lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _model(file: dict[str, Any]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges of a saved file, if they are of the form `save` writes."""
+    model = file.get("model")
+    if not isinstance(model, dict) or model.get("type") != "BPE":
+        raise CheckpointError("holds no BPE model")
+    if file.get("added_tokens"):
+        raise CheckpointError("registers control tokens, which a user's text could then spell")
+    if (file.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
+        raise CheckpointError("is not byte-level")
+    vocab, merges = model.get("vocab"), model.get("merges")
+    if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
+        raise CheckpointError("the vocabulary is no table of tokens and ids")
+    pairs = isinstance(merges, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in merges)
+    if not pairs or not all(isinstance(part, str) for pair in merges for part in pair):
+        raise CheckpointError("the merges are no list of pairs")
+    return vocab, [tuple(pair) for pair in merges]
+
+
+def _check(vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    from tokenizers import pre_tokenizers
+
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise CheckpointError(f"the vocabulary's ids are not 0 to {len(vocab) - 1}, each once")
+    for token_id, token in enumerate(SPECIALS):
+        if vocab.get(token) != token_id:
+            raise CheckpointError(f"{token} has id {vocab.get(token)}, not {token_id}")
+    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
+        raise CheckpointError(f"the vocabulary lacks {len(missing)} of the 256 bytes, first {missing[0]!r}")
+    if outside := [token for a, b in merges for token in (a, b, a + b) if token not in vocab]:
+        raise CheckpointError(f"a merge uses {outside[0]!r}, which the vocabulary lacks")
+    if spelled := [a + b for a, b in merges if a + b in SPECIALS]:
+        raise CheckpointError(f"a merge spells the control token {spelled[0]}")

@@ -1,0 +1,169 @@
+"""Patterns of a `tokenizer.json`: those that could take forever are refused, and a panic of the library is an error.
+
+The library's regular expressions backtrack; after ten million steps they panic: a `PanicException`, which is no
+`Exception`, and a hundred lines on stderr."""
+
+import os
+import string
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.system.files import shown
+
+MOST_PATTERN = 2000  # characters; the longest in use have about 400
+MOST_REPEATS = 3  # without a limit, in one branch of a pattern: time may grow with this power of a run's length
+MOST_COUNT = 100  # of {n}
+SLOW = 0.1  # seconds of the processor for a probe; patterns in use take a thousandth
+# a run, and what a pattern may wait for behind it: else the library sees that there is no match, and does not try
+_PROBES = [*(c * 200 + "\0" + string.printable for c in "aA1 \n\t!._-é日"), "The cat, 12 of 99 dogs; it's " * 10]
+_lock = threading.Lock()
+_quiet: dict[str, int] = {"users": 0, "stderr": -1}
+
+
+def patterns_of(value: Any) -> Iterator[str]:
+    """The regular expressions of a pipeline, at any depth."""
+    if isinstance(value, dict):
+        if isinstance(found := value.get("Regex"), str):
+            yield found
+        value = [part for name, part in value.items() if name not in ("vocab", "merges")]
+    if isinstance(value, list):
+        for part in value:
+            yield from patterns_of(part)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises CheckpointError for a pattern whose time may grow beyond the third power of a run's length: a repeat of a
+    repeat or of a choice, as in (a+)+ or (a|a)*, a back reference, a call of a group, or too many repeats in a row."""
+    if len(pattern) > MOST_PATTERN:
+        raise CheckpointError(f"a regular expression of {len(pattern)} characters, more than {MOST_PATTERN}")
+    if reason := _Scan(pattern).fault():
+        raise CheckpointError(f"the regular expression {shown(pattern)} could take forever ({reason})")
+
+
+def check_time(encode: Callable[[str], object]) -> None:
+    """Raises CheckpointError where a run of one character, or plain prose, takes long: time that grows with the third
+    power of a run's length, as for a*a*a*b, passes the other checks."""
+    for probe in _PROBES:
+        start = time.thread_time()
+        encode(probe)
+        if (took := time.thread_time() - start) > SLOW:
+            text = shown(probe[:10])
+            raise CheckpointError(f"its regular expressions take {took:.1f} s for {len(probe)} characters like {text}")
+
+
+class _Scan:
+    """One pass over a pattern. `open`: of the pattern and each open group the repeats of its branch so far, the most of
+    an earlier branch, whether it has branches, and whether it holds a fixed number of times."""
+
+    def __init__(self, pattern: str):
+        self.text, self.at = pattern, 0
+        self.open: list[list[int]] = [[0, 0, 0, 0]]
+        self.last = [0, 0, 0]  # of the last atom: its repeats, and whether it holds a choice or a fixed number of times
+
+    def fault(self) -> str:
+        while self.at < len(self.text):
+            if reason := self._step(self.text[self.at]):
+                return reason
+        return "" if self._most(self.open[0]) <= MOST_REPEATS else "too many repeats in a row"
+
+    def _most(self, group: list[int]) -> int:
+        return max(group[0], group[1])
+
+    def _step(self, c: str) -> str:
+        self.at += 1
+        if c == "\\":
+            name, self.at = self.text[self.at : self.at + 1], self.at + 1
+            if name in "gk" or name in "123456789":
+                return "a reference to a group"
+            if name in "pPxuo" and self.text[self.at : self.at + 1] == "{":
+                self.at = self.text.find("}", self.at) + 1 or len(self.text)
+            self.last = [0, 0, 0]
+        elif c == "[":
+            self._skip_class()
+            self.last = [0, 0, 0]
+        elif c == "(":
+            return self._group()
+        elif c == ")" and len(self.open) > 1:
+            group = self.open.pop()
+            self.last = [self._most(group), *group[2:]]
+            self.open[-1][0] += self.last[0]
+            self.open[-1][3] |= group[3]
+        elif c == "|":
+            group = self.open[-1]
+            group[:] = [0, self._most(group), 1, group[3]]
+        elif c in "*+" or (c == "{" and self._counted()):
+            return self._repeat()
+        elif c != "?":
+            self.last = [0, 0, 0]
+        return ""
+
+    def _counted(self) -> bool:
+        """Whether a brace begins a number of times, {2}, {2,} or {,3}."""
+        inner = self.text[self.at :].partition("}")[0]
+        return inner != "" and not inner.strip("0123456789,")
+
+    def _repeat(self) -> str:
+        most, fixed = MOST_COUNT + 1, False
+        if self.text[self.at - 1] == "{":
+            inner, self.at = self.text[self.at :].partition("}")[0], self.text.index("}", self.at) + 1
+            numbers = [int(part[:9]) for part in inner.split(",") if part]
+            if max(numbers) > MOST_COUNT:
+                return f"{{{max(numbers)}}} times"
+            most, fixed = most if inner.endswith(",") else max(numbers), "," not in inner
+        while self.at < len(self.text) and self.text[self.at] in "?+":  # lazy or possessive
+            self.at += 1
+        if most > 1 and any(self.last[: 3 if most <= MOST_COUNT else 2]):
+            return "a repeat of a repeat or of a choice"
+        self.last = [int(not fixed), 0, int(fixed)]
+        self.open[-1][0] += most > 1 and not fixed
+        self.open[-1][3] |= fixed
+        return ""
+
+    def _group(self) -> str:
+        rest = self.text[self.at : self.at + 4]
+        if rest.startswith(("?(", "?&", "?R", "?P", "?~", "*", "?{")):
+            return "a condition, a call or a callout"
+        self.open.append([0, 0, 0, 0])
+        if len(self.open) > 32:
+            return "groups too deep"
+        while rest[:1] == "?" and self.at < len(self.text) and self.text[self.at] not in ":=!>)":
+            self.at += 1  # flags, a name or the sign of a look-around
+        if rest[:1] == "?" and self.text[self.at : self.at + 1] != ")":
+            self.at += 1
+        return ""
+
+    def _skip_class(self) -> None:
+        depth, self.at = 1, self.at + (self.text[self.at : self.at + 1] == "^")
+        self.at += self.text[self.at : self.at + 1] == "]"  # a first one is itself
+        while depth and self.at < len(self.text):
+            c = self.text[self.at]
+            depth += (c == "[") - (c == "]")
+            self.at += 2 if c == "\\" else 1
+
+
+@contextmanager
+def no_panic(what: str, error: type[MultimodalError]) -> Iterator[None]:
+    """A panic of the `tokenizers` library inside becomes `error`; what it writes to stderr is left out."""
+    with _lock:
+        if not _quiet["users"]:
+            _quiet["stderr"] = os.dup(2)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 2)
+            os.close(null)
+        _quiet["users"] += 1
+    try:
+        yield
+    except BaseException as panic:
+        if type(panic).__name__ != "PanicException":
+            raise
+        raise error(f"{what}: the tokenizers library failed ({' '.join(str(panic).split())[:80]})") from None
+    finally:
+        with _lock:
+            _quiet["users"] -= 1
+            if not _quiet["users"]:
+                os.dup2(_quiet["stderr"], 2)
+                os.close(_quiet["stderr"])

@@ -1,0 +1,65 @@
+"""The languages of Whisper, in the order of their tokens (openai/whisper, MIT; see assets/vocabularies/LICENCE)."""
+
+import re
+from collections.abc import Mapping
+
+from multimodal.errors import UsageError
+
+# code=name; the 100th, Cantonese, came with large-v3. The order is the ids' order: never sort it.
+_TABLE = """
+    en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese pt=portuguese
+    tr=turkish pl=polish ca=catalan nl=dutch ar=arabic sv=swedish it=italian id=indonesian hi=hindi
+    fi=finnish vi=vietnamese he=hebrew uk=ukrainian el=greek ms=malay cs=czech ro=romanian da=danish
+    hu=hungarian ta=tamil no=norwegian th=thai ur=urdu hr=croatian bg=bulgarian lt=lithuanian la=latin
+    mi=maori ml=malayalam cy=welsh sk=slovak te=telugu fa=persian lv=latvian bn=bengali sr=serbian
+    az=azerbaijani sl=slovenian kn=kannada et=estonian mk=macedonian br=breton eu=basque is=icelandic
+    hy=armenian ne=nepali mn=mongolian bs=bosnian kk=kazakh sq=albanian sw=swahili gl=galician
+    mr=marathi pa=punjabi si=sinhala km=khmer sn=shona yo=yoruba so=somali af=afrikaans oc=occitan
+    ka=georgian be=belarusian tg=tajik sd=sindhi gu=gujarati am=amharic yi=yiddish lo=lao uz=uzbek
+    fo=faroese ht=haitian_creole ps=pashto tk=turkmen nn=nynorsk mt=maltese sa=sanskrit lb=luxembourgish
+    my=myanmar bo=tibetan tl=tagalog mg=malagasy as=assamese tt=tatar haw=hawaiian ln=lingala ha=hausa
+    ba=bashkir jw=javanese su=sundanese yue=cantonese
+"""
+
+# other names people use, name=code
+_ALIASES = """
+    burmese=my valencian=ca flemish=nl haitian=ht letzeburgesch=lb pushto=ps panjabi=pa moldavian=ro
+    moldovan=ro sinhalese=si castilian=es mandarin=zh
+"""
+
+LANGUAGES = {code: name.replace("_", " ") for code, name in (entry.split("=") for entry in _TABLE.split())}
+_CODES = {name: code for code, name in LANGUAGES.items()} | dict(entry.split("=") for entry in _ALIASES.split())
+
+
+def language_code(language: str) -> str:
+    """The code ("de") of a language given by code or by English name, in any case. Raises UsageError."""
+    wanted = language.strip().lower()
+    if wanted in LANGUAGES:
+        return wanted
+    if wanted in _CODES:
+        return _CODES[wanted]
+    raise UsageError(f"language {language!r} is not one of Whisper's {len(LANGUAGES)}")
+
+
+LANGUAGE = re.compile(r"__(?P<m2m>[a-z]{2,3})__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|>>(?P<marian>\w+)<<")
+
+
+SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")
+
+
+def language_of(token: str) -> str | None:
+    """The language that a special token of this name stands for; None for other tokens."""
+    found = LANGUAGE.fullmatch(token)
+    return next(filter(None, found.groups())) if found else None
+
+
+def languages_of(names: Mapping[str, int]) -> dict[str, int]:
+    """Of each language among special tokens its id, in the order of ids."""
+    found = {code: i for name, i in names.items() if (code := language_of(name)) is not None}
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+
+def sentinels_of(names: Mapping[str, int]) -> tuple[int, ...]:
+    """The ids of `<extra_id_0>`, `<extra_id_1>`, …"""
+    found = {int(match[1]): i for name, i in names.items() if (match := SENTINEL.fullmatch(name))}
+    return tuple(found[number] for number in sorted(found))

@@ -1,0 +1,196 @@
+"""GPT-2's and Whisper's vocabularies, through tiktoken, from the rank files in assets/vocabularies."""
+
+import binascii
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.assets import asset
+from multimodal.tokens.text.languages import LANGUAGES, language_code
+from multimodal.tokens.text.tokenizer import Tokenizer, write_record
+
+if TYPE_CHECKING:
+    import tiktoken
+
+# GPT-2's split into words (Radford et al. 2019), in fewer alternatives, of which tiktoken tries the first, which looks
+# at nothing beyond, in one pass: 1.3 times as fast. `\s++$` changes no match, but spares the stack at a text's end
+WORDS = r"""(?:'(?:[sdmt]|ll|ve|re)| ?(?:\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+))|\s++$|\s+(?!\S)|\s"""
+# blank runs as tiktoken's \s sees them (Python's \s has four more); near 1e6 of them it panics on its stack
+LONGEST_BLANK = 10_000
+_LONG_BLANK = re.compile(rf"[^\S\x1c-\x1f]{{{LONGEST_BLANK},}}")
+_NEXT_BLANK = re.compile(r"(?<=[\S\x1c-\x1f])[^\S\x1c-\x1f]")  # the first after a word: texts can be cut before it
+LEAST = 50_000  # characters that a thread is given
+_RANKS = {"gpt2": 50256, "multilingual": 50257}
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Tokens and their ranks, of a file in tiktoken's format (`.gz`: compressed). Raises CheckpointError naming it."""
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        pairs = (line.split() for line in data.splitlines() if line)
+        return {binascii.a2b_base64(token): int(rank) for token, rank in pairs}
+    except (OSError, EOFError, zlib.error, ValueError, binascii.Error) as error:
+        raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
+
+
+@lru_cache(maxsize=2)
+def _encoding(name: Literal["gpt2", "multilingual"]) -> "tiktoken.Encoding":
+    """The plain vocabulary. Control tokens are left out of it, so that no text can spell one."""
+    import tiktoken
+
+    path = asset("vocabularies", f"{name}.tiktoken.gz")
+    ranks = read_ranks(path)
+    if sorted(ranks.values()) != list(range(_RANKS[name])):
+        raise CheckpointError(f"{path}: {len(ranks)} tokens, not {_RANKS[name]}")
+    return tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=ranks, special_tokens={})
+
+
+class _TiktokenTokenizer(Tokenizer):
+    """Plain ids from tiktoken, control ids from a table of our own."""
+
+    def __init__(self, encoding: "tiktoken.Encoding", size: int, controls: Sequence[str]):
+        self._encoding = encoding
+        self.plain_size = size
+        self.control_ids = {token: self.plain_size + i for i, token in enumerate(controls)}
+        self.control = frozenset(self.control_ids.values())
+        self.vocab_size = self.plain_size + len(controls)
+        self._bytes = [token.encode() for token in controls]
+
+    def _encode(self, text: str) -> list[int]:
+        threads = min(torch.get_num_threads(), len(text) // LEAST)
+        parts = [part for whole in _parts(text, threads) for part in _without_long_blanks(whole)]
+        if len(parts) == 1:
+            return self._encoding.encode_ordinary(text)
+        return list(chain.from_iterable(self._encoding.encode_ordinary_batch(parts, num_threads=max(1, threads))))
+
+    def _decode(self, ids: list[int]) -> str:
+        parts = (
+            self._bytes[i - self.plain_size] if i >= self.plain_size else self._encoding.decode_single_token_bytes(i)
+            for i in ids
+        )
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def _parts(text: str, count: int) -> list[str]:
+    """At most so many, of like length, whose words are those of the text: no word goes on over a blank after another
+    character, and none looks back."""
+    cuts = [0]
+    for number in range(1, count):
+        if found := _NEXT_BLANK.search(text, max(cuts[-1] + 1, number * len(text) // count)):
+            cuts.append(found.start())
+    return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
+
+
+def _without_long_blanks(text: str) -> list[str]:
+    """Cut so that no part has a long run of blanks before its end; a word takes the last blank before it."""
+    half = LONGEST_BLANK // 2  # each long run fills one of these whole
+    if not any(text[at : at + half].isspace() for at in range(0, len(text) - half, half)):
+        return [text]
+    ends = [run.end() - (run.end() < len(text)) for run in _LONG_BLANK.finditer(text)]
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
+
+
+class GPT2Tokenizer(_TiktokenTokenizer):
+    """GPT-2's 50,257 ids. `<|endoftext|>` (50256) ends a text and pads; GPT-2 has no bos."""
+
+    pad_id = eos_id = 50256
+
+    def __init__(self):
+        super().__init__(_encoding("gpt2"), _RANKS["gpt2"], ["<|endoftext|>"])
+
+    def save(self, folder: Path | str) -> None:
+        write_record(folder, {"kind": "gpt2"})
+
+
+class WhisperTokenizer(_TiktokenTokenizer):
+    """Whisper's ids (Radford et al. 2022): text, then `<|endoftext|>`, tasks, languages and 1,501 timestamps.
+
+    `languages` is 99, or 100 for large-v3 and later, which know Cantonese: each later id moves by one.
+    A `batch` is <|startoftranscript|> text <|endoftext|>; a decoder's prompt is `sot_sequence`.
+    """
+
+    SECONDS_PER_TIMESTAMP = 0.02
+
+    def __init__(self, multilingual: bool, languages: int = 99):
+        """Raises UsageError unless `languages` is 99, or 100 with `multilingual`."""
+        if languages not in ((99, 100) if multilingual else (99,)):
+            raise UsageError(f"languages={languages}: Whisper has 99, or 100 in multilingual models from large-v3")
+        self.multilingual = multilingual
+        name = "multilingual" if multilingual else "gpt2"
+        self._build(_encoding(name), _RANKS[name], tuple(LANGUAGES)[:languages], 1501)
+
+    def _build(self, encoding: "tiktoken.Encoding", size: int, languages: tuple[str, ...], timestamps: int) -> None:
+        self.languages = languages
+        stamps = [f"<|{i * self.SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(timestamps)]
+        names = ["translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"]
+        marks = ["endoftext", "startoftranscript", *languages, *names]
+        super().__init__(encoding, size, [f"<|{m}|>" for m in marks] + stamps)
+        self.eot, self.sot, *_ = self.control_ids.values()
+        self.translate, self.transcribe, self.sot_lm, self.sot_prev, self.no_speech, self.no_timestamps = (
+            self.control_ids[f"<|{name}|>"] for name in names
+        )
+        self.timestamp_begin = self.no_timestamps + 1
+        self.bos_id, self.eos_id, self.pad_id = self.sot, self.eot, self.eot
+
+    @property
+    def language_tokens(self) -> tuple[int, ...]:
+        """Ids of the language tokens, in the order of `languages`."""
+        return tuple(range(self.sot + 1, self.sot + 1 + len(self.languages)))
+
+    def language_token(self, language: str) -> int:
+        """Id of a language given by code or name. Raises UsageError when this model does not know it."""
+        code = language_code(language)
+        if code not in self.languages:
+            raise UsageError(f"language {language!r} is not one of the {len(self.languages)} of this model")
+        return self.control_ids[f"<|{code}|>"]
+
+    def sot_sequence(
+        self,
+        language: str | None = None,
+        task: Literal["transcribe", "translate"] = "transcribe",
+        timestamps: bool = True,
+    ) -> tuple[int, ...]:
+        """The ids a decoder starts from. English-only models take neither a language token nor a task token."""
+        end = () if timestamps else (self.no_timestamps,)
+        if not self.multilingual:
+            if language is not None and language_code(language) != "en":
+                raise UsageError(f"language {language!r}: this model knows English only")
+            if task != "transcribe":
+                raise UsageError(f"task {task!r}: an English-only model can only transcribe")
+            return (self.sot, *end)
+        if language is None:
+            raise UsageError("a multilingual Whisper model needs a language; detect it or name it")
+        if task not in ("transcribe", "translate"):
+            raise UsageError(f"task {task!r} is neither 'transcribe' nor 'translate'")
+        return (self.sot, self.language_token(language), self.control_ids[f"<|{task}|>"], *end)
+
+    def decode_with_timestamps(self, ids: Sequence[int]) -> str:
+        """Text of ids with every control token written out, a time as `<|1.08|>` (seconds)."""
+        return self.decode(ids, skip_control=False)
+
+    def non_speech_tokens(self) -> tuple[int, ...]:
+        """Ids to suppress so that no speaker tags, brackets or notes of music are written (openai/whisper)."""
+        notes = "♩♪♫♬♭♮♯"  # several tokens each, whose first ones they share with signs no speech needs
+        marks = [*'"#()*+/:;<=>@[\\]^_`{|}~「」『』', *notes]
+        marks += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"]
+        marks += ["[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
+        # a hyphen or an apostrophe is fine within a word, but not as the start of one
+        found = {self._encode(" -")[0], self._encode(" '")[0]}
+        for mark in marks:
+            for ids in (self._encode(mark), self._encode(" " + mark)):
+                if len(ids) == 1 or mark in notes:
+                    found.add(ids[0])
+        return tuple(sorted(found))
+
+    def save(self, folder: Path | str) -> None:
+        record = {"kind": "whisper", "multilingual": self.multilingual, "languages": len(self.languages)}
+        write_record(folder, record)

@@ -1,0 +1,136 @@
+"""The vocabularies of translators: SentencePiece models whose pieces have ids in a table of their own, and a token for
+each language (M2M100, Marian)."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from multimodal.errors import CheckpointError
+from multimodal.system.files import read_json, write_whole
+from multimodal.tokens.text.languages import languages_of
+from multimodal.tokens.text.sentencepiece import pieces_model
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
+
+SOURCE, TARGET, VOCAB = "source.spm", "target.spm", "vocab.json"
+END, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
+SPACE = "▁"
+# in the order of their ids, after those of vocab.json (fairseq, examples/m2m_100)
+_M2M100 = """
+    af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy
+    id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd
+    si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+"""
+_WMT21 = "en ha is ja cs ru zh de"
+CODES = {"m2m100": tuple(_M2M100.split()), "wmt21": tuple(_WMT21.split())}
+
+
+class PiecesTokenizer(Tokenizer):
+    """Equal to transformers' M2M100Tokenizer and MarianTokenizer on ordinary text; unlike them, "__de__" and "</s>" in
+    a text are text. Pieces that the table lacks are unknown, which `decode` leaves out with the control tokens."""
+
+    def __init__(
+        self, source: Path, target: Path, vocab: dict[str, Any], vocab_size: int, languages: dict[str, Any],
+        language_in_source: bool = False,
+    ):  # fmt: skip
+        """`languages`: names and ids of their tokens, as `__de__` or `>>deu<<`. Raises CheckpointError naming the file
+        that is no model, or for a table that does not go with the others."""
+        self._source, self._target = pieces_model(source), None if target == source else pieces_model(target)
+        self.vocab, self.vocab_size, self.languages = vocab, vocab_size, languages
+        self._check()
+        self.language_in_source = language_in_source
+        self.language_ids = languages_of(languages)
+        self.eos_id, self.pad_id, self.unknown_id = (vocab[name] for name in (END, PAD, UNKNOWN))
+        self._names: list[str | None] = [None] * vocab_size
+        for name, i in (vocab | languages).items():
+            self._names[i] = name
+        special = {"<s>", END, PAD, *languages}
+        self.control = frozenset(i for i, name in enumerate(self._names) if name is None or name in special)
+        self._ids = {piece: i for piece, i in vocab.items() if i not in self.control}
+
+    def _check(self) -> None:
+        ids = [*self.vocab.values(), *(i for name, i in self.languages.items() if name not in self.vocab)]
+        if not all(type(i) is int and 0 <= i < self.vocab_size for i in ids) or len(set(ids)) < len(ids):
+            raise CheckpointError(f"the table's ids are not those of {self.vocab_size} tokens, each once")
+        if 2 * len(ids) < self.vocab_size:
+            raise CheckpointError(f"the table holds {len(ids)} tokens, the model's vocabulary {self.vocab_size}")
+        if missing := [name for name in (END, PAD, UNKNOWN) if name not in self.vocab]:
+            raise CheckpointError(f"the table lacks {missing[0]}")
+        for model, side in ((self._source, "source"), (self._target or self._source, "target")):
+            size = model.vocab_size()
+            known = sum(model.id_to_piece(i) in self.vocab for i in range(size))
+            if 2 * known < size:
+                raise CheckpointError(f"the table has {known} of the {size} pieces of the {side}'s model")
+
+    def _encode(self, text: str) -> list[int]:
+        return self._numbers(self._source, text)
+
+    def encode_target(self, text: str) -> list[int]:
+        """Ids of a translation, where that has a SentencePiece model of its own. Raises TextError as `encode`."""
+        return self._numbers(self._target or self._source, checked(text))
+
+    def _numbers(self, model: Any, text: str) -> list[int]:
+        # by name: what a model cannot spell comes as it is, and may be a piece of the other side
+        return [self._ids.get(piece, self.unknown_id) for piece in model.encode(text, out_type=str)]
+
+    def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
+        """Text of ids. Raises TextError on an id outside the vocabulary."""
+        return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
+
+    def _decode(self, ids: list[int]) -> str:
+        pieces = [self._names[i] or f"[{i}]" for i in ids]
+        return "".join(pieces).replace(SPACE, " ").strip()
+
+    def save(self, folder: Path | str) -> None:
+        """Write the models, the table and the record."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for model, name in ((self._source, SOURCE), (self._target, TARGET)):
+            if model is not None:
+                write_whole(folder / name, model.serialized_model_proto())
+        write_text(folder / VOCAB, json.dumps(self.vocab, ensure_ascii=False) + "\n")
+        settings = {"two_models": self._target is not None, "languages": self.languages, "vocab_size": self.vocab_size}
+        write_record(folder, {"kind": "pieces", "language_in_source": self.language_in_source, **settings})
+
+
+def pieces_from(folder: Path, settings: dict[str, Any]) -> PiecesTokenizer:
+    """Build from a record and the files beside it."""
+    target = folder / (TARGET if settings.pop("two_models") else SOURCE)
+    return _naming(folder / VOCAB, folder / SOURCE, target, **settings)
+
+
+def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """Of a folder in the layout of Hugging Face: M2M100's files, or the `tokenizer.json` of NLLB; None where there is
+    neither. Raises CheckpointError naming the file."""
+    from multimodal.tokens.text.hub.files import hub_tokenizer
+
+    if folder is None or not (folder / VOCAB).is_file():
+        return hub_tokenizer(folder, config)
+    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+    kind = record.get("language_codes", "m2m100")
+    if kind not in CODES:
+        raise CheckpointError(f"{folder / RECORD}: language_codes {kind!r:.40} is none of {', '.join(CODES)}")
+    first = len(read_json(folder / VOCAB))
+    languages = {f"__{code}__": first + i for i, code in enumerate(CODES[kind])}
+    model = folder / "sentencepiece.bpe.model"
+    return _naming(folder / VOCAB, model, model, config["vocab_size"], languages)
+
+
+def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """Of a folder in the layout of Hugging Face; None where it has no such files. Raises CheckpointError naming the
+    file."""
+    if folder is None or not (folder / VOCAB).is_file():
+        return None
+    vocab = read_json(folder / VOCAB)
+    languages = {name: i for name, i in vocab.items() if name.startswith(">>") and name.endswith("<<")}
+    return _naming(folder / VOCAB, folder / SOURCE, folder / TARGET, config["vocab_size"], languages, True)
+
+
+def _naming(
+    path: Path, source: Path, target: Path, vocab_size: int, languages: dict[str, int], language_in_source: bool = False
+) -> PiecesTokenizer:
+    try:
+        return PiecesTokenizer(source, target, read_json(path), vocab_size, languages, language_in_source)
+    except CheckpointError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None

@@ -1,0 +1,133 @@
+"""Text to tokens: every vocabulary of the project, and the one function that builds the right one."""
+
+from pathlib import Path
+from typing import Any
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.files import path_of
+from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.tokens.text.characters import CharacterTokenizer
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.hub.pipeline import HubTokenizer, hub_from
+from multimodal.tokens.text.languages import LANGUAGES, language_code
+from multimodal.tokens.text.sentencepiece import (
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    SigLIPText,
+    canonicalize,
+    sentencepiece_from,
+)
+from multimodal.tokens.text.t5 import ByT5Text, T5Text, t5_from
+from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
+from multimodal.tokens.text.tokenizer import RECORD, TextBatch, TextCut, Tokenizer, read_record, require_keys
+from multimodal.tokens.text.translation import PiecesTokenizer, pieces_from
+from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer, whisper_small_from
+from multimodal.tokens.text.wordpiece import WordPieceTokenizer, wordpiece_from
+
+__all__ = [
+    "LANGUAGES",
+    "ByT5Text",
+    "BytePairTokenizer",
+    "ByteTokenizer",
+    "CLIPTokenizer",
+    "CharacterTokenizer",
+    "GPT2Tokenizer",
+    "HubTokenizer",
+    "PiecesTokenizer",
+    "SentencePieceTokenizer",
+    "SigLIPText",
+    "SmallWhisperTokenizer",
+    "T5Text",
+    "TextBatch",
+    "TextCut",
+    "Tokenizer",
+    "WhisperTokenizer",
+    "WordPieceTokenizer",
+    "canonicalize",
+    "hub_tokenizer",
+    "language_code",
+    "tokenizer_from",
+]
+
+_KEYS: dict[str, dict[str, Any]] = {
+    "bpe": {},  # checks itself
+    "clip": {"context": int},
+    "whisper": {"multilingual": bool, "languages": int},
+    "whisper-small": {"languages": list[str], "timestamps": int},
+    "gpt2": {},
+    "bytes": {},
+    "byt5": {"sentinels": int},
+    "t5": {"sentinels": int, "vocab_size": int},
+    "pieces": {"two_models": bool, "languages": dict[str, int], "vocab_size": int, "language_in_source": bool},
+    "characters": {"characters": str},
+    "sentencepiece": {
+        "file": str,
+        "pad_id": int,
+        "add_bos": bool,
+        "canonical": bool,
+        "context": int | None,
+        "pad_to_length": bool,
+        "vocab_size": int,
+    },
+    "hub": {
+        "control": dict[str, int],
+        "vocab_size": int,
+        "pad_id": int,
+        **dict.fromkeys(("bos_id", "eos_id", "mask_id", "unknown_id", "context"), int | None),
+    },
+    "wordpiece": {
+        "vocab_size": int,
+        "bos_id": int,
+        "eos_id": int,
+        "context": int | None,
+        "lowercase": bool,
+        "strip_accents": bool | None,
+        "split_chinese": bool,
+    },
+}
+MOST_CONTEXT = 1 << 24  # tokens
+_NAMED = {
+    "clip": CLIPTokenizer,
+    "gpt2": GPT2Tokenizer,
+    "bytes": ByteTokenizer,
+    "whisper": lambda: WhisperTokenizer(multilingual=True),
+    "whisper-en": lambda: WhisperTokenizer(multilingual=False),
+    "whisper-v3": lambda: WhisperTokenizer(multilingual=True, languages=100),
+}
+_OTHERS = {"whisper": WhisperTokenizer, "characters": CharacterTokenizer, "byt5": ByT5Text}
+_WITH_FILES = {
+    "sentencepiece": sentencepiece_from, "hub": hub_from, "wordpiece": wordpiece_from, "t5": t5_from,
+    "whisper-small": whisper_small_from, "pieces": pieces_from,
+}  # fmt: skip
+
+
+def tokenizer_from(source: Path | str) -> Tokenizer:
+    """The tokenizer of a checkpoint folder (by its `tokenizer_config.json`), or a vocabulary by name.
+
+    A string that is one of the names clip, gpt2, bytes, whisper, whisper-en, whisper-v3 means that vocabulary; write
+    "./clip" for a folder. Raises UsageError when it is neither, CheckpointError when the record is damaged.
+    """
+    if isinstance(source, str) and source in _NAMED:
+        return _NAMED[source]()
+    folder = path_of(source, UsageError, "tokenizer")
+    if not folder.is_dir():
+        raise UsageError(f"{source}: neither a folder nor one of the vocabularies {', '.join(_NAMED)}")
+    record = read_record(folder)
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise CheckpointError(f"{folder / RECORD}: kind {kind!r} is none of {', '.join(_KEYS)}")
+    if kind == "bpe":
+        return BytePairTokenizer.load(folder)
+    require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
+    if (context := record.get("context")) is not None and not 0 < context <= MOST_CONTEXT:
+        raise CheckpointError(f"{folder / RECORD}: context: expected a number from 1 to {MOST_CONTEXT} ({context})")
+    if not 0 <= record.get("vocab_size", 1) <= MOST_CONTEXT or not 0 <= record.get("sentinels", 1) <= 1 << 20:
+        raise CheckpointError(f"{folder / RECORD}: vocab_size or sentinels: no such vocabulary fits into memory")
+    settings = {key: value for key, value in record.items() if key != "kind"}
+    try:
+        if kind in _WITH_FILES:
+            return _WITH_FILES[kind](folder, settings)
+        return {**_NAMED, **_OTHERS}[kind](**settings)
+    except UsageError as error:
+        raise CheckpointError(f"{folder / RECORD}: {error}") from None

@@ -1,0 +1,174 @@
+"""Crash-safe training states.
+
+A state is a folder `state-000000500` of files and `complete.json`, which is written last and holds their sizes and
+sha256. It is made under another name beside its place, with every file and folder fsynced before the rename, so
+that a kill or a full disk at any moment leaves each state complete or absent.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from multimodal.errors import CheckpointError, TrainingError
+from multimodal.system.files import inside, read_json
+from multimodal.system.records import from_record
+from multimodal.weights.archives import read_archive
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MARKER = "complete.json"
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class FileSum:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Marker:
+    """`complete.json`: the files of the state, by their names in its folder."""
+
+    format: int
+    step: int
+    files: dict[str, FileSum]
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise CheckpointError(f"format {self.format}, this version reads {FORMAT}")
+
+
+def partial_folder(folder: Path, step: int) -> Path:
+    """Where the state of `step` is being written; all processes of a run know the name."""
+    return folder / f".state-{step:09d}.partial"
+
+
+@contextlib.contextmanager
+def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
+    """Gives an empty folder for the files of a state; leaving the block completes it and removes all states but the
+    newest `keep`. Raises TrainingError where the disk is full or cannot be written: the states before stay."""
+    place, part = folder / f"state-{step:09d}", partial_folder(folder, step)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".state-*.partial"):  # of a save that was killed
+            shutil.rmtree(left)
+        part.mkdir()
+        yield part
+        _complete(part, step)
+        if place.exists():  # a damaged one, or one of a run that was resumed before it
+            _remove(place)
+        part.rename(place)
+        _sync(folder)
+    except (OSError, RuntimeError) as error:  # torch's writer turns an OSError into a RuntimeError
+        shutil.rmtree(part, ignore_errors=True)
+        raise TrainingError(f"{place}: the state cannot be saved: {_cause(error)}") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    after = [path for path in saved_states(folder) if path.name > place.name]  # too damaged to be resumed from
+    for old in after + [path for path in saved_states(folder) if path not in after][: -max(keep, 1)]:
+        _remove(old)
+
+
+def save_state(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
+    """One file of tensors, numbers, texts, lists and dictionaries. Raises TrainingError as `saving` does."""
+    with saving(folder, step, keep) as part:
+        with (part / "state.pt").open("wb") as file:
+            torch.save(state, file)
+
+
+def saved_states(folder: Path) -> list[Path]:
+    """Folders of states by step; whether they are whole is checked when they are read."""
+    return sorted(path for path in folder.glob("state-*") if path.is_dir())
+
+
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """The newest state that is whole, on the CPU, or None where there is none; a damaged one is logged and passed
+    over. Raises CheckpointError where none can be read."""
+    return newest(folder, read_state)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read as data, on the CPU. Raises CheckpointError."""
+    return read_archive(path / "state.pt")
+
+
+def newest(folder: Path, read: Callable[[Path], Read]) -> Read | None:
+    """`read(path)` of the newest state for which the marker, the sums and `read` itself raise nothing."""
+    states = saved_states(folder)
+    for path in reversed(states):
+        try:
+            check(path)
+            return read(path)
+        except Exception as error:  # damage shows as almost any exception of the reader
+            cause = " ".join(str(error).split()) or type(error).__name__
+            log.warning("%s: damaged, taking the one before: %s", path, cause)
+    if states:
+        raise CheckpointError(f"{folder}: none of {len(states)} saved states can be read")
+    return None
+
+
+def check(path: Path) -> None:
+    """Raises CheckpointError where a file of the state is missing or differs from the sum that was taken of it."""
+    marker = path / MARKER
+    if not marker.is_file():
+        raise CheckpointError(f"{marker}: missing")
+    for name, known in from_record(Marker, read_json(marker), str(marker)).files.items():
+        file = inside(path, name, str(marker))
+        if not file.is_file():
+            raise CheckpointError(f"{file}: missing")
+        if file.stat().st_size != known.bytes or _sum(file) != known.sha256:
+            raise CheckpointError(f"{file}: its sha256 differs from the one in {MARKER}")
+
+
+def _cause(error: BaseException) -> str:
+    """The system's reason, such as "No space left on device", which torch's writer hides behind an error of its own."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__context__
+    return (inner and inner.strerror) or " ".join(str(error).split())
+
+
+def _complete(part: Path, step: int) -> None:
+    files = {}
+    for file in sorted(path for path in part.rglob("*") if path.is_file()):
+        _sync(file)
+        name = file.relative_to(part).as_posix()
+        files[name] = {"bytes": file.stat().st_size, "sha256": _sum(file)}
+    marker = part / MARKER
+    marker.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1), encoding="utf-8")
+    _sync(marker)
+    for inner in (path for path in part.rglob("*") if path.is_dir()):
+        _sync(inner)
+    _sync(part)
+
+
+def _remove(path: Path) -> None:
+    """Under another name first, so that a kill half-way leaves no damaged state."""
+    gone = path.with_name(f".{path.name}.old.partial")
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,135 @@
+"""The contrastive objective: one loss over all micro-batches of all processes, with its exact gradient.
+
+Features of all micro-batches are computed first, without a graph; the loss and its gradient with respect to the
+features and to the scale and bias of the logits follow; then each micro-batch is run again, with a graph, and its
+features are pulled by the gradients that wait for them (GradCache, Gao et al. 2021). open_clip's scheme, which runs the
+loss once for every micro-batch, makes the gradients of the scale and the bias k times too large.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from multimodal.models.clip import CLIP
+from multimodal.train.losses import contrastive_loss
+from multimodal.train.objective import Engine, Objective
+
+
+class Pairs(NamedTuple):
+    """A micro-batch of pictures and texts.
+
+    `concepts` and `terms` say which text fits which picture; without them there is one text a picture, in order.
+    `order`: for each picture all its patches in random order, of which the first ones are looked at."""
+
+    images: Tensor  # [B 3 height width]
+    ids: Tensor  # [C T]
+    valid: Tensor | None = None  # [C T]
+    concepts: Tensor | None = None  # [B]
+    terms: Tensor | None = None  # [C]
+    order: Tensor | None = None  # [B N]
+
+
+class Contrastive(Objective):
+    """The loss of `model.config.loss` over all pictures and texts of a step.
+
+    `fits` [concepts, terms]: whether a text that says the term fits a picture of the concept; without it a text fits
+    the pictures whose concept has the number of its term. A text that is drawn twice counts twice, and a picture's
+    target is spread over all texts that fit it: so the loss is a function of the pairs alone, whatever micro-batch
+    or process they are in. `keep(step)`: share of the patches that is looked at (FLIP, Li et al. 2023).
+    `exchange`: how processes see each other's texts, all at once or passed around."""
+
+    def __init__(
+        self, model: CLIP, fits: Bool[Tensor, "concepts terms"] | None = None,
+        keep: Callable[[int], float] | None = None, exchange: Literal["gather", "ring"] = "gather",
+    ):  # fmt: skip
+        super().__init__(model)
+        self.keep, self.exchange = keep, exchange
+        self.register_buffer("table", fits, persistent=False)
+
+    def forward(self, batch: Pairs) -> tuple[Tensor, ...]:
+        """Features of pictures [B D] and texts [C D] in float32 or better; scale and bias (where there is one)."""
+        images = self.model.encode_image(batch.images, batch.order)
+        return self._with_scalars(images, self.model.encode_text(batch.ids, batch.valid))
+
+    def _with_scalars(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        bias = self.model.logit_bias
+        return (*map(wide, rows), self.model.logit_scale.exp(), *([] if bias is None else [bias]))
+
+    def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
+        batches = [self._looked_at(batch, engine.done) for batch in batches]
+        if len(batches) == 1:
+            with engine.last(True):
+                loss = self._loss(engine, batches, *engine.forward(batches[0]))
+                engine.backward(loss * engine.world)  # DDP takes the mean over processes
+        else:
+            loss = self._cached(engine, batches)
+        return {"loss": engine.total(loss.detach()), "scale": self.model.logit_scale.detach().exp()}
+
+    def _looked_at(self, batch: Pairs, step: int) -> Pairs:
+        share = self.keep(step) if self.keep and batch.order is not None else 1.0
+        order = batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None
+        return batch._replace(order=order)
+
+    def _cached(self, engine: Engine, batches: list[Pairs]) -> Tensor:
+        random, found = [], []
+        for batch in batches:
+            random.append(_random_state())
+            with torch.no_grad():
+                found.append(engine.forward(batch))
+        outputs = list(zip(*found, strict=True))  # rows of each micro-batch, and numbers that are the same in all
+        leaves = [torch.cat(parts) if parts[0].ndim else parts[0].detach().clone() for parts in outputs]
+        leaves = [x.requires_grad_() for x in leaves]
+        loss = self._loss(engine, batches, *leaves)
+        loss.backward()
+        pulls = [
+            x.grad.split([len(own) for own in parts]) if x.ndim else [x.grad / len(batches)] * len(batches)
+            for x, parts in zip(leaves, outputs, strict=True)
+        ]
+        for number, batch in enumerate(batches):
+            with engine.last(number == len(batches) - 1):
+                _set_random_state(random[number])
+                again = engine.forward(batch)
+                pulled = sum((x * pull[number]).sum() for x, pull in zip(again, pulls, strict=True))
+                engine.backward(pulled * engine.world)
+        return loss
+
+    def _loss(self, engine: Engine, batches: list[Pairs], images, texts, scale, bias=None) -> Tensor:
+        if batches[0].concepts is not None:
+            concepts, terms = (
+                torch.cat(parts) for parts in zip(*((b.concepts, b.terms) for b in batches), strict=True)
+            )
+        elif len(images) != len(texts):
+            raise ValueError(f"{len(images)} pictures and {len(texts)} texts: say which fit by `concepts` and `terms`")
+        else:
+            first = sum(engine.processes.counts(len(images))[: engine.processes.rank])
+            concepts = terms = torch.arange(first, first + len(images), device=images.device)
+        sigmoid = self.model.config.loss == "sigmoid"
+        fits = None if self.table is None else lambda concepts, terms: self.table[concepts[:, None], terms]
+        return contrastive_loss(
+            images, texts, scale, bias, concepts=concepts, terms=terms, fits=fits, sigmoid=sigmoid,
+            across=engine.processes.meeting(self.exchange),
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.model.logit_scale.clamp_(max=math.log(100))  # Radford et al. 2021, section 2.5
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _random_state() -> list[Tensor]:
+    """Of the CPU and, where it is in use, of the GPU: what is dropped must be dropped again in the second run."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def _set_random_state(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)

@@ -1,0 +1,103 @@
+"""Contrastive training of an image-text model: its shape, and how pictures and captions become batches."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from multimodal.blocks.stack import transformer
+from multimodal.data.datasets.class_names import Captions
+from multimodal.data.datasets.images import DRAWS, augment
+from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.text_config import TextConfig
+from multimodal.models.vit import ViTConfig
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.train.objectives.contrastive import Pairs
+
+TEMPLATES = [
+    "a photo of a {}.", "a picture of a {}.", "{}", "a {}", "a photo of the {}.", "a small photo of a {}.",
+    "a blurry photo of a {}.", "a close-up of a {}.", "this is a {}.", "a photo of one {}.", "a good photo of a {}.",
+]  # fmt: skip
+ZERO_SHOT = ["a photo of a {}.", "a picture of a {}.", "{}", "a photo of the {}.", "a small photo of a {}."]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """`image`: pixels a side. `drop_path`: of the image tower (Huang et al. 2016). `context`: tokens of a caption.
+    `vocabulary`: pieces of the tokenizer, which is trained on the captions."""
+
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    image: int = 96
+    patch: int = 16
+    width: int = 192
+    layers: int = 6
+    drop_path: float = 0.0
+    text_width: int = 128
+    text_layers: int = 3
+    context: int = 32
+    vocabulary: int = 2048
+
+
+def build(s: ModelSettings, tokenizer: Tokenizer) -> CLIP:
+    image = transformer(s.width, s.layers, s.width // 64, s.width * 4, drop_path=s.drop_path)
+    text = transformer(s.text_width, s.text_layers, s.text_width // 32, s.text_width * 4)
+    return CLIP(
+        CLIPConfig(
+            ViTConfig((s.image, s.image), s.patch, image, pool="mean", class_token=False),
+            TextConfig(tokenizer.vocab_size, s.context, text, causal=True),
+            embed=s.width, loss=s.loss, text_pool="eos", eos_id=tokenizer.eos_id,
+        )
+    )  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """A picture as it is stored, and all that is random about what is made of it."""
+
+    pixels: Tensor  # uint8 [3 S S]
+    concept: int
+    term: int
+    caption: str
+    draws: Tensor  # [DRAWS]
+    order: Tensor  # [N], the patches
+
+
+class Prepare:
+    """(square, concept number) to what is drawn for it; a function of the item's generator alone."""
+
+    def __init__(self, captions: Captions, patches: int):
+        self.captions, self.patches = captions, patches
+
+    def __call__(self, item: tuple[Tensor, int], random: torch.Generator) -> Drawn:
+        pixels, concept = item
+        term, caption = self.captions.draw(concept, random)
+        draws, order = torch.rand(DRAWS, generator=random), torch.randperm(self.patches, generator=random)
+        return Drawn(pixels, concept, term, caption, draws, order)
+
+
+class Collate:
+    """Drawn pictures to a batch, augmented at once for each stored size."""
+
+    def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, smallest: float, strength: float):
+        self.tokenizer, self.context, self.record = tokenizer, context, record
+        self.smallest, self.strength = smallest, strength
+
+    def __call__(self, items: Sequence[Drawn]) -> Pairs:
+        items = sorted(items, key=lambda item: item.pixels.shape[-1])
+        sides = sorted({item.pixels.shape[-1] for item in items})
+        alike = [[item for item in items if item.pixels.shape[-1] == side] for side in sides]
+        images = [
+            augment(
+                torch.stack([item.pixels for item in group]), torch.stack([item.draws for item in group]),
+                self.record, self.smallest, self.strength,
+            )
+            for group in alike
+        ]  # fmt: skip
+        with warnings.catch_warnings(action="ignore"):  # long captions are cut
+            texts = self.tokenizer.batch([item.caption for item in items], self.context)
+        concepts, terms = torch.tensor([[item.concept, item.term] for item in items]).T
+        order = torch.stack([item.order for item in items])
+        return Pairs(torch.cat(images), texts.ids, texts.mask, concepts, terms, order)

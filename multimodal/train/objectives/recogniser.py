@@ -1,0 +1,91 @@
+"""The joint CTC and attention objective, and the small Conformer that the speech recipe trains."""
+
+import sys
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.conformer import ConformerConfig
+from multimodal.blocks.masks import padding
+from multimodal.blocks.stack import transformer
+from multimodal.errors import UsageError
+from multimodal.models.speech import ConformerEncoderConfig
+from multimodal.models.text_config import TextConfig
+from multimodal.models.whisper import JointConformer, JointConformerConfig
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.train.losses import ctc_loss, token_loss
+from multimodal.train.objective import Summed
+from multimodal.train.objectives.augment_speech import SpeechBatch
+
+Terms = Literal["joint", "ctc", "attention"]
+
+
+def joint_config(
+    vocabulary: int, width: int, layers: int, decoder_layers: int, context: int, drop_path: float, chunk: int = 0,
+    left: int = 0,
+) -> JointConformerConfig:  # fmt: skip
+    """A Conformer of 4-fold subsampling, and a decoder of `context` positions (none of 0 layers). With a `chunk` it
+    sees no frame of 40 ms after the chunk of so many (Chen et al. 2021), and `left` before it (0: all)."""
+    attention = AttentionConfig(width, heads=4)
+    block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer", conv_causal=chunk > 0)
+    encoder = ConformerEncoderConfig(
+        80, block, layers, subsample=4, channels=32, rotary=True, chunk=chunk, drop_path=drop_path, left=left
+    )
+    stack = transformer(width, decoder_layers, 4, 2 * width, source_width=width)
+    decoder = TextConfig(vocabulary, context, stack, causal=True, tied=True) if decoder_layers else None
+    return JointConformerConfig(encoder, vocabulary, decoder)
+
+
+def most_ids(model: JointConformer) -> int:
+    """Tokens of the longest text it can be trained on: the decoder also needs a place for the start."""
+    return model.decoder.config.context - 1 if model.decoder is not None else sys.maxsize
+
+
+class Recognition(Summed):
+    """`attention` of the decoder's cross-entropy, with label smoothing 0.1, and the rest CTC (Watanabe et al. 2017),
+    of which `middle` falls on the middle layer (Lee and Watanabe 2021). All count a target token, the decoder's end
+    too. `terms` "ctc" and "attention" train one alone; the other's own weights then stay as they are.
+
+    Raises UsageError for weights outside of 0 to 1, or a model or tokenizer that lacks what is to be trained."""
+
+    def __init__(
+        self, model: JointConformer, tokenizer: Tokenizer, terms: Terms = "joint", attention: float = 0.3,
+        middle: float = 0.3,
+    ):  # fmt: skip
+        super().__init__(model)
+        share = {"ctc": 0.0, "attention": 1.0}.get(terms, attention)
+        if not (0 <= share <= 1 and 0 <= middle < 1):
+            raise UsageError(f"--attention {attention} --middle {middle}: weights must be 0 to 1, the middle's under 1")
+        weights = {"attention": share, "ctc": (1 - share) * (1 - middle), "middle": (1 - share) * middle}
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        if share and (model.decoder is None or tokenizer.bos_id is None or tokenizer.eos_id is None):
+            raise UsageError(f"--terms {terms}: the model has no attention decoder with a start and an end to train")
+        self.bos, self.eos = tokenizer.bos_id, tokenizer.eos_id
+        model.ctc.requires_grad_(share < 1)
+        if model.decoder is not None:
+            model.decoder.requires_grad_(share > 0)
+
+    def counts(self, batch: SpeechBatch) -> dict[str, int | Tensor]:
+        tokens = batch.id_lengths.sum()
+        return {"ctc": tokens, "middle": tokens, "attention": tokens + len(batch.ids)}
+
+    def forward(self, batch: SpeechBatch) -> dict[str, Tensor]:
+        states: list[Tensor] = []
+        frames, lengths = self.model.encoder(batch.features, batch.lengths, states)
+        sums: dict[str, Any] = {}
+        for name, x in (("ctc", frames), ("middle", states[len(states) // 2])):
+            if name in self.weights:
+                logits, blank = self.model.ctc_logits(x), self.model.config.blank
+                sums[name] = ctc_loss(logits, lengths, batch.ids, batch.id_lengths, blank, reduction="sum")
+        if "attention" in self.weights:
+            sums["attention"] = self._attention(batch, frames, lengths)
+        return sums
+
+    def _attention(self, batch: SpeechBatch, frames: Tensor, lengths: Tensor) -> Tensor:
+        ids = batch.ids
+        before = torch.cat([ids.new_full((len(ids), 1), self.bos), ids], 1)
+        after = torch.cat([ids, ids.new_zeros(len(ids), 1)], 1).scatter(1, batch.id_lengths[:, None], self.eos)
+        logits = self.model.attend(before, frames, padding(lengths, frames.shape[1]))
+        return token_loss(logits, after, padding(batch.id_lengths + 1, ids.shape[1] + 1), 0.1, reduction="sum")

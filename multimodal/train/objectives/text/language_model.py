@@ -1,0 +1,75 @@
+"""The sizes and kinds of a new language model, as flags of a recipe."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.stack import BlockConfig, StackConfig
+from multimodal.errors import UsageError, demand
+from multimodal.models.presets import preset
+from multimodal.models.text_config import PositionConfig, TextConfig
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """With `preset` the sizes and kinds are its own, and of the flags below only `context` and the dropouts count.
+    Raises UsageError for a value out of its range."""
+
+    preset: str = ""  # such as gpt2
+    width: int = 256
+    layers: int = 6
+    heads: int = 4
+    kv_heads: int = 0  # 0: as many as heads; 1: multi-query
+    hidden: int = 0  # 0: four widths, or 8/3 where it is gated
+    context: int = 256  # tokens
+    positions: Literal["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "none"] = "rotary"
+    norm: Literal["layer", "rms"] = "layer"
+    post_norm: bool = False
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    gated: bool = False  # the feed-forward, so with silu: SwiGLU
+    bias: bool = True
+    tied: bool = True  # the embedding makes the logits too
+    dropout: float = 0.0  # of embeddings, residual branches and inside the feed-forward
+    attention_dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("width", "layers", "heads"):
+            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        demand("context", self.context, self.context >= 2, "2 or more")
+        demand("hidden", self.hidden, self.hidden >= 0, "0 or more")
+        demand("width", self.width, self.width % self.heads == 0, f"a multiple of --heads {self.heads}")
+        demand("kv_heads", self.kv_heads, self.kv_heads >= 0 and (not self.kv_heads or self.heads % self.kv_heads == 0),
+               f"0 or a divisor of --heads {self.heads}")  # fmt: skip
+        even = self.positions != "rotary" or self.width // self.heads % 2 == 0
+        demand("heads", self.heads, even, f"so many that --width {self.width} leaves each an even width, for rotary")
+        for name in ("dropout", "attention_dropout"):
+            demand(name, getattr(self, name), 0 <= getattr(self, name) < 1, "0 to under 1")
+
+
+SHAW = 16  # the distance that Shaw et al. 2018, table 1, take
+
+
+def language_config(s: ModelSettings, vocabulary: int) -> TextConfig:
+    """A causal model of these settings. Raises UsageError for a preset that is none of a causal language model."""
+    if s.preset:
+        return _of_preset(s, vocabulary)
+    shaw = SHAW if s.positions == "shaw" else 0
+    attention = AttentionConfig(
+        s.width, s.heads, s.kv_heads or None, bias=s.bias, shaw=shaw, dropout=s.attention_dropout
+    )
+    hidden = s.hidden or (-(-8 * s.width // 24) * 8 if s.gated else 4 * s.width)
+    block = BlockConfig(attention, hidden, s.activation, s.gated, s.norm, post_norm=s.post_norm, dropout=s.dropout)
+    return TextConfig(
+        vocabulary, s.context, StackConfig(block, s.layers, final_norm=not s.post_norm), causal=True, tied=s.tied,
+        positions=PositionConfig("none" if shaw else s.positions), stem_dropout=s.dropout,
+    )  # fmt: skip
+
+
+def _of_preset(s: ModelSettings, vocabulary: int) -> TextConfig:
+    config = preset(s.preset)
+    if not isinstance(config, TextConfig) or not config.causal or config.tied is None:
+        raise UsageError(f"--preset {s.preset}: is no causal language model")
+    block = config.stack.block
+    attention = replace(block.attention, dropout=s.attention_dropout)
+    stack = replace(config.stack, block=replace(block, attention=attention, dropout=s.dropout))
+    return replace(config, vocabulary=vocabulary, context=s.context, stack=stack, stem_dropout=s.dropout)

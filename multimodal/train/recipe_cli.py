@@ -1,0 +1,118 @@
+"""How a recipe starts: flags from its settings, log on stderr, errors as one line, documented exit codes.
+
+0: done. 1: a file or a value could not be used, or the run could not go on. 2: wrong flags. 75: stopped by SIGTERM,
+SIGUSR1 or Ctrl-C with the state saved, so run it again with `--resume`. 130, 138, 143: Ctrl-C, SIGUSR1 or SIGTERM
+outside of the training loop.
+"""
+
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from multimodal.errors import MultimodalError
+from multimodal.system.outputs import Outputs
+from multimodal.system.signals import SIGNALS, at_stop, ending
+from multimodal.train.signals import EXIT_CODE, Stopped
+from multimodal.weights.folder import check_place
+
+Settings = TypeVar("Settings")
+log = logging.getLogger(__name__)
+
+
+def start(main: Callable[[Settings], Any], settings: type[Settings], args: Sequence[str] | None = None) -> Any:
+    """`main(settings)` with the dataclass `settings` read from the command line (`args`, where given), all its nested
+    dataclasses as flat flags. The help begins with the docstring of the recipe's module.
+
+    Gives what `main` gives; raises SystemExit with the codes above where it fails. A program that calls this with
+    `args` keeps its own ways with signals outside of the training loop."""
+    module = sys.modules[main.__module__]
+    prog = Path(getattr(module, "__file__", None) or sys.argv[0]).name
+    try:
+        values = parse(settings, prog, module.__doc__, args)
+    except MultimodalError as error:  # the settings check themselves
+        _end(2, f"{prog}: error: {error} (see {prog} --help)")
+    write_logs(main.__module__)
+    try:
+        if isinstance(out := getattr(values, "out", None), Path):
+            check_place(out)
+            Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}", folder=True)
+        with _ending(prog) if args is None else contextlib.nullcontext():
+            return main(values)
+    except MultimodalError as error:
+        _end(1, f"{prog}: error: {error}")
+    except Stopped as stopped:
+        _end(EXIT_CODE, f"{prog}: stopped by {stopped}; the state is saved, go on with --resume")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _end(1, f"{prog}: error: {error.filename}: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def _ending(prog: str) -> Iterator[None]:
+    with ending(SIGNALS), at_stop(lambda: f"{prog}: stopped outside of the training loop"):
+        yield
+
+
+def _named(values: Any, but: Sequence[str]) -> Iterator[str | Path]:
+    """The paths and texts among settings at any depth: what a run may read."""
+    for field in dataclasses.fields(values):
+        value = getattr(values, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _named(value, but)
+        elif field.name not in but:
+            yield from (one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, str | Path))
+
+
+def parse(settings: type[Settings], prog: str, description: str | None, args: Sequence[str] | None = None) -> Settings:
+    """`--flag_name` and `--flag-name` are the same flag. What is wrong is said in one line."""
+    message, before = io.StringIO(), os.environ.get("COLUMNS")
+    flat = tyro.conf.configure(tyro.conf.OmitArgPrefixes)(settings)
+    if not {"-h", "--help"} & set(sys.argv[1:] if args is None else args):
+        os.environ["COLUMNS"] = "1000"  # tyro wraps its message there, in the middle of a path if need be
+    try:
+        with contextlib.redirect_stderr(message):
+            return tyro.cli(flat, prog=prog, description=description, args=args, use_underscores=True)
+    except SystemExit as end:
+        if end.code:
+            _end(2, f"{prog}: error: {_first_part(message.getvalue())} (see {prog} --help)")
+        raise
+    except BrokenPipeError:  # the reader of the help, such as head, has gone: not a fault
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    finally:
+        os.environ.pop("COLUMNS", None)
+        os.environ.update({"COLUMNS": before} if before is not None else {})
+
+
+def _first_part(box: str) -> str:
+    """The text of tyro's framed message, without its title and without the help below the first rule."""
+    rows = [line.strip(" │") for line in box.splitlines()][1:]
+    rules = [number for number, row in enumerate(rows) if not row.strip("─-╰╯")]
+    if rules[:1] == [0]:  # where the terminal has no frames, the title is underlined
+        rows, rules = rows[1:], [number - 1 for number in rules[1:]]
+    return " ".join(" ".join(rows[: rules[0] if rules else None]).split()) or " ".join(box.split())
+
+
+def write_logs(*names: str) -> None:
+    """The log of this package and of the modules `names` on stderr; that of other packages from warnings on. Of several
+    processes only the first says more than warnings."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    for name in ("multimodal", *names):
+        logging.getLogger(name).setLevel(level)
+    warnings.showwarning = lambda message, *_, **__: log.warning(" ".join(str(message).split()))
+
+
+def _end(code: int, line: str) -> None:
+    print("".join(c if c.isprintable() else "?" for c in " ".join(line.split())), file=sys.stderr, flush=True)
+    sys.exit(code)

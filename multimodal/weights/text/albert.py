@@ -1,0 +1,59 @@
+"""ALBERT in the names of transformers (Lan et al. 2020): AlbertForPreTraining (masked tokens and sentence order),
+AlbertForMaskedLM, AlbertForSequenceClassification, AlbertModel.
+
+Traps: a group of blocks is one block's weights for all layers; several groups follow one another, each for its share of
+the layers, so between one and as many as layers they are refused. The map from the embeddings' width is there though
+both may be equal. The bias of the logits has two names."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from multimodal.errors import CheckpointError
+from multimodal.models.text_config import TextConfig
+from multimodal.weights.table import Row, Tensors, under, weight_and_bias
+from multimodal.weights.text import bert
+
+# AlbertConfig's own defaults, where they differ from BERT's
+DEFAULTS = {
+    "vocab_size": 30000, "embedding_size": 128, "hidden_size": 4096, "num_hidden_groups": 1, "inner_group_num": 1,
+    "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
+}  # fmt: skip
+ORDER = "sop_classifier.classifier"
+HEAD = bert.Head("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")
+BLOCK = {
+    "attention.query": "attention.query", "attention.key": "attention.key", "attention.value": "attention.value",
+    "attention.dense": "attention.out", "attention.LayerNorm": "attention_branch.norm", "ffn": "feed.up",
+    "ffn_output": "feed.down", "full_layer_layer_norm": "feed_branch.norm",
+}  # fmt: skip
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
+    """Raises CheckpointError as BERT's does, and for groups of blocks that take turns."""
+    made = bert.encoder_config("ALBERT", config, tensors, prefix, HEAD, DEFAULTS)
+    text, layers = DEFAULTS | config, made.stack.layers
+    groups, inner = text["num_hidden_groups"], text["inner_group_num"]
+    if groups != 1 and (groups, inner) != (layers, 1):
+        raise CheckpointError(f"config.json: {groups} groups of {inner} blocks in {layers} layers are not supported")
+    shared = inner if groups == 1 else None
+    stack = replace(made.stack, layers=layers * inner, shared=shared)
+    made = replace(made, stack=stack, embed_width=text["embedding_size"])
+    return bert.with_classes(made, tensors, {f"{prefix}pooler": "tanh"}, ORDER, "classifier")
+
+
+def rows(config: TextConfig, prefix: str) -> list[Row]:
+    block = [row for foreign, ours in BLOCK.items() for row in weight_and_bias(foreign, ours)]
+    blocks = "{}.albert_layers.0" if config.stack.shared is None else "0.albert_layers.{}"
+    classes = "classifier" if config.tied is None else ORDER
+    return [
+        *bert.embedding_rows(prefix, "", config.segments),
+        *weight_and_bias(f"{prefix}encoder.embedding_hidden_mapping_in", "widen"),
+        *under(f"{prefix}encoder.albert_layer_groups.{blocks}.", "stack.blocks.{}.", block),
+        *HEAD.rows(prefix + bert.WORD, config),
+        *(weight_and_bias(f"{prefix}pooler", "pool.linear") if config.pool else []),
+        *(weight_and_bias(classes, "classes") if config.classes else []),
+    ]
+
+
+TOKENIZER = partial(bert.encoder_tokenizer, defaults=DEFAULTS)
+FAMILY, MODEL = bert.families(("albert",), config_from, rows, TOKENIZER)

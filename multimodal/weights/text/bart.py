@@ -1,0 +1,158 @@
+"""BART (Lewis et al. 2020) and mBART (Liu et al. 2020) in the names of transformers, and what M2M100 and Marian have in
+common with them.
+
+Traps: learned positions begin at row 2 of their table, whose first two are never read. The norms after each sum are
+joined by one on the embeddings; mBART norms before each branch and at the end. The bias of the logits is a buffer of
+shape [1, V]. The embedding has up to four names. Files of BartModel, as facebook/bart-base, lack `model.` and the bias.
+A key that config.json leaves out has the library's default."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.blocks.stack import transformer
+from multimodal.errors import CheckpointError
+from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.tokens.text.vocabulary import Tokenizer, hub_tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.table import NO_FIRST, Row, Tensors, under, weight_and_bias
+from multimodal.weights.text import bert
+from multimodal.weights.vision.clip_hf import ACTIVATIONS as GELUS
+
+ACTIVATIONS = GELUS | {"relu": "relu", "silu": "silu", "swish": "silu"}
+# BartConfig's own defaults, and MBartConfig's
+DEFAULTS = {
+    "vocab_size": 50265, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "gelu",
+    "encoder_layers": 12, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_layers": 12,
+    "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "scale_embedding": False, "eos_token_id": 2,
+    "pad_token_id": 1, "decoder_start_token_id": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+PARTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+LEARNED = PositionConfig("learned", first=2)
+HEAD, LOGIT_BIAS = "lm_head.weight", "final_logits_bias"
+
+
+def text_to_text(
+    c: dict[str, Any], tensors: Tensors, positions: PositionConfig, *, post_norm: bool, stem_norm: bool,
+    prefix: str = "model.",
+) -> TextToTextConfig:  # fmt: skip
+    """`c`: the configuration, complete. Raises CheckpointError for an unknown activation, sinusoids of an odd width, or
+    embeddings that differ where they should repeat one another."""
+    if c["activation_function"] not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: activation_function {c['activation_function']!r} is not supported")
+    width, shared = c["d_model"], c.get("share_encoder_decoder_embeddings", True)
+    if positions.kind == "sinusoidal" and width % 2:
+        raise CheckpointError(f"config.json: d_model {width} is odd, and sines and cosines fill a half each")
+    table = f"{prefix}shared.weight" if shared else f"{prefix}decoder.embed_tokens.weight"
+    if shared:
+        check_repeats(tensors, table, [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")])
+    tied = bert.same(tensors, HEAD, table, absent=c["tie_word_embeddings"])
+
+    def stack(side: str):
+        made = transformer(
+            width, c[f"{side}_layers"], c[f"{side}_attention_heads"], c[f"{side}_ffn_dim"],
+            activation=ACTIVATIONS[c["activation_function"]], final_norm=not post_norm,
+            source_width=width if side == "decoder" else None,
+        )  # fmt: skip
+        return replace(made, block=replace(made.block, post_norm=post_norm))
+
+    scale = width**0.5 if c["scale_embedding"] else 1.0
+    common = {"positions": positions, "stem_norm": stem_norm, "embed_scale": scale}
+    size = c["vocab_size"] if shared else c["decoder_vocab_size"]
+    context = c["max_position_embeddings"]
+    encoder = TextConfig(0 if shared else c["vocab_size"], context, stack("encoder"), causal=False, **common)
+    decoder = TextConfig(
+        size, context, stack("decoder"), causal=True, tied=tied, head_bias=LOGIT_BIAS in tensors, **common
+    )
+    return TextToTextConfig(encoder, decoder, start_id(c))
+
+
+def start_id(c: dict[str, Any]) -> int:
+    """Raises CheckpointError where it is no id of the vocabulary."""
+    start = c["eos_token_id"] if c["decoder_start_token_id"] is None else c["decoder_start_token_id"]
+    if type(start) is not int or not 0 <= start < c["vocab_size"]:
+        raise CheckpointError(f"config.json: decoder_start_token_id {start!r} is no id of {c['vocab_size']} tokens")
+    return start
+
+
+def check_repeats(tensors: Tensors, of: str, names: Sequence[str]) -> None:
+    """Raises CheckpointError for a tensor that differs from the one it should repeat."""
+    for name in names:
+        if name in tensors and of in tensors and not torch.equal(tensors[name], tensors[of]):
+            raise CheckpointError(f"tensor {name!r} differs from {of!r}, which it should repeat")
+
+
+def complete(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Raises CheckpointError where there is no configuration at all: no tensor tells the number of heads."""
+    if not config:
+        raise CheckpointError("an encoder-decoder without config.json, which has the number of heads")
+    return defaults | config
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str = "model.") -> TextToTextConfig:
+    pre = f"{prefix}encoder.layer_norm.weight" in tensors
+    c = complete(config, DEFAULTS)
+    return text_to_text(c, tensors, LEARNED, post_norm=not pre, stem_norm=True, prefix=prefix)
+
+
+def _block(cross: bool) -> list[Row]:
+    attentions = {"self_attn": "attention"} | ({"encoder_attn": "cross"} if cross else {})
+    rows = [
+        row for theirs, own in attentions.items() for part, name in PARTS.items()
+        for row in weight_and_bias(f"{theirs}.{part}", f"{own}.{name}")
+    ]  # fmt: skip
+    names = {f"{theirs}_layer_norm": f"{own}_branch.norm" for theirs, own in attentions.items()}
+    names |= {"fc1": "feed.up", "fc2": "feed.down", "final_layer_norm": "feed_branch.norm"}
+    return rows + [row for theirs, own in names.items() for row in weight_and_bias(theirs, own)]
+
+
+def _tower(side: str, tower: TextConfig) -> list[Row]:
+    return [
+        *under("layers.{}.", "stack.blocks.{}.", _block(cross=side == "decoder")),
+        *([Row("embed_positions.weight", "positions")] if tower.positions.kind == "learned" else []),
+        *(weight_and_bias("layernorm_embedding", "norm") if tower.stem_norm else []),
+        *(weight_and_bias("layer_norm", "stack.norm") if tower.stack.final_norm else []),
+    ]
+
+
+def rows(config: TextToTextConfig, prefix: str = "model.", head: bool = True) -> list[Row]:
+    """`head`: whether the file may have one, and its bias."""
+    found = [row for side in ("encoder", "decoder") for row in under(
+        f"{prefix}{side}.", f"{side}.", _tower(side, getattr(config, side)))]  # fmt: skip
+    names = [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    table = names[1] if config.encoder.vocabulary else f"{prefix}shared.weight"
+    found.append(Row(table, "decoder.embed.weight"))
+    if config.encoder.vocabulary:
+        found.append(Row(names[0], "encoder.embed.weight"))
+    else:
+        found += [bert.again(name, table) for name in names]
+    if head:
+        found.append(bert.again(HEAD, table) if config.decoder.tied else Row(HEAD, "decoder.head.weight"))
+    if config.decoder.head_bias:
+        found.append(Row(LOGIT_BIAS, "decoder.tied_bias" if config.decoder.tied else "decoder.head.bias", NO_FIRST))
+    return found
+
+
+def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    # mBART's two versions put languages in other places, which the files do not tell
+    return None if config.get("model_type") == "mbart" else hub_tokenizer(folder, DEFAULTS | config)
+
+
+def _recognises(tensors: Tensors, config: dict[str, Any], prefix: str) -> bool:
+    names = {f"{prefix}{name}" for name in ("encoder.layernorm_embedding.weight", "decoder.embed_positions.weight")}
+    return names <= set(tensors) and config.get("model_type", "bart") in ("bart", "mbart")
+
+
+FAMILY = Family(
+    "bart", TextToText, recognises=partial(_recognises, prefix="model."), config_from=config_from, rows=rows,
+    tokenizer=tokenizer,
+)  # fmt: skip
+BODY = Family(
+    "bart-body", TextToText, recognises=partial(_recognises, prefix=""),
+    config_from=partial(config_from, prefix=""), rows=partial(rows, prefix="", head=False), tokenizer=tokenizer,
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""DistilBERT in the names of transformers (Sanh et al. 2019): DistilBertForMaskedLM,
+DistilBertForSequenceClassification, DistilBertModel.
+
+Traps: its sizes have names of their own in config.json, and its norms' epsilon stands in the code. It has no segments.
+Its classifier has a ReLU where BERT's pooler has tanh. Sinusoids, where it was made with them, are in the file."""
+
+from functools import partial
+from typing import Any
+
+from multimodal.models.text_config import TextConfig
+from multimodal.weights.table import Row, Tensors, under, weight_and_bias
+from multimodal.weights.text import bert
+
+# DistilBertConfig's names for BERT's, and its own defaults
+NAMES = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+         "hidden_dim": "intermediate_size", "activation": "hidden_act"}  # fmt: skip
+DEFAULTS = {"num_hidden_layers": 6, "type_vocab_size": 0}
+HEAD = bert.Head("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias")
+BLOCK = {
+    "attention.q_lin": "attention.query", "attention.k_lin": "attention.key", "attention.v_lin": "attention.value",
+    "attention.out_lin": "attention.out", "sa_layer_norm": "attention_branch.norm", "ffn.lin1": "feed.up",
+    "ffn.lin2": "feed.down", "output_layer_norm": "feed_branch.norm",
+}  # fmt: skip
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
+    """Raises CheckpointError as BERT's does."""
+    text = {NAMES.get(name, name): value for name, value in config.items()}
+    made = bert.encoder_config("DistilBERT", text, tensors, prefix, HEAD, DEFAULTS)
+    return bert.with_classes(made, tensors, {"pre_classifier": "relu"}, "classifier")
+
+
+def rows(config: TextConfig, prefix: str) -> list[Row]:
+    block = [row for foreign, ours in BLOCK.items() for row in weight_and_bias(foreign, ours)]
+    classifier = [*weight_and_bias("pre_classifier", "pool.linear"), *weight_and_bias("classifier", "classes")]
+    return [
+        *bert.embedding_rows(prefix, "", config.segments),
+        *under(f"{prefix}transformer.layer.{{}}.", "stack.blocks.{}.", block),
+        *HEAD.rows(prefix + bert.WORD, config),
+        *(classifier if config.classes else []),
+    ]
+
+
+TOKENIZER = partial(bert.encoder_tokenizer, defaults=DEFAULTS)
+FAMILY, MODEL = bert.families(("distilbert",), config_from, rows, TOKENIZER)

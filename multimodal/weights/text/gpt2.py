@@ -1,0 +1,99 @@
+"""GPT-2 in the names of transformers' GPT2LMHeadModel and GPT2Model (Radford et al. 2019).
+
+Traps: its Conv1D is x @ W, so weights are transposed, and query, key and value are one tensor, split after that. The
+released files hold the causal mask as a buffer, have no `transformer.` prefix, and no `lm_head`, which is the embedding
+again."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.blocks.stack import transformer
+from multimodal.errors import CheckpointError
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
+from multimodal.tokens.text.vocabulary import Tokenizer, hub_tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.table import THIRDS, TRANSPOSE, Op, Row, Tensors, under, weight_and_bias
+from multimodal.weights.text import bert
+
+# GPT2Config's own defaults
+DEFAULTS = {
+    "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+    "scale_attn_weights": True,
+}  # fmt: skip
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",
+               "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu", "tanh": "tanh"}  # fmt: skip
+OFF = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+PREFIX, EMBEDDING, HEAD = "transformer.", "wte.weight", "lm_head.weight"
+TURNED_THIRDS = Op(lambda t: list(t.T.chunk(3)), lambda ours: torch.cat(ours).T)
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
+    """Raises CheckpointError for what the blocks cannot express."""
+    if not config:
+        raise CheckpointError("GPT-2 weights without config.json, which has the number of heads")
+    for name in OFF:
+        if config.get(name):
+            raise CheckpointError(f"config.json: {name} {config[name]!r} is not supported")
+    text = DEFAULTS | config
+    if (activation := text["activation_function"]) not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: activation_function {activation!r} is not supported")
+    width = text["n_embd"]
+    stack = transformer(
+        width, text["n_layer"], text["n_head"], text["n_inner"] or 4 * width, activation=ACTIVATIONS[activation],
+        norm_eps=text["layer_norm_epsilon"],
+    )  # fmt: skip
+    if not text["scale_attn_weights"]:
+        stack = replace(stack, block=replace(stack.block, attention=replace(stack.block.attention, scale=1.0)))
+    return TextConfig(text["vocab_size"], text["n_positions"], stack, causal=True, tied=_tied(text, tensors, prefix))
+
+
+def _tied(text: dict[str, Any], tensors: Tensors, prefix: str) -> bool | None:
+    """None: a GPT2Model, which has no logits. The released files have its names, but are language models."""
+    if not prefix and HEAD not in tensors:
+        alone = text.get("architectures") == ["GPT2Model"] or not text["tie_word_embeddings"]
+        return None if alone else True
+    return bert.same(tensors, HEAD, prefix + EMBEDDING, absent=text["tie_word_embeddings"])
+
+
+def rows(config: TextConfig, prefix: str) -> list[Row]:
+    parts = ("query", "key", "value")
+    block = [
+        Row("attn.c_attn.weight", tuple(f"attention.{part}.weight" for part in parts), TURNED_THIRDS),
+        Row("attn.c_attn.bias", tuple(f"attention.{part}.bias" for part in parts), THIRDS),
+        *_conv1d("attn.c_proj", "attention.out"), *_conv1d("mlp.c_fc", "feed.up"), *_conv1d("mlp.c_proj", "feed.down"),
+        *weight_and_bias("ln_1", "attention_branch.norm"), *weight_and_bias("ln_2", "feed_branch.norm"),
+    ]  # fmt: skip
+    masks = [Row(f"h.{{}}.attn.{name}", reason="the causal mask", optional=True) for name in ("bias", "masked_bias")]
+    tower = [
+        Row(EMBEDDING, "embed.weight"), Row("wpe.weight", "positions"), *under("h.{}.", "stack.blocks.{}.", block),
+        *weight_and_bias("ln_f", "stack.norm"), *masks,
+    ]  # fmt: skip
+    head = Row(HEAD, "head.weight") if config.tied is False else bert.again(HEAD, prefix + EMBEDDING)
+    return [*under(prefix, "", tower), *([head] if prefix else [])]
+
+
+def _conv1d(foreign: str, ours: str) -> list[Row]:
+    return [Row(f"{foreign}.weight", f"{ours}.weight", TRANSPOSE), Row(f"{foreign}.bias", f"{ours}.bias")]
+
+
+def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    return hub_tokenizer(folder, {"model_type": "gpt2"} | config, context=config["n_positions"])
+
+
+def _family(name: str, prefix: str) -> Family:
+    return Family(
+        name, TextTransformer,
+        recognises=lambda tensors, config: (
+            {prefix + EMBEDDING, f"{prefix}h.0.attn.c_attn.weight"} <= tensors.keys()
+            and config.get("model_type", "gpt2") == "gpt2"
+        ),
+        config_from=partial(config_from, prefix=prefix), rows=partial(rows, prefix=prefix), tokenizer=tokenizer,
+    )  # fmt: skip
+
+
+FAMILY, BARE = _family("gpt2", PREFIX), _family("gpt2-bare", "")

@@ -1,0 +1,75 @@
+"""Marian's translators (Junczys-Dowmunt et al. 2018), as OPUS-MT has them, in the names of transformers' MarianMTModel:
+the original Transformer (Vaswani et al. 2017), with norms after each sum and none at the end.
+
+Traps: all sines come before all cosines, and the table is static: some files hold it. Source and target may each have
+an embedding (`share_encoder_decoder_embeddings`). Answers begin with the pad id, which is no token of theirs."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.errors import CheckpointError
+from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.text_config import PositionConfig, waves
+from multimodal.system.files import read_json
+from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.table import Row, Tensors
+from multimodal.weights.text import bart
+
+# MarianConfig's own defaults
+DEFAULTS = bart.DEFAULTS | {
+    "vocab_size": 58101, "decoder_start_token_id": 58100, "pad_token_id": 58100, "eos_token_id": 0,
+    "share_encoder_decoder_embeddings": True, "decoder_vocab_size": None,
+}  # fmt: skip
+POSITIONS = PositionConfig("sinusoidal")
+TABLES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+OTHERS = ("model.encoder.layernorm_embedding.weight", "model.encoder.layer_norm.weight")
+
+
+def _complete(config: dict[str, Any]) -> dict[str, Any]:
+    c = bart.complete(config, DEFAULTS)
+    return c | {"decoder_vocab_size": c["decoder_vocab_size"] or c["vocab_size"]}
+
+
+def config_from(config: dict[str, Any], tensors: Tensors) -> TextToTextConfig:
+    """Raises CheckpointError for other positions than the sinusoids."""
+    for name in TABLES:
+        if name in tensors:
+            expected = waves(POSITIONS, torch.arange(len(tensors[name])), tensors[name].shape[1])
+            if not torch.allclose(tensors[name].float(), expected, atol=2e-3):  # half precision, far positions
+                raise CheckpointError(f"tensor {name!r} holds other positions than the sinusoids")
+    return bart.text_to_text(_complete(config), tensors, POSITIONS, post_norm=True, stem_norm=False)
+
+
+def rows(config: TextToTextConfig) -> list[Row]:
+    return [*bart.rows(config), *(Row(name, reason="sinusoids, which are computed", optional=True) for name in TABLES)]
+
+
+def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    from multimodal.tokens.text.translation import marian_tokenizer
+
+    c = _complete(config)
+    if not c["share_encoder_decoder_embeddings"]:
+        return None
+    return marian_tokenizer(folder, c)
+
+
+def card(folder: Path | None) -> dict[str, Any]:
+    """The one direction of a translator."""
+    path = None if folder is None else folder / "tokenizer_config.json"
+    record = read_json(path) if path is not None and path.exists() else {}
+    sides = record.get("source_lang"), record.get("target_lang")
+    return {"translation": {"from": sides[0], "to": sides[1]}} if all(isinstance(s, str) for s in sides) else {}
+
+
+def _recognises(tensors: Tensors, config: dict[str, Any]) -> bool:
+    names = {"model.decoder.layers.0.encoder_attn.q_proj.weight", "model.encoder.layers.0.self_attn_layer_norm.weight"}
+    plain = names <= set(tensors) and not any(name in tensors for name in OTHERS)
+    return plain and config.get("model_type", "marian") == "marian"
+
+
+FAMILY = Family(
+    "marian", TextToText, recognises=_recognises, config_from=config_from, rows=rows, tokenizer=tokenizer, card=card
+)

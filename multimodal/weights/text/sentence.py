@@ -1,0 +1,40 @@
+"""What a folder of sentence-transformers says beside its model: how states become one vector, and the longest text."""
+
+from pathlib import Path
+from typing import Any
+
+from multimodal.system.files import read_json, read_json_value
+from multimodal.system.records import checked
+
+# names of its Pooling module, and those of `embed`; before version 5 each was a flag
+POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
+KNOWN = ("Transformer", "Pooling", "Normalize")
+
+
+def sentence_card(folder: Path | None) -> dict[str, Any]:
+    """`pooling` and `normalize` for the card; nothing for another folder. What `embed` has not keeps its foreign name,
+    such as "max_tokens" or "mean, Dense", and is refused there."""
+    if folder is None or not (path := folder / "1_Pooling" / "config.json").exists():
+        return {}
+    record = read_json(path)
+    modes = [name.removeprefix("pooling_mode_") for name, value in record.items()
+             if name.startswith("pooling_mode_") and value is True]  # fmt: skip
+    modes = [record["pooling_mode"]] if isinstance(record.get("pooling_mode"), str) else modes
+    kinds = [str(value).rsplit(".", 1)[-1] for value in _modules(folder)]
+    steps = [*(POOLINGS.get(mode, mode) for mode in modes), *(kind for kind in kinds if kind not in KNOWN)]
+    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds}
+
+
+def sentence_length(folder: Path, context: int) -> int:
+    """The tokens that a text may have, at most `context`."""
+    path = folder / "sentence_bert_config.json"
+    length = read_json(path).get("max_seq_length") if path.exists() else None
+    return min(context, length) if type(length) is int and length > 2 else context
+
+
+def _modules(folder: Path) -> list[str]:
+    path = folder / "modules.json"
+    if not path.exists():
+        return []
+    modules = checked(list[dict[str, Any]], read_json_value(path), str(path))
+    return [checked(str, module.get("type"), f"{path}: type") for module in modules]

@@ -1,0 +1,156 @@
+"""CLIP in the names of transformers' CLIPModel.
+
+Traps: the picture tower's first norm is spelt `pre_layrnorm`. Old files hold `position_ids`, which the library no
+longer writes. `eos_token_id` is 2 in old configurations, by mistake: it then means OpenAI's rule, the highest id of
+the vocabulary. A key that config.json leaves out has the library's default."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multimodal.blocks.stack import transformer
+from multimodal.errors import CheckpointError
+from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.text_config import TextConfig
+from multimodal.models.vit import ViTConfig
+from multimodal.system.files import read_json
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.vocabulary import CLIPTokenizer, Tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.table import FIRST, Row, Tensors, under, weight_and_bias
+from multimodal.weights.vision.open_clip import pair
+
+# CLIPTextConfig's and CLIPVisionConfig's own defaults
+TEXT = {
+    "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+    "eos_token_id": 49407,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+def part(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
+    """`text_config` or `vision_config` in full; `text_config_dict`, where there is one, goes before it."""
+    return defaults | (config.get(f"{name}_config_dict") or config.get(f"{name}_config") or {})
+
+
+def stack(part: dict[str, Any]):
+    """The blocks of one tower. Raises CheckpointError for an activation that is not known."""
+    if part["hidden_act"] not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: hidden_act {part['hidden_act']!r} is not supported")
+    return transformer(
+        part["hidden_size"], part["num_hidden_layers"], part["num_attention_heads"], part["intermediate_size"],
+        activation=ACTIVATIONS[part["hidden_act"]], norm_eps=part["layer_norm_eps"],
+    )  # fmt: skip
+
+
+def vision_part(vision: dict[str, Any], pool: str) -> ViTConfig:
+    """CLIP pools a class token; SigLIP (`map`) has none, and its patches have a bias."""
+    patch, token = pair(vision["patch_size"]), pool == "token"
+    if patch[0] != patch[1] or vision["num_channels"] != 3:
+        raise CheckpointError(f"config.json: patch_size {patch} with {vision['num_channels']} channels")
+    return ViTConfig(pair(vision["image_size"]), patch[0], stack(vision), pool, class_token=token,
+                     patch_bias=not token, stem_norm=token)  # fmt: skip
+
+
+def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
+    if not config:
+        raise CheckpointError("CLIP weights of transformers without config.json, which has the number of heads")
+    text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
+    eos = text["vocab_size"] - 1 if text["eos_token_id"] == 2 else text["eos_token_id"]
+    if not isinstance(eos, int):
+        raise CheckpointError(f"config.json: eos_token_id {eos!r} is not one id")
+    tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack(text), causal=True)
+    return CLIPConfig(vision_part(vision, "token"), tower, config.get("projection_dim", 512), "softmax", "eos", eos)
+
+
+def tower_rows(norm: str) -> list[Row]:
+    """Blocks and last norm, from `encoder.layers.{}.` to `stack.blocks.{}.`."""
+    names = {
+        "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key",
+        "self_attn.v_proj": "attention.value", "self_attn.out_proj": "attention.out",
+        "layer_norm1": "attention_branch.norm", "layer_norm2": "feed_branch.norm",
+        "mlp.fc1": "feed.up", "mlp.fc2": "feed.down",
+    }  # fmt: skip
+    rows = [row for foreign, own in names.items() for row in weight_and_bias(foreign, own)]
+    return [
+        *under("encoder.layers.{}.", "stack.blocks.{}.", rows),
+        *weight_and_bias(norm, "stack.norm"),
+        Row("embeddings.position_embedding.weight", "positions"),
+        Row("embeddings.position_ids", reason="0, 1, 2, …", optional=True),
+    ]
+
+
+def text_rows() -> list[Row]:
+    rows = [*tower_rows("final_layer_norm"), Row("embeddings.token_embedding.weight", "embed.weight")]
+    return under("text_model.", "text.", rows)
+
+
+def rows(config: CLIPConfig) -> list[Row]:
+    vision = [
+        *tower_rows("post_layernorm"),
+        Row("embeddings.class_embedding", "class_token", FIRST),
+        Row("embeddings.patch_embedding.weight", "embed.weight"),
+        *weight_and_bias("pre_layrnorm", "stem_norm"),
+    ]
+    return [
+        *text_rows(), *under("vision_model.", "image.", vision),
+        Row("visual_projection.weight", "image_project.weight"),
+        Row("text_projection.weight", "text_project.weight"),
+        Row("logit_scale", "logit_scale"),
+    ]  # fmt: skip
+
+
+def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """CLIP's vocabulary where tokenizer_config.json says so and the sizes agree."""
+    text = part(config, "text", TEXT)
+    if folder is None or not (folder / "tokenizer_config.json").exists() or text["vocab_size"] != 49408:
+        return None
+    kind = read_json(folder / "tokenizer_config.json").get("tokenizer_class")
+    return CLIPTokenizer(text["max_position_embeddings"]) if kind in ("CLIPTokenizer", "CLIPTokenizerFast") else None
+
+
+def _image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """What is done to pictures, and the file that says so: transformers 5 writes one for pictures and texts."""
+    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+        if (path := folder / name).exists():
+            record = read_json(path)
+            record = record if part is None else record.get(part)
+            if isinstance(record, dict):
+                return path, record
+    return None
+
+
+def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = True) -> Preprocessing | None:
+    """From what the folder has for pictures: {"shortest_edge": s} then a crop, or {"height", "width"} with the aspect
+    lost.
+
+    `crops`: what a file without `do_center_crop` means. Raises CheckpointError for steps that are not known."""
+    found = _image_record(folder) if folder else None
+    if found is None:
+        return None
+    path, record = found
+    size, crop = record["size"], record.get("crop_size")
+    edge = size if isinstance(size, int) else size.get("shortest_edge")
+    crop = (crop, crop) if isinstance(crop, int) else (crop["height"], crop["width"]) if crop else (edge, edge)
+    square = not record.get("do_center_crop", crops)
+    both = (size["height"], size["width"]) if edge is None else (edge, edge)
+    plain = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
+    plain = plain and abs(record.get("rescale_factor", 1 / 255) * 255 - 1) < 1e-5
+    if not plain or record.get("resample", 3) not in RESAMPLE or not (square or (edge == crop[0] == crop[1])):
+        raise CheckpointError(f"{path}: these steps are not supported (size {size}, crop {crop})")
+    mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
+    resample = RESAMPLE[record.get("resample", 3)]
+    return Preprocessing(both, "squash" if square else "shortest", resample, mean, std, 0, 1.0)
+
+
+FAMILY = Family(
+    "clip-hf", CLIP,
+    recognises=lambda tensors, config: "vision_model.pre_layrnorm.weight" in tensors and "logit_scale" in tensors,
+    config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=True),
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""CLIP in OpenAI's names, which OpenCLIP kept (Radford et al. 2021; open_clip/model.py).
+
+Traps: OpenAI's weights use quick-GELU, most of OpenCLIP's the plain one, and no tensor says which. The projections
+are stored as x @ W. The picture tower has a norm before its blocks. Text is pooled at the highest id of a row,
+which is the end of text. OpenCLIP's CustomTextCLIP has the same text tower under `text.`."""
+
+from typing import Any
+
+from multimodal.errors import CheckpointError
+from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.vit import ViTConfig
+from multimodal.weights.family import Family
+from multimodal.weights.table import FIRST, THIRDS, TRANSPOSE, Row, Tensors, under, weight_and_bias
+from multimodal.weights.vision.open_clip import (
+    VISION,
+    model_settings,
+    open_clip_architecture,
+    open_clip_preprocessing,
+    open_clip_tokenizer,
+    pair,
+    settings,
+    text_part,
+    tower,
+)
+
+__all__ = ["CUSTOM_TEXT", "FAMILY", "block_rows", "open_clip_architecture", "text_rows"]
+ARCHIVE = ("input_resolution", "context_length", "vocab_size")  # only OpenAI's own archives hold these
+
+
+def vision_part(model: dict[str, Any]) -> ViTConfig:
+    """The picture tower. Raises CheckpointError for a ModifiedResNet or a timm trunk."""
+    part = settings(model["vision_cfg"], VISION, "vision_cfg.")
+    image, patch = pair(part["image_size"]), pair(part["patch_size"])
+    pools = {"tok": "token", "avg": "mean"}
+    if not isinstance(part["layers"], int):
+        raise CheckpointError(f"OpenCLIP configuration: vision_cfg.layers {part['layers']} (ModifiedResNet)")
+    if part["pool_type"] not in pools or patch[0] != patch[1]:
+        raise CheckpointError(f"OpenCLIP configuration: vision_cfg pool_type {part['pool_type']!r}, patch {patch}")
+    late = bool(part["final_ln_after_pool"])
+    stack = tower(part, part["width"] // part["head_width"], bool(model["quick_gelu"]), final_norm=not late)
+    return ViTConfig(
+        image, patch[0], stack, pools[part["pool_type"]], class_token=True, patch_bias=False,
+        stem_norm=not part["no_ln_pre"], norm_after_pool=late,
+    )  # fmt: skip
+
+
+def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
+    if "visual.layer1.0.conv1.weight" in tensors:
+        raise CheckpointError("the picture tower is a ModifiedResNet (visual.layer1), which is not supported")
+    model = model_settings(config)
+    text, fields = text_part(model)
+    loss = "softmax" if model["init_logit_bias"] is None else "sigmoid"
+    return CLIPConfig(vision_part(model), text, model["embed_dim"], loss, **fields)
+
+
+def archive_config(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """What OpenAI's loader means by an archive of its own, which holds no configuration: heads 64 wide and
+    quick-GELU (clip/model.py, build_model), pictures resized and cropped as in clip/clip.py, _transform."""
+    if not all(name in tensors for name in ("visual.class_embedding", *ARCHIVE)):
+        return config
+    if config:
+        if not config.get("model_cfg", config).get("quick_gelu"):
+            raise CheckpointError(
+                "OpenAI's own weights, trained with quick-GELU, which the given architecture has not (leave it out, or "
+                "add -quickgelu to its name)"
+            )
+        return config
+    width, _, _, patch = tensors["visual.conv1.weight"].shape
+    side = round((len(tensors["visual.positional_embedding"]) - 1) ** 0.5)
+    (context, text_width), vocabulary = tensors["positional_embedding"].shape, len(tensors["token_embedding.weight"])
+    layers = [sum(n.startswith(p) and n.endswith(".ln_1.weight") for n in tensors) for p in ("visual.", "transformer.")]
+    vision = {"layers": layers[0], "width": width, "patch_size": patch, "image_size": side * patch}
+    text = {"layers": layers[1], "width": text_width, "heads": text_width // 64, "context_length": context,
+            "vocab_size": vocabulary}  # fmt: skip
+    model = {"embed_dim": tensors["text_projection"].shape[1], "quick_gelu": True, "vision_cfg": vision,
+             "text_cfg": text}  # fmt: skip
+    return {"model_cfg": model, "preprocess_cfg": {"size": vision["image_size"]}}
+
+
+def block_rows(
+    layer_scale: bool, foreign: str = "transformer.resblocks.{}.", ours: str = "stack.blocks.{}.",
+    attention: str = "attention", feed: str = "feed",
+) -> list[Row]:  # fmt: skip
+    """One residual block, which may be part of one of ours: its attention and feed-forward by their names there."""
+    parts = [f"{attention}.{name}" for name in ("query", "key", "value")]
+    rows = [
+        Row("attn.in_proj_weight", tuple(f"{part}.weight" for part in parts), THIRDS),
+        Row("attn.in_proj_bias", tuple(f"{part}.bias" for part in parts), THIRDS),
+        *weight_and_bias("attn.out_proj", f"{attention}.out"),
+        *weight_and_bias("ln_1", f"{attention}_branch.norm"),
+        *weight_and_bias("ln_2", f"{feed}_branch.norm"),
+        *weight_and_bias("mlp.c_fc", f"{feed}.up"),
+        *weight_and_bias("mlp.c_proj", f"{feed}.down"),
+    ]
+    if layer_scale:
+        rows += [Row(f"ls_{i}.gamma", f"{part}_branch.scale.gain") for i, part in ((1, attention), (2, feed))]
+    return under(foreign, ours, rows)
+
+
+def text_rows(config: CLIPConfig, prefix: str) -> list[Row]:
+    """The text tower, its projection and the two scalars."""
+    names = [
+        Row("token_embedding.weight", "embed.weight"),
+        Row("positional_embedding", "positions"),
+        *weight_and_bias("ln_final", "stack.norm"),
+        *block_rows(config.text.stack.block.layer_scale),
+    ]
+    rows = under(prefix, "text.", names)
+    if config.text_project and config.text_bias:
+        rows += weight_and_bias(f"{prefix}text_projection", "text_project")
+    elif config.text_project:
+        rows.append(Row(f"{prefix}text_projection", "text_project.weight", TRANSPOSE))
+    scalars = ["logit_scale"] + ["logit_bias"] * (config.loss == "sigmoid")
+    return rows + [Row(name, name) for name in scalars]
+
+
+def vision_rows(config: ViTConfig) -> list[Row]:
+    rows = [
+        Row("conv1.weight", "embed.weight"),
+        Row("class_embedding", "class_token", FIRST),
+        Row("positional_embedding", "positions"),
+        *weight_and_bias("ln_post", "norm" if config.norm_after_pool else "stack.norm"),
+        *block_rows(config.stack.block.layer_scale),
+    ]
+    return rows + (weight_and_bias("ln_pre", "stem_norm") if config.stem_norm else [])
+
+
+def _family(name: str, prefix: str) -> Family:
+    dropped = [Row(name, reason="a number that the shapes hold too", optional=True) for name in ARCHIVE]
+    return Family(
+        name, CLIP,
+        recognises=lambda tensors, config: (
+            {"visual.conv1.weight", f"{prefix}token_embedding.weight"} <= set(tensors)
+            and "text_decoder.text_projection" not in tensors  # CoCa's
+        ),
+        config_from=config_from,
+        rows=lambda config: [
+            *under("visual.", "image.", vision_rows(config.image)), *text_rows(config, prefix), *dropped,
+            Row("visual.proj", "image_project.weight", TRANSPOSE),
+        ],
+        tokenizer=open_clip_tokenizer,
+        preprocessing=open_clip_preprocessing,
+        complete=archive_config,
+    )  # fmt: skip
+
+
+FAMILY = _family("open_clip", "")
+CUSTOM_TEXT = _family("open_clip-custom-text", "text.")

@@ -1,0 +1,140 @@
+"""OpenCLIP's configuration: `open_clip_config.json`, or one of the architectures that open_clip installs."""
+
+import difflib
+import json
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from multimodal.blocks.stack import StackConfig, transformer
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.text_config import TextConfig
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.vocabulary import CLIPTokenizer, SigLIPText, Tokenizer
+
+# open_clip's own defaults (CLIPVisionCfg, CLIPTextCfg): a key that a configuration leaves out means these
+VISION = {
+    "layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224,
+    "ls_init_value": None, "no_ln_pre": False, "final_ln_after_pool": False, "pool_type": "tok",
+    "act_kwargs": None, "norm_kwargs": None,
+}  # fmt: skip
+TRUNK = {"timm_model_name": None, "timm_pool": "avg", "timm_proj": "linear", "timm_proj_bias": False, "image_size": 224}
+TEXT = {
+    "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
+    "ls_init_value": None, "eos_id": 2, "no_causal_mask": False, "pool_type": "argmax", "proj_bias": False,
+    "proj_type": "linear", "act_kwargs": None, "norm_kwargs": None,
+}  # fmt: skip
+MODEL = {"embed_dim": None, "vision_cfg": None, "text_cfg": None, "quick_gelu": False, "init_logit_bias": None}
+# these change training, initial values or the text's preparation, not what the weights compute
+INERT = frozenset(
+    ["patch_dropout", "output_tokens", "attn_pooler_queries", "attn_pooler_heads", "pos_embed_type", "timm_pool",
+     "timm_proj", "timm_drop", "timm_drop_path", "timm_model_pretrained", "hf_tokenizer_name", "tokenizer_mode",
+     "tokenizer_kwargs", "pad_id", "custom_text", "init_logit_scale"]
+)  # fmt: skip
+
+
+def settings(record: dict[str, Any], defaults: dict[str, Any], part: str) -> dict[str, Any]:
+    """`record` over `defaults`. Raises CheckpointError naming a key that is switched on and not known here."""
+    for key, value in record.items():
+        if key not in defaults and key not in INERT and value not in (None, False):
+            raise CheckpointError(f"OpenCLIP configuration: {part}{key} {value!r} is not supported")
+    return defaults | record
+
+
+def model_settings(config: dict[str, Any], defaults: dict[str, Any] = MODEL) -> dict[str, Any]:
+    """The model part of a configuration. Raises CheckpointError when there is none."""
+    record = config.get("model_cfg", config)
+    if "vision_cfg" not in record or "text_cfg" not in record or "embed_dim" not in record:
+        raise CheckpointError(
+            "OpenCLIP weights without open_clip_config.json: give the architecture (architecture=), since the "
+            "activation and the number of heads are not in the file"
+        )
+    return settings(record, defaults, "")
+
+
+def tower(part: dict[str, Any], heads: int, quick: bool, final_norm: bool = True) -> StackConfig:
+    """The blocks of one tower. Raises CheckpointError for an activation that is not known."""
+    activations = {"null": "quick_gelu" if quick else "gelu", '{"approximate": "tanh"}': "gelu_tanh"}
+    given = json.dumps(part["act_kwargs"] or None)
+    if given not in activations or (quick and part["act_kwargs"]):
+        raise CheckpointError(f"OpenCLIP configuration: act_kwargs {given} (quick_gelu {quick}) is not supported")
+    return transformer(
+        part["width"], part["layers"], heads, int(part["width"] * part["mlp_ratio"]), activation=activations[given],
+        norm_eps=_norm_eps(part["norm_kwargs"] or {}), layer_scale=part["ls_init_value"] is not None,
+        final_norm=final_norm,
+    )  # fmt: skip
+
+
+def _norm_eps(norm: dict[str, Any]) -> float:
+    if set(norm) - {"eps"}:
+        raise CheckpointError(f"OpenCLIP configuration: norm_kwargs {norm!r} is not supported")
+    return norm.get("eps", 1e-5)
+
+
+def text_part(model: dict[str, Any]) -> tuple[TextConfig, dict[str, Any]]:
+    """The text tower, and the fields of CLIPConfig that it decides."""
+    text = settings(model["text_cfg"], TEXT, "text_cfg.")
+    stack = tower(text, text["heads"], bool(model["quick_gelu"]))
+    config = TextConfig(text["vocab_size"], text["context_length"], stack, causal=not text["no_causal_mask"])
+    # argmax: the end of a text is the highest id of the vocabulary (49407 in CLIP's)
+    pools = {"argmax": ("eos", text["vocab_size"] - 1), "eos": ("eos", text["eos_id"]), "last": ("last", -1)}
+    if text["pool_type"] not in pools or text["proj_type"] not in ("linear", "none"):
+        raise CheckpointError(
+            f"OpenCLIP configuration: text_cfg pool_type {text['pool_type']!r} with proj_type "
+            f"{text['proj_type']!r} is not supported"
+        )
+    pool, eos = pools[text["pool_type"]]
+    project = text["proj_type"] != "none"
+    return config, {"text_pool": pool, "eos_id": eos, "text_bias": project and text["proj_bias"],
+                    "text_project": project}  # fmt: skip
+
+
+def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
+    """From `preprocess_cfg`; None where the configuration has none, since weights of one architecture differ."""
+    record = config.get("preprocess_cfg")
+    if record is None:
+        return None
+    size = record.get("size", config.get("model_cfg", {}).get("vision_cfg", {}).get("image_size", 224))
+    return Preprocessing(
+        pair(size), record.get("resize_mode", "shortest"), record.get("interpolation", "bicubic"),
+        tuple(map(float, record.get("mean", OPENAI_MEAN))), tuple(map(float, record.get("std", OPENAI_STD))),
+        record.get("fill_color", 0), 1.0,
+    )  # fmt: skip
+
+
+def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """CLIP's vocabulary, or SigLIP's where the folder holds its SentencePiece file; None for any other."""
+    text = config.get("model_cfg", config).get("text_cfg", {})
+    size, context = text.get("vocab_size", 49408), text.get("context_length", 77)
+    if not text.get("hf_tokenizer_name") and not text.get("tokenizer_kwargs") and size == 49408:
+        return CLIPTokenizer(context)
+    canonical = (text.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize"
+    if folder and (folder / "spiece.model").exists() and canonical and size == 32000:
+        return SigLIPText(folder / "spiece.model", context)
+    return None
+
+
+def pair(size: int | list[int]) -> tuple[int, int]:
+    """(height, width) of a size written as one number or two."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+@lru_cache(maxsize=1)
+def _architectures() -> dict[str, Path]:
+    spec = find_spec("open_clip")  # found, not imported: the import takes seconds
+    if spec is None or not spec.submodule_search_locations:
+        raise CheckpointError("OpenCLIP's architectures come with open_clip_torch, which is not installed")
+    return {path.stem: path for path in Path(spec.submodule_search_locations[0]).glob("model_configs/*.json")}
+
+
+def open_clip_architecture(name: str) -> dict[str, Any]:
+    """open_clip's model configuration `name`; "-quickgelu" after any name asks for OpenAI's activation.
+
+    Raises UsageError with the near names when open_clip has none of this name."""
+    known, plain = _architectures(), name.removesuffix("-quickgelu")
+    if name not in known and plain not in known:
+        near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:3]
+        raise UsageError(f"architecture {name!r} is not one of OpenCLIP's; near: {', '.join(near)}")
+    record = json.loads(known.get(name, known.get(plain)).read_text(encoding="utf-8"))
+    return record | {"quick_gelu": True} if name != plain else record
