@@ -118,7 +118,7 @@ def test_kill_and_interrupt_lose_nothing_and_the_end_is_that_of_an_unbroken_run(
             process.send_signal(number)
             err = process.communicate(timeout=LIMIT)[1]
         assert process.returncode in (130, -number)
-        assert (b"the same command goes on there" in err) == (number == signal.SIGINT)
+        assert (b"the same command resumes" in err) == (number == signal.SIGINT)
         assert path.read_bytes().startswith(held[: held.rfind(b"\n")])
     for target in (path, tmp_path / "whole.csv"):
         assert run(capsys, *common, "-o", target)[0] == 0
@@ -269,7 +269,7 @@ def test_a_file_that_is_there_is_left_unless_asked_and_never_if_foreign(capsys, 
     assert run(capsys, *arguments, file, "--overwrite")[0] == 0
     foreign = models / "clip" / "model.safetensors"
     before = foreign.read_bytes()
-    assert "is no classifier" in one_line(run(capsys, *arguments, foreign, "--overwrite")[2])
+    assert "not a classifier of" in one_line(run(capsys, *arguments, foreign, "--overwrite")[2])
     assert foreign.read_bytes() == before
     assert "cannot be written" in one_line(run(capsys, *arguments, tmp_path / "no" / "c.safetensors")[2])
 
@@ -309,7 +309,7 @@ def test_any_flipped_byte_of_a_classifier_is_noticed(capsys, models, folder, tmp
         assert not foreign.metadata()
     save_file(load_file(models / "clip" / "model.safetensors"), tmp_path / "f.safetensors", metadata={"format": "pt"})
     err = run(capsys, "classify", folder, "--classifier", tmp_path / "f.safetensors", "-m", models / "clip")[2]
-    assert "is no classifier" in one_line(err)
+    assert "not a classifier of" in one_line(err)
 
 
 # labels and prompts

@@ -161,7 +161,7 @@ def test_a_killed_call_is_gone_on_with(capsys, models, photos, kind):
     done = subprocess.run([sys.executable, "-c", KILLED.format(kind), *index], capture_output=True, text=True,
                           env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=LIMIT)  # fmt: skip
     assert (done.returncode, done.stdout) == ({"SIGKILL": -signal.SIGKILL, "SIGINT": 130}[kind], "")
-    said = "multimodal: made: stopped; the same command goes on there\n"
+    said = "multimodal: made: stopped; the same command resumes\n"
     assert done.stderr == {"SIGKILL": "", "SIGINT": said}[kind]
     code, out, _ = run(capsys, *index)
     assert (code, out.split(";")[0]) == (0, "made: 8 pictures (4 new, 0 changed, 0 dropped)")

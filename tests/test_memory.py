@@ -1,4 +1,4 @@
-"""Memory that runs out is said of the file that asked for it."""
+"""An out-of-memory error names the file that asked for the memory."""
 
 import resource
 from pathlib import Path

@@ -146,7 +146,7 @@ def append_to(
             results.close()
             there = len(results.done)
             return printable(f"multimodal: {options.output}: stopped with {there} pictures in it; "
-                             "the same command goes on there")  # fmt: skip
+                             "the same command resumes")  # fmt: skip
 
         with at_stop(stopped):
             return max([work(part, add, there) for part in remaining(files, there, options.batch_size)])

@@ -51,7 +51,7 @@ class Ended:
 
 
 class Place:
-    """`work/` with `out/`, and `outside/` beside it, made anew for each input; `work/` is the current folder."""
+    """`work/` with `out/`, and `outside/` beside it, fresh for each input; `work/` is the current folder."""
 
     def __init__(self, root: Path):
         self.root, self.work = root / "case", root / "case" / "work"

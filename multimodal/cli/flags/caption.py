@@ -41,7 +41,7 @@ def _output(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--output", "-o", metavar="FILE|FOLDER", help="append the captions of each picture to a .csv or "
                    ".jsonl file as they come; a second call with the same settings leaves out what is there. "
                    "FILE.settings.json beside it says what it was made with")  # fmt: skip
-    g.add_argument("--overwrite", action="store_true", help="begin --output anew, write texts that are there again")
+    g.add_argument("--overwrite", action="store_true", help="start --output over, write texts that are there again")
     g.add_argument("--regions", metavar="DIR", help="also draw NAME.regions.png: where the model looked for each word "
                    "of the caption")  # fmt: skip
 

@@ -53,7 +53,7 @@ def _output(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--output", "-o", metavar="FILE", help="append the results of each picture to a .csv or .jsonl file "
                    "as they come; a second call with the same settings leaves out what is there. FILE.settings.json "
                    "beside it says what it was made with")  # fmt: skip
-    g.add_argument("--overwrite", action="store_true", help="begin --output and --save_classifier anew; replace "
+    g.add_argument("--overwrite", action="store_true", help="start --output and --save_classifier over; replace "
                    "images that multimodal did not draw, or that were changed since; never an input")  # fmt: skip
     g.add_argument("--top", type=count, metavar="N", help="labels a picture (default: 5 in the table, else all)")
     g.add_argument("--heatmap", metavar="DIR", help="draw where each of the best labels was seen in each picture that "

@@ -36,7 +36,7 @@ def _index(p: argparse.ArgumentParser, model: Callable) -> None:
     p.add_argument("--recall", type=_share, default=0.95, metavar="SHARE",
                    help="of the ten nearest, which ivf and hnsw are tuned to find (default: 0.95)")  # fmt: skip
     p.add_argument("--dtype", choices=["float16", "float32"], help="of the stored vectors (default: float16)")
-    p.add_argument("--overwrite", action="store_true", help="begin anew")
+    p.add_argument("--overwrite", action="store_true", help="start over")
     g = p.add_argument_group("model and machine")
     model(g, "clip-vit-16")
     machine.add(g, 32)

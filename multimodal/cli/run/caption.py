@@ -109,7 +109,7 @@ def _texts(options: Namespace, run: _Run, files: list[str], outputs: Outputs) ->
     places, code = places_of(files, options.images, options.output, ".txt", outputs)
     there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
     if there:
-        say(f"{len(there)} of {len(files)} pictures have their .txt already (--overwrite writes them anew)")
+        say(f"{len(there)} of {len(files)} pictures have their .txt already (--overwrite rewrites them)")
     for folder in {place.parent for file, place in places.items() if file not in there}:
         output_folder(folder, "--output")
 

@@ -52,7 +52,7 @@ def index(options: Namespace) -> int:
 def _telling(folder: str) -> Iterator[None]:
     """What a stop and a full disk mean for the index."""
     try:
-        with at_stop(lambda: printable(f"multimodal: {folder}: stopped; the same command goes on there")):
+        with at_stop(lambda: printable(f"multimodal: {folder}: stopped; the same command resumes")):
             yield
     except OSError as error:
         if error.filename is not None:

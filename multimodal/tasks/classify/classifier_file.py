@@ -101,7 +101,7 @@ def read_classifier(path: Path) -> SavedClassifier:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from None
     if told.get("format") != FORMAT or tensors.keys() != {"weights"} or not {"classifier", "sha256"} <= told.keys():
-        raise CheckpointError(f"{path}: is no classifier, as --save_classifier writes it")
+        raise CheckpointError(f"{path}: not a classifier of --save_classifier")
     if _digest(tensors["weights"], told["classifier"]) != told["sha256"]:
         raise CheckpointError(f"{path}: is damaged (its sha256 is not the one that was written)")
     record = from_record(ClassifierRecord, parse_json(told["classifier"], str(path)), str(path))

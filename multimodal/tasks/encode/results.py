@@ -26,7 +26,7 @@ STYLES = ("csv", "jsonl")
 BESIDE = (".settings.json", ".sums")  # names of the files beside the results
 SUM = 8  # bytes
 SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing, since each picture is written at once
-AGAIN = "--overwrite begins it anew, or name another file"
+AGAIN = "--overwrite starts it over, or name another file"
 TORN = 100  # lines: a quote that is open for longer is damage, not a stop in the middle of a picture
 
 
@@ -149,7 +149,7 @@ class Results:
             known = read_json(self.record)
         except CheckpointError as error:
             raise UsageError(
-                f"{self.path}: what it was made with is not known ({error}); --overwrite begins it anew"
+                f"{self.path}: what it was made with is not known ({error}); --overwrite starts it over"
             ) from None
         before = known.get("settings")
         before = before if isinstance(before, dict) else {}
@@ -307,7 +307,7 @@ def _csv_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterat
             row = []
         if not ended or len(row) != len(columns):
             if file.read(1) or count - first > TORN:
-                raise UsageError(f"{path}: line {first + 1} is damaged; --overwrite begins it anew")
+                raise UsageError(f"{path}: line {first + 1} is damaged; --overwrite starts it over")
             return
         yield (row[0] if start else None), start, at
         start, first = at, count
@@ -322,7 +322,7 @@ def _json_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Itera
             name = None
         if not isinstance(name, str):
             if file.read(1):
-                raise UsageError(f"{path}: line {number} is damaged; --overwrite begins it anew")
+                raise UsageError(f"{path}: line {number} is damaged; --overwrite starts it over")
             return
         yield name, start, start + len(line)
         start += len(line)

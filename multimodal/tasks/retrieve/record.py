@@ -29,7 +29,7 @@ HEADER = 128  # bytes before the rows; numpy leaves room in it, so that it can c
 DTYPES = ("float16", "float32")
 BLOCK = 2048  # rows read at once: with 512 numbers each they fit into a second-level cache
 PIECE = 1 << 22  # bytes read at once
-AGAIN = "run multimodal index --overwrite to make it anew"
+AGAIN = "run multimodal index --overwrite to rebuild it"
 
 
 @dataclass(frozen=True)
