@@ -1,1 +1,1 @@
-"""Ours beside its peers, in processes of their own and in turns: `python -m benchmarks run`."""
+"""Benchmarks against peers, in separate processes that take turns: `python -m benchmarks run`."""

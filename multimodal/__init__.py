@@ -4,8 +4,7 @@
     multimodal.classify("photo.jpg", ["a dog", "a cat"])
     multimodal.transcribe("speech.flac")["text"]
 
-Five names: `load`, `classify`, `transcribe`, `caption`, `generate`. Each is imported when first used, since
-torch alone takes seconds.
+`load`, `classify`, `transcribe`, `caption` and `generate` are imported on first use, since torch takes seconds.
 """
 
 import importlib

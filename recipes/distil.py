@@ -20,16 +20,18 @@ from pathlib import Path
 
 import torch
 
+from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.documents import read_documents, windows
-from multimodal.data.datasets.text import Corpus, Prepare, Windows, collate, held_out, texts_in
+from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, held_out, texts_in
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import CheckpointError, UsageError, demand
 from multimodal.models.text import TextTransformer
+from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.train.loop import Loop
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.text.distillation import Distillation, student_config, student_of
-from multimodal.train.objectives.text.language import Language, gpt2_weights, text_scores
-from multimodal.train.objectives.text.masked import CollateMasked, Masked, MaskedLanguage, masked_figures
+from multimodal.train.objectives.text.language import Language, gpt2_weights
+from multimodal.train.objectives.text.masked import CollateMasked, MaskedLanguage, MaskedTexts, masked_figures
 from multimodal.train.objectives.text.masking import Masker, MaskSettings
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
@@ -48,7 +50,7 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DistillationRun:
     teacher: Path  # checkpoint folder of a text model
     data: tuple[Path, ...]  # text files, plain or gzip
     out: Path  # folder of the student
@@ -73,7 +75,7 @@ class Settings:
         demand("batch", self.batch, self.batch >= 1, "1 or more")
 
 
-def teacher_of(s: Settings) -> Checkpoint:
+def teacher_of(s: DistillationRun) -> Checkpoint:
     """Raises CheckpointError or UsageError for a folder without a text model that guesses tokens."""
     known = load_folder(s.teacher)
     if not isinstance(known.model, TextTransformer) or known.model.config.tied is None:
@@ -83,23 +85,23 @@ def teacher_of(s: Settings) -> Checkpoint:
     return known
 
 
-def causal_parts(s: Settings, teacher: Checkpoint) -> tuple[Callable[[], Loader], Figures]:
-    """What makes the batches, and what measures a model."""
+def causal_parts(s: DistillationRun, teacher: Checkpoint) -> tuple[Callable[[], Loader], Figures]:
+    """Loader of batches and the evaluation of a model."""
     context, loop = teacher.model.config.context, s.loop
     train = [text for path in s.data for text in texts_in(path)]
     val = [text for path in s.val for text in texts_in(path)]
     train, val = (train, val) if val else held_out(train, s.hold)
-    source, unseen = Windows(Corpus.of(train, teacher.tokenizer), context), Corpus.of(val, teacher.tokenizer)
+    source, unseen = Windows(TextCorpus.of(train, teacher.tokenizer), context), TextCorpus.of(val, teacher.tokenizer)
     plan = source.plan(s.batch, loop.seed)
 
     def loader() -> Loader:
-        return Loader(source, plan, Prepare(context), collate, seed=loop.seed, workers=loop.workers,
+        return Loader(source, plan, PrepareTokens(context), stack_fields, seed=loop.seed, workers=loop.workers,
                       micro=loop.accumulate)  # fmt: skip
 
     return loader, lambda model: text_scores(model, unseen, context=context, stride=context)
 
 
-def masked_parts(s: Settings, teacher: Checkpoint) -> tuple[Callable[[], Loader], Figures]:
+def masked_parts(s: DistillationRun, teacher: Checkpoint) -> tuple[Callable[[], Loader], Figures]:
     """As `causal_parts`; the held-out texts are masked in one fixed way."""
     context, loop, tokenizer = teacher.model.config.context, s.loop, teacher.tokenizer
     train = [document for path in s.data for document in read_documents(path)]
@@ -108,7 +110,7 @@ def masked_parts(s: Settings, teacher: Checkpoint) -> tuple[Callable[[], Loader]
     train, val = (train, val) if val else (train[:at], train[at:])
     masker, batches = Masker(tokenizer, s.mask), CollateMasked(tokenizer.pad_id, context)
     source, unseen = (
-        Masked(windows(part, tokenizer, context - 2), masker, context, seed=loop.seed) for part in (train, val)
+        MaskedTexts(windows(part, tokenizer, context - 2), masker, context, seed=loop.seed) for part in (train, val)
     )
     examples = [unseen.prepare((0, number), generator("held out", number)) for number in range(len(unseen))]
     fixed = [batches(examples[i : i + 32]) for i in range(0, len(examples), 32)]
@@ -120,12 +122,12 @@ def masked_parts(s: Settings, teacher: Checkpoint) -> tuple[Callable[[], Loader]
     return loader, lambda model: masked_figures(model, fixed)
 
 
-def trained(s: Settings, name: str, objective: Objective, loader: Loader, figures: Figures) -> TextTransformer:
+def trained(s: DistillationRun, name: str, objective: Objective, loader: Loader, figures: Figures) -> TextTransformer:
     loop = replace(s.loop, run=s.loop.run / name)
     return Loop(loop, objective, loader, lambda model, step: figures(model)).fit()
 
 
-def main(s: Settings) -> dict[str, dict[str, float]]:
+def main(s: DistillationRun) -> dict[str, dict[str, float]]:
     torch.manual_seed(s.loop.seed)
     known = teacher_of(s)
     teacher, causal = known.model, known.model.config.causal
@@ -153,4 +155,4 @@ def main(s: Settings) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

@@ -1,4 +1,4 @@
-r"""Goes on from any checkpoint that `load` accepts: ViT and CLIP on pictures, Whisper and joint Conformer on speech.
+r"""Goes on from any checkpoint that `load` accepts: ViT and CLIP on images, Whisper and joint Conformer on speech.
 
     data=../shared/data
     python recipes/finetune.py --model assets/clip-vit-16 --task classify --data $data/vision/caltech101/train \
@@ -6,13 +6,13 @@ r"""Goes on from any checkpoint that `load` accepts: ViT and CLIP on pictures, W
     python recipes/finetune.py --model assets/asr-conformer-en --data $data/speech/an4/train.jsonl \
         --val $data/speech/an4/test.jsonl --run tune-an4 --out asr-an4 --steps 300 --threads 1
 
-Tasks: `classify` (a ViT, or a CLIP's picture tower with a head that begins with the text vectors of the class names),
+Tasks: `classify` (a ViT, or a CLIP's image tower with a head that begins with the text vectors of the class names),
 `match` (a CLIP on captions or templated class names), `transcribe` (Whisper's format), `recognise` (joint Conformer);
 without `--task`, `match` for a CLIP. `--freeze image text.stack` leaves parts as they are (`all`: all but a new head),
 `--lora_rank 8` learns low-rank adapters and adds them to the weights at the end. Tokenizer and preprocessing stay.
 
-Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 pictures of 80 classes, 36.0 % before
-(zero-shot; its training had these pictures): `--task classify --rate 3e-4` 39.8 %, `--lora_rank 8 --rate 1e-3` 37.5 %,
+Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 images of 80 classes, 36.0 % before
+(zero-shot; its training had these images): `--task classify --rate 3e-4` 39.8 %, `--lora_rank 8 --rate 1e-3` 37.5 %,
 `--freeze all --rate 1e-3` 35.5 %, `--task match --lora_rank 8 --rate 1e-3` 40.0 %; 1 to 3 minutes each. The recogniser
 of revision a77fa31 on AN4 with 60 steps: greedy WER 20.8 % before, 19.0 % after.
 """
@@ -25,21 +25,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from finetune_jobs import Data, Job
-from finetune_pictures import classify, match
-from finetune_speech import recognise, transcribe
 from torch import nn
 
 from multimodal.data.loader import Loader
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
+from multimodal.models.conformer import ConformerCTC
 from multimodal.models.vit import ViT
-from multimodal.models.whisper import JointConformer, SpeechToText
-from multimodal.train.loop import Loop, LoopSettings
-from multimodal.train.lora import AdaptSettings, adapt, merge
+from multimodal.models.whisper import Whisper
+from multimodal.train.loop import Loop
+from multimodal.train.lora import LoraSettings, adapt, merge
+from multimodal.train.objectives.finetune.images import classify, match
+from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
+from multimodal.train.objectives.finetune.speech import recognise, transcribe
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 
@@ -47,11 +49,11 @@ log = logging.getLogger(__name__)
 
 OWN = ("name", "summary", "figures", "command")  # of a card: true of the start only
 # task → kinds of checkpoint, and what makes the job
-TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., Job]]] = {
+TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., FinetuningJob]]] = {
     "match": ((CLIP,), match),
     "classify": ((ViT, CLIP), classify),
-    "transcribe": ((SpeechToText,), transcribe),
-    "recognise": ((JointConformer,), recognise),
+    "transcribe": ((Whisper,), transcribe),
+    "recognise": ((ConformerCTC,), recognise),
 }
 
 
@@ -61,20 +63,26 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class NamedFinetuningData(FinetuningData):
+    classes: tuple[Path, ...] = (Path(__file__).parent / "data" / "classes.jsonl",)
+    """JSONL files of class names by id, besides one beside the data"""
+
+
+@dataclass(frozen=True)
+class FinetuningRun:
     model: str
     """checkpoint to begin with: a shipped name, a folder, a file, a hub's repository"""
     out: Path
     """folder of the trained checkpoint"""
-    data: Data
+    data: NamedFinetuningData
     task: Literal["classify", "match", "transcribe", "recognise"] | None = None
     half: bool = False
     """store the weights as float16"""
-    adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    adapt: LoraSettings = field(default_factory=LoraSettings)
     loop: LoopSettings = field(default_factory=_loop)
 
 
-def job(s: Settings, begun: Checkpoint) -> Job:
+def job(s: FinetuningRun, begun: Checkpoint) -> FinetuningJob:
     """Raises UsageError where the model cannot be trained on this task."""
     fit = [name for name, (kinds, _) in TASKS.items() if isinstance(begun.model, kinds)]
     if not fit:
@@ -84,7 +92,7 @@ def job(s: Settings, begun: Checkpoint) -> Job:
     return TASKS[s.task or fit[0]][1](begun, s.data, s.loop.run / "cache", s.loop.seed)
 
 
-def main(s: Settings) -> dict[str, Any]:
+def main(s: FinetuningRun) -> dict[str, Any]:
     torch.manual_seed(s.loop.seed)
     begun = load(s.model)
     made = job(s, begun)
@@ -116,4 +124,4 @@ def main(s: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

@@ -1,9 +1,9 @@
 r"""Trains an FT-Transformer (Gorishniy et al. 2021) on a table, with gradient boosting on the same parts beside it.
 
     data=../shared/data/tabular
-    python recipes/finetune_text.py --task table --data $data/california_housing.csv.gz --target median_house_value \
+    python recipes/finetune_table.py --data $data/california_housing.csv.gz --target median_house_value \
         --steps 4000 --evaluate_every 200 --run housing-run --out housing --threads 1
-    python recipes/finetune_text.py --task table --data $data/adult-train.csv.gz --test $data/adult-test.csv.gz \
+    python recipes/finetune_table.py --data $data/adult-train.csv.gz --test $data/adult-test.csv.gz \
         --columns age workclass fnlwgt education education-num marital-status occupation relationship race sex \
         capital-gain capital-loss hours-per-week native-country income --target income --steps 2000 --rate 5e-4 \
         --evaluate_every 100 --run adult-run --out adult --threads 1
@@ -29,21 +29,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from multimodal.data.datasets.tables import Columns, Rows, encode, read_table, split
-from multimodal.data.loader import Loader, shuffled
+from multimodal.data.batching import stack_fields
+from multimodal.data.datasets.tables import Columns, TableData, encode, read_table, split
+from multimodal.data.loader import Loader, shuffled, unchanged
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
+from multimodal.tasks.evaluate.classification import outputs, table_figures
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.tabular import (
     TableRows,
     Tabular,
-    as_they_are,
     better,
     boosting,
     check_width,
-    collate,
     fit_scales,
-    outputs,
-    table_figures,
 )
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
@@ -60,7 +58,7 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TableFinetuning:
     data: Path  # CSV, gzip or not
     target: str  # column that is predicted
     out: Path  # folder for the checkpoint that is best on the validation part
@@ -79,10 +77,10 @@ class Settings:
     loop: LoopSettings = field(default_factory=_loop)
 
 
-class Judge:
+class BestTableModel:
     """Measures on the validation part, and keeps the best so far in `run/best`, the earlier of equals."""
 
-    def __init__(self, rows: Rows, columns: Columns, loop: LoopSettings):
+    def __init__(self, rows: TableData, columns: Columns, loop: LoopSettings):
         self.rows, self.columns, self.folder, self.most = rows, columns, loop.run / "best", -float("inf")
         if loop.resume and self.folder.exists():
             self.most = better(load_folder(self.folder).card["validation"])
@@ -96,7 +94,7 @@ class Judge:
         return figures
 
 
-def parts_of(s: Settings) -> tuple[Columns, Mapping[str, Rows]]:
+def parts_of(s: TableFinetuning) -> tuple[Columns, Mapping[str, TableData]]:
     table = read_table(s.data, s.columns)
     if s.test is None:
         parts = split(table, (0.64, 0.16, 0.2), s.split_seed)
@@ -107,7 +105,7 @@ def parts_of(s: Settings) -> tuple[Columns, Mapping[str, Rows]]:
     return columns, {name: encode(one, columns, f"{name} part") for name, one in zip(names, parts, strict=True)}
 
 
-def main(s: Settings) -> dict[str, Any]:
+def main(s: TableFinetuning) -> dict[str, Any]:
     check_width(s.width, s.heads)
     loop = s.loop
     torch.manual_seed(loop.seed)
@@ -124,10 +122,10 @@ def main(s: Settings) -> dict[str, Any]:
     )  # fmt: skip
     source = TableRows(train)
     loader = Loader(
-        source, shuffled(len(source), s.batch, loop.seed), as_they_are, collate, seed=loop.seed, workers=loop.workers,
-        micro=loop.accumulate,
+        source, shuffled(len(source), s.batch, loop.seed), unchanged, stack_fields, seed=loop.seed,
+        workers=loop.workers, micro=loop.accumulate,
     )  # fmt: skip
-    judge = Judge(val, columns, loop)
+    judge = BestTableModel(val, columns, loop)
     Loop(loop, Tabular(model), loader, judge).fit()
     best = load_folder(judge.folder)
     figures: dict[str, Any] = {"ft_transformer": table_figures(outputs(best.model, test), test)}
@@ -142,4 +140,4 @@ def main(s: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

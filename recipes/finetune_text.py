@@ -1,4 +1,4 @@
-r"""Trains a text classifier from any encoder or causal model of text; `--task table` is for tables (finetune_table.py).
+r"""Fine-tune any encoder or causal language model to classify texts.
 
     data=../shared/data/text/sst2
     python recipes/finetune_text.py --model mlm --data $data/train.tsv.gz --val $data/dev.tsv.gz --steps 600 \
@@ -12,30 +12,19 @@ Cost: 7 minutes of a core shared with other work, 1.4 GB. Accuracy on SST-2's de
 """
 
 import logging
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import finetune_table
 import torch
 from torch import nn
 
-from multimodal.data.loader import Loader
+from multimodal.data.datasets.labelled_texts import CollateClassed, LabelledTexts, classes_of, read_labelled
+from multimodal.data.loader import Loader, unchanged
+from multimodal.tasks.evaluate.classification import class_figures, text_logits
 from multimodal.train.loop import Loop
-from multimodal.train.lora import AdaptSettings, adapt, merge
-from multimodal.train.objectives.text.classes import (
-    Classed,
-    ClassifyText,
-    CollateClassed,
-    as_they_are,
-    bag_of_words,
-    class_figures,
-    classes_of,
-    classified,
-    classifier,
-    read_labelled,
-)
+from multimodal.train.lora import LoraSettings, adapt, merge
+from multimodal.train.objectives.text.classes import ClassifyText, bag_of_words, classifier
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
@@ -52,7 +41,7 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TextFinetuning:
     model: str
     """checkpoint to begin with: a shipped name, a folder, a file, a hub's repository"""
     data: Path
@@ -70,11 +59,11 @@ class Settings:
     longest: int = 128
     """tokens that a text is cut to, at most the model's context"""
     dropout: float = 0.1
-    adapt: AdaptSettings = field(default_factory=AdaptSettings)
+    adapt: LoraSettings = field(default_factory=LoraSettings)
     loop: LoopSettings = field(default_factory=_loop)
 
 
-def main(s: Settings) -> dict[str, Any]:
+def main(s: TextFinetuning) -> dict[str, Any]:
     loop = s.loop
     torch.manual_seed(loop.seed)
     rows, tests = (read_labelled(path, s.columns) for path in (s.data, s.val))
@@ -84,7 +73,8 @@ def main(s: Settings) -> dict[str, Any]:
     adapt(model, s.adapt, fresh)
     context = min(s.longest, model.config.context)
     source, val = (
-        Classed(part, known.tokenizer, labels, context, str(path)) for part, path in ((rows, s.data), (tests, s.val))
+        LabelledTexts(part, known.tokenizer, labels, context, str(path))
+        for part, path in ((rows, s.data), (tests, s.val))
     )
     if source.cut + val.cut:
         log.warning("cut to %d tokens: %d training texts, %d others", context, source.cut, val.cut)
@@ -94,7 +84,7 @@ def main(s: Settings) -> dict[str, Any]:
     order = sorted(range(len(val)), key=lambda key: len(val.read(key).ids))
     batches = [collate([val.read(key) for key in order[i : i + 32]]) for i in range(0, len(order), 32)]
     loader = Loader(
-        source, source.plan(s.budget * loop.accumulate, loop.seed), as_they_are, collate, seed=loop.seed,
+        source, source.plan(s.budget * loop.accumulate, loop.seed), unchanged, collate, seed=loop.seed,
         workers=loop.workers, micro=loop.accumulate,
     )  # fmt: skip
 
@@ -107,7 +97,7 @@ def main(s: Settings) -> dict[str, Any]:
     log.info("%s: %s", s.out, figures)
     card = {"labels": labels, "fine_tuned": {"from": begun, "data": str(s.data), str(s.val): figures}}
     save_folder(Checkpoint(trained, known.tokenizer, card=card), s.out)
-    found = classified(trained, val, collate)
+    found = text_logits(trained, val, collate).argmax(-1).tolist()
     wrong = [f"{row.text} → {labels[i]} (is {row.label})" for row, i in zip(tests, found, strict=True)
              if labels[i] != row.label]  # fmt: skip
     write_report(loop.run, s, [s.data, s.val], [*(f"{who}: {own}" for who, own in figures.items()), *wrong[:15]])
@@ -115,10 +105,4 @@ def main(s: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:2] == ["--task"]
-    task = "".join(sys.argv[2:3]) if asked else "text"
-    if task not in ("text", "table"):
-        print(f"finetune_text.py: error: --task {task}: must be text or table", file=sys.stderr)
-        sys.exit(2)
-    kind = finetune_table if task == "table" else sys.modules[__name__]
-    start(kind.main, kind.Settings, sys.argv[3:] if asked else None)
+    start(main)

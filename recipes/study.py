@@ -45,15 +45,17 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.blocks import masks
-from multimodal.data.datasets.text import Corpus, Prepare, Windows, collate, held_out, texts_in
+from multimodal.data.batching import stack_fields
+from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, held_out, texts_in
 from multimodal.data.loader import Loader
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.text.vocabulary import CharacterTokenizer
+from multimodal.tasks.evaluate.perplexity import text_scores
+from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train.loop import Loop
-from multimodal.train.objectives.text.language import Language, gpt2_weights, text_scores
-from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.objectives.text.language import Language, gpt2_weights
+from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
@@ -62,7 +64,7 @@ from multimodal.weights.folder import write_durably
 log = logging.getLogger(__name__)
 
 BLOCK = 16  # of the random blocks
-Seen = Callable[[int], masks.Rule]  # of so many positions, what may attend
+Seen = Callable[[int], masks.MaskMod]  # of so many positions, what may attend
 
 
 class Variant(NamedTuple):
@@ -79,14 +81,16 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudyRun:
     study: Literal["positions", "attention", "depth"]
     data: tuple[Path, ...]  # text files; characters are the tokens
     batch: int = 16
     longer: tuple[int, ...] = (1, 2, 4, 8)  # positions: times the context at which models are judged
     depths: tuple[int, ...] = (2, 8, 24)  # depth: layers
     judged: int = 32768  # characters of the last tenth that models are judged on
-    model: ModelSettings = field(default_factory=lambda: ModelSettings(width=128, layers=4, context=128))
+    model: LanguageModelSettings = field(
+        default_factory=lambda: LanguageModelSettings(width=128, layers=4, context=128)
+    )
     loop: LoopSettings = field(default_factory=_loop)
 
     def __post_init__(self):
@@ -95,7 +99,7 @@ class Settings:
         demand("judged", self.judged, self.judged > max(self.longer) * self.model.context, "more than the longest text")
 
 
-class Partly(TextTransformer):
+class PartialMaskModel(TextTransformer):
     """A model whose tokens see what `seen` says."""
 
     def __init__(self, config: TextConfig, seen: Seen):
@@ -108,7 +112,7 @@ class Partly(TextTransformer):
         return super().states(ids, *parts, mask=mask, **other)
 
 
-def variants(s: Settings, vocabulary: int) -> Iterator[Variant]:
+def variants(s: StudyRun, vocabulary: int) -> Iterator[Variant]:
     of = lambda **change: language_config(replace(s.model, **change), vocabulary)
     if s.study == "positions":
         for kind in ("learned", "sinusoidal", "shaw", "bucket", "rotary", "alibi", "none"):
@@ -124,13 +128,15 @@ def variants(s: Settings, vocabulary: int) -> Iterator[Variant]:
 def _attentions(of: Callable[..., TextConfig], heads: int) -> Iterator[Variant]:
     whole = of(positions="sinusoidal")  # which linear attention takes too
     inner = lambda size: max(4, size // 8)
-    past = lambda *rules: masks.both(masks.before, masks.either(*rules))
+    past = lambda *rules: masks.all_of(masks.before, masks.any_of(*rules))
     dice = lambda: torch.Generator().manual_seed(0)
     yield Variant("all before", whole)
     yield Variant("window of 1/8", whole, lambda size: masks.near(inner(size)))
     yield Variant("dilated, every 4th", whole, lambda size: masks.strided(4, inner(size)))
     yield Variant("window and 4 global", whole, lambda size: past(masks.near(inner(size)), masks.first(4)))
-    yield Variant("2 random blocks", whole, lambda size: past(masks.drawn(size, BLOCK, 2, dice()), masks.near(BLOCK)))
+    yield Variant(
+        "2 random blocks", whole, lambda size: past(masks.random_blocks(size, BLOCK, 2, dice()), masks.near(BLOCK))
+    )
     for kv_heads in (heads // 2, 1):
         yield Variant(f"{kv_heads} of {heads} key heads", of(positions="sinusoidal", kv_heads=kv_heads))
     block = whole.stack.block
@@ -138,19 +144,19 @@ def _attentions(of: Callable[..., TextConfig], heads: int) -> Iterator[Variant]:
     yield Variant("linear", replace(whole, stack=replace(whole.stack, block=block)))
 
 
-def trained(s: Settings, variant: Variant, corpus: Corpus) -> nn.Module:
+def trained(s: StudyRun, variant: Variant, corpus: TextCorpus) -> nn.Module:
     torch.manual_seed(s.loop.seed)
     config, context = variant.config, s.model.context
-    model = Partly(config, variant.seen) if variant.seen else TextTransformer(config)
+    model = PartialMaskModel(config, variant.seen) if variant.seen else TextTransformer(config)
     gpt2_weights(model)
     loop = replace(s.loop, run=s.loop.run / variant.name.replace(" ", "-").replace("/", "-"))
     source = Windows(corpus, context)
-    loader = Loader(source, source.plan(s.batch, loop.seed), Prepare(context), collate, seed=loop.seed,
+    loader = Loader(source, source.plan(s.batch, loop.seed), PrepareTokens(context), stack_fields, seed=loop.seed,
                     workers=loop.workers, micro=loop.accumulate)  # fmt: skip
     return Loop(loop, Language(model), loader).fit()
 
 
-def judged(s: Settings, model: TextTransformer, unseen: Corpus) -> dict[str, dict[int, float]]:
+def judged(s: StudyRun, model: TextTransformer, unseen: TextCorpus) -> dict[str, dict[int, float]]:
     """Perplexity a character by length of text. Other names than "" are those of other positions for the weights."""
     context, config = s.model.context, model.config
     score = lambda length: text_scores(model, unseen, context=length, stride=length)["perplexity"]
@@ -168,7 +174,7 @@ def judged(s: Settings, model: TextTransformer, unseen: Corpus) -> dict[str, dic
     return found
 
 
-def draw(s: Settings, found: dict[str, dict[int, float]], path: Path) -> None:
+def draw(s: StudyRun, found: dict[str, dict[int, float]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -191,10 +197,10 @@ def draw(s: Settings, found: dict[str, dict[int, float]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main(s: Settings) -> None:
+def main(s: StudyRun) -> None:
     train, val = held_out([text for path in s.data for text in texts_in(path)], 0.1)
     tokenizer = CharacterTokenizer.train([*train, *val])
-    corpus, unseen = Corpus.of(train, tokenizer), Corpus.of(["".join(val)[: s.judged]], tokenizer)
+    corpus, unseen = TextCorpus.of(train, tokenizer), TextCorpus.of(["".join(val)[: s.judged]], tokenizer)
     found: dict[str, dict[int, float]] = {}
     s.loop.run.mkdir(parents=True, exist_ok=True)
     for variant in variants(s, tokenizer.vocab_size):
@@ -209,4 +215,4 @@ def main(s: Settings) -> None:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

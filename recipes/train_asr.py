@@ -16,10 +16,10 @@ is random about an utterance depends on the epoch and its number alone, so a run
 (and see 2.56 s before with `--left 64`): live transcription runs it chunk by chunk.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
-Padding of its batches 6.5 %. Word error rates in percent (evaluate.py, all of each test split), CTC best path / CTC
-prefix beam / attention / joint: AN4 10.6 / 9.7 / 8.1 / 6.1, FSDD 4.0 / 3.7 / 1.0 / 1.0, speechocean762 62.9 / 63.0 /
-47.3 / 47.3, LJSpeech (never seen) 83.1 / 85.5 / 78.9 / 74.0. The shipped weights came of the recipe before it moved
-onto the loop of now; 6 steps of both were compared and are equal.
+Padding of its batches 6.5 %. Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
+splits), CTC best path / CTC prefix beam / attention / joint: AN4 10.6 / 9.7 / 8.1 / 6.1, FSDD 4.0 / 3.7 / 1.0 / 1.0,
+speechocean762 62.9 / 63.0 / 47.3 / 47.3, LJSpeech (never seen) 83.1 / 85.5 / 78.9 / 74.0. The shipped weights come
+from an earlier revision of the recipe; 6 steps of both were compared and are equal.
 """
 
 import json
@@ -29,18 +29,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evaluate_speech import ErrorRates
 
 from multimodal.data.batching import Batching, padding_share, speech_plan
 from multimodal.data.datasets.class_names import evenly
-from multimodal.data.datasets.speech import Corpus
+from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.loader import Loader
 from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError
-from multimodal.models.whisper import JointConformer
+from multimodal.models.conformer import ConformerCTC
+from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.loop import Loop
-from multimodal.train.objectives.augment_speech import Augmentation, Prepare, collate
+from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
 from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
@@ -53,8 +54,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ModelSettings:
-    """Of a new model; one given by `--init` has its own."""
+class RecogniserModelSettings:
+    """Architecture of a new model; a model from `--init` has its own."""
 
     vocabulary: int = 320
     """byte-pair tokens, learnt from the transcripts; a few hundred leave the CTC's plateau sooner"""
@@ -76,7 +77,7 @@ def loop_settings() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecogniserRun:
     train: tuple[str, ...]
     """manifests, each PATH or PATH=TIMES"""
     valid: str
@@ -96,19 +97,20 @@ class Settings:
     valid_count: int = 100
     most_broken: float = 0.05
     """share of recordings, above which training stops"""
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: RecogniserModelSettings = field(default_factory=RecogniserModelSettings)
     batching: Batching = field(default_factory=Batching)
-    augmentation: Augmentation = field(default_factory=Augmentation)
+    augmentation: SpeechAugmentation = field(default_factory=SpeechAugmentation)
+    columns: ListColumns = field(default_factory=ListColumns)
     trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=loop_settings)
 
 
-def begin(s: Settings, texts: list[str]) -> Checkpoint:
+def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
     """The model that training begins with, and its tokenizer."""
     torch.manual_seed(s.loop.seed)
     if s.init is not None:
         known = load(s.init)
-        if not isinstance(known.model, JointConformer) or known.tokenizer is None:
+        if not isinstance(known.model, ConformerCTC) or known.tokenizer is None:
             raise UsageError(f"--init {s.init}: is a {known.kind}, not a joint_conformer with its tokenizer")
         return known
     m = s.model
@@ -119,18 +121,18 @@ def begin(s: Settings, texts: list[str]) -> Checkpoint:
     tokenizer = BytePairTokenizer.train([" " + text for text in texts], m.vocabulary, lowercase=True)
     layers = 0 if s.terms == "ctc" else m.decoder_layers
     config = joint_config(tokenizer.vocab_size, m.width, m.layers, layers, m.context, m.drop_path, m.chunk, m.left)
-    return Checkpoint(JointConformer(config), tokenizer)
+    return Checkpoint(ConformerCTC(config), tokenizer)
 
 
-def main(s: Settings) -> dict[str, Any]:
+def main(s: RecogniserRun) -> dict[str, Any]:
     cache = s.loop.run / "cache" if s.cache else None
-    corpus = Corpus(s.train, cache, most_broken=s.most_broken, trust=s.trust)
-    valid = Corpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, trust=s.trust)
+    corpus = SpeechCorpus(s.train, cache, most_broken=s.most_broken, columns=s.columns, trust=s.trust)
+    valid = SpeechCorpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, columns=s.columns, trust=s.trust)
     begun = begin(s, corpus.texts)
     corpus.encode(begun.tokenizer)
     objective = Recognition(begun.model, begun.tokenizer, s.terms, s.attention, s.middle)
     plan = speech_plan(corpus.lengths, corpus.times, s.batching, s.loop.seed)
-    prepare = Prepare(s.augmentation, most_ids(begun.model))
+    prepare = PrepareSpeech(s.augmentation, most_ids(begun.model))
     loader = Loader(
         corpus, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
         most_broken=s.most_broken,
@@ -149,4 +151,4 @@ def main(s: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

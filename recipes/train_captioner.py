@@ -3,36 +3,36 @@ r"""Trains a captioner: the image encoder of a contrastive checkpoint under a ne
     data=../shared/data
     python recipes/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
-        --classes recipes/classes.jsonl --sentences $data/text/multi30k/train.en.gz \
+        --classes recipes/data/classes.jsonl --sentences $data/text/multi30k/train.en.gz \
         --without $data/vision/flickr8k-1000/test.jsonl --init assets/clip-vit-16 --freeze image --encoder_layers 4 \
         --batch_labelled 1 --steps 3000 --average 0.995 --evaluate_every 300 --run captioner-run --out captioner \
-        --card recipes/captioner_card.json
-    python recipes/evaluate.py --model captioner --data $data/vision/flickr8k-1000/test.jsonl --beams 4
+        --card recipes/data/captioner_card.json
+    multimodal evaluate captions $data/vision/flickr8k-1000/test.jsonl --model captioner --beam_size 4
 
 Multi30k describes Flickr30k's photographs, those of Flickr8k among them: `--without` leaves out its sentences that are
-like captions of the test pictures, and those like captions of validation pictures are left out always.
+like captions of the test images, and those like captions of validation images are left out always.
 
 Cost: 10 to 17 minutes of one core (AMD EPYC with AVX-512 bf16, shared with other work), 1.5 GB of memory. The
-checkpoint of step 1500 captioned the 80 validation pictures best (CIDEr 21.4), after that it overfits. On the 100 test
-pictures: BLEU-4 11.1 and CIDEr 25.3 (of 100; beam 4). To judge by: one caption for all pictures, chosen on the test
-pictures themselves, has 6.8 and 14.5, a person's caption against the other four 20.6 and 86.6. 5.5 MB in half
+checkpoint of step 1500 captioned the 80 validation images best (CIDEr 21.4), after that it overfits. On the 100 test
+images: BLEU-4 11.1 and CIDEr 25.3 (of 100; beam 4). To judge by: one caption for all images, chosen on the test
+images themselves, has 6.8 and 14.5, a person's caption against the other four 20.6 and 86.6. 5.5 MB in half
 precision; it does not ship.
 
 `--family coca` (Yu et al. 2022) keeps the text tower and the tokenizer too, and trains both losses:
 
     python recipes/train_captioner.py --family coca --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
-        --classes recipes/classes.jsonl --init assets/clip-vit-16 --freeze image --batch 32 --batch_labelled 16 \
+        --classes recipes/data/classes.jsonl --init assets/clip-vit-16 --freeze image --batch 32 --batch_labelled 16 \
         --rate 1e-3 --steps 1000 --average 0.99 --run coca-run --out coca
     multimodal evaluate captions $data/vision/flickr8k-1000/test.jsonl --model coca --beam_size 4
     multimodal evaluate retrieval $data/vision/flickr8k-1000/test.jsonl --model coca
     multimodal evaluate zeroshot $data/vision/caltech101/val --model coca
 
-Cost: 4.3 minutes of one such core, 1.3 GB. On the same 100 test pictures: BLEU-4 10.2 and CIDEr 18.0; a captioner
-trained on the same pictures without sentences (`--rate 3e-3`, all else the same) 11.0 and 22.7, so with so little data
-contrast does not help captions. Pictures find texts a little better than before: recall@1 / @10 image to text 13.0 /
+Cost: 4.3 minutes of one such core, 1.3 GB. On the same 100 test images: BLEU-4 10.2 and CIDEr 18.0; a captioner
+trained on the same images without sentences (`--rate 3e-3`, all else the same) 11.0 and 22.7, so with so little data
+contrast does not help captions. Images find texts a little better than before: recall@1 / @10 image to text 13.0 /
 44.0 % (clip-vit-16: 7.0 / 35.0), text to image 7.6 / 40.0 % (6.0 / 33.2). Zero-shot top-1 with clip-vit-16's prompts:
-Caltech-101 val (400 pictures) 34.5 % (34.0), Tiny ImageNet val (5,050) 18.3 % (19.7). 10 MB; it does not ship either.
+Caltech-101 val (400 images) 34.5 % (34.0), Tiny ImageNet val (5,050) 18.3 % (19.7). 10 MB; it does not ship either.
 """
 
 import logging
@@ -47,9 +47,9 @@ from PIL import Image
 from torch import nn
 
 from multimodal.data.datasets.captions import (
-    AugmentSettings,
-    Part,
-    Prepare,
+    CaptionAugmentSettings,
+    PrepareCaption,
+    SourcePart,
     caption_texts,
     sentences,
     texts_of,
@@ -58,12 +58,12 @@ from multimodal.data.datasets.captions import (
 from multimodal.data.datasets.class_names import class_names
 from multimodal.data.loader import Loader
 from multimodal.data.remote.trust import Trust
-from multimodal.data.sources import open_source
+from multimodal.data.sources import ListColumns, open_source
 from multimodal.errors import UsageError
 from multimodal.system.files import read_json
 from multimodal.tasks.caption.caption import caption
 from multimodal.tasks.evaluate.caption_scores import caption_scores
-from multimodal.tokens.image.preprocessing import read_image
+from multimodal.tokens.image.reading import read_image
 from multimodal.train.loop import Loop
 from multimodal.train.lora import freeze
 from multimodal.train.objective import Objective
@@ -85,19 +85,19 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
-    data: tuple[str, ...]  # pictures with captions
-    out: Path  # folder for the checkpoint that captions the validation pictures best
-    labelled: tuple[str, ...] = ()  # pictures with classes, of which templates make captions
+class CaptionerRun:
+    data: tuple[str, ...]  # images with captions
+    out: Path  # folder for the checkpoint that captions the validation images best
+    labelled: tuple[str, ...] = ()  # images with classes, of which templates make captions
     classes: tuple[Path, ...] = ()  # JSONL of class names
     sentences: tuple[Path, ...] = ()  # texts alone, a sentence a line
-    val: str | None = None  # validation pictures with captions; without it `hold` of the training ones are held out
-    hold: int = 80
-    without: tuple[str, ...] = ()  # test pictures: sentences like their captions are left out
+    val: str | None = None  # validation images with captions
+    hold: float = 0.1  # share of the training images held out without --val
+    without: tuple[str, ...] = ()  # test images: sentences like their captions are left out
     family: Literal["captioner", "coca"] = "captioner"  # coca: contrasts too, and keeps the text tower of `init`
     init: str = "clip-vit-16"  # a model whose image encoder is used, or one of the family, which is trained on
     freeze: tuple[str, ...] = ()  # parts that do not learn, such as `image`
-    batch: int = 20  # pictures with captions; labelled pictures and sentences come beside them
+    batch: int = 20  # images with captions; labelled images and sentences come beside them
     batch_labelled: int = 4
     batch_sentences: int = 24
     vocabulary: int = 1536
@@ -105,20 +105,21 @@ class Settings:
     alone: float = 1.0  # weight of the sentences' loss
     caption_weight: float = 2.0  # coca: of the loss of captions
     contrast_weight: float = 1.0  # coca: of the contrastive loss
-    beams: int = 1  # of the search that captions validation pictures
+    beams: int = 1  # of the search that captions validation images
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
-    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    augment: CaptionAugmentSettings = field(default_factory=CaptionAugmentSettings)
+    columns: ListColumns = field(default_factory=ListColumns)
     trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=_loop)
 
 
-class Judge:
-    """Captions the validation pictures, and keeps in `run/best` the best checkpoint so far, the later of equals."""
+class CaptionValidation:
+    """Captions the validation images, and keeps in `run/best` the best checkpoint so far, the later of equals."""
 
-    def __init__(self, settings: Settings, begun: Checkpoint, val: Part):
+    def __init__(self, settings: CaptionerRun, begun: Checkpoint, val: SourcePart):
         self.settings, self.begun, samples = settings, begun, [val.source.read(key) for key in val.keys]
-        self.pictures: list[Image.Image] = [read_image(sample.media) for sample in samples]
+        self.images: list[Image.Image] = [read_image(sample.media) for sample in samples]
         self.references = [sample.texts for sample in samples]
         self.best, self.most = settings.loop.run / "best", -1.0
         if settings.loop.resume and self.best.exists():
@@ -128,32 +129,33 @@ class Judge:
         checkpoint = replace(self.begun, model=model)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*the caption is empty")  # as those of a model that begins to learn are
-            return [row["caption"] for row in caption(self.pictures, checkpoint, beam_size=self.settings.beams)]
+            return [row["caption"] for row in caption(self.images, checkpoint, beam_size=self.settings.beams)]
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         figures = caption_scores(self.captions(model), self.references)
         if figures["cider"] >= self.most:
             self.most = figures["cider"]
-            card = {"validation": figures | {"step": step, "pictures": len(self.pictures)}}
+            card = {"validation": figures | {"step": step, "images": len(self.images)}}
             card |= {name: self.begun.card[name] for name in ("templates",) if name in self.begun.card}
             save_folder(replace(self.begun, model=model, card=card), self.best)
         return figures
 
 
-def parts_of(settings: Settings) -> tuple[list[Part], Part]:
-    """What is trained on, and the validation pictures."""
-    pictures = Part.whole(open_source(settings.data, trust=settings.trust), settings.batch)
+def parts_of(settings: CaptionerRun) -> tuple[list[SourcePart], SourcePart]:
+    """Return the parts to train on, and the validation images."""
+    opened = lambda data: open_source(data, columns=settings.columns, trust=settings.trust)
+    images = SourcePart.whole(opened(settings.data), settings.batch)
     if settings.val:
-        val = Part.whole(open_source(settings.val, trust=settings.trust))
+        val = SourcePart.whole(opened(settings.val))
     else:
-        pictures, val = pictures.held_out(settings.hold)
-    parts = [pictures]
+        images, val = images.held_out(settings.hold)
+    parts = [images]
     if settings.labelled:
-        parts.append(Part.whole(open_source(settings.labelled, trust=settings.trust), settings.batch_labelled))
+        parts.append(SourcePart.whole(opened(settings.labelled), settings.batch_labelled))
     if settings.sentences:
-        tests = [Part.whole(open_source(path, trust=settings.trust)) for path in settings.without]
+        tests = [SourcePart.whole(opened(data)) for data in settings.without]
         unseen = [text for part in (val, *tests) for text in texts_of(part)]
-        parts.append(Part.whole(sentences(settings.sentences, unseen), settings.batch_sentences))
+        parts.append(SourcePart.whole(sentences(settings.sentences, unseen), settings.batch_sentences))
     log.info("items: %s, validation: %d", " + ".join(str(len(part.keys)) for part in parts), len(val.keys))
     return parts, val
 
@@ -162,7 +164,7 @@ OF_CAPTIONER = ("vocabulary", "alone", "sentences", "width", "heads", "context",
 OF_COCA = ("caption_weight", "contrast_weight", "queries")
 
 
-def check(settings: Settings) -> None:
+def check(settings: CaptionerRun) -> None:
     """Raises UsageError for flags that the family does not read."""
     other = OF_CAPTIONER if settings.family == "coca" else OF_COCA
     for part in (settings, settings.decoder):
@@ -170,18 +172,18 @@ def check(settings: Settings) -> None:
             raise UsageError(f"--{flag.name}: has no part in --family {settings.family}")
 
 
-def begin(settings: Settings, texts: Iterable[str]) -> tuple[Checkpoint, Objective, Callable]:
-    """What is trained, how, and what makes its batches."""
+def begin(settings: CaptionerRun, texts: Iterable[str]) -> tuple[Checkpoint, Objective, Callable]:
+    """Objective and loader."""
     known, decoder = load(settings.init), settings.decoder
     if settings.family == "coca":
         begun, weights = coca.begin(known, decoder), (settings.contrast_weight, settings.caption_weight)
         objective = coca.ContrastiveCaptioning(begun.model, settings.smoothing, *weights)
-        return begun, objective, coca.Collate(begun.tokenizer.pad_id)
+        return begun, objective, coca.CollateCoCa(begun.tokenizer.pad_id)
     begun = captioning.begin(known, texts, settings.vocabulary, decoder)
     return begun, captioning.Captioning(begun.model, settings.smoothing, settings.alone), captioning.collate
 
 
-def main(settings: Settings) -> None:
+def main(settings: CaptionerRun) -> None:
     check(settings)
     loop = settings.loop
     torch.manual_seed(loop.seed)
@@ -189,10 +191,10 @@ def main(settings: Settings) -> None:
     parts, val = parts_of(settings)
     begun, objective, collate = begin(settings, caption_texts(parts, names))
     freeze(begun.model, settings.freeze)
-    prepare = Prepare(begun.tokenizer, begun.model.caption_context, begun.preprocessing, settings.augment, names)
+    prepare = PrepareCaption(begun.tokenizer, begun.model.caption_context, begun.preprocessing, settings.augment, names)
     source, plan = together(parts, loop.seed)
     loader = Loader(source, plan, prepare, collate, seed=loop.seed, workers=loop.workers, micro=loop.accumulate)
-    judge = Judge(settings, begun, val)
+    judge = CaptionValidation(settings, begun, val)
     Loop(loop, objective, loader, judge).fit()
     best = load_folder(judge.best)
     facts = read_json(settings.card) if settings.card else {}
@@ -203,4 +205,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

@@ -1,16 +1,16 @@
-r"""Trains a language model of pixels (Chen et al. 2020): colours of a palette, row by row. It completes half pictures,
+r"""Trains a language model of pixels (Chen et al. 2020): colours of a palette, row by row. It completes half images,
 and its middle layer tells classes apart.
 
     data=../shared/data/vision
     python recipes/train_igpt.py --data $data/cifar10-test --more "$data/tiny-imagenet/train-*.tar" \
         --run igpt-run --out igpt --threads 1
 
-A fifth of the labelled pictures is not trained on: on them bits of a colour are measured, beside two baselines (all
+A fifth of the labelled images is not trained on: on them bits of a colour are measured, beside two baselines (all
 colours alike, and each as often as in training), and a linear probe of the features beside one of the raw pixels.
-The report has a sheet of completed pictures.
+The report has a sheet of completed images.
 
 Cost: 20 minutes of a core shared with other work, 1.3 GB, with one of the tars of Tiny ImageNet beside. Bits a colour
-on the held-out pictures 3.97 (all colours alike 9.0, as often as in training 8.52); a linear probe of ten classes
+on the held-out images 3.97 (all colours alike 9.0, as often as in training 8.52); a linear probe of ten classes
 40.9 % (of the raw pixels 36.4).
 """
 
@@ -23,11 +23,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.class_names import class_labels
-from multimodal.data.datasets.text import Prepare, collate
+from multimodal.data.datasets.text import PrepareTokens
 from multimodal.data.loader import Loader, shuffled
 from multimodal.data.remote.trust import Trust
-from multimodal.data.sources import open_source
+from multimodal.data.sources import ListColumns, open_source
 from multimodal.decoding.sampling import sample
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
@@ -35,9 +36,9 @@ from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate import linear_probe
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.pixels import (
-    Flipped,
+    FlippedImages,
+    ImagesInMemory,
     Palette,
-    Pictures,
     PixelRows,
     after,
     bits,
@@ -45,7 +46,7 @@ from multimodal.train.objectives.pixels import (
     middle_features,
 )
 from multimodal.train.objectives.text.language import Language, gpt2_weights
-from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
@@ -61,20 +62,23 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
-    data: tuple[str, ...]  # labelled pictures
+class ImageGPTRun:
+    data: tuple[str, ...]  # labelled images
     out: Path  # folder of the trained checkpoint
-    more: tuple[str, ...] = ()  # pictures that are trained on too, labelled or not
+    more: tuple[str, ...] = ()  # images that are trained on too, labelled or not
     side: int = 16  # pixels
     colours: int = 512  # of the palette; 512 as the paper
     batch: int = 16
-    count: int = 256  # held-out pictures that are scored while it trains; all at the end
-    sheet: int = 8  # pictures that are completed
+    count: int = 256  # held-out images that are scored while it trains; all at the end
+    sheet: int = 8  # images that are completed
     completions: int = 3  # of each
-    probe_count: int = 4000  # labelled training pictures that the probes learn from
-    probe_c: float = 0.0  # inverse strength of the probes' penalty; 0: chosen on a part of the training pictures
+    probe_count: int = 4000  # labelled training images that the probes learn from
+    probe_c: float = 0.0  # inverse strength of the probes' penalty; 0: chosen on a part of the training images
     probe_iterations: int = 200
-    model: ModelSettings = field(default_factory=lambda: ModelSettings(width=192, layers=4, positions="learned"))
+    model: LanguageModelSettings = field(
+        default_factory=lambda: LanguageModelSettings(width=192, layers=4, positions="learned")
+    )
+    columns: ListColumns = field(default_factory=ListColumns)
     trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=_loop)
 
@@ -82,12 +86,14 @@ class Settings:
         for name in ("batch", "count", "sheet", "completions", "probe_count", "probe_iterations"):
             demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         demand("side", self.side, self.side >= 2, "2 or more")
-        demand("context", self.model.context, self.model.context == ModelSettings.context, "left out: it is side²")
+        demand(
+            "context", self.model.context, self.model.context == LanguageModelSettings.context, "left out: it is side²"
+        )
         demand("probe_c", self.probe_c, self.probe_c >= 0, "0 or more")
 
 
 class Bits:
-    """Bits of a colour, of some of the held-out pictures."""
+    """Bits of a colour, of some of the held-out images."""
 
     def __init__(self, ids: Tensor, begin: int):
         self.ids, self.begin = ids, begin
@@ -98,7 +104,7 @@ class Bits:
 
 @torch.inference_mode()
 def completed(model: TextTransformer, ids: Tensor, begin: int, copies: int, seed: int) -> Tensor:
-    """Pictures whose lower half is drawn: [N copies T]."""
+    """Images whose lower half is drawn: [N copies T]."""
     count, half = ids.shape[1], ids.shape[1] // 2
 
     def no_begin(seen: Tensor, logits: Tensor) -> Tensor:
@@ -108,14 +114,14 @@ def completed(model: TextTransformer, ids: Tensor, begin: int, copies: int, seed
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(ids))]
     drawn = sample(
         lambda new, cache: model(new, cache=cache, last=1), after(ids[:, :half], begin), model.new_cache(), eos=begin,
-        max_new=count - half, temperature=1.0, generators=generators, copies=copies, rules=[no_begin],
+        max_new=count - half, temperature=1.0, generators=generators, copies=copies, processors=[no_begin],
     )  # fmt: skip
     made = torch.tensor(drawn.ids).view(len(ids), copies, count - half)
     return torch.cat([ids[:, None, :half].expand(-1, copies, -1), made], 2)
 
 
 def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4) -> None:
-    """A row a picture: what it is, what was given, and completions."""
+    """A row an image: what it is, what was given, and completions."""
     given = palette.pixels(ids)
     given[:, given.shape[1] // 2 :] = 128
     columns = [palette.pixels(ids), given, *(palette.pixels(made[:, n]) for n in range(made.shape[1]))]
@@ -128,16 +134,18 @@ def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4
     write_output(path, data.getvalue())
 
 
-def probed(s: Settings, train: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], names: list[str]) -> float:
+def probed(s: ImageGPTRun, train: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], names: list[str]) -> float:
     """Accuracy of a linear probe of vectors, made even by the mean and deviation of the training ones."""
     mean, deviation = train[0].mean(0), train[0].std(0).clamp(min=1e-6)
-    parts = [linear_probe.Pictures((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
+    parts = [linear_probe.LabelledVectors((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
     found = linear_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
     return found.scores.figures()["acc1"]
 
 
-def probes(s: Settings, model: TextTransformer, palette: Palette, train: Pictures, held: Pictures) -> dict[str, float]:
-    """Of the middle layer, and of the pixels of the same pictures."""
+def probes(
+    s: ImageGPTRun, model: TextTransformer, palette: Palette, train: ImagesInMemory, held: ImagesInMemory
+) -> dict[str, float]:
+    """Probe accuracy of the middle layer and of the raw pixels."""
     train = train.part(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[: s.probe_count])
     middle, found = model.config.stack.layers // 2, []
     with torch.autocast("cpu", torch.bfloat16, enabled=s.loop.precision == "autocast"):
@@ -151,27 +159,27 @@ def probes(s: Settings, model: TextTransformer, palette: Palette, train: Picture
     }
 
 
-def main(s: Settings) -> dict[str, float]:
+def main(s: ImageGPTRun) -> dict[str, float]:
     torch.manual_seed(s.loop.seed)
-    source = open_source(s.data, trust=s.trust)
+    source = open_source(s.data, columns=s.columns, trust=s.trust)
     class_labels(source, " ".join(s.data))
-    labelled = Pictures.read(source, s.side)
+    labelled = ImagesInMemory.read(source, s.side)
     held = linear_probe.held_out(labelled.labels, linear_probe.HELD_OUT, s.loop.seed)
     own, unseen = labelled.part(~held), labelled.part(held)
-    more = [Pictures.read(open_source(part, trust=s.trust), s.side).pixels for part in s.more]
+    more = [ImagesInMemory.read(open_source(part, columns=s.columns, trust=s.trust), s.side).pixels for part in s.more]
     pixels = torch.cat([own.pixels, *more])
     palette = Palette.of(pixels, s.colours, s.loop.seed)
     ids, held_ids, begin = palette.ids(pixels), palette.ids(unseen.pixels), len(palette)
     context = s.side**2
-    model = TextTransformer(language_config(ModelSettings(**vars(s.model) | {"context": context}), begin + 1))
+    model = TextTransformer(language_config(LanguageModelSettings(**vars(s.model) | {"context": context}), begin + 1))
     gpt2_weights(model)
     log.info(
-        "%d pictures to train on, %d held out, %d colours; %.2f M parameters", len(ids), len(held_ids), begin,
+        "%d images to train on, %d held out, %d colours; %.2f M parameters", len(ids), len(held_ids), begin,
         sum(p.numel() for p in model.parameters()) / 1e6,
     )  # fmt: skip
     loader = Loader(
-        PixelRows(ids, begin), shuffled(len(ids), s.batch, s.loop.seed), Flipped(Prepare(context)), collate,
-        seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
+        PixelRows(ids, begin), shuffled(len(ids), s.batch, s.loop.seed), FlippedImages(PrepareTokens(context)),
+        stack_fields, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
     )  # fmt: skip
     some = held_ids[torch.randperm(len(held_ids), generator=torch.Generator().manual_seed(0))[: s.count]]
     trained = Loop(s.loop, Language(model), loader, Bits(some, begin)).fit()
@@ -191,4 +199,4 @@ def main(s: Settings) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

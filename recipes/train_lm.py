@@ -30,19 +30,32 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from induction_plot import Heads
 from torch import nn
 
 from multimodal.blocks.cache import Cache
-from multimodal.data.datasets.text import Corpus, Packed, Prepare, Windows, collate, ends_of, held_out, texts_in
+from multimodal.data.batching import stack_fields
+from multimodal.data.datasets.text import (
+    Packed,
+    PrepareTokens,
+    TextCorpus,
+    Windows,
+    ends_of,
+    held_out,
+    texts_in,
+)
 from multimodal.data.loader import Loader
 from multimodal.decoding.sampling import sample
 from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.text.vocabulary import BytePairTokenizer, CharacterTokenizer, Tokenizer, tokenizer_from
+from multimodal.tasks.evaluate.perplexity import text_scores
+from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.tokens.text.characters import CharacterTokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.train.loop import Loop
-from multimodal.train.objectives.text.language import Language, gpt2_weights, text_scores
-from multimodal.train.objectives.text.language_model import ModelSettings, language_config
+from multimodal.train.objectives.text.induction_curve import InductionCurve
+from multimodal.train.objectives.text.language import Language, gpt2_weights
+from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
@@ -58,7 +71,7 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class LanguageModelRun:
     data: tuple[Path, ...]  # text files, plain or gzip
     out: Path  # folder for the checkpoint with the least validation loss
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text is held out
@@ -74,7 +87,7 @@ class Settings:
     prompt: str = "\n"  # of the samples in the report
     samples: int = 3
     sample_tokens: int = 200  # of each at most
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: LanguageModelSettings = field(default_factory=LanguageModelSettings)
     loop: LoopSettings = field(default_factory=_loop)
 
     def __post_init__(self):
@@ -87,7 +100,7 @@ class Settings:
         demand("stride", self.stride, 0 <= self.stride <= self.model.context, "0 up to the context")
 
 
-def texts_of(s: Settings) -> tuple[list[str], list[str]]:
+def texts_of(s: LanguageModelRun) -> tuple[list[str], list[str]]:
     """To train on, and to validate with."""
     texts = [text for path in s.data for text in texts_in(path, s.documents)]
     if s.val:
@@ -95,7 +108,7 @@ def texts_of(s: Settings) -> tuple[list[str], list[str]]:
     return held_out(texts, s.hold)
 
 
-def tokenizer_of(s: Settings, train: list[str], val: list[str]) -> Tokenizer:
+def tokenizer_of(s: LanguageModelRun, train: list[str], val: list[str]) -> Tokenizer:
     if s.tokenizer == "characters":  # those of validation too, since text with others has no probability
         return CharacterTokenizer.train([*train, *val])
     if s.tokenizer == "bpe":
@@ -103,13 +116,13 @@ def tokenizer_of(s: Settings, train: list[str], val: list[str]) -> Tokenizer:
     return tokenizer_from(s.tokenizer)
 
 
-class Judge:
+class TextValidation:
     """Scores the whole validation text, and keeps in `run/best` the checkpoint with the least loss."""
 
-    def __init__(self, s: Settings, tokenizer: Tokenizer, val: Corpus):
+    def __init__(self, s: LanguageModelRun, tokenizer: Tokenizer, val: TextCorpus):
         self.settings, self.tokenizer, self.val = s, tokenizer, val
         self.best, self.least = s.loop.run / "best", float("inf")
-        self.heads = Heads(s.loop.run, tokenizer, val, s.model.context) if s.induction else None
+        self.heads = InductionCurve(s.loop.run, tokenizer, val, s.model.context) if s.induction else None
         if s.loop.resume and self.best.exists():
             self.least = load_folder(self.best).card["validation"]["loss"]
 
@@ -125,7 +138,7 @@ class Judge:
         return figures | (self.heads(model, step) if self.heads else {})
 
 
-def prompt_ids(s: Settings, tokenizer: Tokenizer) -> list[int]:
+def prompt_ids(s: LanguageModelRun, tokenizer: Tokenizer) -> list[int]:
     """Raises UsageError where the context leaves no room after it, TextError for text the vocabulary cannot hold."""
     ids = [ends_of(tokenizer)[0], *tokenizer.encode(s.prompt)]
     if len(ids) >= s.model.context:
@@ -134,8 +147,8 @@ def prompt_ids(s: Settings, tokenizer: Tokenizer) -> list[int]:
 
 
 @torch.inference_mode()
-def samples(s: Settings, model: TextTransformer, tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """How the prompt goes on, up to the end of the context."""
+def samples(s: LanguageModelRun, model: TextTransformer, tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Continue the prompt up to the end of the context."""
     prefix, room = s.objective == "prefix", s.model.context - len(ids)
 
     def step(new: torch.Tensor, cache: Cache) -> torch.Tensor:
@@ -149,13 +162,13 @@ def samples(s: Settings, model: TextTransformer, tokenizer: Tokenizer, ids: list
     return [f"temperature 0.8: {s.prompt}{tokenizer.decode(row)}" for row in drawn.ids]
 
 
-def main(s: Settings) -> None:
+def main(s: LanguageModelRun) -> None:
     loop = s.loop
     torch.manual_seed(loop.seed)
     train, val = texts_of(s)
     tokenizer = tokenizer_of(s, train, val)
     prompt = prompt_ids(s, tokenizer)
-    corpus, unseen = Corpus.of(train, tokenizer), Corpus.of(val, tokenizer)
+    corpus, unseen = TextCorpus.of(train, tokenizer), TextCorpus.of(val, tokenizer)
     model = TextTransformer(language_config(s.model, tokenizer.vocab_size))
     gpt2_weights(model)
     log.info(
@@ -164,10 +177,10 @@ def main(s: Settings) -> None:
     )  # fmt: skip
     packed = s.documents != "none"
     source = (Packed if packed else Windows)(corpus, s.model.context)
-    prepare = Prepare(s.model.context, s.objective == "prefix", packed, s.repeat)
-    loader = Loader(source, source.plan(s.batch, loop.seed), prepare, collate, seed=loop.seed, workers=loop.workers,
-                    micro=loop.accumulate)  # fmt: skip
-    judge = Judge(s, tokenizer, unseen)
+    prepare = PrepareTokens(s.model.context, s.objective == "prefix", packed, s.repeat)
+    loader = Loader(source, source.plan(s.batch, loop.seed), prepare, stack_fields, seed=loop.seed,
+                    workers=loop.workers, micro=loop.accumulate)  # fmt: skip
+    judge = TextValidation(s, tokenizer, unseen)
     Loop(loop, Language(model), loader, judge).fit()
     best = load_folder(judge.best)
     save_folder(best, s.out)
@@ -176,4 +189,4 @@ def main(s: Settings) -> None:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

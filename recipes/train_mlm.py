@@ -3,7 +3,7 @@ r"""Trains an encoder of text: BERT's masked tokens, with next sentences where a
     data=../shared/data/text
     python recipes/train_mlm.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
         --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --val_lines $data/multi30k/val.en.gz --steps 1500 \
-        --hold 1500 --evaluate_every 250 --run mlm-run --out mlm --threads 1
+        --val_windows 1500 --evaluate_every 250 --run mlm-run --out mlm --threads 1
     multimodal fill-mask --model mlm "A man is riding a [MASK]."  # bike 0.41, bicycle 0.17
 
 Cost: 32 minutes of a core shared with other work (AMD EPYC with AVX-512 bf16), 3.8 GB. Of the masked tokens of held-out
@@ -18,20 +18,23 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.documents import plain_texts, read_documents, read_texts, windows
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.text.vocabulary import Tokenizer, WordPieceTokenizer, tokenizer_from
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.vocabulary import tokenizer_from
+from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.loop import Loop
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.text.electra import Electra, ReplacedTokens, detection_figures, electra
 from multimodal.train.objectives.text.masked import (
     CollateMasked,
     EncoderSettings,
-    Masked,
     MaskedBatch,
     MaskedLanguage,
+    MaskedTexts,
     bert,
     masked_figures,
 )
@@ -51,7 +54,7 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class MaskedModelRun:
     data: tuple[Path, ...]  # running text: sentences, documents between empty lines
     val: tuple[Path, ...]  # running text held out
     out: Path  # folder for the checkpoint
@@ -64,13 +67,13 @@ class Settings:
     budget: int = 4096  # padded tokens a micro-batch
     generator: float = 0.25  # electra: width of the generator, as a share
     detect: float = 50.0  # electra: weight of the discriminator's loss
-    hold: int = 1000  # most windows that are evaluated on
+    val_windows: int = 1000  # windows of the held-out text to evaluate on, at most
     mask: MaskSettings = field(default_factory=MaskSettings)
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     loop: LoopSettings = field(default_factory=_loop)
 
 
-def masking(s: Settings) -> MaskSettings:
+def masking(s: MaskedModelRun) -> MaskSettings:
     """ELECTRA's generator sees [MASK] alone. Raises UsageError for flags that do not go together."""
     if s.objective != "electra":
         return s.mask
@@ -81,21 +84,21 @@ def masking(s: Settings) -> MaskSettings:
     return replace(s.mask, masked=1.0, random=0.0)
 
 
-def vocabulary(s: Settings, documents: list[list[str]]) -> Tokenizer:
+def vocabulary(s: MaskedModelRun, documents: list[list[str]]) -> Tokenizer:
     if s.tokenizer is not None:
         return tokenizer_from(s.tokenizer)
     return WordPieceTokenizer.train(plain_texts(documents), s.vocabulary, context=s.encoder.context)
 
 
-def held_out(source: Masked, collate: CollateMasked, s: Settings) -> list[MaskedBatch]:
+def held_out(source: MaskedTexts, collate: CollateMasked, s: MaskedModelRun) -> list[MaskedBatch]:
     """Validation batches, masked in one fixed way, the same for every run."""
-    numbers = [i * len(source) // s.hold for i in range(s.hold)] if s.hold < len(source) else range(len(source))
+    numbers = evenly(range(len(source)), s.val_windows)
     examples = [source.prepare((0, number), generator("held out", number)) for number in numbers]
     examples.sort(key=lambda example: len(example.ids))
     return [collate(examples[i : i + 32]) for i in range(0, len(examples), 32)]
 
 
-def begin(s: Settings, size: int) -> Objective:
+def begin(s: MaskedModelRun, size: int) -> Objective:
     if s.objective == "electra":
         return ReplacedTokens(electra(size, s.encoder, s.generator), s.detect)
     return MaskedLanguage(TextTransformer(bert(size, s.encoder, s.nsp)))
@@ -120,7 +123,7 @@ def examples_of(model: nn.Module, tokenizer: Tokenizer, batches: list[MaskedBatc
     return found
 
 
-def main(s: Settings) -> dict[str, Any]:
+def main(s: MaskedModelRun) -> dict[str, Any]:
     mask, loop, room = masking(s), s.loop, s.encoder.context - 2 - s.nsp
     torch.manual_seed(loop.seed)
     texts, held = ([d for path in paths for d in read_documents(path)] + [d for path in lines for d in read_texts(path)]
@@ -128,7 +131,7 @@ def main(s: Settings) -> dict[str, Any]:
     tokenizer = vocabulary(s, texts)
     masker, collate = Masker(tokenizer, mask), CollateMasked(tokenizer.pad_id, s.encoder.context)
     source, val = (
-        Masked(windows(documents, tokenizer, room), masker, s.encoder.context, s.nsp, loop.seed)
+        MaskedTexts(windows(documents, tokenizer, room), masker, s.encoder.context, s.nsp, loop.seed)
         for documents in (texts, held)
     )
     log.info("%d windows of %d tokens, %d held out", len(source), sum(w.size for w in source.windows), len(val))
@@ -150,4 +153,4 @@ def main(s: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

@@ -48,7 +48,7 @@ Gram = tuple[str, ...]
 FALLBACK = (0.5, 1.0, 1.5)
 
 
-class Entry(NamedTuple):
+class NgramEntry(NamedTuple):
     """`backoff`: the share of probability, of the next word after this n-gram, that the shorter context gets."""
 
     probability: float
@@ -71,7 +71,7 @@ def _listed(path: Path) -> Iterator[str]:
 
 
 def adjusted_counts(texts: Iterable[list[str]], order: int) -> list[Counter[Gram]]:
-    """Of the highest order how often an n-gram is there; of the others how many different words stand before it, but
+    """Counts: occurrences for the highest order; for the others, how many different words precede the n-gram, but
     of one that begins a text, before which no word can stand, how often it is there."""
     counts: list[Counter[Gram]] = [Counter() for _ in range(order)]
     for words in texts:
@@ -94,7 +94,7 @@ def discounts(counts: Counter[Gram]) -> tuple[float, float, float]:
     return found if all(0 <= value <= k for k, value in enumerate(found, 1)) else FALLBACK
 
 
-def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, Entry]]:
+def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, NgramEntry]]:
     """The n-grams of orders 1 to `order`. Raises DataError where there is no word."""
     counts = adjusted_counts(texts, order)
     if not counts[0]:
@@ -117,12 +117,12 @@ def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, Entry]]:
         lower = table
     tables[0] |= {(START,): 0.0, (UNKNOWN,): shares[0][()] * even}
     return [
-        {gram: Entry(value, after.get(gram, 1.0)) for gram, value in table.items()}
+        {gram: NgramEntry(value, after.get(gram, 1.0)) for gram, value in table.items()}
         for table, after in zip(tables, [*shares[1:], {}], strict=True)
     ]
 
 
-def arpa(tables: list[dict[Gram, Entry]]) -> Iterator[str]:
+def arpa(tables: list[dict[Gram, NgramEntry]]) -> Iterator[str]:
     """The lines of an ARPA file."""
     yield "\\data\\"
     yield from (f"ngram {order}={len(table)}" for order, table in enumerate(tables, 1))
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         if not options.target.name.endswith((".arpa", ".arpa.gz")):
-            raise UsageError(f"{options.target}: ends in neither .arpa nor .arpa.gz")
+            raise UsageError(f"{options.target}: must end in .arpa or .arpa.gz")
         Outputs(options.texts, options.overwrite).claim(options.target)
         tables = train((words for path in options.texts for words in sentences(path, options.plain)), options.order)
         data = "".join(f"{line}\n" for line in arpa(tables)).encode()

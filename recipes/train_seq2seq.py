@@ -2,7 +2,7 @@ r"""Trains an encoder-decoder to restore damaged texts: T5's span corruption, or
 
     data=../shared/data/text
     python recipes/train_seq2seq.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
-        --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --steps 500 --hold 500 --evaluate_every 250 \
+        --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --steps 500 --val_windows 500 --evaluate_every 250 \
         --run seq2seq-run --out seq2seq --threads 1
 
 Cost: 10 minutes of a core that did other work first, 2.9 GB. Cross-entropy of the held-out texts' spans 5.03 nats a
@@ -28,14 +28,17 @@ import torch
 from torch import nn
 
 from multimodal.blocks.masks import padding
+from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.documents import plain_texts, read_documents, read_texts, windows
 from multimodal.data.loader import Loader, generator
 from multimodal.decoding import sampling
-from multimodal.models.encoder_decoder import TextToText
-from multimodal.tokens.text.vocabulary import Tokenizer, WordPieceTokenizer, tokenizer_from
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.vocabulary import tokenizer_from
+from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.text.denoising import (
-    Denoise,
+    DenoisedTexts,
     Denoising,
     NoiseSettings,
     SizeSettings,
@@ -64,7 +67,7 @@ Objective = Literal[
 
 
 @dataclass(frozen=True)
-class Settings:
+class EncoderDecoderRun:
     data: tuple[Path, ...]  # running text: sentences, documents between empty lines
     val: tuple[Path, ...]  # running text held out
     out: Path  # folder for the checkpoint
@@ -75,36 +78,36 @@ class Settings:
     vocabulary: int = 8192
     sentinels: int = 32
     budget: int = 4096  # padded tokens of the encoder in a micro-batch
-    hold: int = 1000  # most windows that are evaluated on
+    val_windows: int = 1000  # windows of the held-out text to evaluate on, at most
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     size: SizeSettings = field(default_factory=SizeSettings)
     loop: LoopSettings = field(default_factory=_loop)
 
 
-def held_out(source: Denoise, collate: CollatePairs, count: int) -> list[PairBatch]:
+def held_out(source: DenoisedTexts, collate: CollatePairs, count: int) -> list[PairBatch]:
     """Validation batches, damaged in one fixed way, the same for every run."""
-    numbers = range(len(source)) if count >= len(source) else [i * len(source) // count for i in range(count)]
+    numbers = evenly(range(len(source)), count)
     pairs = [source.prepare(source.read(number), generator("held out", number)) for number in numbers]
     pairs.sort(key=lambda pair: len(pair.source))
     return [collate(pairs[i : i + 32]) for i in range(0, len(pairs), 32)]
 
 
 @torch.inference_mode()
-def examples_of(model: TextToText, tokenizer: Tokenizer, batch: PairBatch, count: int = 6) -> list[str]:
+def examples_of(model: EncoderDecoder, tokenizer: Tokenizer, batch: PairBatch, count: int = 6) -> list[str]:
     """Damaged texts, and what the model writes (greedy)."""
-    rows, lengths = batch.source[:count], batch.source_lengths[:count]
+    rows, lengths = batch.source.ids[:count], batch.source.lengths[:count]
     valid = padding(lengths, rows.shape[1])
-    step = sampling.over_source(model.decode, model.encode(rows, valid), valid)
+    step = sampling.cross_attention_step(model.decode, model.encode(rows, valid), valid)
     prompt = torch.full((len(rows), 1), model.config.start_id)
-    room = int(batch.lengths.max())
+    room = int(batch.answer.lengths.max())
     made = sampling.greedy(step, prompt, model.decoder.new_cache(), eos=tokenizer.eos_id, max_new=room)
     shown = (tokenizer.decode(row[:size].tolist(), skip_control=False) for row, size in zip(rows, lengths, strict=True))
-    wanted = (tokenizer.decode(row.tolist(), skip_control=True) for row in batch.ids[:count])
+    wanted = (tokenizer.decode(row.tolist(), skip_control=True) for row in batch.answer.ids[:count])
     answers = (tokenizer.decode(ids, skip_control=False) for ids in made.ids)
     return [f"{text} → {answer} (was: {was})" for text, answer, was in zip(shown, answers, wanted, strict=True)]
 
 
-def main(s: Settings) -> dict[str, float]:
+def main(s: EncoderDecoderRun) -> dict[str, float]:
     loop, marks = s.loop, s.sentinels
     torch.manual_seed(loop.seed)
     texts = [d for path in s.data for d in read_documents(path)] + [d for path in s.lines for d in read_texts(path)]
@@ -115,7 +118,7 @@ def main(s: Settings) -> dict[str, float]:
     begin = tokenizer.pad_id if s.style == "t5" else tokenizer.eos_id
     made = encoder_decoder(tokenizer.vocab_size, s.style, begin, s.size)
     source, val = (
-        Denoise(windows(part, tokenizer, s.size.context - 8), tokenizer, sentinels(tokenizer, marks), begin,
+        DenoisedTexts(windows(part, tokenizer, s.size.context - 8), tokenizer, sentinels(tokenizer, marks), begin,
                 s.objective, s.noise)
         for part in (texts, held)
     )  # fmt: skip
@@ -124,7 +127,7 @@ def main(s: Settings) -> dict[str, float]:
         len(val), sum(p.numel() for p in made.parameters()),
     )  # fmt: skip
     collate = CollatePairs(tokenizer.pad_id)
-    batches = held_out(val, collate, s.hold)
+    batches = held_out(val, collate, s.val_windows)
 
     def measure(model: nn.Module, step: int) -> dict[str, float]:
         return denoising_figures(model, batches, val.vocabulary.ordinary)
@@ -144,4 +147,4 @@ def main(s: Settings) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

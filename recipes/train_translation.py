@@ -32,16 +32,17 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import nn
 
-from multimodal.data.loader import Loader
+from multimodal.data.loader import Loader, unchanged
 from multimodal.errors import UsageError
 from multimodal.tasks.text.translate import translate
-from multimodal.tokens.text.vocabulary import BytePairTokenizer, TextCut
+from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.train.device import moved
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.text.translation import (
     CollatePairs,
     Direction,
-    Parallel,
+    ParallelTexts,
     Translating,
     pair_plan,
     parallel_file,
@@ -65,7 +66,7 @@ def _loop() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TranslationRun:
     train: str  # PREFIX of files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz, a sentence a line
     val: str
     out: Path  # folder for the checkpoint
@@ -88,7 +89,7 @@ class Settings:
     loop: LoopSettings = field(default_factory=_loop)
 
 
-def directions(settings: Settings) -> tuple[list[Direction], dict[Direction, float]]:
+def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Direction, float]]:
     """All pairs of languages, and those of `often`. Raises UsageError."""
     pairs = list(permutations(settings.languages, 2))
     named = {f"{a}-{b}": (a, b) for a, b in pairs}
@@ -110,14 +111,16 @@ def translated(made: Checkpoint, texts: dict[str, list[str]], a: str, b: str, be
 
 
 def bleu(made: Checkpoint, texts: dict[str, list[str]], a: str, b: str, beams: int) -> float:
-    """Of the translations of `texts[a]` against `texts[b]`, at corpus level (sacrebleu's defaults: 13a, cased)."""
+    """BLEU of the translations of `texts[a]` against `texts[b]`, at corpus level (sacrebleu's defaults: 13a, cased)."""
     return BLEU().corpus_score(translated(made, texts, a, b, beams), [texts[b]]).score
 
 
-class Judge:
+class TranslationValidation:
     """Validation loss a token of some batches of all directions, and BLEU of one direction."""
 
-    def __init__(self, settings: Settings, tokenizer: BytePairTokenizer, val: dict[str, list[str]], source: Parallel):
+    def __init__(
+        self, settings: TranslationRun, tokenizer: BytePairTokenizer, val: dict[str, list[str]], source: ParallelTexts
+    ):
         self.settings, self.tokenizer = settings, tokenizer
         self.direction = settings.judge.split("-")
         self.some = {language: val[language][: settings.judged] for language in self.direction}
@@ -133,7 +136,7 @@ class Judge:
         return {"loss": loss / count, "bleu": score}
 
 
-def main(settings: Settings) -> None:
+def main(settings: TranslationRun) -> None:
     loop = settings.loop
     torch.manual_seed(loop.seed)
     pairs, often = directions(settings)
@@ -145,15 +148,15 @@ def main(settings: Settings) -> None:
         tokenizer, s.width, (s.encoder_layers, s.decoder_layers), s.heads, s.hidden, s.context, s.dropout
     )
     begin = model.config.start_id
-    source, held = (Parallel(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
+    source, held = (ParallelTexts(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
     log.info("pairs: %d, left out: %d; parameters: %d", len(source), source.left_out,
              sum(p.numel() for p in model.parameters()))  # fmt: skip
     loader = Loader(
-        source, pair_plan(source, often, s.budget, loop.seed), lambda pair, _: pair, CollatePairs(tokenizer.pad_id),
+        source, pair_plan(source, often, s.budget, loop.seed), unchanged, CollatePairs(tokenizer.pad_id),
         seed=loop.seed, workers=loop.workers, micro=loop.accumulate,
     )  # fmt: skip
     objective = Translating(model, s.smoothing)
-    judge = Judge(settings, tokenizer, val, held)
+    judge = TranslationValidation(settings, tokenizer, val, held)
     made = Checkpoint(Loop(loop, objective, loader, judge).fit(), tokenizer)
     scores = {}
     if s.test:
@@ -172,4 +175,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

@@ -2,14 +2,15 @@
 language identification, times, no speech.
 
     python recipes/train_whisper.py --train speech/train-{en,de,fr,cs}.jsonl --valid speech/val-{en,de,fr,cs}.jsonl \\
-        --run run-whisper --out whisper-mini --card recipes/whisper_card.json
+        --run run-whisper --out whisper-mini --card recipes/data/whisper_card.json
 
-Data: speak_languages.py, 48,000 clips, 32 h (47 clips longer than the window of 6 s are left out). Cost: 8,600 steps of
-0.4 s, about an hour of one core with bfloat16 instructions; 2.0 M parameters, 4 MB. Result (evaluate.py on sentences of
-Multi30k's test_2016, greedy): WER en 10.6, de 8.2, fr 14.9, cs 11.3 %, by a voice it never heard 11.7, 10.9, 13.7,
-15.0 %; languages found 100 %; no speech on noise 99.6 %; BLEU into English de 15.9, fr 15.8, cs 11.3. Of the sentences
-2.4 % are longer than the window. These weights came of five legs with `--resume`, see whisper_card.json: the settings
-below are those of the last ones, and one unbroken run with them has not been measured.
+Data: speak_languages.py, 48,000 clips, 32 h (47 clips longer than the window of 6 s are left out). Cost: 8,600 steps
+of 0.4 s, about an hour of one core with bfloat16 instructions; 2.0 M parameters, 4 MB. Result (`multimodal evaluate
+asr --whole_recordings` on sentences of Multi30k's test_2016, greedy): WER en 10.6, de 8.2, fr 14.9, cs 11.3 %, by a
+voice never trained on 11.7, 10.9, 13.7, 15.0 %; languages found 100 %; no speech on noise 99.6 %; BLEU into English de
+15.9, fr 15.8, cs 11.3. Of the sentences 2.4 % are longer than the window. The shipped weights were trained in five
+legs with `--resume` (see whisper_card.json); the settings below are those of the last ones, and no unbroken run with
+them has been measured.
 """
 
 import json
@@ -21,20 +22,29 @@ import torch
 import torch.nn.functional as F
 
 from multimodal.blocks.stack import transformer
-from multimodal.data.datasets.speech_windows import Clips, Curriculum, curriculum
+from multimodal.data.datasets.speech_windows import Curriculum, SpeechWindows, curriculum
 from multimodal.data.loader import Loader
 from multimodal.data.remote.trust import Trust
-from multimodal.models.speech import SpeechEncoderConfig
+from multimodal.data.sources import ListColumns
 from multimodal.models.text_config import TextConfig
-from multimodal.models.whisper import SpeechToText, SpeechToTextConfig
+from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
 from multimodal.tasks.evaluate.scores import bleu, word_errors
+from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
-from multimodal.train.loop import Loop, LoopSettings
-from multimodal.train.objectives.multitask import STEP, Lettered, Multitask, Prepare, collate, letters_of, listen, write
+from multimodal.train.loop import Loop
+from multimodal.train.objectives.multitask import (
+    STEP,
+    LetterCTC,
+    Multitask,
+    PrepareWindow,
+    collate,
+    letters_of,
+)
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.report import write_report
+from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
@@ -48,7 +58,7 @@ def loop_settings() -> LoopSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class WhisperRun:
     train: list[Path]
     """manifests of speak_languages.py"""
     valid: list[Path]
@@ -77,18 +87,19 @@ class Settings:
     most_valid: int = 24
     """utterances of each language that are scored"""
     curriculum: Curriculum = field(default_factory=Curriculum)
+    columns: ListColumns = field(default_factory=ListColumns)
     trust: Trust = field(default_factory=Trust)
     loop: LoopSettings = field(default_factory=loop_settings)
 
 
-def config(s: Settings, tokenizer: WhisperTokenizer) -> SpeechToTextConfig:
+def config(s: WhisperRun, tokenizer: WhisperTokenizer) -> WhisperConfig:
     shape = {"heads": s.heads, "hidden": s.hidden * s.width, "key_bias": False, "dropout": s.dropout}
-    encoder = SpeechEncoderConfig(BANDS, s.curriculum.window // STEP, transformer(s.width, s.layers, **shape))
+    encoder = WhisperEncoderConfig(BANDS, s.curriculum.window // STEP, transformer(s.width, s.layers, **shape))
     words = transformer(s.width, s.words, source_width=s.width, **shape)
-    return SpeechToTextConfig(encoder, TextConfig(tokenizer.vocab_size, s.context, words, causal=True, tied=True))
+    return WhisperConfig(encoder, TextConfig(tokenizer.vocab_size, s.context, words, causal=True, tied=True))
 
 
-def tokenizer_of(s: Settings, data: Clips) -> SmallWhisperTokenizer:
+def tokenizer_of(s: WhisperRun, data: SpeechWindows) -> SmallWhisperTokenizer:
     """Learnt from the transcripts and their translations, in an order of languages that does not depend on that of
     the files."""
     texts = [" " + text for clip in data.clips for text in (clip.text, clip.translation) if text]
@@ -96,50 +107,52 @@ def tokenizer_of(s: Settings, data: Clips) -> SmallWhisperTokenizer:
     return SmallWhisperTokenizer.train(texts, s.vocabulary, languages, s.curriculum.window // STEP + 1)
 
 
-class Scores:
+class WhisperValidation:
     """For the loop: greedy texts of held-out clips in whole windows. `examples`: the last ones, wanted and found."""
 
-    def __init__(self, data: Clips, tokenizer: WhisperTokenizer, window: int, most: int):
+    def __init__(self, data: SpeechWindows, tokenizer: WhisperTokenizer, window: int, most: int):
         fitting = [i for i in range(len(data)) if data.lengths[i] <= window]
         languages = sorted({data.clips[i].language for i in fitting})
         self.sets = {code: [i for i in fitting if data.clips[i].language == code][:most] for code in languages}
         self.data, self.tokenizer, self.window, self.examples = data, tokenizer, window, []
 
-    def __call__(self, model: Lettered, step: int) -> dict[str, float]:
+    def __call__(self, model: LetterCTC, step: int) -> dict[str, float]:
         scores: dict[str, float] = {}
         hits, silent, self.examples = [], [], []
         for language, own in self.sets.items():
             clips, mels = [self.data.clips[i] for i in own], [self.data.mels[i].float() for i in own]
             with torch.inference_mode():
                 frames = model.speech.encoder(torch.stack([F.pad(m, (0, self.window - m.shape[1])) for m in mels]))
-            heard = listen(model.speech, self.tokenizer, frames)
+            heard = whisper_windows.identify(model.speech, self.tokenizer, frames)
             hits += [found == language for found in heard.languages]
             silent += [share > 0.6 for share in heard.no_speech]
-            texts = write(model.speech, self.tokenizer, frames, [language] * len(own))
+            texts = whisper_windows.decode(model.speech, self.tokenizer, frames, [language] * len(own))
             scores[f"wer_{language}"] = word_errors([c.text for c in clips], texts, language)["wer"]
             self.examples += [f"{c.text} | {text}" for c, text in zip(clips, texts, strict=True)][:3]
             if all(c.translation for c in clips):
-                texts = write(model.speech, self.tokenizer, frames, [language] * len(own), "translate")
+                texts = whisper_windows.decode(model.speech, self.tokenizer, frames, [language] * len(own), "translate")
                 scores[f"bleu_{language}"] = bleu([c.translation for c in clips], texts)
                 self.examples += [f"{c.translation} | {text}" for c, text in zip(clips, texts, strict=True)][:3]
         return scores | {"language": sum(hits) / len(hits), "taken_for_silence": sum(silent) / len(silent)}
 
 
-def main(s: Settings) -> None:
+def main(s: WhisperRun) -> None:
     torch.manual_seed(s.loop.seed)
     window, cache = s.curriculum.window, s.loop.run / "cache"
-    data, held_out = (Clips(manifests, cache, BANDS, trust=s.trust) for manifests in (s.train, s.valid))
+    data, held_out = (
+        SpeechWindows(manifests, cache, BANDS, columns=s.columns, trust=s.trust) for manifests in (s.train, s.valid)
+    )
     tokenizer, alphabet = tokenizer_of(s, data), letters_of([clip.text for clip in data.clips])
-    model = Lettered(SpeechToText(config(s, tokenizer)), len(alphabet))
+    model = LetterCTC(Whisper(config(s, tokenizer)), len(alphabet))
     log.info(
         "%d clips, %.2f h, %d longer than the window; %d tokens; %.2f M parameters", len(data),
         sum(data.lengths) / 360000, sum(length > window for length in data.lengths), tokenizer.vocab_size,
         sum(p.numel() for p in model.speech.parameters()) / 1e6,
     )  # fmt: skip
     plan = curriculum(s.curriculum, data.lengths, [clip.language for clip in data.clips], s.loop.seed)
-    prepare = Prepare(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
+    prepare = PrepareWindow(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
     loader = Loader(data, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate)
-    scores = Scores(held_out, tokenizer, window, s.most_valid)
+    scores = WhisperValidation(held_out, tokenizer, window, s.most_valid)
     trained = Loop(s.loop, Multitask(model), loader, scores).fit()
     card = json.loads(s.card.read_text(encoding="utf-8")) if s.card else {}
     save_folder(Checkpoint(trained.speech, tokenizer, card=card), s.out, dtype=torch.float16)
@@ -147,4 +160,4 @@ def main(s: Settings) -> None:
 
 
 if __name__ == "__main__":
-    start(main, Settings)
+    start(main)

@@ -1,14 +1,26 @@
-"""The `--parity` table, and the fixture for data that lies beside the repository."""
+"""Type checks, the `--parity` table and the fixtures that many folders share.
 
+Imports of torch and the package stand inside functions: xdist's first process runs no tests and starts without them.
+"""
+
+import importlib.util
+import os
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import parity
 import pytest
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+from tests.helpers import parity, typed
+from tests.helpers.paths import RECIPES, SHARED_DATA
 
+MOST_WORKERS = 8  # each holds 1.5 GB of reference libraries
 
+typed.install("multimodal")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: workers would fight over the cores
 # a shell that starts the tests with & has them ignore Ctrl-C, and the programs that they start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,7 +36,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(3600))
 
 
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker for each core in a run of the whole suite; a part of it starts faster in one process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return min(cores, MOST_WORKERS) if whole and cores > 1 else 0
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["parity"] = [(*key, difference) for key, difference in parity.TABLE.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for row in getattr(node, "workeroutput", {}).get("parity", []):
+        parity.record(*row)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.getoption("--parity"):
         terminalreporter.section("largest difference from the reference library (float32, CPU)")
         terminalreporter.write_line("| family | output | difference |\n|---|---|---:|")
@@ -38,3 +69,51 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no ../shared/data beside the repository")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random `clip` and `asr`."""
+    from tests.helpers.folders import clip_and_asr
+
+    return clip_and_asr(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def load_recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Import `recipes/NAME.py`, with nothing of the folder importable beside it."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    from PIL import Image
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (50, 40), "red").save(folder / "red.png")
+    Image.new("RGB", (40, 50), "blue").save(folder / "blue.jpg")
+    return folder
+
+
+@pytest.fixture
+def tone(tmp_path: Path) -> Path:
+    from tests.helpers.folders import write_tone
+
+    return write_tone(tmp_path / "tone.wav")
+
+
+@pytest.fixture
+def say(capsys, models):
+    """Run `transcribe` with the tiny model."""
+    from tests.helpers.commands import run
+
+    return lambda *arguments: run(capsys, "transcribe", "-m", models / "asr", *arguments)

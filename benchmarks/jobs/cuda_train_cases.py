@@ -1,19 +1,18 @@
 """Training steps on one GPU: CLIP beside open_clip, GPT-2 124 M beside nanoGPT or transformers, ViT-S/16 beside timm.
 
-The candidates are those of the job `train`; each compiles while it loads. Sizes are such that all candidates of a case
-fit into 80 GB together."""
+The candidates are those of the job `train`; each compiles while loading. All candidates of a case fit into 80 GB."""
 
 from typing import Any
 
 from benchmarks.suite.cases import Candidate, Case, Options
 
-OURS, PEERS = "benchmarks.peers.train_ours:", "benchmarks.peers.train_"
+OURS, PEERS = "benchmarks.peers.train.ours:", "benchmarks.peers.train."
 CHECKS = {"bfloat16": ("near", 0.05)}  # losses of the first and the third step
-STEPS = 10  # a run: logging reads the loss of some of them
-# multiply-adds × 2 of one picture and its text of 77 tokens, forward and, twice as many, back
+STEPS = 10  # per run; logging reads some of the losses
+# multiply-adds × 2 of one image and its text of 77 tokens, forward and, twice as many, back
 CLIP = {"ViT-B-16": 3 * 41.1e9, "ViT-B-32": 3 * 14.8e9}
 VIT_S = 3 * 9.2e9
-GPT2 = 6 * 124.4e6 + 12 * 12 * 768 * 1024  # a token, nanoGPT's count: half of its attention is above the diagonal
+GPT2 = 6 * 124.4e6 + 12 * 12 * 768 * 1024  # per token, as nanoGPT counts: half of its attention is masked
 
 
 def cases(options: Options) -> list[Case]:
@@ -26,10 +25,10 @@ def cases(options: Options) -> list[Case]:
 
 
 def candidate(name: str, load: str, settings: dict[str, Any], options: Options, library: str = "") -> Candidate:
-    """Compiled where the name says so, on a GPU, where that is quick."""
+    """Compiled on a GPU if the name ends in "compiled"."""
     given = settings | {"compile": name.endswith("compiled") and options.device == "cuda", "steps": steps(options)}
     extra = {"library": library} if library else {}
-    return Candidate(name, "benchmarks.peers.cuda_common:early", {"load": load, "settings": given},
+    return Candidate(name, "benchmarks.peers.cuda.common:early", {"load": load, "settings": given},
                      kind="bfloat16", **extra)  # fmt: skip
 
 
@@ -47,7 +46,7 @@ def case(
     title: str, unit: str, units: float, operations: float, candidates: list[Candidate], reference: str, prepare: str,
     settings: dict[str, Any], options: Options,
 ) -> Case:  # fmt: skip
-    """`units` and `operations` are those of a step."""
+    """`units` and `operations` are per step."""
     return Case(
         "cuda_train", title, unit, units * steps(options), tuple(candidates), reference, CHECKS, PEERS + prepare,
         settings, operations=None if options.tiny else operations * units * steps(options), threads=threads(options),
@@ -55,13 +54,13 @@ def case(
 
 
 def threads(options: Options) -> tuple[int]:
-    """One number: they launch what the GPU computes, and compile."""
+    """Threads that launch kernels and compile."""
     return (16 if options.device == "cuda" else 1,)
 
 
 def clip(name: str, batch: int, options: Options, most: bool = True) -> Case:
-    """All read 77 tokens a caption, but the one of captions that are trimmed as our tokenizers do it. `most`: of the
-    candidates, not two."""
+    """All read 77 tokens per caption, except one with captions trimmed as by our tokenizers. `most`: all candidates but
+    two."""
     settings = {"name": name, "batch": batch, "image": 32 if options.tiny else 224, "tiny": options.tiny}
     whole, short = settings | {"trimmed": False}, settings | {"precision": "bfloat16"}
     peer, amp = PEERS + "openclip:step", settings | {"precision": "autocast"}
@@ -97,5 +96,5 @@ def vit(batch: int, options: Options) -> Case:
     found = [*both("vit", settings, options), candidate("timm", peer, amp, options, "timm")]
     if not options.tiny:
         found.append(candidate("timm, compiled", peer, amp, options, "timm"))
-    title = f"ViT-S/16 supervised training step, {batch} pictures"
+    title = f"ViT-S/16 supervised training step, {batch} images"
     return case(title, "picture", batch, VIT_S, found, "timm", "timm:prepare", settings, options)

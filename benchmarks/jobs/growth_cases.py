@@ -1,5 +1,5 @@
-"""Cost as work grows: time and memory of a picture, a label, a second of sound, a token, as their number or the model
-grows. Every series is one curve; its points come in rising order, so that who gets too slow is left out of the rest."""
+"""Cost as work grows: time and memory per image, label, second of audio or token, as their number or the model grows.
+Each series is a curve; its points ascend, so that candidates that become too slow skip the rest."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,10 +8,11 @@ from benchmarks.jobs import growth_costs as costs
 from benchmarks.suite.cases import Candidate, Case, Options
 
 PEERS = "benchmarks.peers."
-OURS = PEERS + "growth_ours:"
+SPEECH = PEERS + "speech."
+OURS = PEERS + "growth.ours:"
 EXACT, HALF = ("near", 1e-4), ("cosine", 1e-2)
 CHECKS = {"float32": ("unit", 1e-5), "bfloat16": HALF}
-# transformers resizes pictures a little otherwise; a softmax of ten labels is compared, in which all are alike
+# transformers resizes images slightly differently; softmax scores of ten similar labels are compared
 SCORES = {"float32": ("near", 2e-3), "bfloat16": ("near", 5e-2)}
 CLIP = "ViT-B-32"
 TEXT = {"width": 512, "layers": 12}
@@ -25,7 +26,7 @@ TOKENS = 24  # a window of sound: `growth_sound.TOKENS`
 
 
 def cases(options: Options) -> list[Case]:
-    """`tiny`: in float32, without the series whose candidates other jobs or other series try."""
+    """`tiny`: float32 only, without series whose candidates run elsewhere."""
     series = (pictures, labels, sound, batches, prompts, long_prompts, models, encoders)
     small = (pictures, sound, long_prompts, models)
     return [case for each in (small if options.tiny else series) for case in each(options)]
@@ -50,16 +51,16 @@ def points(options: Options, tiny: Sequence[Any], real: Sequence[Any]) -> Sequen
 
 
 def scored(count: int, names: int, options: Options) -> dict[str, Any]:
-    """Pictures against labels, from files to scores."""
+    """Images against labels, from files to scores."""
     settings = {"name": CLIP, "pictures": count, "labels": names, "tiny": options.tiny}
     return {
         "candidates": (
             *both("ours", OURS + "scores", settings),
-            Candidate("open_clip float32", PEERS + "growth_openclip:scores", settings, "open_clip_torch"),
-            Candidate("transformers float32", PEERS + "growth_transformers:scores", settings, "transformers"),
+            Candidate("open_clip float32", PEERS + "growth.openclip:scores", settings, "open_clip_torch"),
+            Candidate("transformers float32", PEERS + "growth.transformers:scores", settings, "transformers"),
         ),
         "reference": "open_clip float32", "checks": SCORES, "settings": settings,
-        "prepare": PEERS + "growth_random:prepare",
+        "prepare": PEERS + "growth.random_clip:prepare",
     }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def labels(options: Options) -> Iterator[Case]:
     for count in points(options, (10, 20), (10, 100, 1000, 10000)):
         cost = costs.vit(768, 12, 32, 512) + texts(count)
         rounds = 1 if count > 100 else 3
-        yield case("labels", count, f"{count} of one picture", "label", count, cost, options, rounds=rounds,
+        yield case("labels", count, f"{count} of one image", "label", count, cost, options, rounds=rounds,
                    **scored(1, count, options))  # fmt: skip
 
 
@@ -94,11 +95,11 @@ def sound(options: Options) -> Iterator[Case]:
             candidates=(
                 *both("ours", OURS + "sound", settings, kinds=kinds),
                 Candidate("ours asr-conformer-en", OURS + "conformer", settings, kind="shipped"),
-                Candidate("openai-whisper float32", PEERS + "growth_sound:openai_whisper", settings, "openai-whisper"),
-                *both("faster-whisper", PEERS + "growth_sound:faster_whisper", settings, "faster-whisper", kinds),
+                Candidate("openai-whisper float32", PEERS + "growth.audio:openai_whisper", settings, "openai-whisper"),
+                *both("faster-whisper", PEERS + "growth.audio:faster_whisper", settings, "faster-whisper", kinds),
             ),
             reference="openai-whisper float32", checks={"float32": ("differing", 0.05)}, settings=settings,
-            prepare=PEERS + "growth_sound:prepare",
+            prepare=PEERS + "growth.audio:prepare",
         )  # fmt: skip
 
 
@@ -108,11 +109,11 @@ def batches(options: Options) -> Iterator[Case]:
         yield case(
             "batch", batch, f"ViT-B-16, {batch}", "picture", batch, costs.vit(768, 12, 16, 512).times(batch), options,
             candidates=(
-                *both("ours", PEERS + "ours_vision:encoder", settings),
-                *both("timm", PEERS + "timm_vit:encoder", settings, "timm"),
-                *both("OpenVINO", PEERS + "openvino_vit:encoder", settings, "openvino"),
+                *both("ours", PEERS + "vision.ours:encoder", settings),
+                *both("timm", PEERS + "vision.timm_vit:encoder", settings, "timm"),
+                *both("OpenVINO", PEERS + "vision.openvino_vit:encoder", settings, "openvino"),
             ),
-            reference="timm float32", checks=CHECKS, prepare=PEERS + "openclip:prepare", settings=settings,
+            reference="timm float32", checks=CHECKS, prepare=PEERS + "vision.openclip:prepare", settings=settings,
         )  # fmt: skip
 
 
@@ -122,10 +123,10 @@ def prompt(series: str, length: int, cost: costs.Cost, options: Options, setting
     return case(
         series, length, f"{length} tokens", "token", length, cost, options, rounds=1 if length > 2048 else 3,
         candidates=(
-            *both("ours", PEERS + "ours_text:prefill", {}),
-            *both("transformers", PEERS + "text_transformers:prefill", family, "transformers"),
+            *both("ours", PEERS + "text.ours:prefill", {}),
+            *both("transformers", PEERS + "text.transformers:prefill", family, "transformers"),
         ),
-        reference="transformers float32", checks=checks, prepare=PEERS + "text_random:prepare",
+        reference="transformers float32", checks=checks, prepare=PEERS + "text.random_models:prepare",
         settings=settings | {"lengths": [length]},
     )  # fmt: skip
 
@@ -150,12 +151,12 @@ def models(options: Options) -> Iterator[Case]:
         width, layers, millions = VITS[size]
         settings = {"name": f"vit_{size}_patch16_224", "args": {"depth": 2} if options.tiny else {}}
         yield case(
-            "model", millions, f"ViT {size}, 1 picture", "picture", 1, costs.vit(width, layers, 16, 1000), options,
+            "model", millions, f"ViT {size}, 1 image", "picture", 1, costs.vit(width, layers, 16, 1000), options,
             candidates=(
                 *both("ours", OURS + "vit", settings),
-                *both("timm", PEERS + "growth_vit:encoder", settings, "timm"),
+                *both("timm", PEERS + "growth.timm_vit:encoder", settings, "timm"),
             ),
-            reference="timm float32", checks=CHECKS, prepare=PEERS + "growth_vit:prepare", settings=settings,
+            reference="timm float32", checks=CHECKS, prepare=PEERS + "growth.timm_vit:prepare", settings=settings,
         )  # fmt: skip
 
 
@@ -166,11 +167,11 @@ def encoders(options: Options) -> Iterator[Case]:
         yield case(
             "Whisper encoder", millions, f"{size}, 30 s", "window", 1, costs.whisper_encoder(width, layers), options,
             candidates=(
-                *both("ours", PEERS + "ours_whisper:encoder", settings),
-                Candidate("openai-whisper float32", PEERS + "openai_whisper:encoder", settings, "openai-whisper"),
-                Candidate("CTranslate2 float32", PEERS + "ctranslate2_whisper:encoder", settings | {"kind": "float32"},
+                *both("ours", SPEECH + "ours:encoder", settings),
+                Candidate("openai-whisper float32", SPEECH + "openai_whisper:encoder", settings, "openai-whisper"),
+                Candidate("CTranslate2 float32", SPEECH + "ctranslate2_whisper:encoder", settings | {"kind": "float32"},
                           "ctranslate2"),
             ),
             reference="openai-whisper float32", checks={"float32": ("near", 1e-3), "bfloat16": HALF},
-            prepare=PEERS + "whisper_random:prepare", settings=settings,
+            prepare=SPEECH + "whisper_random:prepare", settings=settings,
         )  # fmt: skip

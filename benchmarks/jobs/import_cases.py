@@ -1,4 +1,4 @@
-"""From a cold start, whole processes: imports, the first classification, the first transcription."""
+"""Whole processes from a cold start: imports, the first classification, the first transcription."""
 
 from benchmarks.suite.cases import OURS, Candidate, Case, Options
 from benchmarks.suite.process import ROOT
@@ -35,7 +35,7 @@ def imports() -> Case:
 
 
 def shipped() -> Case:
-    """What a newcomer waits for, beside `import torch`, which both need."""
+    """First results of shipped models, beside `import torch`."""
     picture = "{folder}/picture.png"
     heard = ("transcribe", SPEECH, "-o", "{folder}", "-f", "txt")
     found = [
@@ -48,7 +48,7 @@ def shipped() -> Case:
 
 
 def first_classification(tiny: bool) -> Case:
-    """open_clip's folder of ViT-B/32, random weights, one picture and three labels."""
+    """open_clip's folder of ViT-B/32, random weights, one image and three labels."""
     given = ("{folder}/clip", "{folder}/picture.png", *LABELS)
     ours = (*CLI, "classify", given[1], "--model", given[0], "--templates", "none", "--labels", *LABELS)
     found = [process("ours", ours, prints="goldfish"),
@@ -57,7 +57,7 @@ def first_classification(tiny: bool) -> Case:
 
 
 def first_transcription(tiny: bool) -> Case:
-    """Whisper tiny's sizes, random weights, one window, `TOKENS` tokens of it."""
+    """Whisper tiny's sizes, random weights, `TOKENS` tokens of one window."""
     options = ("--language", "en", "--beam_size", "1", "--temperature_increment_on_fallback", "None",
                "--sample_len", str(TOKENS), "-o", "{folder}", "-f", "txt")  # fmt: skip
     found = [process("ours", (*CLI, "transcribe", SPEECH, "--model", "{folder}/ours", *options), prints="-->")]
@@ -65,5 +65,5 @@ def first_transcription(tiny: bool) -> Case:
         command = (*COLD, name, "{folder}", SPEECH, str(TOKENS))
         found.append(process(library, command, library, prints="tokens"))
     settings = {"size": "tiny", "tiny": tiny, "ctranslate2": True}
-    prepare = "benchmarks.peers.whisper_random:prepare"
+    prepare = "benchmarks.peers.speech.whisper_random:prepare"
     return case("first transcription, Whisper tiny", found, prepare=prepare, settings=settings)

@@ -1,19 +1,19 @@
-"""Models of text: writing greedily and by beam search, reading a prompt, states of sentences, and tokenizing.
+"""Text models: greedy and beam generation, prefill, sentence states and tokenization.
 
-Random weights give logits that lie close together, so with other rounding another text comes soon: of bfloat16 and
-int8 the logits of the prompt are held against float32's, and of what GPT-2 writes a twentieth of the tokens."""
+Random weights give close logits, so other rounding soon changes the text: bfloat16 and int8 must match float32 in the
+prompt's logits, and in a twentieth of GPT-2's tokens."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.text_random import sentence_lengths
+from benchmarks.peers.text.random_models import sentence_lengths
 from benchmarks.suite.cases import Candidate, Case, Options
 
-PREPARE = "benchmarks.peers.text_random:prepare"
-PARAMETERS = {"gpt2": 124.4e6 - 1024 * 768, "blocks": 85.1e6}  # of products; those of BERT base are GPT-2's
+PREPARE = "benchmarks.peers.text.random_models:prepare"
+PARAMETERS = {"gpt2": 124.4e6 - 1024 * 768, "blocks": 85.1e6}  # in products; BERT base's blocks equal GPT-2's
 TOKENS, FEWER, PROMPT, LONG, SENTENCES = 64, 32, 16, 512, 64
 ROUNDS = 5
-SAME = {"float32": ("differing", 0.0)}  # of T5's tokens other kinds share next to none, in any library
+SAME = {"float32": ("differing", 0.0)}  # other kinds share next to no T5 tokens, in any library
 NEARLY = SAME | {"bfloat16": ("differing", 0.95), "int8": ("differing", 0.95)}
 KINDS = ("float32", "bfloat16", "int8")
 VOCABULARIES = {
@@ -31,20 +31,20 @@ def cases(options: Options) -> list[Case]:
 
 
 def ours(name: str, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[Candidate, ...]:
-    load = f"benchmarks.peers.ours_text:{name}"
+    load = f"benchmarks.peers.text.ours:{name}"
     return tuple(Candidate(f"ours {kind}", load, {**settings, "kind": kind}, kind=kind) for kind in kinds)
 
 
 def theirs(
     name: str, settings: Mapping[str, Any], kinds: tuple[str, ...] = KINDS[:2], how: str = ""
 ) -> tuple[Candidate, ...]:
-    load = f"benchmarks.peers.text_transformers:{name}"
+    load = f"benchmarks.peers.text.transformers:{name}"
     return tuple(Candidate(f"transformers {kind}{how}", load, {**settings, "kind": kind}, "transformers", kind)
                  for kind in kinds)  # fmt: skip
 
 
 def ctranslate2(name: str, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[Candidate, ...]:
-    load = f"benchmarks.peers.text_ctranslate2:{name}"
+    load = f"benchmarks.peers.text.ctranslate2:{name}"
     return tuple(Candidate(f"CTranslate2 {kind}", load, {**settings, "kind": kind}, "ctranslate2", kind)
                  for kind in kinds)  # fmt: skip
 
@@ -77,7 +77,7 @@ def prefill(options: Options) -> Case:
 
 
 def translating(options: Options, beams: int, tokens: int) -> Case:
-    """Of a source of as many ids as tokens are written."""
+    """The source has as many ids as tokens are generated."""
     tokens = 4 if options.tiny else tokens
     settings = {"tokens": tokens, "beams": beams}
     greedy = beams == 1
@@ -106,19 +106,19 @@ def sentences(options: Options) -> Case:
 
 
 def tokenizing(name: str, options: Options) -> Case:
-    """As one text that a tokenizer has not seen before; ours keeps ids of chunks, so that a second text is quicker."""
+    """One text that is new to the tokenizer; ours caches chunks, so that a second time is faster."""
     length = 20_000 if options.tiny else 1_000_000
     title, libraries = VOCABULARIES[name]
     loads = {"tiktoken": "tiktoken", "tokenizers": "encode", "tokenizers in batches": "encode_batch"}
     peers = tuple(
-        Candidate(library, f"benchmarks.peers.text_tokenizers:{loads[library]}", {"name": name}, library.split()[0])
+        Candidate(library, f"benchmarks.peers.text.tokenizers:{loads[library]}", {"name": name}, library.split()[0])
         for library in libraries
     )
-    own = "benchmarks.peers.ours_tokenizers:tokenizer"
+    own = "benchmarks.peers.text.ours_tokenizers:tokenizer"
     again = (Candidate("ours, its words seen before", own, {"name": name, "seen": True}),)
     return Case(
         "text", f"{title}, {length:,} characters", "character", length,
         (Candidate("ours", own, {"name": name}), *(again if name != "gpt2" else ()), *peers),
         reference=libraries[0], checks={"float32": ("differing", 0.0)},
-        prepare="benchmarks.peers.text_tokenizers:prepare", settings={"length": length},
+        prepare="benchmarks.peers.text.tokenizers:prepare", settings={"length": length},
     )  # fmt: skip

@@ -4,9 +4,9 @@ from typing import Any
 
 from benchmarks.suite.cases import Candidate, Case, Options
 
-PRECISIONS = {"float32": "float32", "autocast": "bfloat16"}  # ours, and the kind of arithmetic it is
+PRECISIONS = {"float32": "float32", "autocast": "bfloat16"}  # our precision → kind of arithmetic
 CHECKS = {"float32": ("near", 1e-4), "bfloat16": ("near", 2e-2)}  # losses of the first and the third step
-OURS, PEERS = "benchmarks.peers.train_ours:", "benchmarks.peers.train_"
+OURS, PEERS = "benchmarks.peers.train.ours:", "benchmarks.peers.train."
 
 
 def cases(options: Options) -> list[Case]:
@@ -22,7 +22,7 @@ def cases(options: Options) -> list[Case]:
 
 
 def checks(tiny: bool) -> dict[str, tuple[str, float]]:
-    """Of two pairs the loss is so small that bfloat16 is further away."""
+    """The small loss of two pairs is less exact in bfloat16."""
     return CHECKS | ({"bfloat16": ("near", 0.1)} if tiny else {})
 
 
@@ -47,14 +47,14 @@ def clip(name: str, batch: int, image: int, tiny: bool = False) -> Case:
 def vit(name: str, batch: int, image: int, tiny: bool = False) -> Case:
     settings = {"name": name, "batch": batch, "image": image, "tiny": tiny}
     return Case(
-        "train", f"{name} supervised, {batch} pictures a step", "picture", batch,
+        "train", f"{name} supervised, {batch} images a step", "picture", batch,
         (*both("ours", OURS + "vit", settings), *both("timm", PEERS + "timm:step", settings, "timm")),
         reference="timm float32", checks=checks(tiny), prepare=PEERS + "timm:prepare", settings=settings,
     )  # fmt: skip
 
 
 def gpt(name: str, batch: int, vocabulary: int, options: Options) -> Case:
-    """nanoGPT is there where --nanogpt says so."""
+    """With nanoGPT if --nanogpt is given."""
     tiny = options.tiny
     settings = {"name": name, "batch": batch, "vocabulary": vocabulary, "tiny": tiny}
     checkout = settings | {"checkout": str(options.nanogpt)}

@@ -1,4 +1,4 @@
-"""Speech to text with Whisper: log-mel, encoder, decoding, files from end to end, one window and many."""
+"""Whisper: log-mel, encoder, decoding, and whole files of one and many windows."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from benchmarks.suite.cases import Candidate, Case, Options
 
 SIZE, WIDTH, LAYERS, FRAMES, VOCABULARY = "tiny", 384, 4, 1500, 51865
 MINUTES, WINDOWS, BATCH = 10, 10, 8
-TOKENS, ANSWER = 64, 96  # of a decoding; of 30 s of quick speech
+TOKENS, ANSWER = 64, 96  # tokens of a decoding; of 30 s of fast speech
 LIBRARIES = {"openai_whisper": "openai-whisper", "transformers_whisper": "transformers",
-             "ctranslate2_whisper": "ctranslate2", "faster_whisper_runs": "faster-whisper",
-             "torchaudio_mel": "torchaudio", "ours_whisper": "multimodal"}  # fmt: skip
+             "ctranslate2_whisper": "ctranslate2", "faster_whisper": "faster-whisper",
+             "torchaudio_mel": "torchaudio", "ours": "multimodal"}  # fmt: skip
 NAMES = {"ctranslate2": "CTranslate2", "multimodal": "ours"}
 WRITTEN = {"openai": "openai_whisper", "transformers": "transformers_whisper", "ctranslate2": "ctranslate2_whisper"}
 SAME = ("differing", 0.0)  # tokens
@@ -24,7 +24,7 @@ def cases(options: Options) -> list[Case]:
 
 def candidate(file: str, function: str, kind: str, settings: dict[str, Any]) -> Candidate:
     library = LIBRARIES[file]
-    return Candidate(f"{NAMES.get(library, library)} {kind}", f"benchmarks.peers.{file}:{function}",
+    return Candidate(f"{NAMES.get(library, library)} {kind}", f"benchmarks.peers.speech.{file}:{function}",
                      settings | {"kind": kind}, library, kind)  # fmt: skip
 
 
@@ -32,22 +32,22 @@ def case(
     name: str, unit: str, units: float, function: str, peers: dict[str, tuple[str, ...]], settings: dict[str, Any],
     written: tuple[str, ...], **more: Any,
 ) -> Case:  # fmt: skip
-    """`peers`: the kinds of arithmetic of each peer's file."""
+    """`peers`: module of each peer → kinds of arithmetic."""
     found = [candidate(file, function, kind, settings) for file, kinds in peers.items() for kind in kinds]
-    return Case("transcribe", name, unit, units, tuple(found), prepare="benchmarks.peers.whisper_random:prepare",
+    return Case("transcribe", name, unit, units, tuple(found), prepare="benchmarks.peers.speech.whisper_random:prepare",
                 settings={"tokenizer": False} | settings | {"libraries": written}, **more)  # fmt: skip
 
 
 def mel(minutes: int) -> Case:
     files, settings = (
-        ("ours_whisper", "openai_whisper", "torchaudio_mel", "faster_whisper_runs"),
+        ("ours", "openai_whisper", "torchaudio_mel", "faster_whisper"),
         {"seconds": 60 * minutes},
     )
     return Case(
         "transcribe", f"log-mel of {minutes} minutes", "second of sound", 60 * minutes,
         tuple(candidate(file, "log_mel", "float32", settings) for file in files),
         reference="openai-whisper float32", checks={"float32": ("near", 1e-4)},
-        prepare="benchmarks.peers.whisper_files:noise", settings=settings,
+        prepare="benchmarks.peers.speech.whisper_files:noise", settings=settings,
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def encoder(tiny: dict[str, Any]) -> Case:
     stem = 2 * (2 * FRAMES * 3 * 80 * WIDTH + FRAMES * 3 * WIDTH**2)
     return case(
         "Whisper tiny, encoder", "window of 30 s", 1, "encoder",
-        {"ours_whisper": ("float32", "bfloat16"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
+        {"ours": ("float32", "bfloat16"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
          "ctranslate2_whisper": ("float32", "int8")},
         tiny, ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32",
         checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 1e-2)},
@@ -65,14 +65,14 @@ def encoder(tiny: dict[str, Any]) -> Case:
 
 
 def token_bytes() -> int:
-    """What a token reads in float32: the decoder's maps, the logits', and the keys and values of the sound."""
+    """Bytes that a token reads in float32: the decoder's and the logits' maps, and the audio's keys and values."""
     return 4 * (LAYERS * (14 * WIDTH**2 + 2 * FRAMES * WIDTH) + VOCABULARY * WIDTH)
 
 
 def greedy(tiny: dict[str, Any], tokens: int) -> Case:
     return case(
         f"Whisper tiny, greedy decoding of {tokens} tokens", "token", tokens, "decoder",
-        {"ours_whisper": ("float32", "int8"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
+        {"ours": ("float32", "int8"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
          "ctranslate2_whisper": ("float32", "int8")},
         tiny | {"tokens": tokens}, ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32",
         checks={"float32": SAME}, bytes=tokens * token_bytes(),
@@ -82,7 +82,7 @@ def greedy(tiny: dict[str, Any], tokens: int) -> Case:
 def beams(tiny: dict[str, Any], tokens: int) -> Case:
     return case(
         f"Whisper tiny, beams of 5, {tokens} tokens", "token", tokens, "decoder",
-        {"ours_whisper": ("float32", "int8"), "openai_whisper": ("float32",),
+        {"ours": ("float32", "int8"), "openai_whisper": ("float32",),
          "ctranslate2_whisper": ("float32", "int8")},
         tiny | {"tokens": tokens, "beams": 5}, ("openai", "ctranslate2"), reference="openai-whisper float32",
         checks={"float32": SAME}, bytes=tokens * token_bytes(),
@@ -92,8 +92,8 @@ def beams(tiny: dict[str, Any], tokens: int) -> Case:
 def whole(tiny: dict[str, Any], tokens: int) -> Case:
     return case(
         f"Whisper tiny, a file of 30 s, {tokens} tokens", "second of sound", 30, "end_to_end",
-        {"ours_whisper": ("float32", "bfloat16", "int8"), "openai_whisper": ("float32",),
-         "transformers_whisper": ("float32",), "faster_whisper_runs": ("float32", "int8")},
+        {"ours": ("float32", "bfloat16", "int8"), "openai_whisper": ("float32",),
+         "transformers_whisper": ("float32",), "faster_whisper": ("float32", "int8")},
         tiny | {"tokens": tokens, "seconds": 30.0, "tokenizer": True}, ("openai", "transformers", "ctranslate2"),
         reference="openai-whisper float32", checks={"float32": SAME},
     )  # fmt: skip
@@ -104,6 +104,6 @@ def many(tiny: dict[str, Any], tokens: int, windows: int) -> Case:
                        "tokenizer": True}  # fmt: skip
     return case(
         f"Whisper tiny, a file of {windows} windows, {BATCH} side by side", "second of sound", 30 * windows, "batched",
-        {"ours_whisper": ("float32", "bfloat16", "int8"), "faster_whisper_runs": ("float32", "int8")},
+        {"ours": ("float32", "bfloat16", "int8"), "faster_whisper": ("float32", "int8")},
         settings, ("ctranslate2",),
     )  # fmt: skip

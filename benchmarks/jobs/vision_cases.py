@@ -1,5 +1,5 @@
-"""Pictures and texts to vectors and to accuracies, and what goes before: CLIP beside open_clip, timm, OpenVINO, ONNX
-Runtime, tokenizers and CLIP_benchmark."""
+"""CLIP: encoding, preprocessing, tokenization and zero-shot evaluation, beside open_clip, timm, OpenVINO, ONNX Runtime,
+tokenizers and CLIP_benchmark."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from benchmarks.suite.cases import Candidate, Case, Options
 
 PEERS, KINDS = "benchmarks.peers", ("float32", "bfloat16")
 CHECKS = {"float32": ("unit", 1e-5), "bfloat16": ("cosine", 1e-2)}
-OPERATIONS = {"ViT-B-16": 35.1e9}  # multiply-adds × 2 a picture
-PROMPTS = 128  # as many as open_clip encodes in 10 s on one core
+OPERATIONS = {"ViT-B-16": 35.1e9}  # multiply-adds × 2 an image
+PROMPTS = 128  # open_clip encodes them in 10 s on one core
 SIZES = {"long side 400": (400, 300), "short side 400": (533, 400)}
 
 
@@ -32,15 +32,15 @@ def both(load: str, name: str, settings: dict[str, Any], library: str = "multimo
 def pictures(name: str, batch: int, options: Options) -> Case:
     settings = {"name": name, "batch": batch, "tiny": options.tiny}
     return Case(
-        "vision", f"{name}, {batch} picture{'s' * (batch > 1)}", "picture", batch,
+        "vision", f"{name}, {batch} image{'s' * (batch > 1)}", "picture", batch,
         (
-            *both("ours_vision:encoder", "ours", settings),
-            Candidate("open_clip float32", f"{PEERS}.openclip:encoder", settings, "open_clip_torch"),
-            *both("timm_vit:encoder", "timm", settings, "timm"),
-            *both("openvino_vit:encoder", "OpenVINO", settings, "openvino"),
-            Candidate("ONNX Runtime float32", f"{PEERS}.onnx_vit:encoder", settings, "onnxruntime"),
+            *both("vision.ours:encoder", "ours", settings),
+            Candidate("open_clip float32", f"{PEERS}.vision.openclip:encoder", settings, "open_clip_torch"),
+            *both("vision.timm_vit:encoder", "timm", settings, "timm"),
+            *both("vision.openvino_vit:encoder", "OpenVINO", settings, "openvino"),
+            Candidate("ONNX Runtime float32", f"{PEERS}.vision.onnx_vit:encoder", settings, "onnxruntime"),
         ),
-        reference="open_clip float32", checks=CHECKS, prepare=f"{PEERS}.openclip:prepare", settings=settings,
+        reference="open_clip float32", checks=CHECKS, prepare=f"{PEERS}.vision.openclip:prepare", settings=settings,
         operations=OPERATIONS[name] * batch,
     )  # fmt: skip
 
@@ -51,10 +51,11 @@ def texts(name: str, options: Options) -> Case:
     return Case(
         "vision", f"{name}, {count} prompts, strings to vectors", "prompt", count,
         (
-            *both("ours_vision:texts", "ours", settings),
-            Candidate("open_clip float32", f"{PEERS}.openclip:texts", settings, "open_clip_torch"),
+            *both("vision.ours:texts", "ours", settings),
+            Candidate("open_clip float32", f"{PEERS}.vision.openclip:texts", settings, "open_clip_torch"),
         ),
-        reference="open_clip float32", checks=CHECKS, prepare=f"{PEERS}.openclip:prepare_prompts", settings=settings,
+        reference="open_clip float32", checks=CHECKS, prepare=f"{PEERS}.vision.openclip:prepare_prompts",
+        settings=settings,
         rounds=2,
     )  # fmt: skip
 
@@ -64,12 +65,12 @@ def tokenizing(options: Options) -> Case:
     return Case(
         "vision", f"CLIP's tokens of {count:,} captions", "caption", count,
         (
-            Candidate("ours", f"{PEERS}.ours_vision:tokenizing", kind="ids"),
-            Candidate("tokenizers encode_batch_fast", f"{PEERS}.clip_captions:tokenizers", library="tokenizers",
+            Candidate("ours", f"{PEERS}.vision.ours:tokenizing", kind="ids"),
+            Candidate("tokenizers encode_batch_fast", f"{PEERS}.vision.clip_captions:tokenizers", library="tokenizers",
                       kind="ids"),
-            Candidate("open_clip", f"{PEERS}.clip_captions:open_clip", library="open_clip_torch", kind="ids"),
+            Candidate("open_clip", f"{PEERS}.vision.clip_captions:open_clip", library="open_clip_torch", kind="ids"),
         ),
-        reference="open_clip", checks={"ids": ("differing", 0.0)}, prepare=f"{PEERS}.clip_captions:prepare",
+        reference="open_clip", checks={"ids": ("differing", 0.0)}, prepare=f"{PEERS}.vision.clip_captions:prepare",
         settings={"count": count} | _data(options),
     )  # fmt: skip
 
@@ -79,25 +80,25 @@ def reading(name: str, options: Options) -> Case:
     return Case(
         "vision", f"{count} JPEGs, {name}, to pixels", "picture", count,
         (
-            Candidate("ours", f"{PEERS}.ours_vision:reading", kind="pixels"),
-            Candidate("open_clip", f"{PEERS}.clip_jpegs:open_clip", library="open_clip_torch", kind="pixels"),
-            Candidate("Pillow's decoder alone", f"{PEERS}.clip_jpegs:decoder", library="pillow", kind="decoder",
+            Candidate("ours", f"{PEERS}.vision.ours:reading", kind="pixels"),
+            Candidate("open_clip", f"{PEERS}.vision.clip_jpegs:open_clip", library="open_clip_torch", kind="pixels"),
+            Candidate("Pillow's decoder alone", f"{PEERS}.vision.clip_jpegs:decoder", library="pillow", kind="decoder",
                       floor=True),
         ),
-        reference="open_clip", checks={"pixels": ("near", 0.0)}, prepare=f"{PEERS}.clip_jpegs:prepare",
+        reference="open_clip", checks={"pixels": ("near", 0.0)}, prepare=f"{PEERS}.vision.clip_jpegs:prepare",
         settings={"count": count, "size": SIZES[name]} | _data(options), threads=(1,),
     )  # fmt: skip
 
 
 def zeroshot(name: str, options: Options) -> Case:
-    """CLIP_benchmark in float32: its own default, autocast to bfloat16, takes more than twice as long on a CPU.
-    Roundings of ours in bfloat16 may change some answers of a random model."""
+    """CLIP_benchmark in float32: its default, autocast to bfloat16, takes more than twice as long on a CPU. Our
+    bfloat16 may change some predictions of a random model."""
     settings = {"name": name, "each": 1 if options.tiny else 2, "tiny": options.tiny}
-    count, load = 20 * settings["each"], f"{PEERS}.clip_benchmark_zeroshot"
+    count, load = 20 * settings["each"], f"{PEERS}.vision.clip_benchmark"
     return Case(
-        "vision", f"{name}, zero-shot evaluation of {count} pictures", "picture", count,
+        "vision", f"{name}, zero-shot evaluation of {count} images", "picture", count,
         (
-            *both("ours_vision:zeroshot", "ours", settings),
+            *both("vision.ours:zeroshot", "ours", settings),
             Candidate("CLIP_benchmark float32", f"{load}:evaluate", settings, "clip-benchmark"),
         ),
         reference="CLIP_benchmark float32", checks={"float32": ("near", 1e-6), "bfloat16": ("near", 0.5)},

@@ -1,6 +1,6 @@
-"""What peers' documentation does for one picture or one recording, as whole processes:
+"""One image or one recording as in the peers' documentation, as whole processes:
 
-python -m benchmarks.peers.cold open_clip FOLDER PICTURE LABEL …
+python -m benchmarks.peers.cold open_clip FOLDER IMAGE LABEL …
 python -m benchmarks.peers.cold openai_whisper|faster_whisper FOLDER RECORDING TOKENS
 """
 
@@ -16,7 +16,7 @@ def picture(folder: Path, device: str) -> None:
 
 
 def clip(folder: Path, device: str, tiny: bool) -> None:
-    """open_clip's layout of a folder, with random weights, and a picture."""
+    """A folder in open_clip's layout with random weights, and an image."""
     import json
 
     import open_clip

@@ -1,4 +1,4 @@
-"""What preparations wrote, read without torch: a peer that needs none holds none then, as its users' processes."""
+"""Readers of prepared files without torch, for peers that do not need it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ def array(folder: Path, file: str, name: str) -> "np.ndarray":
 
 
 def rows(folder: Path) -> list[list[int]]:
-    """Those of `text_random`."""
+    """The rows of `random_models`."""
     from safetensors.numpy import load_file
 
     found = load_file(folder / "ids.safetensors")

@@ -1,4 +1,4 @@
-"""What kinds of attention cost as texts grow: cache, decoding, and a whole text at once.
+"""Cost of attention variants as texts grow: cache, decoding, and whole texts.
 
     python benchmarks/studies/attention.py
 
@@ -41,8 +41,8 @@ def model(kv_heads: int) -> TextTransformer:
 
 
 def filled(lm: TextTransformer, length: int) -> Cache:
-    """A cache of random keys and values, as long as after so many tokens."""
-    cache = lm.new_cache(room=length + STEPS)
+    """A cache of random keys and values of this length."""
+    cache = lm.new_cache(capacity=length + STEPS)
     kv_heads, width = lm.config.stack.block.attention.kv_heads, WIDTH // HEADS
     for layer in cache.self_attention:
         layer.append(*torch.randn(2, ROWS, kv_heads, length, width).unbind(0))

@@ -1,5 +1,5 @@
-"""Text that nobody said: the share of 100 generated clips without speech (recipes/noises.py) in which `transcribe`
-writes any.
+"""Hallucination rate: the share of 100 generated clips without speech (`multimodal.data.datasets.noises`) for which
+`transcribe` returns text.
 
     python benchmarks/studies/hallucination.py
     python benchmarks/studies/hallucination.py --speech an4=../shared/data/speech/an4/test.jsonl
@@ -18,21 +18,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import multimodal
+from multimodal.data.datasets.noises import KINDS, Noise, collection
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.weights.folder import Checkpoint
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "recipes"))
-
-import torch  # noqa: E402
-from noises import KINDS, Noise, collection  # noqa: E402
-
-import multimodal  # noqa: E402
-from multimodal.inference.prepare import prepare_for_inference  # noqa: E402
-from multimodal.weights.folder import Checkpoint  # noqa: E402
-
 RUNS = [(name, vad) for name in ("asr-conformer-en", "whisper-mini") for vad in (True, False)]
 
 
 def noisy(clips: list[Noise], model: Checkpoint, vad: bool) -> dict[str, Any]:
-    """Clips of each kind that got text, the texts, and seconds of sound a second."""
+    """Clips of each kind with text, the texts, and speed in seconds of audio per second."""
     began, got, texts = time.perf_counter(), Counter(), {}
     for clip in clips:
         if text := multimodal.transcribe(clip.wave, model, vad_filter=vad)["text"].strip():
@@ -49,7 +47,7 @@ def spoken(path: Path) -> Iterator[Path]:
 
 
 def missed(recordings: list[Path], model: Checkpoint, vad: bool) -> dict[str, int]:
-    """How many recordings with speech got no text."""
+    """Number of recordings with speech but no text."""
     empty = [p for p in recordings if not multimodal.transcribe(p, model, vad_filter=vad)["text"].strip()]
     return {"without_text": len(empty), "recordings": len(recordings)}
 

@@ -1,4 +1,4 @@
-"""Peak resident memory of a long recording beside a short one: the difference is what grows with the length.
+"""Peak resident memory of a long recording compared to a short one.
 
     python benchmarks/studies/memory.py [--data FOLDER] [--stages read asr-conformer-en whisper-mini] [--hours 3]
 
@@ -43,7 +43,7 @@ with av.open(target, "w", format="mp3", options={"write_xing": "0", "id3v2_versi
 """
 READ = """
 import sys, time, json, torch
-from multimodal.tasks.transcribe.recording import MelReader, Recording, survey
+from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, survey
 from multimodal.tasks.transcribe.vad import SpeechDetector
 torch.set_num_threads(1)
 seconds = {}
@@ -52,13 +52,13 @@ def timed(name, work):
     value = work()
     seconds[name] = round(time.perf_counter() - start, 2)
     return value
-recording = Recording(sys.argv[1])
+recording = AudioSource(sys.argv[1])
 def windows(found):
     reader = MelReader(recording, 80, found.mel_peak, found.samples)
     return sum(float(reader.window(at, 3000).sum()) for at in range(0, reader.frames, 3000))
 timed("decoding alone", lambda: sum(len(chunk) for chunk in recording.chunks()))
 found = timed("survey with mel peak", lambda: survey(recording, bands=80, windows=8))
-timed("survey with voice activity", lambda: survey(recording, detector=SpeechDetector()))
+timed("survey with voice activity", lambda: survey(recording, push=SpeechDetector().push))
 timed("all mel windows", lambda: windows(found))
 print(json.dumps({"hours": found.samples / 16000 / 3600, "seconds": seconds}))
 """

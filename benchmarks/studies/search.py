@@ -4,10 +4,10 @@
         [--count 1000000]
 
 Vectors are made up in the manner of CLIP's: 300 topics, 20,000 clusters of them with sizes as of Zipf's law, and a
-spectrum that falls as the square root of the rank; pictures share one mean vector and texts another, so that texts lie
+spectrum that falls as the square root of the rank; images share one mean vector and texts another, so that texts lie
 apart (the modality gap, Liang et al. 2022, arXiv:2203.02053) and their neighbours are harder to find. `--data`: the
-pictures in `vision/` are embedded by clip-vit-16 too; queries are its Flickr8k test captions and Caltech-101 val
-pictures, which are then not in the index.
+images in `vision/` are embedded by clip-vit-16 too; queries are its Flickr8k test captions and Caltech-101 val
+images, which are then not in the index.
 
 Each row is a fresh process. Cold: the index's files are put out of the page cache (posix_fadvise) before the process
 opens the index and searches once, three times each, the median, and what that fetched from the disk. Warm: 200 queries
@@ -33,10 +33,10 @@ import torch
 
 from multimodal.tasks.retrieve.build import build, finish
 from multimodal.tasks.retrieve.index import open_index, query_vectors
-from multimodal.tasks.retrieve.nearest import Sample, recall
-from multimodal.tasks.retrieve.record import Entry, IndexRecord
-from multimodal.tasks.retrieve.store import Store
-from multimodal.tokens.image.preprocessing import find_images
+from multimodal.tasks.retrieve.nearest import QuerySample, recall
+from multimodal.tasks.retrieve.record import IndexEntry, IndexRecord
+from multimodal.tasks.retrieve.store import IndexWriter
+from multimodal.tokens.image.reading import find_images
 from multimodal.weights.load import load
 
 HERE = Path(__file__).resolve().parent
@@ -45,7 +45,7 @@ TOPICS, CLUSTERS, BLOCK = 300, 20_000, 50_000
 
 
 class Space:
-    """Clusters of pictures, and texts beside them."""
+    """Clusters of images, and texts beside them."""
 
     def __init__(self, width: int):
         random = np.random.default_rng(0)
@@ -84,19 +84,19 @@ def made_up(folder: Path, kind: str, count: int, width: int) -> dict:
     keep_queries(folder, asked)
     wanted = IndexRecord("made-up", None, "0" * 64, {}, width, "float16")
     start, notes = time.perf_counter(), []
-    with Store(folder, wanted) as store:
+    with IndexWriter(folder, wanted) as store:
         for at in range(store.rows, count, BLOCK):
             rows = range(at, min(at + BLOCK, count))
-            entries = [Entry(f"/pictures/{row:07}.jpg", 100_000, 1_700_000_000 * 10**9) for row in rows]
+            entries = [IndexEntry(f"/pictures/{row:07}.jpg", 100_000, 1_700_000_000 * 10**9) for row in rows]
             store.append(entries, space.pictures(len(rows), np.random.default_rng([2, at])))
         written = time.perf_counter()
-        samples = {name: Sample(torch.from_numpy(values)) for name, values in tuning.items()}
+        samples = {name: QuerySample(torch.from_numpy(values)) for name, values in tuning.items()}
         finish(store, kind, 0.95, lambda _: samples, notes)
     return {"vectors_s": round(written - start, 1), "index_s": round(time.perf_counter() - written, 1), "notes": notes}
 
 
 def real(folder: Path, kind: str, data: Path, work: Path) -> dict:
-    """The index of all pictures of the data but those that are queries."""
+    """The index of all images of the data but those that are queries."""
     vision, unpacked = data / "vision", work / "tiny-imagenet"
     for tar in sorted((vision / "tiny-imagenet").glob("*.tar")):
         if not (unpacked / tar.stem).exists():
@@ -108,7 +108,7 @@ def real(folder: Path, kind: str, data: Path, work: Path) -> dict:
     lines = (vision / "flickr8k-1000" / "test.jsonl").read_text().splitlines()
     captions = [caption for line in lines for caption in json.loads(line)["captions"]][:QUERIES]
     pictures = find_images([str(vision / "caltech101" / "val")])[::2][:QUERIES]
-    asked = {"picture": query_vectors(checkpoint, pictures=pictures), "text": query_vectors(checkpoint, captions)}
+    asked = {"picture": query_vectors(checkpoint, images=pictures), "text": query_vectors(checkpoint, captions)}
     keep_queries(folder, {name: vectors.numpy() for name, vectors in asked.items()})
     start = time.perf_counter()
     built = build(files, checkpoint, folder, kind=kind, batch_size=64)
@@ -131,7 +131,7 @@ def memory() -> dict[str, int]:
 
 
 def read_bytes() -> int:
-    """What this process has made the kernel fetch from the disk."""
+    """Bytes that the kernel fetched from disk for this process."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
 

@@ -1,4 +1,4 @@
-"""Where words begin: the models' times against the truth, in speech whose word times are known.
+"""Word timing: the models' word starts against known ones.
 
     python benchmarks/studies/words.py --data ../shared/data
 
@@ -35,7 +35,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tasks.transcribe.conformer.words import align_text
 from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tasks.transcribe.whisper.words import alignment_heads, find_alignment
-from multimodal.tasks.transcribe.word_times import mel_level, on_sound
+from multimodal.tasks.transcribe.word_times import mel_level, snap_to_audio
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
 from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint
@@ -47,7 +47,7 @@ VOICES = {"en": ["gmw/en-US", "gmw/en"], "de": ["gmw/de"], "fr": ["roa/fr"], "cs
 LONGEST = 5.9  # seconds: the window of whisper-mini
 
 
-class Spoken(NamedTuple):
+class SpokenWords(NamedTuple):
     wave: Tensor
     words: list[tuple[str, float | None]]  # and where each begins, in seconds, if known
 
@@ -58,7 +58,7 @@ def onset(wave: Tensor) -> float:
     return int((loud.unfold(0, 5, 1).sum(-1) >= 4).nonzero()[0, 0]) * HOP / RATE
 
 
-def joined(folder: Path, size: int, count: int) -> Iterator[Spoken]:
+def joined(folder: Path, size: int, count: int) -> Iterator[SpokenWords]:
     """`count` recordings, each of `size` others with pauses before them."""
     rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
     chooser = random.Random(0)
@@ -71,10 +71,10 @@ def joined(folder: Path, size: int, count: int) -> Iterator[Spoken]:
             words += [(start, seconds + pause / RATE + onset(wave)), *((word, None) for word in rest)]
             parts += [torch.zeros(pause), wave]
             seconds += (pause + len(wave)) / RATE
-        yield Spoken(torch.cat(parts), words)
+        yield SpokenWords(torch.cat(parts), words)
 
 
-def noisy(spoken: Spoken) -> Spoken:
+def noisy(spoken: SpokenWords) -> SpokenWords:
     """In white noise of -50 dB of full scale."""
     noise = torch.randn(len(spoken.wave), generator=torch.Generator().manual_seed(0))
     return spoken._replace(wave=spoken.wave + 10 ** (-50 / 20) * noise)
@@ -89,13 +89,13 @@ class _Event(ctypes.Structure):
 
 
 class Espeak:
-    """espeak-ng as a library. Raises OSError where it is not installed."""
+    """espeak-ng as a library. Raises OSError if it is not installed."""
 
     def __init__(self):
         self.library, self.sound, self.starts = ctypes.CDLL("libespeak-ng.so.1"), [], {}
         self.rate = self.library.espeak_Initialize(2, 0, None, 0)  # 2: the sound is given to the callback, at once
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
-        self.callback = kind(self._heard)  # kept: the library only has its address
+        self.callback = kind(self._heard)  # kept alive: the library has its address only
         self.library.espeak_SetSynthCallback(self.callback)
 
     def _heard(self, samples, count: int, events) -> int:
@@ -105,7 +105,7 @@ class Espeak:
             self.starts[event.text_position - 1] = event.sample / self.rate
         return 0
 
-    def say(self, text: str, voice: str, pace: int, pitch: int) -> Spoken:
+    def say(self, text: str, voice: str, pace: int, pitch: int) -> SpokenWords:
         from torchaudio.functional import resample
 
         self.sound.clear()
@@ -118,11 +118,11 @@ class Espeak:
         self.library.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1, None, None)
         wave = torch.from_numpy(np.concatenate(self.sound).astype(np.float32) / 32768)
         words = [(match.group(), self.starts.get(match.start())) for match in re.finditer(r"\S+", text)]
-        return Spoken(resample(wave, self.rate, RATE), words)
+        return SpokenWords(resample(wave, self.rate, RATE), words)
 
 
 def iter_events(events) -> Iterator[_Event]:
-    """Those of words (type 1), up to the end of the list (0)."""
+    """Spans of words (type 1), up to the end of the list (0)."""
     number = 0
     while events[number].type:
         if events[number].type == 1:
@@ -130,7 +130,7 @@ def iter_events(events) -> Iterator[_Event]:
         number += 1
 
 
-def sentences(espeak: Espeak, folder: Path, language: str, count: int, plain: bool) -> Iterator[Spoken]:
+def sentences(espeak: Espeak, folder: Path, language: str, count: int, plain: bool) -> Iterator[SpokenWords]:
     """Sentences of at most 11 words after up to 0.6 s of silence; `plain`: lower case without punctuation."""
     text = gzip.decompress((folder / f"test_2016_flickr.{language}.gz").read_bytes()).decode()
     lines = [" ".join(line.replace("’", "'").split()) for line in text.splitlines()]
@@ -146,13 +146,13 @@ def sentences(espeak: Espeak, folder: Path, language: str, count: int, plain: bo
             continue
         count -= 1
         words = [(word, None if start is None else start + lead / RATE) for word, start in spoken.words]
-        yield Spoken(torch.cat([torch.zeros(lead), spoken.wave]), words)
+        yield SpokenWords(torch.cat([torch.zeros(lead), spoken.wave]), words)
 
 
 Found = list[tuple[str, float]]
 
 
-def given(checkpoint: Checkpoint, language: str, spoken: Spoken, sound: bool = True) -> Found:
+def given(checkpoint: Checkpoint, language: str, spoken: SpokenWords, sound: bool = True) -> Found:
     """The words of the known text, by forced alignment or by attention; `sound`: held against the sound."""
     text = " ".join(word for word, _ in spoken.words)
     if checkpoint.kind == "joint_conformer":
@@ -165,11 +165,11 @@ def given(checkpoint: Checkpoint, language: str, spoken: Spoken, sound: bool = T
         features = model.encoder(pad_or_trim(mel, size)[None])[0]
     ids, heads = tokenizer.encode(" " + text), alignment_heads(checkpoint)
     timings = find_alignment(model, tokenizer, features, ids, mel.shape[1], language, heads=heads)
-    timings = on_sound(timings, mel_level(mel)) if sound else timings
+    timings = snap_to_audio(timings, mel_level(mel)) if sound else timings
     return [(timing.word, timing.start) for timing in timings]
 
 
-def recognised(checkpoint: Checkpoint, language: str, spoken: Spoken) -> Found:
+def recognised(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Found:
     result = transcribe(spoken.wave, checkpoint, language=language, word_timestamps=True)
     return [(word["word"], word["start"]) for segment in result["segments"] for word in segment["words"]]
 
@@ -179,7 +179,7 @@ def plain_word(word: str) -> str:
 
 
 def errors(found: Found, truth: list[tuple[str, float | None]]) -> list[float]:
-    """Of the words that are in both texts, and whose begin is known. What does not begin with a space is of the word
+    """Errors of words that are in both texts and have a known start. What does not begin with a space is of the word
     before it (Whisper's "l", "'objectif")."""
     begins = [i for i, (word, _) in enumerate(found) if word.startswith(" ")] + [len(found)]
     found = [("".join(word for word, _ in found[a:b]), found[a][1]) for a, b in pairwise(begins)]
@@ -189,7 +189,7 @@ def errors(found: Found, truth: list[tuple[str, float | None]]) -> list[float]:
     return [start - right for start, right in pairs if right is not None]
 
 
-def measure(name: str, sound: list[Spoken], find) -> dict:
+def measure(name: str, sound: list[SpokenWords], find) -> dict:
     found = [error for spoken in sound for error in errors(find(spoken), spoken.words)]
     known = sum(right is not None for spoken in sound for _, right in spoken.words)
     off = np.array(found) if found else np.array([np.nan])

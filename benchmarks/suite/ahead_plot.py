@@ -1,4 +1,4 @@
-"""One figure: how many times as fast as each peer, for every piece of work."""
+"""Plot of speed relative to each peer, for every case."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ COLOURS = (
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> bool:
-    """A line a case at the most threads it was measured with, a dot a peer of the same kind of arithmetic. Returns
-    whether there is any."""
+    """One line per case at its most threads, one dot per peer of the same arithmetic. Returns False without any."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What is measured: a case is one piece of work, done by several candidates on the same input."""
+"""Cases and candidates: a case is one piece of work, done by several candidates on the same input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ OURS = "multimodal"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command asks of every job. `tiny`: the smallest sizes, to see that it runs."""
+    """Options of every job. `tiny`: the smallest sizes, as a smoke test."""
 
     device: str = "cpu"
     data: Path | None = None
@@ -20,18 +20,16 @@ class Options:
 
 @dataclass(frozen=True, eq=False)  # each is a key of its own
 class Candidate:
-    """One library's way to do a case's work.
+    """One library's implementation of a case.
 
-    `load` is "module:function"; in a process of its own it is called with (folder, device, **settings), `folder`
-    holding what `Case.prepare` wrote, and returns what does the work once and answers its output: an array, a tensor,
-    or lists of numbers. It need not wait for the device: the worker does. Nothing but `benchmarks` and what the
-    library itself needs may be imported there, so that a peer can live in an environment of its own.
+    `load` is "module:function", called in a process of its own with (folder, device, **settings), where `folder` has
+    the files of `Case.prepare`. It returns a function that does the work once and returns its output: an array, a
+    tensor or lists of numbers. The worker waits for the device. The module may import only `benchmarks` and what the
+    library needs, so that a peer can have an environment of its own.
 
-    `kind` is the arithmetic ("float32", "bfloat16", "int8"): like is compared with like. `floor`: no peer, but what a
-    part that all share takes alone.
-    `command`, instead of `load`, is a process from its cold start; {python} and {folder} are filled in. `prints` is
-    what its output must hold.
-    """
+    `kind` is the arithmetic ("float32", "bfloat16", "int8"); equal kinds are compared. `floor`: not a peer, but the
+    time of a shared part alone. `command`, instead of `load`, is a process measured from its cold start; {python} and
+    {folder} are filled in, and its output must contain `prints`."""
 
     name: str
     load: str = ""
@@ -49,12 +47,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """`name` says what and how large. One run does `units` of `unit`.
+    """One run does `units` of `unit`.
 
-    `prepare` ("module:function") is called with (folder, device, **settings) in a process of its own, and writes
-    weights and inputs. `checks`: for each kind the check of `suite.check` and its limit, against the output of the
-    candidate `reference`; a kind without one is not compared. `operations` (multiply-adds × 2) and `bytes` (read and
-    written at least) of a run, where known, give the roofline. `series` and `at` place it on a curve of growing work.
+    `prepare` ("module:function") is called with (folder, device, **settings) in a process of its own and writes weights
+    and inputs. `checks`: for each kind a check of `suite.check` and its limit, against the output of the candidate
+    `reference`; other kinds are not compared. `operations` (multiply-adds × 2) and minimal `bytes` of a run give the
+    roofline. `series` and `at`: a point on a growth curve.
     """
 
     job: str

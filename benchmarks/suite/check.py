@@ -1,4 +1,4 @@
-"""Are two outputs the same? Each check gives a distance, which is 0 for equal ones, and is held against a limit."""
+"""Comparison of outputs. Each check returns a distance, 0 for equal outputs, which must not exceed a limit."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def save(output: Any, path: Path) -> None:
-    """An array or tensor as `.npy`, anything else as JSON. A function is called first: what it does was not timed."""
+    """Write an array or tensor as `.npy`, anything else as JSON. Calls a function first; that is not timed."""
     output = output() if callable(output) else output
     if hasattr(output, "detach"):
         output = output.detach().float().cpu().numpy() if output.is_floating_point() else output.detach().cpu().numpy()
@@ -25,13 +25,13 @@ def read(path: Path) -> Any:
 
 
 def near(own: Any, right: Any) -> float:
-    """Largest absolute difference, over the largest absolute number of the reference."""
+    """Largest absolute difference relative to the largest absolute value of the reference."""
     own, right = np.asarray(own, np.float64), np.asarray(right, np.float64)
     return float(np.abs(own - right).max() / np.abs(right).max())
 
 
 def unit(own: Any, right: Any) -> float:
-    """Largest absolute difference of the rows at length 1."""
+    """Largest absolute difference of normalised rows."""
     rows = [np.asarray(x, np.float64) for x in (own, right)]
     rows = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rows]
     return float(np.abs(rows[0] - rows[1]).max())
@@ -45,7 +45,7 @@ def cosine(own: Any, right: Any) -> float:
 
 
 def differing(own: Any, right: Any) -> float:
-    """Share of unlike numbers or words; of rows of unlike length, the missing ones differ."""
+    """Share of different items; items missing in a shorter output differ."""
     pairs = [_flat(own), _flat(right)]
     longest = max(map(len, pairs))
     return 1 - sum(a == b for a, b in zip(*pairs, strict=False)) / longest if longest else 0.0
@@ -63,9 +63,9 @@ CHECKS: dict[str, Callable[[Any, Any], float]] = {"near": near, "unit": unit, "c
 
 
 def compare(own: Any, right: Any, name: str, limit: float) -> tuple[float, str]:
-    """(distance, what is wrong or "")."""
+    """(distance, error or "")."""
     if name != "differing" and np.shape(own) != np.shape(right):
-        return float("nan"), f"output of shape {np.shape(own)}, the reference's has {np.shape(right)}"
+        return float("nan"), f"output has shape {np.shape(own)}, the reference {np.shape(right)}"
     distance = CHECKS[name](own, right)
     return (
         distance,

@@ -1,4 +1,4 @@
-"""`run` measures and keeps the figures, `report` writes table and pictures of those kept, `list` names the cases."""
+"""`run` measures and saves results, `report` writes their table and plots, `list` names the cases."""
 
 import argparse
 import importlib
@@ -17,7 +17,7 @@ from benchmarks.suite.cases import Case, Options
 from benchmarks.suite.driver import Measurement, Plan
 from multimodal.system.signals import at_stop, ending
 
-GPU_THREADS = 16  # of every case on a GPU
+GPU_THREADS = 16  # for every case on a GPU
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 JOBS = {
     "cpu": ("import", "transcribe", "vision", "text", "train", "growth"),
@@ -28,25 +28,25 @@ JOBS = {
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = made.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure, and keep the figures")
+    run = commands.add_parser("run", help="measure and save results")
     names = commands.add_parser("list", help="the cases of each job")
-    report = commands.add_parser("report", help="table and figures of what is kept")
+    report = commands.add_parser("report", help="write the table and plots of saved results")
     for each in (run, names):
-        each.add_argument("--jobs", default="", help="comma-separated; all of the device's without it")
+        each.add_argument("--jobs", default="", help="comma-separated (default: all jobs of the device)")
         each.add_argument("--device", choices=JOBS, default="cpu")
-        each.add_argument("--only", default="", help="cases whose name holds this text")
-        each.add_argument("--tiny", action="store_true", help="the smallest sizes, to see that it runs")
-        each.add_argument("--data", type=Path, help="folder of real data, where a case can use it")
-        each.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, which cannot be installed")
-    run.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="each case at each of these")
+        each.add_argument("--only", default="", help="cases whose name contains this text")
+        each.add_argument("--tiny", action="store_true", help="smallest sizes, as a smoke test")
+        each.add_argument("--data", type=Path, help="folder of real data, for cases that can use it")
+        each.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    run.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads to measure")
     run.add_argument("--rounds", type=int, default=7)
-    run.add_argument("--case_seconds", type=float, default=60.0, help="after which a case's rounds end")
-    run.add_argument("--longest", type=float, default=120.0, help="seconds of the longest run on a curve")
-    run.add_argument("--seconds", type=float, help="after which no further case is begun")
+    run.add_argument("--case_seconds", type=float, default=60.0, help="time limit of a case's rounds")
+    run.add_argument("--longest", type=float, default=120.0, help="time limit of one run on a curve")
+    run.add_argument("--seconds", type=float, help="time after which no more cases start")
     run.add_argument("--python", action="append", default=[], metavar="LIBRARY=PATH",
-                     help="a peer's own environment: its interpreter")  # fmt: skip
+                     help="interpreter of a peer's own environment")  # fmt: skip
     for each in (run, report):
-        each.add_argument("--out", type=Path, help="folder of the figures (benchmarks/results/DEVICE)")
+        each.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results/DEVICE)")
     report.add_argument("--device", choices=JOBS, default="cpu")
     return made
 
@@ -56,7 +56,7 @@ def fail(message: str) -> None:
 
 
 def cases(job: str, options: Options) -> list[Case]:
-    """Of a job, with a module `benchmarks.jobs.JOB_cases` (`import` is a word of Python)."""
+    """The cases of `benchmarks.jobs.JOB_cases`."""
     return importlib.import_module(f"benchmarks.jobs.{job}_cases").cases(options)
 
 
@@ -67,7 +67,7 @@ def options(args: argparse.Namespace) -> Options:
 def chosen(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
     names = args.jobs.split(",") if args.jobs else JOBS[args.device]
     for job in names:
-        # without a GPU the smallest sizes of its jobs run too, to see that they would
+        # tiny GPU jobs run on a CPU too, as a smoke test
         if job not in JOBS[args.device] and not (args.tiny and job in JOBS["cuda"]):
             fail(f"--jobs {job}: not a job of {args.device}: {', '.join(JOBS[args.device])}")
         yield job, [case for case in cases(job, options(args)) if args.only in case.name]
@@ -75,20 +75,20 @@ def chosen(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
 
 def run(args: argparse.Namespace) -> int:
     if args.device == "cuda" and not cuda():
-        fail("--device cuda: no GPU is to be seen; nothing was measured")
-    pythons = dict(pair.split("=", 1) if "=" in pair else fail(f"--python {pair}: not LIBRARY=PATH")
+        fail("--device cuda: no GPU found")
+    pythons = dict(pair.split("=", 1) if "=" in pair else fail(f"--python must be LIBRARY=PATH (got {pair})")
                    for pair in args.python)  # fmt: skip
     for library, path in pythons.items():
         if not shutil.which(path):
             fail(f"--python {library}={path}: no such program")
     if min(args.threads) < 1:
-        fail(f"--threads {min(args.threads)}: at least 1")
+        fail(f"--threads must be at least 1 (got {min(args.threads)})")
     plan = Plan(args.device, args.rounds, args.case_seconds, args.longest, pythons)
     folder = args.out or RESULTS / (f"{args.device}-tiny" if args.tiny else args.device)
     end, wrong = time.monotonic() + (args.seconds or float("inf")), []
     jobs = list(chosen(args))
     if not any(todo for _, todo in jobs):
-        fail(f"--only {args.only}: in no case's name; `list` tells them")
+        fail(f"--only {args.only}: no such case; see `list`")
     about = machine.describe(args.device)
     counts = [GPU_THREADS] if args.device == "cuda" else args.threads
     about["ceilings"] = {str(n): machine.ceilings(args.device, n) for n in counts}
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         rows = Rows(folder / f"{job}.json", about, {case.name for case in cases(job, options(args))})
         for case in todo:
             if time.monotonic() > end:
-                print(f"{case.name}: not begun, --seconds {args.seconds:g} are over", flush=True)
+                print(f"{case.name}: skipped after --seconds {args.seconds:g}", flush=True)
                 wrong.append(case.name)
             else:
                 wrong += measure(case, rows, plan, case.threads or args.threads)
@@ -108,7 +108,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(case: Case, rows: "Rows", plan: Plan, threads: Sequence[int]) -> list[str]:
-    """What was wrong."""
     wrong, say = [], lambda text: print(text, file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, at_stop(partial(shutil.rmtree, folder)):
         try:
@@ -127,14 +126,14 @@ def measure(case: Case, rows: "Rows", plan: Plan, threads: Sequence[int]) -> lis
 
 
 class Rows:
-    """The file of a job's figures, written after each row. Rows of other cases or threads stay, of those `names` that
-    there still are; each says its date and commit."""
+    """The result file of a job, written after each row. Keeps rows of other cases in `names` and other threads; each
+    row has its date and commit."""
 
     def __init__(self, path: Path, about: dict[str, Any], names: set[str]):
         self.path, self.about = path, about
-        held = json.loads(path.read_text()) if path.exists() else {"machine": about, "rows": []}
-        self.about["ceilings"] = held["machine"]["ceilings"] | about["ceilings"]
-        self.rows: list[dict[str, Any]] = [row for row in held["rows"] if row["case"] in names]
+        old = json.loads(path.read_text()) if path.exists() else {"machine": about, "rows": []}
+        self.about["ceilings"] = old["machine"]["ceilings"] | about["ceilings"]
+        self.rows: list[dict[str, Any]] = [row for row in old["rows"] if row["case"] in names]
 
     def keep(self, row: dict[str, Any]) -> None:
         row |= {name: self.about[name] for name in ("date", "commit") if name in self.about}
@@ -145,7 +144,7 @@ class Rows:
         self.path.write_text(json.dumps({"machine": self.about, "rows": self.rows}, indent=1) + "\n")
 
     def too_long(self, case: Case, threads: int, longest: float) -> dict[str, str]:
-        """Candidates of which the last point of the curve says that this one would take more than `longest` s."""
+        """Candidates that by the curve's last point would take more than `longest` s here, and why."""
         before = [row for row in self.rows if case.series and row.get("series") == case.series
                   and row["threads"] == threads and row["at"] < case.at]  # fmt: skip
         found = {}

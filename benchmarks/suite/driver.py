@@ -1,4 +1,4 @@
-"""One case: its candidates are loaded, their outputs compared, and then they take turns."""
+"""Measurement of one case: load the candidates, compare their outputs, then time them in turns."""
 
 import itertools
 import statistics
@@ -13,14 +13,14 @@ from benchmarks.suite import check, process
 from benchmarks.suite.cases import Candidate, Case
 
 YARDSTICK = Candidate("yardstick", "benchmarks.suite.machine:yardstick", library="numpy")
-LEAST = 0.1  # seconds that one turn takes at least: shorter work is repeated
-LONG = 5.0  # seconds of a first run that tells enough: no other one warms up, and where a case asks for one round none
+LEAST = 0.1  # seconds of a turn: shorter work is repeated
+LONG = 5.0  # seconds of a first run that needs no warm-up, and counts for a case of one round
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a case is measured. `seconds`: what its rounds may take. `longest`: of one run; a candidate whose run on the
-    next point of a curve would take longer is left out there."""
+    """Measurement settings of a case. `seconds`: limit of its rounds. `longest`: limit of one run; a candidate that
+    would exceed it at the next point of a curve is skipped there."""
 
     device: str
     rounds: int
@@ -49,14 +49,14 @@ class Measurement:
                 self.row[name] = getattr(case, name)
 
     def lose(self, made: Candidate, why: str, wrong: bool) -> None:
-        """A peer may be missing; what is ours may not, and nothing may answer wrongly."""
+        """Record a lost candidate: an error if it is ours or its output is wrong; peers may be missing."""
         self.row["candidates"][made.name] = {"kind": made.kind, "library": made.library, "left out": why}
         if wrong or made.ours:
             self.row["wrong"].append(f"{made.name}: {why}")
         self.say(f"  {made.name}: {why}")
 
     def run(self, folder: Path, left_out: Mapping[str, str]) -> dict[str, Any]:
-        """`folder`: what `prepare` wrote."""
+        """`folder`: files of `prepare`."""
         for made in self.case.candidates:
             if made.name in left_out:
                 self.row["candidates"][made.name] = {
@@ -83,7 +83,7 @@ class Measurement:
         return process.Worker(made, folder, self.plan.device, self.threads, self.plan.python(made))
 
     def cold(self, chosen: list[Candidate], folder: Path) -> dict[Candidate, Turn]:
-        """The first run of each fills the disk's cache, and must print what it should."""
+        """Turns of whole processes; the first run fills the disk cache and must print what is expected."""
         turns: dict[Candidate, Turn] = {}
         for made in chosen:
 
@@ -103,7 +103,7 @@ class Measurement:
         return turns
 
     def checked(self, workers: dict[Candidate, process.Worker], folder: Path) -> dict[Candidate, Turn]:
-        """Those whose output is the reference's; each has run once then."""
+        """Turns of the candidates whose first output matches the reference."""
         outputs: dict[str, Any] = {}
         ready: dict[Candidate, process.Worker] = {}
         first: dict[Candidate, dict[str, float]] = {}
@@ -134,7 +134,7 @@ class Measurement:
         return turns
 
     def turn(self, worker: process.Worker, first: dict[str, float]) -> Turn:
-        """`first`: what its first run took."""
+        """`first`: figures of its first run."""
         if self.case.rounds == 1 and first["wall"] > LONG:
             return lambda: first
         once = first["wall"] if first["wall"] > LONG else worker.ask({"do": "run", "repeats": 1})["wall"]  # warm by now
@@ -142,7 +142,7 @@ class Measurement:
         return lambda: worker.ask({"do": "run", "repeats": repeats})
 
     def rounds(self, turns: dict[Candidate, Turn]) -> None:
-        """The order turns by one each round."""
+        """Run the rounds, rotating the order by one each time."""
         taken: dict[Candidate, list[dict[str, float]]] = {made: [] for made in turns}
         noise: list[float] = []
         most = min(self.plan.rounds, self.case.rounds or self.plan.rounds)
@@ -167,8 +167,7 @@ class Measurement:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Of the same work in each round: median distance from the median, and the slowest, as parts of the median. One
-    round says nothing of it."""
+    """Noise of constant work: median deviation and slowest, relative to the median. Empty for one round."""
     if len(times) < 2:
         return {}
     middle = statistics.median(times)
@@ -190,8 +189,8 @@ def figures(runs: list[dict[str, float]], units: float) -> dict[str, Any]:
 
 
 def ratios(taken: dict[Candidate, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """For each of ours and each other: how many times as long the other takes, above 1: ours is faster. Of the wall
-    clock round by round, its median, of the least times, and of processor time."""
+    """Time of each peer divided by ours (above 1: ours is faster): wall clock by round and its median, of the minima,
+    and CPU time."""
     found = []
     for own, peer in itertools.product(taken, taken):
         if not own.ours or peer.ours:

@@ -1,4 +1,4 @@
-"""One figure: time and memory of a unit of work as work grows, ours beside the peers and the machine's roofline."""
+"""Plot of time and memory per unit as work grows, with the machine's roofline."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ from benchmarks.suite.report import seconds
 
 Row = dict[str, Any]
 ACROSS = {  # what grows along a series
-    "pictures": "picture files", "labels": "labels, one picture", "sound": "seconds of sound",
-    "batch": "ViT-B/16, pictures at once", "prompt of GPT-2": "GPT-2 small, tokens",
+    "pictures": "image files", "labels": "labels, one image", "sound": "seconds of sound",
+    "batch": "ViT-B/16, images at once", "prompt of GPT-2": "GPT-2 small, tokens",
     "prompt of 4 Llama layers": "4 Llama layers, tokens", "model": "ViT Ti to L, M weights",
     "Whisper encoder": "Whisper encoders, M weights",
 }  # fmt: skip
@@ -28,7 +28,7 @@ ROOF = ("float32", "bfloat16")
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """`results`: what growth.json holds. Four series side by side, each with time above and memory below."""
+    """Draw the rows of growth.json: four series side by side, time above memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -60,7 +60,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def panel(above: Any, below: Any, name: str, rows: list[Row], machine: dict[str, Any], libraries: list[str]) -> None:
-    """Seconds a unit, and the highest resident MB of the whole process."""
+    """Seconds per unit, and peak resident MB of the process."""
     for title in dict.fromkeys(key for row in rows for key in row["candidates"]):
         times, sizes = curve(rows, title)
         if not times:
@@ -68,7 +68,7 @@ def panel(above: Any, below: Any, name: str, rows: list[Row], machine: dict[str,
         look = style(rows, title, libraries)
         above.plot(*zip(*times, strict=True), **look)
         below.plot(*zip(*sizes, strict=True), **look)
-        if len(times) < len(rows) and times[-1][0] < rows[-1]["at"]:  # it is left out of what follows
+        if len(times) < len(rows) and times[-1][0] < rows[-1]["at"]:  # skipped at further points
             above.plot(*times[-1], marker="x", markersize=7, color=look["color"], linestyle="none")
     for kind in ROOF:
         if points := list(roof(rows, machine, kind)):
@@ -131,7 +131,7 @@ def short(value: float, name: str) -> str:
 
 
 def scale(axes: Any, name: Callable[[float], str]) -> None:
-    """At least a factor of five, so that a line is flat that looks so; ticks at round numbers."""
+    """Show at least a factor of five, so that flat lines look flat; ticks at round numbers."""
     low, high = axes.get_ylim()
     middle, half = (low * high) ** 0.5, max((high / low) ** 0.5, 5**0.5)
     low, high = middle / half, middle * half
@@ -142,7 +142,7 @@ def scale(axes: Any, name: Callable[[float], str]) -> None:
 
 
 def legend(figure: Any, axes: Any, columns: int) -> None:
-    """One for all: ours, then the peers, then the rooflines."""
+    """One legend: ours, then peers, then rooflines."""
     found = {}
     for part in axes.flat:
         for line, label in zip(*part.get_legend_handles_labels(), strict=True):

@@ -1,4 +1,4 @@
-"""What the figures were measured on: names, versions, and what the machine can do at most."""
+"""Description of the machine: names, versions and peak rates."""
 
 import datetime
 import importlib.metadata
@@ -33,15 +33,15 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """As the kernel names it, with the features that matter for matrix products."""
+    """The kernel's name, with features for matrix products."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()
     lines = [line.partition(":")[::2] for line in info.read_text().splitlines() if ":" in line]
-    told = {name.strip(): value.strip() for name, value in reversed(lines)}
-    able = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-            if name in told.get("flags", "").split()]  # fmt: skip
-    return f"{told.get('model name', platform.machine())} ({', '.join(able)})"
+    info = {name.strip(): value.strip() for name, value in reversed(lines)}
+    features = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+            if name in info.get("flags", "").split()]  # fmt: skip
+    return f"{info.get('model name', platform.machine())} ({', '.join(features)})"
 
 
 def memory() -> float:
@@ -49,7 +49,7 @@ def memory() -> float:
 
 
 def commit() -> str:
-    """Of the checkout, with "+" where it has uncommitted changes of code."""
+    """The checkout's commit, with "+" for uncommitted changes of code."""
     run = lambda *words: subprocess.run(
         ["git", *words],
         capture_output=True,
@@ -77,7 +77,7 @@ def device_name() -> str:
 
 
 def yardstick(folder: Path, device: str) -> Callable[[], None]:
-    """The same work in each round, by numpy alone: products in the cache and a sum of what is in memory."""
+    """Constant work by numpy, to measure noise: products in the cache and a sum over memory."""
     a, large = np.ones((512, 512), np.float32), np.ones(1 << 24, np.float32)
 
     def run() -> None:
@@ -89,7 +89,7 @@ def yardstick(folder: Path, device: str) -> Callable[[], None]:
 
 
 def ceilings(device: str, threads: int) -> dict[str, float]:
-    """Most that matrix products and memory reach here, in a process of its own: the two lines of the roofline."""
+    """Peak rates of matrix products and memory, measured in another process, for the roofline."""
     worker = process.Worker(Candidate("ceilings", "benchmarks.suite.machine:measured", library="torch"), Path(), device,
                             threads)  # fmt: skip
     try:
@@ -102,8 +102,8 @@ def ceilings(device: str, threads: int) -> dict[str, float]:
 
 
 def roofline(row: dict[str, Any], machine: dict[str, Any], kind: str) -> float | None:
-    """Seconds below which this machine cannot do a row's run (Williams et al. 2009): the longer of computing and of
-    reading what was counted in float32. None where that is not known."""
+    """Lower bound of a run's seconds on this machine (Williams et al. 2009): the longer of computing and reading, with
+    bytes counted in float32. None if unknown."""
     top = machine["ceilings"].get(str(row["threads"]), {})
     size = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25}.get(kind)
     if size is None or not row.get("operations") or f"{kind} GFLOP/s" not in top:
@@ -113,8 +113,7 @@ def roofline(row: dict[str, Any], machine: dict[str, Any], kind: str) -> float |
 
 
 def products(a: Any, b: Any) -> Iterator[Callable[[], Any]]:
-    """a·b, and on a CPU a·bᵀ by oneDNN with b laid out for it: on some processors torch's own product has half its
-    speed, and would be no ceiling."""
+    """a·b, and on a CPU a·bᵀ by oneDNN with packed b: torch's product has half its speed on some processors."""
     import torch
 
     yield lambda: a @ b

@@ -1,4 +1,4 @@
-"""Processes of candidates, each stopped (SIGSTOP) while another has its turn, so that no idle thread of it spins."""
+"""Processes of candidates, each stopped (SIGSTOP) while another has its turn, so that idle threads do not spin."""
 
 import contextlib
 import json
@@ -16,17 +16,17 @@ from benchmarks.suite.cases import Candidate
 from multimodal.system.signals import at_stop
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 3600  # seconds of one answer: a candidate that hangs is killed, and said to be lost
+LONGEST = 3600  # seconds of one answer, after which a candidate is killed
 LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class LostError(Exception):
-    """A candidate that is missing, failed or died; its text says which."""
+    """A candidate is missing, failed or died."""
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of every process: so many threads, no model hub, no warnings of tokenizers about forks, and compiled modules are
-    kept, as they are for a user: without that a cold start compiles ours, and no installed peer, each time."""
+    """Environment of every process: thread limits, no model hub, no fork warnings of tokenizers. Bytecode is written,
+    or each cold start would compile ours but no installed peer."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     fixed = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -34,12 +34,12 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def processors(threads: int) -> set[int]:
-    """The last ones that this process may use: the first serve most of the kernel's interrupts."""
+    """The last ones available: the first ones serve most interrupts."""
     return set(sorted(os.sched_getaffinity(0))[-threads:])
 
 
 def pin(pid: int, threads: int) -> None:
-    """Every thread that the process has; those to come follow the one that makes them. On Linux only."""
+    """Pin all threads of a process; new threads inherit it. On Linux only."""
     tasks = Path(f"/proc/{pid}/task")
     for task in [int(entry.name) for entry in tasks.iterdir()] if tasks.exists() else []:
         with contextlib.suppress(OSError):  # it may have ended
@@ -47,7 +47,7 @@ def pin(pid: int, threads: int) -> None:
 
 
 class Worker:
-    """A candidate in its process. `ask` continues it, waits for its answer, and stops it again."""
+    """A candidate in its process. `ask` resumes it, waits for its answer and stops it again."""
 
     def __init__(self, made: Candidate, folder: Path, device: str, threads: int, python: str = sys.executable):
         self.made, self.threads = made, threads
@@ -58,7 +58,7 @@ class Worker:
             [python, "-m", "benchmarks.suite.worker", json.dumps(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.log, text=True, env=environment(threads), cwd=ROOT,
         )  # fmt: skip
-        self.stopped = at_stop(self.process.kill)  # one that is stopped would stay
+        self.stopped = at_stop(self.process.kill)  # a stopped process would survive
         self.stopped.__enter__()
 
     def answer(self) -> dict[str, Any]:
@@ -69,9 +69,9 @@ class Worker:
         if not line:
             self.process.wait(LONGEST)
             self.log.seek(0)
-            said = [text.strip() for text in self.log.read().splitlines() if text.strip()]
+            lines = [text.strip() for text in self.log.read().splitlines() if text.strip()]
             raise LostError(
-                f"ended with exit code {self.process.returncode}: {said[-1] if said else 'without a word'}"[:300]
+                f"ended with exit code {self.process.returncode}: {lines[-1] if lines else 'no output'}"[:300]
             )
         found = json.loads(line)
         for why in ("missing", "failed"):
@@ -80,7 +80,7 @@ class Worker:
         return found
 
     def ready(self) -> dict[str, Any]:
-        """Loading may use all processors, what follows only as many as there are threads."""
+        """Wait until loaded; loading may use all processors, the rest only `threads`."""
         found = self.answer()
         pin(self.process.pid, self.threads)
         self.process.send_signal(signal.SIGSTOP)
@@ -103,8 +103,7 @@ class Worker:
         self.log.close()
 
 
-# a child's highest resident size begins with that of the process that starts it: here a small one, which holds no
-# outputs of other cases
+# a child's peak resident size starts from its parent's: use a small parent
 LAUNCH = """import json, os, subprocess, sys, time
 start = time.perf_counter()
 child = subprocess.Popen(sys.argv[2:])
@@ -117,7 +116,7 @@ with open(sys.argv[1], "w") as file:
 
 
 def cold(made: Candidate, folder: Path, threads: int, python: str = sys.executable) -> tuple[dict[str, float], str]:
-    """One whole process from its start to its end, and what it printed."""
+    """Run a whole process; return its figures and output."""
     command = [part.format(python=python, folder=folder) for part in made.command]
     with (
         tempfile.TemporaryDirectory() as place,
@@ -135,14 +134,14 @@ def cold(made: Candidate, folder: Path, threads: int, python: str = sys.executab
         log.seek(0)
         found = json.loads(figures.read_text()) if figures.exists() else {"code": launcher.returncode}
         if found["code"]:
-            said = log.read().strip().splitlines()
-            raise LostError(f"ended with exit code {found['code']}: {said[-1] if said else 'without a word'}"[:300])
+            lines = log.read().strip().splitlines()
+            raise LostError(f"ended with exit code {found['code']}: {lines[-1] if lines else 'no output'}"[:300])
         peak = found["peak"] / (1024 * 1024 if sys.platform == "darwin" else 1024)
         return {"wall": found["wall"], "cpu": found["cpu"], "peak MB": peak}, out.read()
 
 
 def prepare(load: str, settings: Mapping[str, Any], folder: Path, device: str) -> None:
-    """Runs a case's `prepare` with all threads."""
+    """Run a case's `prepare` with all threads."""
     program = ("import json, sys; from pathlib import Path; from benchmarks.suite.worker import function; "
                "function(sys.argv[1])(Path(sys.argv[2]), sys.argv[3], **json.loads(sys.argv[4]))")  # fmt: skip
     command = [sys.executable, "-c", program, load, str(folder), device, json.dumps(dict(settings))]
@@ -150,5 +149,5 @@ def prepare(load: str, settings: Mapping[str, Any], folder: Path, device: str) -
         command, env=environment(os.cpu_count() or 1), cwd=ROOT, capture_output=True, text=True, timeout=3600
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise LostError(f"its preparation ended with exit code {done.returncode}: {said[-1] if said else ''}"[:300])
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise LostError(f"its preparation ended with exit code {done.returncode}: {lines[-1] if lines else ''}"[:300])

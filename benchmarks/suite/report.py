@@ -1,4 +1,4 @@
-"""The Markdown table of a folder of results, and its figures."""
+"""Markdown tables and plots of a folder of results."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ HEAD = ("work", "threads", "peer", "its time", "ours", "times as fast", "in the 
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Job → what its file holds."""
+    """Job → content of its file."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
@@ -41,8 +41,8 @@ def write(folder: Path) -> None:
 def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield (
         "Written by `python -m benchmarks report` from the files beside it. Each candidate is a process of its own, "
-        "held to as many processors as threads and stopped while another has its turn; outputs are compared before "
-        "anything is timed. Times are medians, ratios medians of each round's ratio, above 1: ours is faster. Like is "
+        "pinned to as many processors as threads and stopped while another has its turn; outputs are compared before "
+        "timing. Times are medians, ratios medians of each round's ratio, above 1: ours is faster. Like is "
         "compared with like (float32 with float32); the last column holds our fastest kind against the same peer. "
         "Memory is the highest resident size while it runs, weights included."
     )
@@ -66,7 +66,7 @@ def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def pairs(row: Row) -> Iterator[tuple[str, dict[str, Any] | None, dict[str, Any]]]:
-    """(peer, ratio of ours of its kind, the first that the case names, or None, ratio of ours at its fastest)."""
+    """(peer, ratio of our first candidate of its kind or None, ratio of our fastest candidate)."""
     peers = list(dict.fromkeys(ratio["peer"] for ratio in row.get("ratios", [])))
     for peer in peers:
         found = [ratio for ratio in row["ratios"] if ratio["peer"] == peer]
@@ -76,7 +76,7 @@ def pairs(row: Row) -> Iterator[tuple[str, dict[str, Any] | None, dict[str, Any]
 
 
 def behind(results: dict[str, dict[str, Any]]) -> str:
-    """Rows where a peer of the same kind is faster by the median of the rounds."""
+    """Comparisons in which a peer of the same kind is faster, by the median of the rounds."""
     found = []
     for held in results.values():
         for row in held["rows"]:
@@ -119,7 +119,7 @@ def distance(own: dict[str, Any]) -> str:
 
 
 def growth(results: dict[str, Any]) -> str:
-    """Per unit: time and memory of every candidate at every point."""
+    """Time and memory per unit of every candidate at every point."""
     lines = [
         "| curve | at | candidate | time a unit | units a second | peak MB | share of the roofline |",
         "|---" * 7 + "|",
@@ -138,7 +138,7 @@ def growth(results: dict[str, Any]) -> str:
 
 
 def seconds(value: float) -> str:
-    """With three figures, in a fitting unit."""
+    """Three digits with a unit."""
     for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s")):
         if value < limit:
             scaled = value * scale

@@ -1,9 +1,9 @@
-"""The process of one candidate: loads, then does what it is told, a JSON line at a time.
+"""The process of one candidate: it loads, then follows orders, one JSON line each.
 
     python -m benchmarks.suite.worker '{"load": "module:function", "folder": …, "device": …, "settings": {…}}'
 
-Orders: {"do": "output", "to": path} · {"do": "run", "repeats": n} · {"do": "quit"}. Its own stdout is for answers
-alone; what libraries print goes to stderr.
+Orders: {"do": "output", "to": path} · {"do": "run", "repeats": n} · {"do": "quit"}. Stdout has only
+answers; libraries print to stderr.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 
 
 def resident(name: str) -> float:
-    """MB by the kernel: VmRSS now, VmHWM the highest since the last `forget`; elsewhere than on Linux the highest."""
+    """Resident MB: VmRSS now, VmHWM the peak since `forget`; always the peak where there is no /proc."""
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) / 1024 for line in file if line.startswith(name))
@@ -30,7 +30,7 @@ def resident(name: str) -> float:
 
 
 def forget() -> None:
-    """The highest resident size begins anew."""
+    """Reset the peak resident size."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -64,7 +64,7 @@ def timed(run: Callable[[], Any], repeats: int, device: str) -> dict[str, float]
 
 
 def written(run: Callable[[], Any], to: Path, device: str) -> dict[str, float]:
-    """One run, whose output is kept."""
+    """Run once and save the output."""
     from benchmarks.suite.check import save
 
     outputs: list[Any] = []

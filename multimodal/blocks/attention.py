@@ -1,4 +1,4 @@
-"""The one attention: every model of the suite attends through this class."""
+"""Attention: the one class through which every model of the suite attends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from multimodal.blocks.positions import RelativeTerm, ShawTerm
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Sizes of one attention. `scale` None means 1/√head_width; T5 uses 1.0."""
+    """Sizes of one attention. `scale` None: 1/√head_width; T5 uses 1.0."""
 
     width: int
     heads: int
@@ -28,9 +28,9 @@ class AttentionConfig:
     qkv_bias: bool = True  # some of timm's have none on all three
     scale: float | None = None
     relative: bool = False  # Transformer-XL relative term (Dai et al. 2019), as in the Conformer paper
-    shaw: int = 0  # distance up to which Shaw et al.'s (2018) relative term tells positions apart; 0: it has none
+    shaw: int = 0  # largest distance with a vector of its own in Shaw et al.'s (2018) relative term; 0: none
     dropout: float = 0.0
-    linear: str | None = None  # "causal" or "full": `LinearAttention` in the softmax's place
+    linear: str | None = None  # "causal" or "full": `LinearAttention` in place of softmax
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -39,8 +39,8 @@ QKV = tuple[Tensor, Tensor, Tensor]
 class Attention(nn.Module):
     """Multi-head, grouped-query or multi-query attention, to itself or to a source (Vaswani et al. 2017).
 
-    The computation is PyTorch's scaled_dot_product_attention. Its `is_causal` is aligned top-left and therefore wrong
-    for a cached chunk: a causal mask is an explicit mask here, or for whole texts `masks.Causal`."""
+    It computes with PyTorch's scaled_dot_product_attention, whose `is_causal` is aligned top-left and thus wrong for
+    a cached chunk: a causal mask is explicit here, or for whole texts `masks.Causal`."""
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -81,17 +81,18 @@ class Attention(nn.Module):
         rotate: Callable[[Tensor], Tensor] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention sees what the
-        cache holds before `x`, and cross-attention projects its source only on the first call."""
+        """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention also sees the cached
+        positions, and cross-attention projects its source only on the first call."""
         query, key, value = self.project(x, source, rotate, cache)
         if self.relative is not None:
-            query, term = self.relative(query, key.shape[2], self.scale, None if cache is None else cache.at)
+            distance = None if cache is None else cache.distances()
+            query, term = self.relative(query, key.shape[2], self.scale, distance)
             mask = merge(mask, term)
         if isinstance(mask, Sparse):
             return self.out(mask.attend(query, key, value, self.scale).transpose(1, 2).flatten(2))
         if capturing():
             capture(self, query, key, mask, self.scale)
-        # SDPA wants a float mask in the query's type (autocast changes the query's)
+        # SDPA needs a float mask of the query's type, which autocast changes
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,

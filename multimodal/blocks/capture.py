@@ -1,4 +1,4 @@
-"""Attention weights for people and tools to look at; outputs stay the same to the bit."""
+"""Capture of attention weights. Outputs keep their bits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _captured: list[tuple[nn.Module, Tensor]] | None = None
 
 @contextmanager
 def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Collects (module, weights [B H T S]) of every attention run inside; outputs stay the same to the bit."""
+    """Collect (module, weights [B H T S]) of every attention run inside."""
     global _captured
     before, _captured = _captured, []
     try:
@@ -26,14 +26,13 @@ def capturing() -> bool:
 
 
 def capture(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
-    """Keeps the weights of this attention."""
     _captured.append((module, attention_weights(query, key, mask, scale).detach()))
 
 
 def attention_weights(
     query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], mask: Tensor | None, scale: float
 ) -> Float[Tensor, "B H T S"]:
-    """softmax(QKᵀ·scale + mask), with zeros in rows that may attend to nothing."""
+    """softmax(QKᵀ·scale + mask), zero in rows that may attend to nothing."""
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask

@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): drops a residual branch for a sample, scaled so that the mean holds."""
+    """Stochastic depth (Huang et al. 2016): drop a sample's residual branch, scaled to keep the mean."""
 
     def __init__(self, rate: float):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Linear attention: a sum over the keys that costs O(N), in the place of the softmax's O(N²)."""
+"""Linear attention: O(N) sums over keys in place of softmax's O(N²)."""
 
 from collections.abc import Callable
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.cache import LayerCache
 
-CHUNK = 64  # positions that are multiplied out; between chunks the sums are carried
+CHUNK = 64  # positions multiplied out at once; sums carry over between chunks
 
 
 def feature(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """elu(x) + 1, which is positive (Katharopoulos et al. 2020, equation 7)."""
+    """elu(x) + 1 > 0 (Katharopoulos et al. 2020, equation 7)."""
     return F.elu(x) + 1
 
 
 class LinearAttention(Attention):
-    """φ(q)·Σ φ(k)vᵀ / φ(q)·Σ φ(k) (Katharopoulos et al. 2020), the sums over all keys or, where `linear` is "causal",
-    over those up to the query. It has no weights to mask: of masks it takes those over keys alone, [B 1 1 S], no
-    rotation and no bias. A cache holds keys and values, as that of other attention."""
+    """φ(q)·Σ φ(k)vᵀ / φ(q)·Σ φ(k) (Katharopoulos et al. 2020), over all keys or, if `linear` is "causal", over those
+    up to the query. It supports masks over keys [B 1 1 S] alone, no rotation and no bias. Its cache holds keys and
+    values, like other attention's."""
 
     def forward(
         self, x: Float[Tensor, "B T D"], source: Float[Tensor, "_ S _"] | None = None,
@@ -29,7 +29,7 @@ class LinearAttention(Attention):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:  # fmt: skip
         if rotate is not None or (mask is not None and (mask.dtype != torch.bool or mask.shape[-2] > 1)):
-            raise ValueError("linear attention has no weights: it takes masks over keys, and no rotation or bias")
+            raise ValueError("linear attention supports masks over keys [B 1 1 S], no rotation and no bias")
         query, key, value = self.project(x, source, None, cache)
         query, key = feature(query.float()), feature(key.float())
         key, value = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (key, value.float()))

@@ -1,4 +1,4 @@
-"""Positions: sinusoids, learned tables, relative terms, T5 buckets, ALiBi slopes, rotations, two dimensions."""
+"""Positions: sinusoids, learned grids, relative terms, T5 buckets, ALiBi slopes and rotations."""
 
 import math
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
-def computed(make: Callable[[], Tensor]) -> Tensor:
-    """A table of the device that modules are being made on, computed on the CPU. On the meta device torch would import
-    its whole compiler to compute none (seconds)."""
+def computed_on_cpu(make: Callable[[], Tensor]) -> Tensor:
+    """Compute a table on the CPU and move it to the default device. On the meta device torch would import its whole
+    compiler (seconds)."""
     device = torch.get_default_device()
     with torch.device("cpu"):
         return make().to(device)
@@ -36,12 +36,10 @@ def sinusoids_2d(rows: int, columns: int, width: int) -> Float[Tensor, "N D"]:
 
 
 def interpolate_grid(table: Float[Tensor, "N D"], old: tuple[int, int], new: tuple[int, int]) -> Float[Tensor, "M D"]:
-    """A learned grid of positions resampled to another grid; returned as it is where the grids are equal.
-
-    Bicubic with antialiasing, as timm's `resample_abs_pos_embed`."""
+    """Resample a learned grid of positions, bicubic with antialiasing as timm's `resample_abs_pos_embed`."""
     if old == new:
         return table
-    # the batch axis before the permutation: of other strides torch 2.11 resamples a grid to one column wrongly
+    # batch axis before the permutation: with other strides torch 2.11 resamples wrongly to a grid of one column
     grid = table.float().unflatten(0, old)[None].permute(0, 3, 1, 2)
     grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True, align_corners=False)
     return grid[0].flatten(1).T.to(table.dtype)
@@ -58,8 +56,8 @@ class BucketBias(nn.Module):
 
     def __init__(self, heads: int, buckets: int = 32, furthest: int = 128, bidirectional: bool = True):
         super().__init__()
-        if furthest <= buckets // (4 if bidirectional else 2):  # half of the buckets of a side hold a distance each
-            raise ValueError(f"{buckets} buckets tell more distances apart than up to {furthest}")
+        if furthest <= buckets // (4 if bidirectional else 2):  # half of a side's buckets hold one distance each
+            raise ValueError(f"furthest {furthest} is too small for {buckets} buckets")
         self.buckets, self.furthest, self.bidirectional = buckets, furthest, bidirectional
         self.table = nn.Embedding(buckets, heads)
 
@@ -77,13 +75,13 @@ class BucketBias(nn.Module):
         return start + torch.where(distance < exact, distance, far)
 
     def forward(self, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
-        """Of key minus query position, as `relative_distances` gives it."""
+        """`distance` as from `relative_distances`."""
         return self.table(self.bucket(distance)).permute(2, 0, 1)
 
 
 def alibi(heads: int, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
-    """Minus slope times distance (Press et al. 2022), which is as `relative_distances` gives it; slopes are the
-    geometric series of the paper."""
+    """Minus slope times distance (Press et al. 2022); slopes are the paper's geometric series. `distance` as from
+    `relative_distances`."""
     nearest = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / nearest) for i in range(nearest)]
     slopes += [2 ** (-4 * (2 * i + 1) / nearest) for i in range(heads - nearest)]
@@ -101,7 +99,7 @@ class RelativeTerm(nn.Module):
         self.position = nn.Parameter(torch.zeros(heads, head_width))
 
     def forward(
-        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, at: None = None
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, distance: None = None
     ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
         """The query with u added, and (q + v)·r(i - j) as a float mask. The last query is at the last key."""
         queries = query.shape[2]
@@ -117,8 +115,8 @@ class RelativeTerm(nn.Module):
 
 
 class ShawTerm(nn.Module):
-    """A learned vector for each distance, clipped to `furthest` on both sides, that queries meet beside the keys (Shaw
-    et al. 2018, equation 5). Their term on the values, which their table 3 finds to add nothing, is left out."""
+    """Dot products of queries with a learned vector per distance, clipped to ±`furthest` (Shaw et al. 2018, equation
+    5). Their term on the values is omitted: it adds nothing in their table 3."""
 
     def __init__(self, head_width: int, furthest: int):
         super().__init__()
@@ -127,14 +125,11 @@ class ShawTerm(nn.Module):
         nn.init.normal_(self.table.weight, std=0.02)
 
     def forward(
-        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, at: Int[Tensor, "1"] | None = None
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, distance: Int[Tensor, "T S"] | None = None
     ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
-        """The query as it is, and q·a(j - i) as a float mask. The last query is at the last key; with `at`, which is
-        for one query alone, there."""
-        if at is None:
-            distance = relative_distances(query.shape[2], keys, query.device)
-        else:
-            distance = (torch.arange(keys, device=at.device) - at)[None]
+        """The query as it is, and q·a(j - i) as a float mask. `distance` is key minus query position; None: the last
+        query is at the last key."""
+        distance = relative_distances(query.shape[2], keys, query.device) if distance is None else distance
         distance = distance.clamp(-self.furthest, self.furthest)
         scores = query @ self.table.weight.to(query.dtype).T * scale  # B H T R
         return query, scores.gather(-1, (distance + self.furthest).expand(*scores.shape[:2], -1, -1))
@@ -150,9 +145,9 @@ def rotary(
 ) -> Callable[[Tensor], Tensor]:
     """RoPE (Su et al. 2021) for queries and keys [B H T E] at these positions.
 
-    `scale` < 1 interpolates positions (Chen et al. 2023); with `turns` (low, high, n) not those of waves with more than
-    `high` turns in n positions, and of waves with `low` to `high` in part (Llama 3.1). `interleaved` pairs neighbours
-    (Meta's files); otherwise the halves are paired (Hugging Face's)."""
+    `scale` < 1 interpolates positions (Chen et al. 2023). With `turns` (low, high, n) waves with more than `high` turns
+    in n positions are not interpolated, those with `low` to `high` partly (Llama 3.1). `interleaved` pairs neighbours
+    (Meta's files); otherwise halves are paired (Hugging Face's)."""
     rates = theta ** (-torch.arange(0, width, 2, device=positions.device).float() / width)
     if turns is not None:
         low, high, count = turns
@@ -162,7 +157,7 @@ def rotary(
 
 
 def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> Callable[[Tensor], Tensor]:
-    """Axial RoPE for a grid of patches: half of the angles turn with the row, half with the column."""
+    """Axial RoPE for a grid of patches: half of the angles follow the row, half the column."""
     rates = theta ** (-torch.arange(0, width // 2, 2).float() / (width // 2))
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     angles = [axis.flatten()[:, None] * rates for axis in (row, column)]
@@ -172,7 +167,7 @@ def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> Call
 def _rotation(angles: Float[Tensor, "*B T R"], interleaved: bool) -> Callable[[Tensor], Tensor]:
     cos, sin = angles.cos(), angles.sin()
     if angles.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]  # one row of positions per batch element
+        cos, sin = cos[:, None], sin[:, None]  # positions differ between rows of the batch
 
     def rotate(x: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
         pairs = x.float().unflatten(-1, (-1, 2) if interleaved else (2, -1))

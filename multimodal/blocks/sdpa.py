@@ -1,4 +1,4 @@
-"""Which of PyTorch's attention kernels are asked for."""
+"""Choice of PyTorch's attention kernels."""
 
 import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -10,34 +10,33 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
 ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-SHORT = 160  # positions up to which matrix products train faster on a CPU than its fused attention, in bfloat16
+SHORT = 160  # positions up to which matrix products train faster than fused attention on a CPU, in bfloat16
 
 
-def fitting(x: Tensor, steady: bool = True) -> AbstractContextManager:
-    """Around attention over `x` [B T D]. `steady`: shapes hardly change from call to call, as those of a picture tower.
+def preferred_kernels(x: Tensor, steady: bool = True) -> AbstractContextManager:
+    """Context for attention over `x` [B T D]. `steady`: shapes hardly change between calls, as in an image tower.
 
-    On a GPU cuDNN's kernels are then asked for first, and the others in turn where it has none. It plans every new
-    shape for itself, which takes longer than it saves where lengths vary, so there PyTorch's own order holds. On a CPU
-    rows of few positions are trained by matrix products in bfloat16. No change where the caller has ruled some kernels
-    out, or inside a function that is being compiled."""
-    if torch.compiler.is_compiling() or not unrestricted():
+    On a GPU steady shapes prefer cuDNN's kernels. cuDNN plans every new shape, which costs more than it saves where
+    lengths vary; those use PyTorch's order. On a CPU short rows train with matrix products in bfloat16. No effect
+    where the caller has disabled kernels, or during compilation."""
+    if torch.compiler.is_compiling() or not all_kernels_enabled():
         return nullcontext()
     if x.device.type == "cuda":
-        return sdpa_kernel(ORDER, set_priority=True) if steady and cudnn_attends(x.device) else nullcontext()
+        return sdpa_kernel(ORDER, set_priority=True) if steady and has_cudnn_attention(x.device) else nullcontext()
     half = x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
     if half and torch.is_grad_enabled() and x.shape[1] <= SHORT:
         return sdpa_kernel(SDPBackend.MATH)
     return nullcontext()
 
 
-def same_again() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """For `torch.utils.checkpoint`: what is recomputed asks for the kernels that it was computed with, since others
-    keep other tensors for backward."""
+def recompute_contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Contexts for `torch.utils.checkpoint` that recompute with the same kernels, since others save other tensors for
+    backward."""
     return nullcontext(), _Again(_cur_sdpa_kernel_backends(with_priority=True))
 
 
 class _Again(ExitStack):
-    """May be entered any number of times, as a generator of `contextlib` may not."""
+    """Unlike a `contextlib` generator, can be entered any number of times."""
 
     def __init__(self, backends: list[SDPBackend]):
         super().__init__()
@@ -48,18 +47,18 @@ class _Again(ExitStack):
         return super().__enter__()
 
 
-def unrestricted() -> bool:
+def all_kernels_enabled() -> bool:
     kinds = torch.backends.cuda
     allowed = (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.math_sdp_enabled())
     return all(allowed) and kinds.cudnn_sdp_enabled()
 
 
 @cache
-def cudnn_attends(device: torch.device) -> bool:
-    """Tried once, forward and back, at the length of a ViT of 224 pixels."""
+def has_cudnn_attention(device: torch.device) -> bool:
+    """Try cuDNN once, forward and backward, at the length of a ViT at 224 pixels."""
     try:
         with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
-            warnings.simplefilter("ignore")  # it says of each kernel why it is not taken
+            warnings.simplefilter("ignore")  # one for each kernel that does not apply
             query = torch.ones(1, 2, 197, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 F.scaled_dot_product_attention(query, query, query).sum().backward()

@@ -15,7 +15,7 @@ from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
-from multimodal.blocks.sdpa import same_again
+from multimodal.blocks.sdpa import recompute_contexts
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class BlockConfig:
     norm_eps: float = 1e-5
     post_norm: bool = False  # norm(x + f(x)) (Vaswani et al. 2017) instead of x + f(norm(x))
     cross: AttentionConfig | None = None
-    cross_block: bool = False  # cross-attention is a block of its own: a feed-forward before it too, its source normed
+    cross_block: bool = False  # cross-attention is a block of its own: after a feed-forward, with a normed source
     layer_scale: bool = False
     dropout: float = 0.0
 
 
 @dataclass(frozen=True)
 class StackConfig:
-    """`shared` distinct blocks are reused in turn over `layers` (ALBERT shares 1); None: each has its own."""
+    """`shared`: number of distinct blocks, reused in turn (ALBERT: 1); None: one for each of the `layers`."""
 
     block: BlockConfig
     layers: int
@@ -48,7 +48,7 @@ class StackConfig:
 
 
 class Branch(nn.Module):
-    """norm, layer scale and drop path around one residual branch: x + f(norm(x)) or norm(x + f(x))."""
+    """Residual branch with norm, layer scale and drop path: x + f(norm(x)) or norm(x + f(x))."""
 
     def __init__(self, config: BlockConfig, drop_path: float):
         super().__init__()
@@ -66,11 +66,12 @@ class Branch(nn.Module):
 
 
 class Block(nn.Module):
+    """Self-attention, optional cross-attention and a feed-forward, each in a residual branch."""
+
     def __init__(self, config: BlockConfig, drop_path: float = 0.0):
         super().__init__()
         self.attention = (LinearAttention if config.attention.linear else Attention)(config.attention)
         self.attention_branch = Branch(config, drop_path)
-        self.one_query: nn.Module | None = None  # see `OneQuery`
         feed = partial(
             FeedForward, config.attention.width, config.hidden, config.activation, config.gated,
             config.attention.bias, config.dropout,
@@ -95,9 +96,9 @@ class Block(nn.Module):
         caches: tuple[LayerCache, LayerCache] | None = None,
         only: Int[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
-        """B may be a multiple of P: then equally many rows in a row attend to each source. `only`: see `Stack`."""
+        """B may be a multiple of P: then B/P consecutive rows attend to each source. `only`: see `Stack`."""
         if only is not None:
-            return self._only(x, mask, only)
+            return self.forward_one(x, mask, only)
         own, crossed = caches or (None, None)
         x = self.attention_branch(x, lambda h: self.attention(h, mask=mask, rotate=rotate, cache=own))
         if self.own_feed is not None:
@@ -108,33 +109,32 @@ class Block(nn.Module):
                 source = self.source_norm(source)
             sources = len(crossed.key if known else source)
 
-            def attend(h: Tensor) -> Tensor:  # rows of one source are more queries to it
+            def attend(h: Tensor) -> Tensor:  # rows of one source are several queries to it
                 queries = h.reshape(sources, -1, h.shape[-1])
                 return self.cross(queries, source, mask=source_mask, cache=crossed).reshape(h.shape)
 
             x = self.cross_branch(x, attend)
         return self.feed_branch(x, self.feed)
 
-    def _only(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Float[Tensor, "B 1 D"]:
+    def forward_one(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Tensor:
+        """The output at one position of each row [B 1 D], without cross-attention, rotation or cache."""
         branch = self.attention_branch
         keys = x if branch.post else branch.norm(x)
         if mask is not None and mask.shape[-2] > 1:  # [T S] or [B H T S]
             heads = mask.shape[1] if mask.ndim == 4 else 1
-            mask = picked(mask.expand(len(x), heads, *mask.shape[-2:]).transpose(1, 2), only).transpose(1, 2)
-        if mask is None and self.one_query is not None:
-            x = branch(picked(x, only), lambda h: self.one_query(h, keys))
-        else:
-            x = branch(picked(x, only), lambda h: self.attention(h, keys, mask=mask))
+            mask = mask.expand(len(x), heads, *mask.shape[-2:]).transpose(1, 2)
+            mask = select_positions(mask, only).transpose(1, 2)
+        x = branch(select_positions(x, only), lambda h: self.attention(h, keys, mask=mask))
         return self.feed_branch(x, self.feed)
 
 
-def picked(x: Float[Tensor, "B T *D"] | Bool[Tensor, "B T *D"], only: Int[Tensor, "B"]) -> Tensor:
+def select_positions(x: Float[Tensor, "B T *D"] | Bool[Tensor, "B T *D"], only: Int[Tensor, "B"]) -> Tensor:
     """One position of each row: [B 1 *D]."""
     return x[torch.arange(len(x), device=x.device), only][:, None]
 
 
 class Stack(nn.Module):
-    """Blocks in a row. `valid` zeroes padded positions at the input, since NaN leaks through a mask."""
+    """A sequence of blocks. `valid` zeroes padded positions at the input, since NaN leaks through a mask."""
 
     def __init__(self, config: StackConfig):
         super().__init__()
@@ -161,29 +161,27 @@ class Stack(nn.Module):
         states: list[Tensor] | None = None,
         only: Int[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
-        """`states`, where given, receives the input of each block and then the output after the final norm. `only`:
-        the one position of each row that is wanted [B 1 D]; where no gradient is, nor anything else looks at them, the
-        last block takes the others as keys alone, which saves most of its work."""
+        """`states` receives the input of each block and then the output after the final norm. `only`: return one
+        position of each row [B 1 D]; without gradients, source, rotation, cache, `states` and capture the last block
+        uses the others as keys alone, which saves most of its work."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
-        looked_at = (
-            capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states))
-        )
-        alone = None if looked_at else only
+        others = capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states))
+        alone = None if others else only
         for layer in range(self.config.layers):
             if states is not None:
                 states.append(x)
             block = self.blocks[layer % len(self.blocks)]
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                given = (x, source, mask, source_mask, rotate, caches)
-                x = checkpoint(block, *given, use_reentrant=False, context_fn=same_again)
+                inputs = (x, source, mask, source_mask, rotate, caches)
+                x = checkpoint(block, *inputs, use_reentrant=False, context_fn=recompute_contexts)
             elif alone is not None and layer == self.config.layers - 1:
                 x = block(x, mask=mask, only=alone)
             else:
                 x = block(x, source, mask, source_mask, rotate, caches)
         if only is not None and alone is None:
-            x = picked(x, only)
+            x = select_positions(x, only)
         x = x if self.norm is None else self.norm(x)
         if states is not None:
             states.append(x)
@@ -195,8 +193,7 @@ def transformer(
     source_width: int | None = None, key_bias: bool = True, layer_scale: bool = False, dropout: float = 0.0,
     drop_path: float = 0.0, final_norm: bool = True, checkpointing: bool = False,
 ) -> StackConfig:  # fmt: skip
-    """The common case: pre-norm LayerNorm blocks of multi-head attention, with cross-attention where
-    `source_width` is given."""
+    """Pre-norm LayerNorm blocks of multi-head attention, with cross-attention if `source_width` is given."""
     own = AttentionConfig(width, heads, key_bias=key_bias)
     cross = AttentionConfig(width, heads, key_bias=key_bias, source_width=source_width) if source_width else None
     block = BlockConfig(own, hidden, activation, norm_eps=norm_eps, cross=cross, layer_scale=layer_scale,

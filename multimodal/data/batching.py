@@ -1,21 +1,65 @@
-"""Batches of like length under a budget of padded frames, with a curriculum, as a pure function of the epoch."""
+"""Padding, and batches of similar length under a budget, with a curriculum for speech."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
+from multimodal.blocks.masks import padding
 from multimodal.data.loader import Plan, generator
 from multimodal.errors import demand
 
-EASY_END = 500  # frames: when the curriculum's limit passes this, all utterances are taken
+EASY_END = 500  # frames: once the curriculum's limit passes this, all utterances are used
 
 
-class Group(NamedTuple):
-    """Utterances that are heard after each other, by number. A number past the corpus is another copy of the one it
-    leaves modulo its size, with its own augmentation."""
+@dataclass(frozen=True)
+class PaddedText:
+    """Token ids padded on the right to one length."""
+
+    ids: Int[Tensor, "B T"]
+    lengths: Int[Tensor, "B"]
+
+    @property
+    def valid(self) -> Bool[Tensor, "B T"]:
+        return padding(self.lengths, self.ids.shape[1])
+
+    @property
+    def padding(self) -> float:
+        """Share of the ids that is padding."""
+        return 1 - float(self.lengths.sum()) / self.ids.numel()
+
+
+def pad_text(
+    rows: Sequence[Sequence[int] | Tensor], pad_id: int = 0, multiple: int = 8, limit: int | None = None
+) -> PaddedText:
+    """Pad rows of ids as `pad_rows` does."""
+    return PaddedText(pad_rows(rows, pad_id, multiple, limit), torch.tensor([len(row) for row in rows]))
+
+
+def pad_rows(
+    rows: Sequence[Sequence | Tensor], fill: int | bool = 0, multiple: int = 8, limit: int | None = None
+) -> Tensor:
+    """Pad rows with `fill` to the longest, rounded up to a `multiple` (few lengths, few compiled kernels), but no
+    longer than `limit`."""
+    size = round_up(max(map(len, rows)), multiple)
+    padded = torch.full((len(rows), min(size, limit or size)), fill)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = torch.as_tensor(row)
+    return padded
+
+
+def stack_fields(items: Sequence[tuple]) -> Any:
+    """Collate named tuples of tensors field by field; None stays None."""
+    fields = zip(*items, strict=True)
+    return type(items[0])(*(None if field[0] is None else torch.stack(field) for field in fields))
+
+
+class UtteranceGroup(NamedTuple):
+    """Utterances to concatenate, by number. Numbers wrap around the corpus: a further round is a copy with its own
+    augmentation."""
 
     numbers: tuple[int, ...]
     augment: bool
@@ -23,16 +67,17 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Batching:
-    """How utterances make batches. `budget`: most padded frames (10 ms) a step."""
+    """Batches of utterances, in frames of 10 ms."""
 
     budget: int = 4000
+    """padded frames per step, at most"""
     easy: int = 18
-    """epochs of utterances under `short` frames, unchanged, before the limit grows by a fifth an epoch; 0: none"""
+    """epochs of utterances under `short` frames without augmentation; then the limit grows by a fifth per epoch"""
     short: int = 200
     join: float = 0.2
-    """share of the utterances that are heard in pairs"""
+    """share of the utterances that are concatenated in pairs"""
     longest: int = 1600
-    """most frames of a pair"""
+    """frames of a pair, at most"""
 
     def __post_init__(self):
         for name in ("budget", "short", "longest"):
@@ -42,14 +87,13 @@ class Batching:
 
 
 def speech_plan(lengths: Sequence[int], times: Sequence[tuple[int, float]], b: Batching, seed: int) -> Plan:
-    """Batches of groups of like length, a pure function of the epoch. `times`: (size, times an epoch) of each part of
-    the utterances.
+    """Return a plan of batches of similar length. `times`: (size, repeats per epoch) of each part of the corpus.
 
-    The first epochs hold only short utterances, unchanged, since CTC finds its alignment on those soon (the
-    curriculum of Amodei et al. 2016, section 3.2). Then the limit grows up to 5 s; the epochs after that hold all,
-    joined in part and augmented."""
+    The first epochs hold short utterances alone, without augmentation, on which CTC soon finds its alignment (the
+    curriculum of Amodei et al. 2016, section 3.2). The limit grows to 5 s; later epochs hold all, augmented and partly
+    joined."""
 
-    def plan(epoch: int) -> list[list[Group]]:
+    def plan(epoch: int) -> list[list[UtteranceGroup]]:
         random = generator(seed, epoch)
         limit = b.short * 1.2 ** max(0, epoch + 1 - b.easy)
         drawn = _drawn(times, random)
@@ -61,13 +105,13 @@ def speech_plan(lengths: Sequence[int], times: Sequence[tuple[int, float]], b: B
         if all_kinds:
             groups = join_some(drawn, [size(n) for n in drawn], b.join, b.longest, random)
         sizes = [sum(map(size, group)) for group in groups]
-        return [[Group(groups[i], all_kinds) for i in batch] for batch in bucketed(sizes, b.budget, random)]
+        return [[UtteranceGroup(groups[i], all_kinds) for i in batch] for batch in bucketed(sizes, b.budget, random)]
 
     return plan
 
 
 def _drawn(times: Sequence[tuple[int, float]], random: torch.Generator) -> list[int]:
-    """Numbers of an epoch: each part so many times whole, and a random share of it for the rest."""
+    """Draw the utterances of an epoch: whole repeats of each part, and a random share for the rest."""
     total, start, drawn = sum(count for count, _ in times), 0, []
     for count, often in times:
         whole = int(often)
@@ -81,8 +125,8 @@ def _drawn(times: Sequence[tuple[int, float]], random: torch.Generator) -> list[
 def join_some(
     numbers: Sequence[int], lengths: Sequence[int], share: float, most: int, random: torch.Generator
 ) -> list[tuple[int, ...]]:
-    """Numbers in groups of one; of a random `share`, groups of two of at most `most` frames together, so that
-    the model meets longer sound than the single utterances, and sentences after each other."""
+    """Group numbers singly, or a random `share` in pairs of at most `most` frames, so that the model also trains on
+    longer audio and on consecutive sentences."""
     order = torch.randperm(len(numbers), generator=random).tolist()
     count = int(len(order) * share) // 2 * 2
     groups = [(numbers[i],) for i in order[count:]]
@@ -93,9 +137,9 @@ def join_some(
 
 
 def bucketed(sizes: Sequence[int], budget: int, random: torch.Generator | None = None) -> list[list[int]]:
-    """Indices in batches of like size with at most `budget` padded frames each (a longer one is alone).
+    """Batch indices of similar size, at most `budget` padded frames each (a longer item is alone).
 
-    With `random` in random order; a little noise on the sizes makes the batches differ from epoch to epoch."""
+    With `random` the order is random, and noise on the sizes makes batches differ between epochs."""
     noise = [1.0] * len(sizes) if random is None else torch.empty(len(sizes)).uniform_(0.97, 1.03, generator=random)
     keys = [size * float(own) for size, own in zip(sizes, noise, strict=True)]
     batches: list[list[int]] = []
@@ -110,20 +154,15 @@ def bucketed(sizes: Sequence[int], budget: int, random: torch.Generator | None =
     return batches if random is None else [batches[i] for i in torch.randperm(len(batches), generator=random)]
 
 
-def padding_share(batches: Sequence[Sequence[Group]], lengths: Sequence[int]) -> float:
-    """Share of the frames in `batches` that are padding."""
+def padding_share(batches: Sequence[Sequence[UtteranceGroup]], lengths: Sequence[int]) -> float:
+    """Return the share of padding in `batches`."""
     sizes = [[sum(lengths[i % len(lengths)] for i in group.numbers) for group in batch] for batch in batches]
     return 1 - sum(map(sum, sizes)) / sum(padded_frames(max(size)) * len(size) for size in sizes)
 
 
 def padded_frames(size: int) -> int:
-    """Padded sizes are few: oneDNN compiles its kernels for each new shape, which costs as much as a step."""
+    """Round up to one of few sizes: oneDNN compiles its kernels for each new shape, which takes as long as a step."""
     return round_up(size, 8 if size <= 128 else 16 if size <= 256 else 32)
-
-
-def padded_length(tokens: int, context: int | None = None) -> int:
-    """Of a row of text, at most the context: as with frames, lengths are few."""
-    return min(round_up(tokens, 8), context or sys.maxsize)
 
 
 def round_up(size: int, step: int) -> int:

@@ -1,8 +1,8 @@
 """Batches as a pure function of the step: the same for any number of workers and processes, from any step on.
 
-No order, queue or random state has to be saved: `Loader.start(step)` gives what an unbroken run would see there. What
-is random about an item depends on (seed, epoch, item) alone, what a batch holds on (seed, epoch) alone. Each process
-takes every W-th item of a global batch, each micro-batch every k-th of those.
+No order, queue or random state needs saving: `Loader.start(step)` yields what an uninterrupted run would get. An item's
+random draws depend on (seed, epoch, item) alone, a batch's items on (seed, epoch) alone. Each of W processes takes
+every W-th item of a global batch, each of k micro-batches every k-th of those.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -27,16 +28,16 @@ from multimodal.system.signals import SIGNALS
 
 log = logging.getLogger(__name__)
 
-Key = Hashable  # an index, or a tuple of indices that are read together
-Plan = Callable[[int], Sequence[Sequence[Key]]]  # epoch → the global batches of it
-BROKEN = (MultimodalError, OSError, ValueError, EOFError, SyntaxError, KeyError)  # what a damaged item may raise
+Key = Hashable  # an index, or a tuple of indices read together
+Plan = Callable[[int], Sequence[Sequence[Key]]]  # epoch → its global batches
+BROKEN = (MultimodalError, OSError, ValueError, EOFError, SyntaxError, KeyError)  # raised by damaged items
 POLL = 0.2  # seconds
-SPARE = 32  # items tried in place of a micro-batch that has no whole one
+SPARE = 32  # items tried for a micro-batch whose own items are all broken
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Items by key. `read` may raise one of `BROKEN` for a damaged one; `name` says where the item lies."""
+    """Items by key. `read` may raise one of `BROKEN`; `name` is the item's location for messages."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +47,7 @@ class Source(Protocol):
 
 
 def shuffled(count: int, batch: int, seed: int) -> Plan:
-    """Every item once an epoch in random order; what is left over by whole batches waits for another epoch."""
+    """Shuffle all items each epoch, dropping the last incomplete batch."""
     if count < batch:
         raise DataError(f"{count} items are fewer than one batch of {batch}")
 
@@ -58,31 +59,41 @@ def shuffled(count: int, batch: int, seed: int) -> Plan:
 
 
 def generator(*parts: Key) -> torch.Generator:
-    """A random generator that depends on `parts` (numbers, texts, tuples of them) alone."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    """Return a generator seeded by `parts` (numbers, strings, tuples of them) alone."""
+    digest = hashlib.blake2b(repr(_plain(parts)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def _plain(key: Any) -> Any:
+    """Named tuples as tuples: the name of a class must not change what is drawn."""
+    return tuple(map(_plain, key)) if isinstance(key, tuple) else key
+
+
+def unchanged(item: Any, random: torch.Generator) -> Any:
+    """A `prepare` for items that are ready."""
+    return item
+
+
 class Step(NamedTuple):
-    """What one process trains on in one step. `padding`: the mean of its batches' attribute `padding`, where they
-    have one. `waited`: seconds until the batches were there."""
+    """The micro-batches of one process in one step. `padding`: mean of the batches' attribute `padding`, if they have
+    one. `waited`: seconds until the batches arrived."""
 
     epoch: int
     batches: list[Any]
-    count: int  # whole items of this process
+    count: int  # good items of this process
     broken: int
     padding: float | None = None
     waited: float = 0.0
 
 
-class _Job(NamedTuple):
+class _LoaderJob(NamedTuple):
     epoch: int
     keys: list[Key]
     spare: list[tuple[int, Key]]  # epoch and key
 
 
 class _Micro(NamedTuple):
-    """One micro-batch: `batch` is what `collate` made of its whole items, None where it was to have no items."""
+    """One micro-batch: `batch` is collated from its good items, None if none were planned."""
 
     epoch: int
     batch: Any
@@ -91,19 +102,19 @@ class _Micro(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """An error that is no damaged item, as text, since not every exception survives the way out of a worker."""
+    """An error other than a damaged item, as text, since not every exception can be pickled by a worker."""
 
     line: str
     trace: str
 
 
 class _Jobs(Dataset):
-    """Makes micro-batches; runs in the workers."""
+    """Dataset of micro-batches, read by the workers."""
 
     def __init__(self, source: Source, prepare: Callable, collate: Callable, seed: int):
         self.source, self.prepare, self.collate, self.seed = source, prepare, collate, seed
 
-    def __getitem__(self, job: _Job) -> _Micro | _Failure:
+    def __getitem__(self, job: _LoaderJob) -> _Micro | _Failure:
         items: list[Any] = []
         broken: list[tuple[str, str]] = []
         at = "the batch"
@@ -115,10 +126,10 @@ class _Jobs(Dataset):
                 self._read(epoch, key, at, items, broken)
             at = "the batch"
             if job.spare and not items:
-                return _Failure(f"none of {len(broken)} items is whole, the last: {': '.join(broken[-1])}", "")
+                return _Failure(f"all {len(broken)} items are broken, the last: {': '.join(broken[-1])}", "")
             return _Micro(job.epoch, self.collate(items) if items else None, len(items), broken)
         except Exception as error:
-            return _Failure(f"{at}: cannot be made ready ({_cause(error)})", traceback.format_exc())
+            return _Failure(f"{at}: cannot be prepared ({_cause(error)})", traceback.format_exc())
 
     def _read(self, epoch: int, key: Key, name: str, items: list[Any], broken: list[tuple[str, str]]) -> None:
         try:
@@ -133,15 +144,14 @@ def _cause(error: Exception) -> str:
 
 
 class Loader:
-    """`prepare(item, generator)` decodes and augments one item; `collate(items)` makes the batch of them. Both run in
-    `workers` processes (0: in this one), with one thread each.
+    """Loads steps of `micro` micro-batches. `prepare(item, generator)` decodes and augments one item, `collate(items)`
+    makes a batch. Both run in `workers` processes (0: in this one) with one thread each.
 
-    A broken item (one of `BROKEN`) is logged by name, counted and left out of its batch. A micro-batch without a
-    whole item takes the next one of the batches that follow, with its own label, so that no process is left without
-    a batch while others wait for it; so do those that get no item because a batch is smaller than the processes
-    times `micro` (with one process they are left out). Any other error is raised as DataError, which names the item
-    and holds the worker's traceback as a note; so is a share of broken items over `most_broken` (of the items read,
-    but of at least `patience`). TrainingError: a worker was killed."""
+    A broken item (one of `BROKEN`) is logged by name, counted and skipped. A micro-batch without a good item takes the
+    next one of the batches that follow, so that no process lacks a batch while others wait for it; so does one without
+    any item because the batch is smaller than the processes times `micro` (with one process it is dropped). Raises
+    DataError for any other error, naming the item, with the worker's traceback as a note, and for a share of broken
+    items over `most_broken` (of the items read, but at least of `patience`); TrainingError if a worker was killed."""
 
     patience = 200
 
@@ -151,10 +161,10 @@ class Loader:
     ):  # fmt: skip
         self.plan, self.micro, self.rank, self.world, self.most_broken = plan, micro, rank, world, most_broken
         self.jobs, self.workers = _Jobs(source, prepare, collate, seed), workers
-        self.read = self.broken = 0  # in all, kept in the run's state
+        self.read = self.broken = 0  # totals, saved in the run's state
 
     def _batches(self, step: int) -> Iterator[tuple[int, Sequence[Key]]]:
-        """Endless (epoch, global batch), from number `step` on."""
+        """Yield (epoch, global batch) from number `step` on, without end."""
         for epoch in itertools.count():
             batches = [batch for batch in self.plan(epoch) if len(batch)]
             if not batches:
@@ -162,7 +172,7 @@ class Loader:
             yield from ((epoch, batch) for batch in batches[step:])
             step = max(0, step - len(batches))
 
-    def _orders(self, step: int) -> Iterator[_Job]:
+    def _orders(self, step: int) -> Iterator[_LoaderJob]:
         parts = self.world * self.micro
         ahead: list[tuple[int, Sequence[Key]]] = []
         following = self._batches(step)
@@ -172,22 +182,16 @@ class Loader:
             epoch, batch = ahead.pop(0)
             for slot in range(self.rank, parts, self.world):
                 keys = list(batch[slot::parts])
-                yield _Job(epoch, keys, _spare(ahead, slot, parts) if keys or self.world > 1 else [])
+                yield _LoaderJob(epoch, keys, _spare(ahead, slot, parts) if keys or self.world > 1 else [])
 
     def start(self, step: int, check: Callable[[], None] = lambda: None) -> Iterator[Step]:
-        """Endless steps, from number `step` on. Closing the iterator ends the workers. `check` is called for each
-        micro-batch, and every `POLL` seconds while one is awaited; what it raises ends the iterator."""
-        spawn: dict[str, Any] = {}
-        if self.workers:
-            spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker, "timeout": POLL}
-        # torch's handler, which raises for a dead worker wherever the program stands, is not set; `_next` notices it
-        signal_handling._SIGCHLD_handler_set = True
-        with blocked():
-            micros = iter(DataLoader(
-                self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
-                collate_fn=_same, generator=torch.Generator(),  # without one it would draw from the global one
-                pin_memory=bool(self.workers) and torch.cuda.is_initialized(), **spawn,  # no copy to a GPU waits
-            ))  # fmt: skip
+        """Yield steps from number `step` on, without end. Closing the iterator ends the workers. `check` is called for
+        each micro-batch, and every `POLL` seconds while waiting for one; what it raises ends the iterator."""
+        signal_handling._SIGCHLD_handler_set = True  # keeps torch's handler off, which raises anywhere in the program
+        with blocked(), warnings.catch_warnings():
+            # workers that wait for a disk or a network may outnumber the cores
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            micros = iter(self._micro_batches(step))
         try:
             while True:
                 began = time.perf_counter()
@@ -199,7 +203,19 @@ class Loader:
                 yield Step(group[0].epoch, batches, count, len(broken), _padding(batches), waited)
         finally:
             if self.workers:
-                _end(micros)  # else they live until the last traceback that holds them is gone
+                _end(micros)  # otherwise they live as long as a traceback refers to them
+
+    def _micro_batches(self, step: int) -> DataLoader:
+        spawn: dict[str, Any] = {}
+        if self.workers:
+            spawn = {"prefetch_factor": 2 * self.micro, "worker_init_fn": calm_worker, "timeout": POLL}
+        if self.workers > (cores := len(os.sched_getaffinity(0))):
+            log.info("%d workers share %d CPU cores", self.workers, cores)
+        return DataLoader(
+            self.jobs, sampler=_Order(lambda: self._orders(step)), batch_size=None, num_workers=self.workers,
+            collate_fn=_same, generator=torch.Generator(),  # by default it would draw from the global one
+            pin_memory=bool(self.workers) and torch.cuda.is_initialized(), **spawn,
+        )  # fmt: skip
 
     def _next(self, micros: Any, check: Callable[[], None]) -> _Micro:
         micro = None
@@ -217,20 +233,20 @@ class Loader:
         return micro
 
     def _waited(self, micros: Any, error: RuntimeError, check: Callable[[], None]) -> None:
-        """Returns where `error` only says that `POLL` seconds have passed."""
+        """Return if `error` only means that `POLL` seconds have passed."""
         if str(error).startswith("DataLoader timed out"):
             if micros._pin_memory and not micros._pin_memory_thread.is_alive():
                 raise TrainingError("the thread that pins batches in memory has ended") from None
         elif str(error).startswith("DataLoader worker"):
-            check()  # whoever stops a run may kill its workers too
-            raise TrainingError(f"a data worker has died, perhaps for want of memory ({_cause(error)})") from None
+            check()  # stopping a run may kill its workers too
+            raise TrainingError(f"a data worker has died, perhaps out of memory ({_cause(error)})") from None
         else:
             raise error
 
-    def _count(self, whole: int, broken: list[tuple[str, str]]) -> None:
+    def _count(self, good: int, broken: list[tuple[str, str]]) -> None:
         for name, cause in broken:
             log.warning("broken item skipped: %s: %s", name, cause)
-        self.read, self.broken = self.read + whole + len(broken), self.broken + len(broken)
+        self.read, self.broken = self.read + good + len(broken), self.broken + len(broken)
         if broken and self.broken > self.most_broken * max(self.read, self.patience):
             raise DataError(
                 f"{self.broken} of {self.read} items are broken, more than {self.most_broken:.1%}; the last: "
@@ -239,8 +255,8 @@ class Loader:
 
 
 def _end(micros: Any) -> None:
-    """End the workers of a DataLoader's iterator. Its own way waits seconds for each that is within an item."""
-    micros._shutdown = True  # its own way then does nothing
+    """Kill the workers of a DataLoader's iterator, whose own shutdown waits seconds for each busy one."""
+    micros._shutdown = True  # turns that shutdown off
     if micros._pin_memory:
         micros._pin_memory_thread_done_event.set()
     for worker in micros._workers:
@@ -256,9 +272,9 @@ def _end(micros: Any) -> None:
 
 
 def _spare(ahead: list[tuple[int, Sequence[Key]]], slot: int, parts: int) -> list[tuple[int, Key]]:
-    """Items of the batches to come, others for each slot where these are large enough."""
-    found = ((epoch, batch[i]) for epoch, batch in ahead for i in range(slot % len(batch), len(batch), parts))
-    return list(itertools.islice(found, SPARE))
+    """Return items of the following batches, different ones for each slot if there are enough."""
+    spare = ((epoch, batch[i]) for epoch, batch in ahead for i in range(slot % len(batch), len(batch), parts))
+    return list(itertools.islice(spare, SPARE))
 
 
 def _padding(batches: list[Any]) -> float | None:
@@ -278,12 +294,12 @@ def _same(micro: _Micro | _Failure) -> _Micro | _Failure:
     return micro
 
 
-PARENT = 0.5  # seconds between two looks whether a worker's parent lives
+PARENT = 0.5  # seconds between checks that a worker's parent lives
 
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Keep signals waiting: also for a worker forked in the block, up to its `calm_worker`."""
+    """Block signals, also in a worker forked inside, until its `calm_worker`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -292,8 +308,8 @@ def blocked() -> Iterator[None]:
 
 
 def calm_worker(_: int = 0) -> None:
-    """Have a loader's worker outlive signals sent to all processes of a run, which still needs its batches. The run
-    ends it with SIGKILL."""
+    """Make a worker ignore signals sent to all processes of a run, which still needs its batches and ends it with
+    SIGKILL."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -301,8 +317,8 @@ def calm_worker(_: int = 0) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process soon after its parent, also where that was killed."""
-    signal.set_wakeup_fd(-1)  # a forked worker has its parent's
+    """End this process soon after its parent, even if that was killed."""
+    signal.set_wakeup_fd(-1)  # inherited from the parent
     parent = multiprocessing.parent_process().pid
 
     def follow() -> None:

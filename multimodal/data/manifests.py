@@ -1,4 +1,4 @@
-"""Lists of items in text files: JSON lines and CSV, each row with its line number; a damaged row is a row too."""
+"""Manifests: rows of JSON lines and CSV files with their line numbers; a damaged row stays a row."""
 
 import csv
 import gzip
@@ -21,20 +21,20 @@ class Line(NamedTuple):
 
 
 def read_text(path: Path) -> str:
-    """Of a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
+    """Read a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
     path = _regular(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is no UTF-8 ({error.object[error.start]:#04x})") from None
+        raise DataError(f"{path}: byte {error.start} is not UTF-8 ({error.object[error.start]:#04x})") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
-    """Rows of a CSV/TSV with a header line, or of a file with one JSON object a line. Raises DataError, naming the
-    line, where the file cannot be read on."""
+    """Read rows of a CSV/TSV with a header line, or of a file with one JSON object per line. Raises DataError naming
+    the line where reading fails."""
     path = _regular(path)
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
@@ -55,18 +55,18 @@ def _json(data: bytes) -> Iterator[Line]:
         if not line.strip():
             continue
         try:
-            values = strict_json(line, halves=True)  # a fault of the text, not of the line
+            values = strict_json(line, halves=True)  # lone surrogates are a fault of the text, not of the line
         except ValueError as error:
-            yield Line(number, {}, f"no JSON ({error})")
+            yield Line(number, {}, f"not JSON ({error})")
             continue
         if isinstance(values, dict):
             yield Line(number, values)
         else:
-            yield Line(number, {}, f"no JSON object ({shown(values)})")
+            yield Line(number, {}, f"not a JSON object ({shown(values)})")
 
 
 def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
-    """`separator` None: the tab where the header has one (open_clip's default), else the comma."""
+    """`separator` None: a tab if the header has one (open_clip's default), else a comma."""
     text = data.decode("utf-8", "surrogateescape")
     mark = separator or ("\t" if "\t" in text.partition("\n")[0] else ",")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
@@ -74,7 +74,7 @@ def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
     following = 1
     try:
         for row in rows:
-            number, following = following, rows.line_num + 1  # a row begins where the one before has ended
+            number, following = following, rows.line_num + 1  # rows may span lines
             if not row:
                 continue
             if not header:

@@ -1,9 +1,9 @@
-"""WebDataset tars read at random: each is indexed (remote ones after a copy to this machine, `remote.fetch`).
+"""Random access to WebDataset tars through an index (remote ones are copied to this machine, `remote.fetch`).
 
-webdataset itself streams shards, and shuffles what a buffer holds; where a stream stands cannot be written down
-exactly, and a broken member shifts all after it. With an index every sample has a number, the order is a
-permutation, and a run resumes in the middle of an epoch. The price: local disk for remote shards, and one pass over
-the headers at the start (about 20,000 members a second). webdataset gives its rule for keys.
+webdataset itself streams shards through a shuffle buffer, whose state cannot be saved exactly, and a broken member
+shifts all after it. With an index every sample has a number, the order is a permutation, and a run resumes in
+mid-epoch. The price: local disk for remote shards, and one pass over the headers at the start (about 20,000 members a
+second).
 """
 
 import gzip
@@ -19,27 +19,27 @@ from multimodal.data.remote.copies import Opening, kept
 from multimodal.errors import DataError
 
 SMALL = frozenset({"cls", "txt", "json"})  # read along with the index
-META = re.compile(r"__[^/]*__($|/)")  # names that webdataset keeps for itself (tariterators.tar_file_iterator)
+META = re.compile(r"__[^/]*__($|/)")  # names reserved by webdataset (tariterators.tar_file_iterator)
 LARGEST_SMALL, LARGEST = 16 << 20, 1 << 30  # bytes; members are held in memory
 
 
-class Member(NamedTuple):
+class ShardMember(NamedTuple):
     name: str
     offset: int  # bytes
     size: int
 
 
-class Shot(NamedTuple):
-    """Members of one key by their endings in lower case, the contents of small ones, and what is wrong with it."""
+class ShardSample(NamedTuple):
+    """Members of one key by lower-case ending, the contents of small ones, and the fault, if any."""
 
     name: str
-    members: dict[str, Member]
+    members: dict[str, ShardMember]
     small: dict[str, bytes]
     fault: str = ""
 
 
 def plain_tar(path: Path, cache: Path | None = None) -> Path:
-    """The tar itself, or its unpacked copy where it is compressed by gzip. Raises DataError."""
+    """Return the tar, or an unpacked copy of a gzip one. Raises DataError."""
     try:
         with path.open("rb") as file:
             if file.read(2) != b"\x1f\x8b":
@@ -51,20 +51,20 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
     return kept(str(path), identity, cache, lambda: Opening(lambda: gzip.open(path)))
 
 
-def shots(path: Path) -> Iterator[Shot]:
-    """Samples of a tar in order, grouped by webdataset's rule: neighbours whose names agree up to the first dot of
-    the base name. A shard that ends early or is damaged inside yields a last, broken one, since what should follow
-    is lost. Raises DataError for a file that is no tar."""
+def shots(path: Path) -> Iterator[ShardSample]:
+    """Yield the samples of a tar in order, grouped as by webdataset: neighbours whose names agree up to the first dot
+    of the base name. A truncated or damaged shard yields a last, broken sample for what is lost. Raises DataError for a
+    file that is not a tar."""
     from webdataset.tariterators import base_plus_ext
 
-    held: Shot | None = None
+    held: ShardSample | None = None
     try:
         with tarfile.open(path, "r:") as tar:
             for member in _members(tar):
                 if isinstance(member, str):
                     if held:
                         yield held
-                    held = Shot("its end", {}, {}, member)
+                    held = ShardSample("its end", {}, {}, member)
                     break
                 key, ending = base_plus_ext(member.name)
                 if key is None or META.match(member.name) or not member.isfile() or member.issparse():
@@ -72,15 +72,15 @@ def shots(path: Path) -> Iterator[Shot]:
                 if held is None or held.name != key:
                     if held:
                         yield held
-                    held = Shot(key, {}, {})
-                held = _with(held, ending.lower(), Member(member.name, member.offset_data, member.size), tar)
+                    held = ShardSample(key, {}, {})
+                held = _with(held, ending.lower(), ShardMember(member.name, member.offset_data, member.size), tar)
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise DataError(f"{path}: not a tar that can be read ({_line(error)})") from None
+        raise DataError(f"{path}: not a readable tar ({_line(error)})") from None
     if held:
         yield held
 
 
-def _with(shot: Shot, ending: str, member: Member, tar: tarfile.TarFile) -> Shot:
+def _with(shot: ShardSample, ending: str, member: ShardMember, tar: tarfile.TarFile) -> ShardSample:
     if ending in shot.members:
         return shot._replace(fault=f"two members of the same ending ({member.name})")
     shot.members[ending] = member
@@ -93,32 +93,32 @@ def _with(shot: Shot, ending: str, member: Member, tar: tarfile.TarFile) -> Shot
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo | str]:
-    """Members, then a complaint where the file does not end as a tar does (tarfile stops there without a word)."""
+    """Yield members, then a fault if the file does not end as a tar does (tarfile stops silently)."""
     size = os.fstat(tar.fileobj.fileno()).st_size
     while True:
         try:
             member = tar.next()
         except tarfile.TarError as error:
             ended = "ends early" if tar.offset > size else "is damaged"
-            yield f"the shard {ended}, what follows is lost (at byte {min(tar.offset, size)}, {_line(error)})"
+            yield f"the shard {ended}, the rest is lost (at byte {min(tar.offset, size)}, {_line(error)})"
             return
         if member is None:
             break
         if member.offset_data + member.size > size:
-            yield f"the shard ends early, what follows is lost (at byte {size}, inside {member.name})"
+            yield f"the shard ends early, the rest is lost (at byte {size}, inside {member.name})"
             return
         yield member
         tar.members.clear()  # tarfile keeps them all
     tar.fileobj.seek(tar.offset)
     block = tar.fileobj.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
-        yield f"the shard ends early, what follows is lost (at byte {size}, no end mark)"
+        yield f"the shard ends early, the rest is lost (at byte {size}, no end mark)"
     elif block.strip(b"\0"):
-        yield f"the shard is damaged, what follows is lost (at byte {tar.offset})"
+        yield f"the shard is damaged, the rest is lost (at byte {tar.offset})"
 
 
-class Handles:
-    """Files kept open for reading at offsets, per process: a copy made by fork or pickle opens its own."""
+class OpenFiles:
+    """Cache of open files for reads at offsets, per process: a forked or pickled copy opens its own."""
 
     most = 64
 
@@ -126,7 +126,7 @@ class Handles:
         self._process, self._open = 0, OrderedDict()
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Raises OSError, or DataError where the file has become shorter."""
+        """Raises OSError, or DataError if the file has become shorter."""
         if self._process != os.getpid():
             self._process, self._open = os.getpid(), OrderedDict()
         file = self._open.pop(path, None) or open(path, "rb", buffering=0)  # noqa: SIM115

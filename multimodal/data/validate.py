@@ -1,6 +1,5 @@
-"""Every item of a source decoded to its end, before a run meets it: what is broken, why, and how often."""
+"""Validation of training data: decode every item and report what is broken."""
 
-import math
 import multiprocessing
 import re
 import signal
@@ -16,21 +15,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from multimodal.data.loader import BROKEN, end_with_parent
-from multimodal.data.sources import Sample, Source
+from multimodal.data.sources import PATHS, Sample, Source, duration_of
 from multimodal.errors import DataError
 from multimodal.tokens.audio.reading import SAMPLE_RATE, stream_audio
 from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
-from multimodal.tokens.image.reading import SUFFIXES as PICTURES
+from multimodal.tokens.image.reading import SUFFIXES as IMAGES
 from multimodal.tokens.image.reading import read_image
 
 Kind = Literal["auto", "image", "audio"]
-CHUNK = 32  # items a worker is given at once
-# a duration may differ by the larger of both from the decoded sound
+CHUNK = 32  # items per task of a worker
+# tolerance of a duration: the larger of both
 DURATION_SECONDS, DURATION_SHARE = 0.1, 0.05
 
 
-class Fault(NamedTuple):
-    """`cause` is the same for like faults, `detail` is the whole reason."""
+class DataFault(NamedTuple):
+    """`cause` groups faults of one kind, `detail` is the full reason."""
 
     name: str
     cause: str
@@ -38,21 +37,24 @@ class Fault(NamedTuple):
 
 
 class Checked(NamedTuple):
-    faults: list[Fault]
-    seconds: float  # of sound
+    faults: list[DataFault]
+    seconds: float  # of audio
 
 
 @dataclass
-class Report:
+class ValidationReport:
     items: int
+    texts: int = 0  # items with a text
+    labels: int = 0  # items with a label
+    columns: tuple[str, ...] = ()  # of the first item
     broken: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[DataFault] = field(default_factory=list)
     sound: float = 0.0  # seconds
     elapsed: float = 0.0  # seconds
 
     @property
     def causes(self) -> dict[str, int]:
-        """How many faults have each cause, the most frequent first."""
+        """Number of faults by cause, the most frequent first."""
         return dict(Counter(fault.cause for fault in self.faults).most_common())
 
     def to_dict(self, data: str) -> dict[str, Any]:
@@ -60,6 +62,8 @@ class Report:
             "data": data,
             "items": self.items,
             "broken": self.broken,
+            "texts": self.texts,
+            "labels": self.labels,
             "sound_seconds": round(self.sound, 2),
             "elapsed_seconds": round(self.elapsed, 2),
             "causes": self.causes,
@@ -70,14 +74,17 @@ class Report:
 def validate(
     source: Source, kind: Kind = "auto", workers: int = 0, labels: Collection[str] = (),
     progress: Callable[[int, int, int], None] = lambda done, items, broken: None,
-) -> Report:  # fmt: skip
-    """Decodes all media, and checks texts, labels (against the known `labels`, where given) and the
-    field `duration`.
+) -> ValidationReport:  # fmt: skip
+    """Decode all media and check texts, labels (against `labels`, if given) and the field `duration`.
 
-    `progress(done, items, broken)` is called as results come. A decoder that crashes its worker is a fault of the
+    `progress(done, items, broken)` is called with each result. A decoder that crashes its worker is a fault of the
     item."""
-    check = Check(source, kind, frozenset(labels))
-    report, began = Report(len(source)), time.perf_counter()
+    check = ItemCheck(source, kind, frozenset(labels))
+    rows, began = [source.row(key) for key in range(len(source))], time.perf_counter()
+    report = ValidationReport(
+        len(rows), sum(bool(row.texts) for row in rows), sum(row.label is not None for row in rows),
+        tuple(rows[0].fields),
+    )  # fmt: skip
     for done, checked in enumerate(_checked(check, len(source), workers), 1):
         report.faults += checked.faults
         report.broken += bool(checked.faults)
@@ -87,17 +94,21 @@ def validate(
     return report
 
 
-def summary(data: str, report: Report) -> list[str]:
-    """Lines for people: the broken items, the causes with their counts, and the total."""
-    hours = f", {report.sound / 3600:.2f} h of sound" if report.sound else ""
+def summary(data: str, report: ValidationReport) -> list[str]:
+    """Return the printed report: broken items, causes with their counts, and the totals."""
+    hours = f", {report.sound / 3600:.2f} h of audio" if report.sound else ""
+    others = [name for name in report.columns if name not in (*PATHS, "duration")]
+    unread = others and not report.texts and not report.labels
+    hint = "no text and no label among the columns {}; name one with --text_column or --label_column"
     return [
         *(f"{fault.name}: {fault.detail}" for fault in report.faults),
         *(f"{count:8} {cause}" for cause, count in report.causes.items()),
         f"{data}: {report.broken} of {report.items} items are broken{hours}, checked in {report.elapsed:.1f} s",
+        *([f"{data}: {hint.format(', '.join(report.columns))}"] if unread else []),
     ]
 
 
-class Check:
+class ItemCheck:
     """Checks one item by its key."""
 
     def __init__(self, source: Source, kind: Kind, labels: frozenset[str]):
@@ -106,24 +117,24 @@ class Check:
     def __call__(self, key: int) -> Checked:
         seconds = 0.0
         name, medium = (row := self.source.row(key)).place, row.name
-        found: list[str] = []
+        faults: list[str] = []
         try:
             sample = self.source.read(key)
-            found += [*_text_faults(sample), *self._label_faults(sample)]
+            faults += [*_text_faults(sample), *self._label_faults(sample)]
             seconds = self._decode(sample)
-            found += _duration_faults(sample, seconds)
+            faults += _duration_faults(sample, seconds)
         except BROKEN as error:
-            found.append(" ".join(str(error).split()) or type(error).__name__)
-        return Checked([fault(name, text, medium) for text in found], seconds)
+            faults.append(" ".join(str(error).split()) or type(error).__name__)
+        return Checked([fault(name, text, medium) for text in faults], seconds)
 
     def _decode(self, sample: Sample) -> float:
-        """Seconds of sound. Raises ImageError, AudioError or DataError."""
+        """Return the seconds of audio. Raises ImageError, AudioError or DataError."""
         ending = Path(sample.name).suffix.lower()
-        if self.kind == "image" or (self.kind == "auto" and ending in PICTURES):
+        if self.kind == "image" or (self.kind == "auto" and ending in IMAGES):
             read_image(sample.media)
             return 0.0
         if self.kind == "auto" and ending not in SOUNDS:
-            raise DataError(f"neither a picture nor a recording by its name ({ending or 'no ending'})")
+            raise DataError(f"not an image or audio file by its name ({ending or 'no ending'})")
         return sum(len(chunk) for chunk in stream_audio(sample.media)) / SAMPLE_RATE
 
     def _label_faults(self, sample: Sample) -> Iterator[str]:
@@ -131,12 +142,12 @@ class Check:
             yield f"label is unknown ({sample.label!r})"
 
 
-def fault(name: str, text: str, medium: str = "") -> Fault:
-    """Messages are `NAME: MEDIUM: cause (value)`: names and value are not part of the cause, nor are numbers of
-    seconds. A row of a list has its own `name`, besides that of its `medium`."""
+def fault(name: str, text: str, medium: str = "") -> DataFault:
+    """Split a message `NAME: MEDIUM: cause (value)` into detail and cause, the latter without names and numbers. A row
+    of a list has a `name` next to that of its `medium`."""
     detail = re.sub(r"^(?:<bytes>|\d+ bytes): ", "", text.removeprefix(f"{name}: "))
     cause = detail.removeprefix(f"{medium}: ").partition(" (")[0]
-    return Fault(name, re.sub(r"[\d.]+(?= packets| s )", "N", cause), detail)
+    return DataFault(name, re.sub(r"[\d.]+(?= packets| s )", "N", cause), detail)
 
 
 def _text_faults(sample: Sample) -> Iterator[str]:
@@ -148,19 +159,15 @@ def _text_faults(sample: Sample) -> Iterator[str]:
 
 
 def _duration_faults(sample: Sample, seconds: float) -> Iterator[str]:
-    said = sample.fields.get("duration")
-    if said is None or not seconds:
+    if sample.fields.get("duration") is None or not seconds:
         return
-    try:
-        said = float(said)  # a column of a CSV is a text
-    except (TypeError, ValueError):
-        said = math.nan
-    if not abs(said - seconds) <= max(DURATION_SECONDS, DURATION_SHARE * seconds):
-        yield f"duration does not agree with the sound (said {said:.2f} s, found {seconds:.2f} s)"
+    listed = duration_of(sample.fields)
+    if not abs(listed - seconds) <= max(DURATION_SECONDS, DURATION_SHARE * seconds):
+        yield f"duration differs from the audio (listed {listed:.2f} s, actual {seconds:.2f} s)"
 
 
-def _checked(check: Check, items: int, workers: int) -> Iterator[Checked]:
-    """Results in the order of the items."""
+def _checked(check: ItemCheck, items: int, workers: int) -> Iterator[Checked]:
+    """Yield results in the order of the items."""
     if not workers:
         yield from map(check, range(items))
         return
@@ -182,8 +189,8 @@ def _checked(check: Check, items: int, workers: int) -> Iterator[Checked]:
         yield from _one_by_one(check, lost)
 
 
-def _one_by_one(check: Check, keys: Sequence[int]) -> Iterator[Checked]:
-    """Finds which of the items crashes a worker."""
+def _one_by_one(check: ItemCheck, keys: Sequence[int]) -> Iterator[Checked]:
+    """Find the items that crash a worker."""
     keys = deque(keys)
     while keys:
         with _pool(check, 1) as pool:
@@ -193,23 +200,23 @@ def _one_by_one(check: Check, keys: Sequence[int]) -> Iterator[Checked]:
                     keys.popleft()
             except BrokenProcessPool:
                 name = check.source.name(keys.popleft())
-                yield Checked([fault(name, "the decoder crashes on it (its process was killed)")], 0.0)
+                yield Checked([fault(name, "the decoder crashed (its process was killed)")], 0.0)
 
 
-def _pool(check: Check, workers: int) -> ProcessPoolExecutor:
+def _pool(check: ItemCheck, workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _begin, (check,))
 
 
-def _begin(check: Check) -> None:
+def _begin(check: ItemCheck) -> None:
     global _check
     _check = check
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent()
 
 
-_check: Check
+_check: ItemCheck
 
 
 def _check_all(keys: Sequence[int]) -> list[Checked]:

@@ -1,4 +1,4 @@
-"""Beam search over any next-token function (see `search`), which stops as openai-whisper's or as transformers'."""
+"""Beam search over any next-token function (see `sampling`), with openai-whisper's or transformers' stopping rule."""
 
 import heapq
 import math
@@ -13,115 +13,111 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.logits import normalised
-from multimodal.decoding.sampling import Decoded, Rule, Step, limits_of, next_logits, rows_of
+from multimodal.decoding.logits import log_softmax
+from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Step, length_limits, next_logits, rows_of
 
-Norm = Callable[[int], float]  # what the log-probability of so many new tokens, the end apart, is divided by
+LengthNorm = Callable[[int], float]  # number of new tokens without the end -> divisor of their log-probability
 Row = tuple[list[int], float]  # new ids without the end, and the sum of their scores, the end included
 EarlyStopping = bool | str  # or "never"
-BEHIND = ("cuda",)  # kinds of device that the host follows some steps behind
-AHEAD = 2  # steps, so that a device always has one to go on with
+ASYNC_DEVICES = ("cuda",)  # device types on which the host follows some steps behind
+STEPS_AHEAD = 2  # steps, so that the device never waits for the host
 PIECE = 128  # of a vocabulary
 
 
 @dataclass
 class _Prompt:
-    """One prompt of a beam search: `limit` new tokens at most; each sequence that has ended, and the chosen ones, the
-    best first, once there is no more to be won."""
+    """One prompt of a beam search: at most `limit` new tokens, the `ended` sequences, and once the search is done the
+    `chosen` ones, best first."""
 
     limit: int
     ended: list[Row] = field(default_factory=list)
     chosen: list[Row] | None = None
-    rows: list[list[int]] = field(default_factory=lambda: [[]])  # of the going ones, where the host follows behind
+    rows: list[list[int]] = field(default_factory=lambda: [[]])  # of the active beams, where the host follows behind
 
 
 @torch.inference_mode()
-def beam(
+def beam_search(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int], beams: int,
-    rules: Sequence[Rule] = (), length_penalty: float | Norm | None = None, patience: float = 1.0,
-    scorer: Rule | None = None, keep: int = 1, early_stopping: EarlyStopping | None = None,
-) -> Decoded:  # fmt: skip
-    """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended
-    (Kasai et al. 2022) or at its `max_new`, and the best of them is returned. With `patience` infinite it goes on
-    until no going sequence can still win, since a sure model fills the places with poor endings before its answer
-    is done; that is transformers' `early_stopping="never"`, but that what was cut at `max_new` is only returned where
-    too few have ended.
+    processors: Sequence[LogitsProcessor] = (), length_penalty: float | LengthNorm | None = None, patience: float = 1.0,
+    scorer: LogitsProcessor | None = None, keep: int = 1, early_stopping: EarlyStopping | None = None,
+) -> SampledTokens:  # fmt: skip
+    """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended (Kasai et al.
+    2022) or at its `max_new`, and its best sequence is returned. With infinite `patience` it continues until no active
+    beam can still win, since a confident model fills the list with poor endings first. That is transformers'
+    `early_stopping="never"`, except that sequences cut at `max_new` are returned only where too few have ended.
 
-    With `early_stopping` it is that of transformers 5, and `patience` has no part in it: only endings among the
-    `beams` best continuations count, the `beams` best of them are held, what is cut at `max_new` is ranked among them,
-    and the rules are applied to log-probabilities that nothing normalises afterwards. True: done with `beams` endings;
-    False: when the best going sequence, divided for the length it has, is no better than the worst of these; "never":
-    when it is no better for any length up to `max_new`.
+    With `early_stopping` it is that of transformers 5, without `patience`: only endings among the `beams` best
+    continuations count, the `beams` best of them are kept, sequences cut at `max_new` are ranked among them, and
+    processors change log-probabilities that are not normalised again. True: done with `beams` endings; False: when the
+    best active beam, normalised at its length, is no better than the worst of these; "never": when it is no better at
+    any length up to `max_new`.
 
-    `length_penalty` None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0
-    by the sum; a function of the length, rising or falling all the way, is divided by as it is (`per_token`, which is
-    transformers').
-    `scorer` turns (ids, log-probabilities) into the scores to add up, as for joint CTC decoding; with one all prompts
-    stay in the batch to the end. The `keep` ≤ `beams` best of each prompt stand together, the best first; a place that
-    no sequence takes has no ids and -inf."""
+    `length_penalty`: None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0 by the
+    sum; a monotonic function of the length is the divisor itself (`per_token` is transformers'). `scorer` turns (ids,
+    log-probabilities) into scores to sum, as for joint CTC decoding; all prompts then stay in the batch to the end.
+    The `keep` ≤ `beams` best of each prompt are returned together, best first; a missing one has no ids and -inf."""
     stop = _stop(beams, patience, keep, length_penalty, early_stopping)
-    given = [*rules] if early_stopping is None else [normalised, *rules]
+    every = [*processors] if early_stopping is None else [log_softmax, *processors]
     none = [([], 0.0)] * keep
-    prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in limits_of(max_new, prompt, cache)]
-    if prompt.device.type in BEHIND and scorer is None:
-        _ahead(step, prompt, cache, eos, beams, given, early_stopping is None, prompts, stop, keep)
-        return _found(prompts, keep)
-    ids, new, sums, held = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
+    prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in length_limits(max_new, prompt, cache)]
+    if prompt.device.type in ASYNC_DEVICES and scorer is None:
+        _ahead(step, prompt, cache, eos, beams, every, early_stopping is None, prompts, stop, keep)
+        return _result(prompts, keep)
+    ids, new, sums, active = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
     for count in range(1, max(one.limit for one in prompts) + 1):
-        scores = next_logits(step, new, cache, ids, given)
+        scores = next_logits(step, new, cache, ids, every)
         scores = scores.log_softmax(-1) if early_stopping is None else scores
         scores = scores if scorer is None else scorer(ids, scores)
-        rows, tokens, kept = _best(scores, sums, ids[:, prompt.shape[1] :], eos, beams, held, stop)
+        rows, tokens, kept = _best(scores, sums, ids[:, prompt.shape[1] :], eos, beams, active, stop)
         if rows != list(range(len(ids))):
             cache.reorder_rows(torch.tensor(rows, device=ids.device))
         new = torch.tensor(tokens, device=ids.device)[:, None]
         ids = torch.cat([ids[rows], new], 1)
-        for at, one in enumerate(held):
+        for at, one in enumerate(active):
             own = slice(at * beams, (at + 1) * beams)
             if one.chosen is None and (count >= one.limit or stop.settled(one, max(kept[own]), count)):
                 one.chosen = stop.ranked(one, ids[own, prompt.shape[1] :].tolist(), kept[own])[:keep]
-        going = [at for at, one in enumerate(held) if one.chosen is None]
+        going = [at for at, one in enumerate(active) if one.chosen is None]
         if not going:
             break
-        if scorer is None and 2 * len(going) <= len(held):
+        if scorer is None and 2 * len(going) <= len(active):
             left = rows_of(going, beams, ids.device)
             ids, new, kept = ids[left], new[left], [kept[row] for row in left.tolist()]
-            held = [held[at] for at in going]
+            active = [active[at] for at in going]
             cache.reorder_rows(left)
             cache.reorder_sources(rows_of(going, 1, ids.device))
         sums = torch.tensor(kept, device=sums.device)
-    return _found(prompts, keep)
+    return _result(prompts, keep)
 
 
-def _found(prompts: list[_Prompt], keep: int) -> Decoded:
+def _result(prompts: list[_Prompt], keep: int) -> SampledTokens:
     chosen = [row for one in prompts for row in (one.chosen + [([], -math.inf)] * keep)[:keep]]
-    return Decoded([row for row, _ in chosen], [score for _, score in chosen])
+    return SampledTokens([row for row, _ in chosen], [score for _, score in chosen])
 
 
 def _ahead(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, eos: int, beams: int, given: Sequence[Rule],
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, eos: int, beams: int, every: Sequence[LogitsProcessor],
     normalise: bool, prompts: list[_Prompt], stop: "_Patience | _Transformers", keep: int,
 ) -> None:  # fmt: skip
-    """`beam` on a device that would have to wait for each look of the host: it chooses the beams by itself, which needs
-    nothing of what has ended, and the host reads its note of a step while the next `AHEAD` ones are computed. A batch
-    goes on for so many steps after its end."""
-    ids, new, sums, held = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
+    """`beam_search` without waiting for the host: the device chooses the beams, which do not depend on what has ended.
+    The host reads each step's note while the next `STEPS_AHEAD` steps run; a batch runs that many steps longer."""
+    ids, new, sums, active = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
     notes, last = deque[_Note](), max(one.limit for one in prompts)
     for count in range(1, last + 1):
-        scores = next_logits(step, new, cache, ids, given)
+        scores = next_logits(step, new, cache, ids, every)
         scores = scores.log_softmax(-1) if normalise else scores
-        rows, tokens, sums, note = _choose(scores, sums, eos, beams, len(held))
+        rows, tokens, sums, note = _choose(scores, sums, eos, beams, len(active))
         cache.reorder_rows(rows)
         ids, new = torch.cat([ids[rows], tokens[:, None]], 1), tokens[:, None]
-        notes.append(_Note(note, held, count))
-        while len(notes) > (AHEAD if count < last else 0):
+        notes.append(_Note(note, active, count))
+        while len(notes) > (STEPS_AHEAD if count < last else 0):
             notes.popleft().read(eos, stop, keep)
-        going = [at for at, one in enumerate(held) if one.chosen is None]
+        going = [at for at, one in enumerate(active) if one.chosen is None]
         if not going:
             return
-        if 2 * len(going) <= len(held):
+        if 2 * len(going) <= len(active):
             left = rows_of(going, beams, ids.device)
-            ids, new, sums, held = ids[left], new[left], sums[left], [held[at] for at in going]
+            ids, new, sums, active = ids[left], new[left], sums[left], [active[at] for at in going]
             cache.reorder_rows(left)
             cache.reorder_sources(rows_of(going, 1, ids.device))
 
@@ -129,8 +125,8 @@ def _ahead(
 def _choose(
     scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], eos: int, beams: int, count: int
 ) -> tuple[Int[Tensor, "Q"], Int[Tensor, "Q"], Float[Tensor, "Q"], Float[Tensor, "B N"]]:
-    """Source rows, tokens and sums of the beams of `count` prompts, as `_best` chooses them; and for the host the
-    continuations, the best first: totals, tokens, sources inside of the prompt, and which are the beams."""
+    """Source rows, tokens and sums of the beams of `count` prompts, as `_best` chooses them, and a note for the host of
+    the continuations, best first: totals, tokens, sources within the prompt, and which are the beams."""
     top, width = scores.topk(min(beams + 1, scores.shape[1])), len(scores) // count
     each = top.values.shape[1]
     totals = (sums[:, None] + top.values).nan_to_num(nan=-torch.inf).reshape(count, -1)
@@ -138,7 +134,7 @@ def _choose(
     totals, order = F.pad(totals, (0, missing), value=-torch.inf).sort(dim=1, descending=True, stable=True)
     tokens = F.pad(top.indices.reshape(count, -1), (0, missing), value=eos).gather(1, order)
     sources, ends = (order // each).clamp(max=width - 1), tokens == eos
-    beam = ends.int().sort(dim=1, stable=True).indices[:, :beams]  # those that go on, the best first
+    beam = ends.int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
     note = torch.cat([x.double() for x in (totals, tokens, sources, beam)], 1)
     firsts = torch.arange(count, device=scores.device)[:, None] * width
     kept = totals.gather(1, beam).masked_fill(ends.gather(1, beam), -torch.inf)
@@ -147,20 +143,19 @@ def _choose(
 
 
 class _Note:
-    """What the device chose in step `count`, on its way to the host."""
+    """The device's choice in step `count`, on its way to the host."""
 
-    def __init__(self, note: Float[Tensor, "B N"], held: list[_Prompt], count: int):
-        self.note, self.held, self.count, self.event = note, held, count, None
+    def __init__(self, note: Float[Tensor, "B N"], active: list[_Prompt], count: int):
+        self.note, self.active, self.count, self.event = note, active, count, None
         if note.is_cuda:
             self.note = torch.empty(note.shape, dtype=note.dtype, pin_memory=True).copy_(note, non_blocking=True)
             self.event = torch.cuda.Event()
             self.event.record()
 
     def read(self, eos: int, stop: "_Patience | _Transformers", keep: int) -> None:
-        """As if it had been looked at when the step was done."""
         if self.event is not None:
             self.event.synchronize()
-        for one, row in zip(self.held, self.note.tolist(), strict=True):
+        for one, row in zip(self.active, self.note.tolist(), strict=True):
             if one.chosen is None:
                 _follow(one, row, self.count, eos, stop, keep)
 
@@ -179,20 +174,20 @@ def _follow(one: _Prompt, row: list[float], count: int, eos: int, stop: "_Patien
 
 
 class _Patience:
-    """When enough sequences of a prompt have ended."""
+    """Stop when enough sequences of a prompt have ended."""
 
-    def __init__(self, beams: int, wanted: int | float, keep: int, alpha: float | Norm | None):
-        self.beams, self.wanted, self.keep, self.alpha = beams, wanted, keep, alpha
+    def __init__(self, beams: int, count: int | float, keep: int, alpha: float | LengthNorm | None):
+        self.beams, self.count, self.keep, self.alpha = beams, count, keep, alpha
 
     def takes(self, one: _Prompt, rank: int) -> bool:
-        """Whether a sequence that ends now is held; `rank`: how many continuations are better."""
-        return len(one.ended) < self.wanted
+        """Return True if a sequence that ends now counts; `rank`: number of better continuations."""
+        return len(one.ended) < self.count
 
     def settled(self, one: _Prompt, going: float, count: int) -> bool:
-        """Whether a prompt is done: its places are full, or no going sequence can overtake the `keep` best that
-        ended. `going`: the best score of those after `count` tokens."""
-        if not math.isinf(self.wanted):
-            return len(one.ended) >= self.wanted
+        """Return True if enough have ended, or no active beam can overtake the `keep` best that ended. `going`: best
+        score of the active beams after `count` tokens."""
+        if not math.isinf(self.count):
+            return len(one.ended) >= self.count
         if len(one.ended) < self.keep:
             return False
         last = heapq.nlargest(self.keep, map(partial(_score, alpha=self.alpha), one.ended))[-1]
@@ -200,9 +195,9 @@ class _Patience:
         return last >= going / max(_norm(count, self.alpha), _norm(one.limit, self.alpha))
 
     def ranked(self, one: _Prompt, rows: list[list[int]], scores: list[float]) -> list[Row]:
-        """The ended sequences and the others, the best first: the others after them where patience is infinite, else
-        among them, as many as fill the beams."""
-        apart = math.isinf(self.wanted)
+        """The ended sequences and the others, best first: the others follow with infinite patience; else
+        as many as fill the beams are ranked among them."""
+        apart = math.isinf(self.count)
         others = sorted(zip(rows, scores, strict=True), key=lambda pair: -pair[1])
         pool = one.ended if apart else one.ended + others[: max(len(rows) - len(one.ended), 0)]
         ranked = sorted(pool, key=lambda row: -_score(row, self.alpha)) + (others if apart else [])
@@ -210,9 +205,9 @@ class _Patience:
 
 
 class _Transformers:
-    """As `GenerationMixin._beam_search` of transformers 5."""
+    """Stop as `GenerationMixin._beam_search` of transformers 5."""
 
-    def __init__(self, beams: int, early_stopping: EarlyStopping, alpha: float | Norm | None):
+    def __init__(self, beams: int, early_stopping: EarlyStopping, alpha: float | LengthNorm | None):
         self.beams, self.early_stopping, self.alpha = beams, early_stopping, alpha
 
     def takes(self, one: _Prompt, rank: int) -> bool:
@@ -229,22 +224,22 @@ class _Transformers:
 
     def ranked(self, one: _Prompt, rows: list[list[int]], scores: list[float]) -> list[Row]:
         pool = [(_score(row, self.alpha), row) for row in one.ended]
-        if rows and len(rows[0]) == one.limit:  # they have no end that would be counted
+        if rows and len(rows[0]) == one.limit:  # without an end in their length
             cut = _norm(one.limit - 1, self.alpha)
             pool += [(score / cut, (ids, score)) for ids, score in zip(rows, scores, strict=True)]
         return [row for score, row in sorted(pool, key=lambda pair: -pair[0]) if score > -math.inf]
 
 
 def _stop(
-    beams: int, patience: float, keep: int, alpha: float | Norm | None, early_stopping: EarlyStopping | None
+    beams: int, patience: float, keep: int, alpha: float | LengthNorm | None, early_stopping: EarlyStopping | None
 ) -> _Patience | _Transformers:
-    wanted = beams * patience if math.isinf(patience) else round(beams * patience)
-    if beams < 1 or wanted < 1 or not 1 <= keep <= beams:
-        raise ValueError(f"beams {beams} with patience {patience} leave nothing to search, or not {keep} to keep")
+    count = beams * patience if math.isinf(patience) else round(beams * patience)
+    if beams < 1 or count < 1 or not 1 <= keep <= beams:
+        raise ValueError(f"beams must be at least 1 and at least keep (got {beams}, keep {keep}, patience {patience})")
     if early_stopping is None:
-        return _Patience(beams, wanted, keep, alpha)
+        return _Patience(beams, count, keep, alpha)
     if early_stopping not in (True, False, "never"):
-        raise ValueError(f"early_stopping {early_stopping!r}: none of True, False, 'never'")
+        raise ValueError(f"early_stopping must be True, False or 'never' (got {early_stopping!r})")
     return _Transformers(beams, early_stopping, alpha)
 
 
@@ -252,8 +247,8 @@ def _best(
     scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], made: Int[Tensor, "R T"], eos: int, beams: int,
     prompts: list[_Prompt], stop: _Patience | _Transformers,
 ) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
-    """Source row, token and score of the `beams` best continuations of each prompt; those that end are put in
-    its `ended` where `stop` takes them."""
+    """Source row, token and score of the `beams` best continuations of each prompt; those that end go to its `ended` if
+    `stop` takes them."""
     values, indices = _top(scores, min(beams + 1, scores.shape[1]))
     totals = (sums[:, None] + values).nan_to_num(nan=-torch.inf).tolist()
     followers, width = indices.tolist(), len(scores) // len(prompts)
@@ -269,7 +264,7 @@ def _best(
                 one.ended.append((made[row].tolist(), total))
             if len(going) == beams:
                 break
-        # a vocabulary smaller than the beam leaves places, which no continuation of theirs can win
+        # a vocabulary smaller than the beam leaves beams empty; -inf keeps them from winning
         going += [(-torch.inf, *(going or pairs)[-1][1:])] * (beams - len(going))
         for column, values in zip((kept, rows, tokens), zip(*going, strict=True), strict=True):
             column.extend(values)
@@ -277,7 +272,7 @@ def _best(
 
 
 def _top(scores: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
-    """`topk`, of which a CPU sorts whole rows: the greatest are in the pieces that have the greatest peaks."""
+    """`topk`, faster on a CPU, which sorts whole rows: search only the pieces with the highest peaks."""
     pieces = scores.shape[1] // PIECE
     if pieces < 2 * count:
         return scores.topk(count)
@@ -290,21 +285,21 @@ def _top(scores: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"]
     return values, places.gather(1, order)
 
 
-def best(found: Decoded, length_penalty: float | None = None) -> Row:
-    """The row with the best score (see `beam`), of rows that answer one prompt."""
-    return max(zip(*found, strict=True), key=partial(_score, alpha=length_penalty))
+def best_row(rows: SampledTokens, length_penalty: float | None = None) -> Row:
+    """The row with the best score, of rows for one prompt."""
+    return max(zip(*rows, strict=True), key=partial(_score, alpha=length_penalty))
 
 
-def per_token(alpha: float) -> Norm:
-    """tokens^α, the end counted as one, as transformers' `length_penalty`: 1 ranks by the mean, 0 by the sum."""
+def per_token(alpha: float) -> LengthNorm:
+    """tokens^α with the end counted, as transformers' `length_penalty`: 1 ranks by the mean, 0 by the sum."""
     return lambda length: float(length + 1) ** alpha
 
 
-def _score(row: Row, alpha: float | Norm | None) -> float:
+def _score(row: Row, alpha: float | LengthNorm | None) -> float:
     return row[1] / _norm(len(row[0]), alpha)
 
 
-def _norm(length: int, alpha: float | Norm | None) -> float:
+def _norm(length: int, alpha: float | LengthNorm | None) -> float:
     if callable(alpha):
         return alpha(length)
     return float(max(length, 1)) if alpha is None else ((5 + length) / 6) ** alpha

@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 class CTCPath(NamedTuple):
-    """Tokens of one row, and for each the frames [first, past the last) in which it won."""
+    """Tokens of one row, and the frames [start, end) of each."""
 
     ids: list[int]
     spans: list[tuple[int, int]]
 
 
 def ctc_paths(logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], blank: int) -> list[CTCPath]:
-    """The best path of each row: the winner of every frame, repeats joined, blanks left out.
+    """The best path of each row: the winner of every frame, repeats merged and blanks removed.
 
-    Frames from `lengths` on do not matter. Scores may be logits or log-probabilities."""
-    found = []
+    Ignores frames from `lengths` on. Scores may be logits or log-probabilities."""
+    paths = []
     for winners, length in zip(logits.argmax(-1).tolist(), lengths.tolist(), strict=True):
         path, last = CTCPath([], []), blank
         for frame, winner in enumerate(winners[:length]):
@@ -27,8 +27,8 @@ def ctc_paths(logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], blank: 
                 path.ids.append(winner)
                 path.spans.append((frame, frame + 1))
             last = winner
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def ctc_greedy(logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], blank: int) -> list[list[int]]:

@@ -5,21 +5,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-class PrefixScorer:
-    """A scorer for `beams.beam` over B sources: (1 - weight)·attention + weight·CTC, both in log-probability.
+class CTCPrefixScorer:
+    """A `scorer` for `beam_search` over B sources: (1 - weight)·attention + weight·CTC, both log-probabilities.
 
-    The CTC score of a token is log p(prefix + token …) - log p(prefix …), where "…" is any continuation; the end
-    token's is that of the prefix as a whole text. `logprobs` are [B T W] with the blank last, W = V + 1, of which
-    `lengths` frames are real; `prompt`: ids before the first decoded one. The rows to score are those of the sources
-    in turn, equally many each. The recursions over frames are cumulative sums in float64, and the sums over frames
-    one matrix product a source, which scores whole vocabularies of whole beams at once."""
+    A token's CTC score is log p(prefix + token …) - log p(prefix …), where "…" is any continuation; the end token's is
+    that of the prefix as a whole text. `logprobs` [B T W] have the blank last, W = V + 1, and `lengths` real frames;
+    `prompt`: ids before the first decoded one. Each source has equally many consecutive rows. Recursions over frames
+    are cumulative sums in float64; one matrix product per source scores all tokens of all beams."""
 
     def __init__(
         self, logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], eos: int, prompt: int, weight: float
     ):
         self.eos, self.prompt, self.weight = eos, prompt, weight
         past = torch.arange(logprobs.shape[1], device=logprobs.device) >= lengths[:, None]
-        # past the end a text can only stay as it is
+        # past the end a text cannot grow
         frames = logprobs.double().masked_fill(past[..., None], -torch.inf)
         self.past, self.tokens = past, frames[..., :-1]
         self.chances, self.blank_sum = self.tokens.exp(), frames[..., -1].masked_fill(past, 0).cumsum(1)
@@ -37,33 +36,32 @@ class PrefixScorer:
         return mixed.nan_to_num(nan=-torch.inf, neginf=-torch.inf).to(attention.dtype)
 
     def _first(self, source: Int[Tensor, "R"]) -> Float[Tensor, "R"]:
-        """The state of empty texts: log-probability of ending with (a token, a blank) at each frame."""
+        """State of empty texts: log-probability of ending in a token, or in a blank, at each frame."""
         self.blank = self.blank_sum[source]
         self.token = torch.full_like(self.blank, -torch.inf)
         return self.blank.new_zeros(len(source))
 
     def _extend(self, made: list, source: Int[Tensor, "R"], ids: Int[Tensor, "R N"]) -> Float[Tensor, "R"]:
-        """States of texts one token longer than those before; gives log p(text …) of each."""
+        """States of texts one token longer than before; returns log p(text …) of each."""
         parents = torch.tensor([self.rows[group, text[:-1]] for group, text in made], device=ids.device)
         last, empty = ids[:, -1], ids.shape[1] == self.prompt + 1
         any_end, blank_end = (part[parents] for part in self._before(empty))
         repeat = (last == ids[:, -2]) & (not empty)  # a repeat needs a blank between
         enter = torch.where(repeat[:, None], blank_end, any_end)
         past, blank_sum = self.past[source], self.blank_sum[source]
-        heard = self.tokens[source, :, last]
-        self.token = _accumulate(enter, heard.cumsum(1)).masked_fill(past, -torch.inf)
+        self.token = _accumulate(enter, self.tokens[source, :, last].cumsum(1)).masked_fill(past, -torch.inf)
         after = torch.cat([torch.full_like(enter[:, :1], -torch.inf), self.token[:, :-1]], 1)
         self.blank = _accumulate(after, blank_sum)
         return self.scores[parents, last]
 
     def _before(self, empty: bool) -> tuple[Float[Tensor, "R T"], Float[Tensor, "R T"]]:
-        """Log-probability that the text is complete before each frame: at all, and with a blank last."""
+        """Log-probability that the text is complete before each frame: in any way, and ending in a blank."""
         start = torch.full_like(self.blank[:, :1], 0.0 if empty else -torch.inf)
         both = torch.logaddexp(self.token, self.blank)
         return torch.cat([start, both[:, :-1]], 1), torch.cat([start, self.blank[:, :-1]], 1)
 
     def _continuations(self, ids: Int[Tensor, "R N"], beams: int) -> Float[Tensor, "R V"]:
-        """log p(text + token …) of each token, and of the end."""
+        """log p(text + token …) of each token and of the end."""
         empty = ids.shape[1] == self.prompt
         any_end, blank_end = self._before(empty)
         top = any_end.amax(1, keepdim=True).clamp(min=-1e300)

@@ -1,7 +1,6 @@
-"""Rules for the next token, as `search` takes them: Whisper's (Radford et al. 2022, section 4.5) and those of
-captions and texts, which equal transformers' logits processors.
+"""Logits processors: Whisper's (Radford et al. 2022, section 4.5), and transformers' for captions and texts.
 
-They write into the logits they get. What stands before a row, `search.PADDING`, counts for none of them."""
+They write in place and ignore `sampling.PADDING` before a row."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,114 +8,114 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multimodal.decoding.sampling import PADDING, Rule
+from multimodal.decoding.sampling import PADDING, LogitsProcessor
 
 
-def suppress(tokens: Sequence[int]) -> Rule:
-    """These tokens never."""
+def suppress(tokens: Sequence[int]) -> LogitsProcessor:
+    """Forbid these tokens."""
     index = torch.tensor(sorted(set(tokens)), dtype=torch.long)
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         nonlocal index
         index = index.to(logits.device)
         return logits.index_fill_(-1, index, -torch.inf)
 
-    return rule
+    return processor
 
 
-def suppress_first(tokens: Sequence[int], start: int) -> Rule:
-    """These tokens not as the first after a prompt of `start` ids (a blank or an immediate end)."""
+def suppress_first(tokens: Sequence[int], start: int) -> LogitsProcessor:
+    """Forbid these tokens directly after a prompt of `start` ids (a blank or an immediate end)."""
     never = suppress(tokens)
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         return never(ids, logits) if ids.shape[1] == start else logits
 
-    return rule
+    return processor
 
 
-def at_least(count: int, eos: int, start: int) -> Rule:
-    """No end before `count` new tokens after a prompt of `start` ids."""
+def min_new_tokens(count: int, eos: int, start: int) -> LogitsProcessor:
+    """Forbid the end before `count` new tokens after a prompt of `start` ids."""
     never = suppress([eos])
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         return never(ids, logits) if ids.shape[1] - start < count else logits
 
-    return rule
+    return processor
 
 
-def no_repeat(size: int) -> Rule:
-    """No `size` tokens that stand in this order in the row already, its prompt included (Paulus et al. 2017)."""
+def no_repeat_ngram(size: int) -> LogitsProcessor:
+    """Forbid n-grams of `size` tokens that the row or its prompt already has (Paulus et al. 2017)."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         if ids.shape[1] < size:
             return logits
-        held = ids.unfold(1, size, 1)  # B n size
-        same = (held[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1) & (held[..., 0] != PADDING)
-        lasts = held[..., -1].clamp(min=0)  # that of padding alone is not the same as anything
+        ngrams = ids.unfold(1, size, 1)  # B n size
+        same = (ngrams[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1) & (ngrams[..., 0] != PADDING)
+        lasts = ngrams[..., -1].clamp(min=0)  # padding matches nothing
         return logits.scatter_add_(1, lasts, torch.where(same, -torch.inf, 0.0).to(logits.dtype))
 
-    return rule
+    return processor
 
 
-def repetition_penalty(penalty: float) -> Rule:
-    """Logits of tokens that stand in the row, divided by `penalty` where they are above 0 and multiplied below
-    (Keskar et al. 2019, CTRL, section 4.1)."""
+def repetition_penalty(penalty: float) -> LogitsProcessor:
+    """Divide positive logits of tokens in the row by `penalty` and multiply negative ones (Keskar et al. 2019, CTRL,
+    section 4.1)."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         ids = torch.where(ids == PADDING, ids[:, -1:], ids)
-        held = logits.gather(1, ids)
-        return logits.scatter_(1, ids, torch.where(held < 0, held * penalty, held / penalty))
+        own = logits.gather(1, ids)
+        return logits.scatter_(1, ids, torch.where(own < 0, own * penalty, own / penalty))
 
-    return rule
+    return processor
 
 
-def allowed(function: Callable[[list[int]], Sequence[int]]) -> Rule:
-    """Only the tokens that `function(ids so far, the prompt among them)` names, as transformers'
-    `prefix_allowed_tokens_fn`; with none, or only forbidden ones, see `or_end`."""
+def allow_only(function: Callable[[list[int]], Sequence[int]]) -> LogitsProcessor:
+    """Allow the tokens that `function(ids with the prompt)` returns, as transformers' `prefix_allowed_tokens_fn`; see
+    `end_if_all_forbidden` for none."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         never = torch.ones_like(logits, dtype=torch.bool)
         for row, own in zip(never, ids.tolist(), strict=True):
             row[list(function([i for i in own if i != PADDING]))] = False
         return logits.masked_fill_(never, -torch.inf)
 
-    return rule
+    return processor
 
 
-def one_of(continuations: Sequence[Sequence[int]], eos: int, start: int) -> Rule:
-    """Only these sequences, and then the end, after a prompt of `start` ids; a row that has left them ends."""
+def one_of_sequences(continuations: Sequence[Sequence[int]], eos: int, start: int) -> LogitsProcessor:
+    """Allow these sequences and then the end after a prompt of `start` ids; a row that has left them ends."""
     after: dict[tuple[int, ...], set[int]] = {}
     for ids in continuations:
         for count, token in enumerate([*ids, eos]):
             after.setdefault(tuple(ids[:count]), set()).add(token)
     ways = {begun: torch.tensor(sorted(tokens)) for begun, tokens in after.items()}
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         never = torch.ones_like(logits, dtype=torch.bool)
         for row, own in zip(never, ids[:, start:].tolist(), strict=True):
             row[ways.get(tuple(own), eos)] = False
         return logits.masked_fill_(never, -torch.inf)
 
-    return rule
+    return processor
 
 
-def forced(tokens: Sequence[int], start: int) -> Rule:
-    """These tokens, with probability 1, as the first after a prompt of `start` ids (M2M100's language)."""
+def force_first(tokens: Sequence[int], start: int) -> LogitsProcessor:
+    """Force these tokens, with probability 1, directly after a prompt of `start` ids (M2M100's language)."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         made = ids.shape[1] - start
         return _sure(logits, tokens[made]) if 0 <= made < len(tokens) else logits
 
-    return rule
+    return processor
 
 
-def forced_end(count: int, eos: int, start: int) -> Rule:
-    """The end, with probability 1, as new token number `count` after a prompt of `start` ids (BART)."""
+def force_end(count: int, eos: int, start: int) -> LogitsProcessor:
+    """Force the end, with probability 1, as new token number `count` after a prompt of `start` ids (BART)."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         return _sure(logits, eos) if ids.shape[1] - start == count - 1 else logits
 
-    return rule
+    return processor
 
 
 def _sure(logits: Float[Tensor, "B V"], token: int) -> Float[Tensor, "B V"]:
@@ -124,30 +123,30 @@ def _sure(logits: Float[Tensor, "B V"], token: int) -> Float[Tensor, "B V"]:
     return logits
 
 
-def normalised(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-    """Log-probabilities, to which transformers' beam search applies the rules that come after."""
+def log_softmax(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    """Log-probabilities: transformers' beam search applies later processors to these."""
     return logits.log_softmax(-1)
 
 
-def or_end(eos: int) -> Rule:
-    """The end where the rules before have forbidden every token."""
+def end_if_all_forbidden(eos: int) -> LogitsProcessor:
+    """Allow the end where the processors before forbid every token."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         logits[:, eos].masked_fill_(logits.amax(-1) == -torch.inf, 0.0)
         return logits
 
-    return rule
+    return processor
 
 
 def top_k(logits: Float[Tensor, "B V"], count: int) -> Float[Tensor, "B V"]:
-    """The `count` most probable tokens, the others -inf (Fan et al. 2018)."""
+    """Keep the `count` most probable tokens; others -inf (Fan et al. 2018)."""
     least = logits.topk(min(count, logits.shape[-1])).values[:, -1:]
     return logits.masked_fill(logits < least, -torch.inf)
 
 
 def top_p(logits: Float[Tensor, "B V"], mass: float) -> Float[Tensor, "B V"]:
-    """The smallest set of most probable tokens with `mass` of the probability, the others -inf: nucleus sampling
-    (Holtzman et al. 2020)."""
+    """Keep the smallest set of most probable tokens with `mass` of the probability; others -inf (nucleus sampling,
+    Holtzman et al. 2020)."""
     ordered, places = logits.sort()
     outside = ordered.softmax(-1).cumsum(-1) <= 1 - mass
     outside[:, -1] = False
@@ -155,15 +154,13 @@ def top_p(logits: Float[Tensor, "B V"], mass: float) -> Float[Tensor, "B V"]:
 
 
 def min_p(logits: Float[Tensor, "B V"], share: float) -> Float[Tensor, "B V"]:
-    """The tokens with at least this `share` of the most probable one's probability, the others -inf (Nguyen et al.
-    2024)."""
+    """Keep tokens with at least this `share` of the highest probability; others -inf (Nguyen et al. 2024)."""
     chances = logits.softmax(-1)
     return logits.masked_fill(chances < share * chances.amax(-1, keepdim=True), -torch.inf)
 
 
-def narrowed(count: int, mass: float, share: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """All three, for `search.sample`: of the `count` most probable tokens (0: of all) those with `mass`, and of these
-    those with `share` of the first."""
+def sampling_filter(count: int, mass: float, share: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """`top_k` (0: off), then `top_p`, then `min_p`, as `narrow` of `sampling.sample`."""
 
     def narrow(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         logits = top_k(logits, count) if count else logits
@@ -173,13 +170,13 @@ def narrowed(count: int, mass: float, share: float = 0.0) -> Callable[[Tensor], 
     return narrow
 
 
-def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> Rule:
-    """Time tokens (from id `begin` on) come first, in pairs except before the end, and never go back.
+def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> LogitsProcessor:
+    """Timestamp tokens (from id `begin` on) come first, in pairs except before the end, and never decrease.
 
-    A prompt has `start` ids. The first time is at most `latest_first` steps of 0.02 s. Where all times together
-    are more probable than any text token, a time must follow. As openai-whisper's ApplyTimestampRules."""
+    A prompt has `start` ids. The first timestamp is at most `latest_first` steps of 0.02 s. Where all timestamps
+    together are more probable than any text token, one must follow. As openai-whisper's ApplyTimestampRules."""
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         made, text, times = ids[:, start:], logits[:, :begin], logits[:, begin:]
         logits[:, no_timestamps] = -torch.inf
         if not made.shape[1]:
@@ -193,22 +190,22 @@ def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_firs
         _forbid(text, times.logsumexp(-1) > text.amax(-1))
         return logits
 
-    return rule
+    return processor
 
 
 def _pairs(made: Int[Tensor, "B N"], begin: int, count: int) -> tuple[Bool[Tensor, "B"], Int[Tensor, "B"]]:
-    """Which rows wait for the second time of a pair or the end, and the first of `count` times that may follow."""
+    """Rows that need the second timestamp of a pair or the end, and the first of `count` timestamps allowed next."""
     is_time = made >= begin
     last = is_time[:, -1]
     before = is_time[:, -2] if made.shape[1] > 1 else torch.ones_like(last)
     closing = last & ~before
-    latest = made.masked_fill(~is_time, begin - 1).amax(-1) - begin  # times do not go back, so the last is the largest
+    latest = made.masked_fill(~is_time, begin - 1).amax(-1) - begin  # the last: they never decrease
     earliest = torch.where(closing, latest, latest + 1)
     return closing, earliest.masked_fill(last & before, count)
 
 
 def _forbid(logits: Float[Tensor, "B W"], rows: Bool[Tensor, "B"]) -> None:
-    """All tokens of these rows. To ask whether there are any is cheap on a processor and a wait on an accelerator."""
+    """Forbid all tokens of these rows. `any` is cheap on a CPU but waits on an accelerator."""
     if logits.device.type != "cpu" or rows.any():
         logits.masked_fill_(rows[:, None], -torch.inf)
 

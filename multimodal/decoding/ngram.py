@@ -1,4 +1,4 @@
-"""N-gram language models of words in ARPA files, and as a scorer of a recogniser's sub-word tokens (`fusion.fused`)."""
+"""Word n-gram language models from ARPA files, and scores of sub-word tokens by them (`lm_fusion.shallow_fusion`)."""
 
 import gzip
 import math
@@ -21,15 +21,15 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"
 MISSING = -100.0  # log10 p(<unk>) of a file without one, as in KenLM
-LOWEST = -1000.0  # for the -inf of SRILM, so that differences stay numbers
+LOWEST = -1000.0  # for SRILM's -inf, so that differences stay finite
 MOST_LINE = 1 << 16  # bytes
-CACHED = 1 << 24  # probabilities kept of the last contexts
+CACHED = 1 << 24  # cached probabilities of recent contexts
 Ids = tuple[int, ...]
 
 
 class Table(NamedTuple):
-    """The n-grams of an order, sorted: `keys` are (place of the first n - 1 words in the table below)·W + last word;
-    natural logs of probability and of back-off weight."""
+    """The n-grams of one order, sorted by `keys`: (row of the first n - 1 words in the lower table)·W + last word, with
+    natural logs of probability and back-off weight."""
 
     keys: np.ndarray  # int64
     logprobs: np.ndarray  # float32
@@ -37,7 +37,7 @@ class Table(NamedTuple):
 
 
 class NgramModel:
-    """Back-off model (Katz 1987) over the sorted `words`, 16 bytes an n-gram. A word it lacks is `<unk>`."""
+    """Back-off model (Katz 1987) over the sorted `words`, 16 bytes per n-gram. Unknown words are `<unk>`."""
 
     def __init__(self, words: list[str], tables: list[Table]):
         self.words, self.tables, self.order = words, tables, len(tables)
@@ -46,15 +46,15 @@ class NgramModel:
         self._vector = lru_cache(max(64, CACHED // len(words)))(self._vector)
 
     def word_id(self, word: str) -> int:
-        """Control words in a text are words it lacks."""
+        """`<s>` and `</s>` in a text are unknown words."""
         return self.unknown if word in (START, END) else self.ids.get(word, self.unknown)
 
     def context(self, history: Ids, word: int) -> Ids:
-        """The ids on which the next word depends, after `word` has followed `history`."""
+        """The context of the next word after `history` and `word`."""
         return (*history, word)[1 - self.order :] if self.order > 1 else ()
 
     def logprobs(self, history: Ids) -> np.ndarray:
-        """Natural log p(word | history) of every word, [W] float32: not to be written to."""
+        """Natural log p(word | history) of every word, [W] float32, read-only."""
         return self._vector(history[1 - self.order :] if self.order > 1 else ())
 
     def logprob(self, text: str) -> float:
@@ -83,8 +83,8 @@ class NgramModel:
 
 
 def read_arpa(path: str | Path) -> NgramModel:
-    """An ARPA file, gzip or plain, of any order, as KenLM and SRILM write it. Raises CheckpointError naming the line
-    where the file is none: counts that do not match, a context or word that was not given, a positive logarithm."""
+    """Read an ARPA file of any order, plain or gzip, as KenLM and SRILM write it. Raises CheckpointError with the line
+    of a mismatched count, an unknown context or word, or a positive logarithm."""
     path = path_of(path, CheckpointError, "lm")
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: not a regular file (folder, device, pipe or socket)")
@@ -142,9 +142,9 @@ def _read(lines: _Lines) -> NgramModel:
                 raise lines.fault("this n-gram was given before", first + int(places[same[0] + 1]))
             table = Table(keys, logprobs[places], backoffs[places])
         tables.append(table)
-        wanted = b"\\end\\" if order == len(counts) else b"\\%d-grams:" % (order + 1)
-        if (line := lines.filled()) != wanted:
-            raise lines.fault(f"expected {wanted.decode()} after {count} {order}-grams ({_shown(line)})")
+        expected = b"\\end\\" if order == len(counts) else b"\\%d-grams:" % (order + 1)
+        if (line := lines.filled()) != expected:
+            raise lines.fault(f"expected {expected.decode()} after {count} {order}-grams ({_shown(line)})")
     return NgramModel(words, tables)
 
 
@@ -184,14 +184,15 @@ def _section(lines: _Lines, order: int, count: int, ids: dict[bytes, int]) -> tu
             raise lines.fault(f"no logarithm of a probability ({_shown(line)})")
         logprobs.append(max(logprob, LOWEST))
         backoffs.append(max(backoff, LOWEST))
-    found = np.array(rows, np.int64).reshape(count, order)
-    return found, *(np.array(part) * math.log(10) for part in (logprobs, backoffs))
+    return np.array(rows, np.int64).reshape(count, order), *(
+        np.array(part) * math.log(10) for part in (logprobs, backoffs)
+    )
 
 
 def _unigrams(
     lines: _Lines, ids: dict[bytes, int], logprobs: np.ndarray, backoffs: np.ndarray
 ) -> tuple[list[str], dict[bytes, int], Table]:
-    """Sorted, so that the words with a common begin lie together."""
+    """Sort the words, so that those with a common prefix are adjacent."""
     try:
         given = {word.decode(): number for word, number in ids.items()}
     except UnicodeDecodeError as error:
@@ -223,7 +224,7 @@ def _shown(text: bytes) -> str:
 
 
 class _State(NamedTuple):
-    """Of a text: the words before, the tokens of the last one, and the log-probability credited to those."""
+    """State of a text: the words before the last, the tokens of the last, and the log-probability credited to these."""
 
     history: Ids
     partial: Ids = ()
@@ -231,12 +232,12 @@ class _State(NamedTuple):
 
 
 class WordScorer:
-    """A `fusion.LanguageModel` of words for sub-word tokens; a token with a space first begins a word.
+    """A `LanguageModel` over words for sub-word tokens; a token that starts with a space begins a word.
 
-    A word's log-probability is credited bit by bit: an unfinished one has that of the most probable word that begins
-    so (or `<unk>`), which can only fall, so that no hypothesis is ahead for what it has yet to pay. When the word is
-    complete, and with its end, a text has exactly its log-probability by the n-grams. The end is the `eos_id`; other
-    control tokens cost nothing. Raises CheckpointError for tokens across words."""
+    A word's log-probability is credited token by token: an unfinished word has that of the most probable word with its
+    prefix (or `<unk>`), which can only fall, so that no hypothesis leads by a cost still to come. A complete text has
+    exactly its n-gram log-probability. The end is `eos_id`; other control tokens cost nothing. Raises CheckpointError
+    for tokens that span words."""
 
     def __init__(self, model: NgramModel, tokenizer: Tokenizer):
         self.model, self.tokenizer = model, tokenizer
@@ -274,7 +275,7 @@ class WordScorer:
         return state
 
     def _follow(self, state: _State) -> tuple[np.ndarray, float, Ids]:
-        """What each next token adds; what completing the last word adds, and the words before the next one then."""
+        """Score of each next token; score of completing the last word, and the word history after it."""
         scores = np.zeros(self.tokenizer.vocab_size, np.float32)
         text, whole, history = self.tokenizer.decode(state.partial).strip(" "), 0.0, state.history
         if state.partial:
@@ -283,7 +284,7 @@ class WordScorer:
             history = self.model.context(history, word)
         self._look(scores, "", True, history)
         scores[list(self.begins)] += whole
-        if text[-1:] != "\ufffd" or "\ufffd" in text[:-1]:  # else inside a character: nothing to tell yet
+        if text[-1:] != "\ufffd" or "\ufffd" in text[:-1]:  # else inside a character
             self._look(scores, text, False, state.history)
             scores[list(self.goes_on)] -= state.credited
         if self.tokenizer.eos_id is not None:
@@ -291,7 +292,7 @@ class WordScorer:
         return scores, whole, history
 
     def _look(self, scores: np.ndarray, text: str, begin: bool, history: Ids) -> None:
-        """Writes the log-probability of the most probable word after `history` that begins with text and token."""
+        """Write the log-probability of the most probable word after `history` that begins with text and token."""
         logprobs, unknown = self._ahead(history)
         others, tokens, bounds = self._ranges(text, begin)
         scores[others] = unknown
@@ -299,15 +300,15 @@ class WordScorer:
             scores[tokens] = np.maximum(np.maximum.reduceat(logprobs, bounds)[::2], unknown)
 
     def _ahead(self, history: Ids) -> tuple[np.ndarray, float]:
-        """Log-probabilities without the control words, and one more that no word has, where a range may end."""
+        """Log-probabilities with -inf for control words, and one more -inf where the last range may end."""
         values = np.append(self.model.logprobs(history), np.float32(-np.inf))
         unknown = float(values[self.model.unknown])
         values[[self.model.start, self.model.end, self.model.unknown]] = -np.inf
         return values, unknown
 
     def _ranges(self, text: str, begin: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens that with `text` begin no word; those that do, and the first and past the last place of the words
-        they begin, in turn. A token of spaces alone, or of part of a character, is in neither."""
+        """Tokens that with `text` are a prefix of no word; those that are, and [start, end) of their words in turn.
+        Tokens of spaces alone or of part of a character are in neither."""
         low, high = self._span(text, 0, len(self.model.words))
         others, tokens, bounds = [], [], []
         for token, piece in (self.begins if begin else self.goes_on).items():
@@ -328,5 +329,5 @@ class WordScorer:
 
 
 def ngram_scorer(path: str | Path, tokenizer: Tokenizer) -> WordScorer:
-    """Of an ARPA file whose words are spelt as the recogniser writes them. Raises CheckpointError."""
+    """A scorer from an ARPA file whose words are spelled as the recognizer writes them. Raises CheckpointError."""
     return WordScorer(read_arpa(path), tokenizer)

@@ -1,70 +1,69 @@
-"""Checks of search options: types, limits, and values that exclude each other."""
+"""Options of text decoding: those that captions and generated text share, and values that exclude each other."""
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multimodal.errors import UsageError
+from multimodal.system.options import option
 
-Limits = Mapping[str, tuple[type, int | float, int | float]]
-
-
-LIMITS: Limits = {
-    "beam_size": (int, 1, 1000),
-    "max_tokens": (int, 1, math.inf),
-    "min_tokens": (int, 0, math.inf),
-    "length_penalty": (float, -10, 10),
-    "no_repeat_ngram": (int, 0, math.inf),
-    "repetition_penalty": (float, 0, 100),
-    "temperature": (float, 0, 100),
-    "top_k": (int, 0, math.inf),
-    "top_p": (float, 0, 1),
-    "seed": (int, 0, 2**63 - 1),
-    "num_captions": (int, 1, 1000),
-    "prompt": (str, 0, 0),
-}
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the options of sampling, and the values that turn them off
+SEEDS = 2**63 - 1
+# declarations that several dataclasses share
+BEAM_SIZE = {"help": "beams; 1 takes the most probable token each time", "metavar": "N", "low": 1, "high": 1000}
+LENGTH_PENALTY = {
+    "help": "rank by log-probability / tokens^A, as transformers: 1 is the mean, 0 the sum", "metavar": "A",
+    "low": -10, "high": 10,
+}  # fmt: skip
 
 
-_ABOVE = {"repetition_penalty", "top_p"}
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Options of decoding. `max_tokens` counts the end token and no prompt. `temperature` 0 takes the most probable
+    token; above it tokens are drawn by `seed`, the same for each item. `temperature` is 1 where only `top_k`, `top_p`
+    or `min_p` is given."""
+
+    max_tokens: int = option(100, "end the text there", "N", low=1, high=10**9)
+    min_tokens: int = option(0, "no end before so many tokens", "N", low=0, high=10**9)
+    temperature: float = option(0.0, "above 0: sample, with logits / T (default: 0, or 1 with a flag of sampling)", "T",
+                                low=0, high=100)  # fmt: skip
+    top_k: int = option(0, "sample from the K most probable tokens (default: 0, all)", "K", low=0)
+    top_p: float = option(1.0, "sample from the most probable tokens that together have this probability", "P", low=0,
+                          high=1, above=True)  # fmt: skip
+    repetition_penalty: float = option(1.0, "above 1: make tokens that occurred less probable", "X", low=0, high=100,
+                                       above=True)  # fmt: skip
+    no_repeat_ngram: int = option(0, "no N tokens twice in the same order (default: 0, off)", "N", low=0)
+    beam_size: int = option(1, **BEAM_SIZE)
+    length_penalty: float = option(1.0, **LENGTH_PENALTY)
+    seed: int = option(0, "of sampling, the same for each item", "N", low=0, high=SEEDS)
 
 
-OFF = {"top_k": 0, "top_p": 1.0}  # options of drawing, and what means that they are off
+def with_temperature(options: Any, given: Mapping[str, Any]) -> Any:
+    """`options` with temperature 1 where `given` asks for sampling without naming a temperature."""
+    sampled = sampling_options(options) and "temperature" not in given
+    return replace(options, temperature=1.0) if sampled else options
 
 
-def checked(values: Mapping[str, Any], limits: Limits = LIMITS) -> None:
-    """Raises UsageError for a name or value that cannot be used."""
-    for name, value in values.items():
-        if name not in limits:
-            raise UsageError(f"option {name!r}: unknown (known: {', '.join(limits)})")
-        kind, least, most = limits[name]
-        if kind is str:
-            if not isinstance(value, str):
-                raise UsageError(f"{name}: must be a text ({value!r})")
-            continue
-        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= most or (name in _ABOVE and value == least):
-            above = "above " if name in _ABOVE else ""
-            told = f"from {above}{least:g} to {most:g}" if most < math.inf else f"of {least:g} or more"
-            raise UsageError(f"{name}: must be a {'whole ' * (kind is int)}number {told} ({value!r})")
-
-
-def together(options: Any, draws: Mapping[str, Any] = OFF, many: str = "num_captions") -> None:
-    """Raises UsageError for values that do not go together. `draws`: options of drawing, with what means that they are
-    off; `many`: the one that says how many answers there are to be."""
-    o, count = options, getattr(options, many)
+def check_combination(options: Any, count: str) -> None:
+    """Raises UsageError for values that contradict each other. `count`: name of the number of answers."""
+    o, answers = options, getattr(options, count)
     if o.min_tokens > o.max_tokens:
-        raise UsageError(f"min_tokens {o.min_tokens}: is above max_tokens {o.max_tokens}")
-    if o.temperature == 0 and (on := drawing(o, draws)):
-        raise UsageError(f"{on[0]} {getattr(o, on[0])}: is for drawing, and temperature 0 does not draw")
+        raise UsageError(f"{o.min_tokens} is above max_tokens ({o.max_tokens})", argument="min_tokens")
+    if o.temperature == 0 and (on := sampling_options(o)):
+        raise UsageError(f"{getattr(o, on[0])} is for sampling, which temperature 0 turns off", argument=on[0])
     if o.temperature > 0 and o.beam_size > 1:
-        raise UsageError(f"beam_size {o.beam_size}: does not draw, and temperature {o.temperature:g} does; name one")
-    if o.temperature == 0 and count > o.beam_size:
-        ways = ", ".join(["temperature", *draws])
-        raise UsageError(f"{many} {count}: needs a beam_size of at least that, or drawing ({ways})")
+        raise UsageError(
+            f"{o.beam_size} searches, and temperature {o.temperature:g} samples; name one", argument="beam_size"
+        )
+    if o.temperature == 0 and answers > o.beam_size:
+        ways = ", ".join(["temperature", *(name for name in OFF if hasattr(o, name))])
+        raise UsageError(f"{answers} needs a beam_size of at least that, or sampling ({ways})", argument=count)
     if 0 < o.temperature < 0.001:
-        raise UsageError(f"temperature {o.temperature:g}: is too near 0 to divide by; 0 takes the most probable token")
+        raise UsageError(
+            f"{o.temperature:g} is too near 0 to divide by; 0 takes the most probable token", argument="temperature"
+        )
 
 
-def drawing(options: Any, draws: Mapping[str, Any]) -> list[str]:
-    """The options of drawing that are on."""
-    return [name for name, off in draws.items() if getattr(options, name) != off]
+def sampling_options(options: Any) -> list[str]:
+    """Names of the options of sampling that are on."""
+    return [name for name, off in OFF.items() if getattr(options, name, off) != off]

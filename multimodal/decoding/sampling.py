@@ -1,13 +1,12 @@
-"""Decoding: greedy and sampled search over any next-token function; `beams` has beam search.
+"""Greedy decoding and sampling from any next-token function.
 
-A step is `step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 of the T positions; the caller owns the cache,
-and the step appends to it. All that a step knows of a row lies in ids and cache: rows are copied, and left out once
-they have ended. A rule is `rule(ids so far [B T], next logits [B V]) -> logits [B V]`, forbids a token with -inf, and
-may write into the logits it gets.
+A step is `step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 of T positions. The caller owns the cache and the
+step appends to it. A step depends on ids and cache alone, so rows can be copied, and dropped once they have ended. A
+logits processor is `processor(ids so far [B T], next logits [B V]) -> logits [B V]`; it forbids tokens with -inf and
+may write in place.
 
-Prompts of different length are padded on the left (`left_padded`), and the cache is made with their `start`; a rule
-sees `PADDING` there. Rules and results then are those of each prompt alone.
-"""
+Prompts of different length are left-padded (`left_pad`), with a cache made for their `start`; processors see `PADDING`
+there. Each prompt then gets the result that it gets alone."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
@@ -20,79 +19,79 @@ from torch.distributions import Categorical
 from multimodal.blocks.cache import Cache
 
 Step = Callable[[Tensor, Cache], Tensor]
-Rule = Callable[[Tensor, Tensor], Tensor]
-# tokens [B] of logits [B V] and, for each prompt in the batch, its number, or None once all its rows have ended
-Choice = Callable[[Tensor, list[int | None]], Tensor]
-PADDING = -1  # what rules see before the first id of a row
-PAUSE = 8  # steps between two looks at what has ended, on an accelerator, where each look waits for the device
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+# (logits [B V], number of each prompt in the batch or None once all its rows have ended) -> tokens [B]
+Sampler = Callable[[Tensor, list[int | None]], Tensor]
+PADDING = -1  # the id that processors see before a row's first
+CHECK_EVERY = 8  # steps between checks for ended rows on an accelerator, where each check waits for the device
 
 
-class Decoded(NamedTuple):
-    """New ids a row, without prompt and end token, and the sum of their log-probabilities, end included."""
+class SampledTokens(NamedTuple):
+    """New ids of each row without prompt and end, and the sum of their log-probabilities with the end's."""
 
     ids: list[list[int]]
     logprobs: list[float]
 
 
-def left_padded(
+def left_pad(
     prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
-    """Prompts as one batch, and how many ids at the begin of each row are padding: `start` of a cache."""
+    """Prompts as one batch, and the number of padding ids in each row: `start` of a cache."""
     size = max(map(len, prompts))
     rows = [[0] * (size - len(prompt)) + list(prompt) for prompt in prompts]
     return torch.tensor(rows, device=device), torch.tensor([size - len(prompt) for prompt in prompts], device=device)
 
 
-def over_source(
+def cross_attention_step(
     decode: Callable[..., Tensor], source: Float[Tensor, "P S D"] | None, valid: Bool[Tensor, "P S"] | None = None
 ) -> Step:
-    """A step of a decoder with cross-attention, `decode(ids, source, valid, cache=cache)`; all beams of one source
-    attend to the one copy of it. None for a decoder without."""
+    """A step of `decode(ids, source, valid, cache=cache)`. All beams of a source share its copy; None: no source."""
     return lambda ids, cache: decode(ids, source, valid, cache=cache)
 
 
 def greedy(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
-    rules: Sequence[Rule] = (),
-) -> Decoded:  # fmt: skip
-    """The most probable token each time, until every row has ended or has `max_new` tokens (one number, or one a
-    prompt). `eos` -1: no token ends a row."""
-    return _last(streamed(step, prompt, cache, eos=eos, max_new=max_new, rules=rules))
+    processors: Sequence[LogitsProcessor] = (),
+) -> SampledTokens:  # fmt: skip
+    """Take the most probable token until each row has ended or has `max_new` tokens (one number, or one per prompt).
+    `eos` -1: no token ends a row."""
+    return _last(generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors))
 
 
-def streamed(
+def generate_steps(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
-    rules: Sequence[Rule] = (), choose: Choice | None = None, copies: int = 1,
-) -> Generator[Int[Tensor, "R"], None, Decoded]:  # fmt: skip
-    """The tokens of each step as they come, of all rows that are still in the batch, and as the generator's value what
-    came of them; `choose` (`drawing`; None: greedy) and `copies` as `sample` has them."""
+    processors: Sequence[LogitsProcessor] = (), choose: Sampler | None = None, copies: int = 1,
+) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
+    """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
+    `multinomial_sampler`, None for greedy; `copies`: see `sample`."""
     choose = choose or (lambda logits, live: logits.argmax(-1))
-    return _one_by_one(step, prompt, cache, choose, eos, max_new, rules, copies)
+    return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies)
 
 
 def sample(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
-    temperature: float, generators: Sequence[torch.Generator], copies: int = 1, rules: Sequence[Rule] = (),
-    narrow: Callable[[Tensor], Tensor] | None = None,
-) -> Decoded:  # fmt: skip
-    """Tokens drawn from softmax(logits / temperature). The log-probabilities are those at temperature 1.
+    temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
+    processors: Sequence[LogitsProcessor] = (), narrow: Callable[[Tensor], Tensor] | None = None,
+) -> SampledTokens:  # fmt: skip
+    """Sample from softmax(logits / temperature). Log-probabilities are those at temperature 1.
 
-    `narrow` takes those logits [B V] and puts -inf where nothing shall be drawn, as `rules.top_p` does; the
-    log-probabilities do not see it.
+    `narrow` filters these logits [B V] with -inf, as `logits.top_p` does, without changing the log-probabilities.
 
-    Each prompt gives `copies` rows, which stand together, and draws by its own generator, so that its draws are those
-    it would get alone, and with the same seed those of openai-whisper. All generators are on one device."""
+    Each prompt gives `copies` consecutive rows and has its own generator, so that it samples what it would alone, and
+    with the same seed what openai-whisper samples. All generators must be on one device."""
     if len(generators) != len(prompt):
         raise ValueError(f"{len(generators)} generators for {len(prompt)} prompts")
-    draw = drawing(temperature, generators, copies, narrow)
-    return _last(streamed(step, prompt, cache, eos=eos, max_new=max_new, rules=rules, choose=draw, copies=copies))
+    draw = multinomial_sampler(temperature, generators, copies, narrow)
+    return _last(
+        generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors, choose=draw, copies=copies)
+    )
 
 
-def drawing(
+def multinomial_sampler(
     temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
     narrow: Callable[[Tensor], Tensor] | None = None,
-) -> Choice:  # fmt: skip
-    """What `sample` chooses by."""
+) -> Sampler:  # fmt: skip
+    """The choice of tokens in `sample`."""
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0; use greedy for 0 ({temperature})")
 
@@ -109,8 +108,7 @@ def drawing(
     return draw
 
 
-def _last(steps: Generator[Tensor, None, Decoded]) -> Decoded:
-    """What comes of all steps."""
+def _last(steps: Generator[Tensor, None, SampledTokens]) -> SampledTokens:
     while True:
         try:
             next(steps)
@@ -118,9 +116,9 @@ def _last(steps: Generator[Tensor, None, Decoded]) -> Decoded:
             return end.value
 
 
-def limits_of(max_new: int | Sequence[int], prompt: Int[Tensor, "B T"], cache: Cache) -> list[int]:
-    """Tokens that each prompt may get. A padded batch runs on for its longest answer, so the model cannot tell that
-    a row has left its context: that is told here."""
+def length_limits(max_new: int | Sequence[int], prompt: Int[Tensor, "B T"], cache: Cache) -> list[int]:
+    """Maximum number of new tokens of each prompt. Raises ValueError where a row would leave the context, which the
+    model cannot see in a padded batch."""
     limits = [max_new] * len(prompt) if isinstance(max_new, int) else list(max_new)
     if len(limits) != len(prompt):
         raise ValueError(f"max_new has {len(limits)} limits for {len(prompt)} prompts")
@@ -131,45 +129,47 @@ def limits_of(max_new: int | Sequence[int], prompt: Int[Tensor, "B T"], cache: C
     return limits
 
 
-def next_logits(step: Step, new: Tensor, cache: Cache, ids: Tensor, rules: Sequence[Rule]) -> Float[Tensor, "B V"]:
+def next_logits(
+    step: Step, new: Tensor, cache: Cache, ids: Tensor, processors: Sequence[LogitsProcessor]
+) -> Float[Tensor, "B V"]:
     logits = step(new, cache)[:, -1]
-    # rules write into their own copy, and passes over the vocabulary want it in a row
-    logits = logits.to(torch.float32, copy=bool(rules), memory_format=torch.contiguous_format)
-    if rules and cache.start is not None:
+    # processors write into a copy; passes over the vocabulary are faster on contiguous rows
+    logits = logits.to(torch.float32, copy=bool(processors), memory_format=torch.contiguous_format)
+    if processors and cache.start is not None:
         ids = ids.masked_fill(torch.arange(ids.shape[1], device=ids.device) < cache.start[:, None], PADDING)
-    for rule in rules:
-        logits = rule(ids, logits)
+    for processor in processors:
+        logits = processor(ids, logits)
     return logits
 
 
-def rows_of(places: list[int], width: int, device: torch.device) -> Int[Tensor, "R"]:
-    """The rows of the prompts at these places, `width` each."""
-    firsts = torch.tensor(places, device=device)[:, None] * width
+def rows_of(prompts: list[int], width: int, device: torch.device) -> Int[Tensor, "R"]:
+    """The rows of these prompts, `width` each."""
+    firsts = torch.tensor(prompts, device=device)[:, None] * width
     return (firsts + torch.arange(width, device=device)).flatten()
 
 
 @torch.inference_mode()
 def _one_by_one(
-    step: Step, prompt: Tensor, cache: Cache, choose: Choice, eos: int, max_new: int | Sequence[int],
-    rules: Sequence[Rule], copies: int,
-) -> Generator[Tensor, None, Decoded]:  # fmt: skip
-    limits = limits_of(max_new, prompt, cache)
+    step: Step, prompt: Tensor, cache: Cache, choose: Sampler, eos: int, max_new: int | Sequence[int],
+    processors: Sequence[LogitsProcessor], copies: int,
+) -> Generator[Tensor, None, SampledTokens]:  # fmt: skip
+    limits = length_limits(max_new, prompt, cache)
     limit = torch.tensor(limits, device=prompt.device).repeat_interleave(copies)
     if max(limits) < 1:
-        return Decoded([[] for _ in limit], [0.0] * len(limit))
+        return SampledTokens([[] for _ in limit], [0.0] * len(limit))
     ids, new, sums, ended = prompt, prompt, torch.zeros(len(limit), device=prompt.device), limit <= 0
     live: list[int | None] = [number if most > 0 else None for number, most in enumerate(limits)]
-    numbers, found = list(range(len(prompt))), {}
+    numbers, results = list(range(len(prompt))), {}
 
-    def take(places: list[int]) -> None:
+    def take(prompts: list[int]) -> None:
         made = ids[:, prompt.shape[1] :].unflatten(0, (-1, copies))
-        for at in places:
+        for at in prompts:
             number = numbers[at]
             rows = [_until(row[: limits[number]], eos) for row in made[at].tolist()]
-            found[number] = rows, sums[at * copies : (at + 1) * copies].tolist()
+            results[number] = rows, sums[at * copies : (at + 1) * copies].tolist()
 
     for count in range(1, max(limits) + 1):
-        logits = next_logits(step, new, cache, ids, rules)
+        logits = next_logits(step, new, cache, ids, processors)
         if count == 1 and copies > 1:
             spread = torch.arange(len(prompt), device=ids.device).repeat_interleave(copies)
             logits, ids = logits[spread], ids[spread]
@@ -180,13 +180,13 @@ def _one_by_one(
         new = token[:, None]
         ids = torch.cat([ids, new], 1)
         yield token
-        if ids.device.type != "cpu" and count % PAUSE:
+        if ids.device.type != "cpu" and count % CHECK_EVERY:
             continue
         over = ended.unflatten(0, (-1, copies)).all(1).tolist()
         live = [None if done else number for number, done in zip(numbers, over, strict=True)]
         if all(over):
             break
-        if 2 * sum(over) >= len(over):  # half of the batch only waits: the others go on without it
+        if 2 * sum(over) >= len(over):  # half of the batch has ended: continue without it
             take([at for at, done in enumerate(over) if done])
             kept = [at for at, done in enumerate(over) if not done]
             numbers = live = [numbers[at] for at in kept]
@@ -195,8 +195,10 @@ def _one_by_one(
             cache.reorder_rows(rows)
             cache.reorder_sources(rows_of(kept, 1, ids.device))
     take(list(range(len(numbers))))
-    ordered = [found[number] for number in range(len(prompt))]
-    return Decoded([row for rows, _ in ordered for row in rows], [total for _, totals in ordered for total in totals])
+    ordered = [results[number] for number in range(len(prompt))]
+    return SampledTokens(
+        [row for rows, _ in ordered for row in rows], [total for _, totals in ordered for total in totals]
+    )
 
 
 def _until(ids: list[int], eos: int) -> list[int]:

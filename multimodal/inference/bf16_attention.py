@@ -1,4 +1,4 @@
-"""Self-attention in bfloat16 on a CPU, for inference."""
+"""Self-attention in bfloat16 on a CPU."""
 
 from typing import Any
 
@@ -8,23 +8,24 @@ from torch import Tensor
 
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.capture import capturing
+from multimodal.inference.modules import Replacement
 
-QUERIES = 500  # at once: their weights over 1500 keys stay in the processor's cache
-WEIGHTS = QUERIES * 1500  # at once, of several heads where the keys are few
+QUERIES = 500  # per product: their weights over 1500 keys stay in the processor's cache
+WEIGHTS = QUERIES * 1500  # per product, of several heads where there are few keys
 
 
-class BlockedAttention(Attention):
-    """All positions attend to each other, or as one mask for all rows and heads says, in blocks of heads and queries.
+class BlockedAttention(Replacement, Attention):
+    """Self-attention without a mask, or with one [T S] mask, in blocks of heads and queries.
 
-    PyTorch's attention multiplies bfloat16 at float32's speed on a CPU; these products take less than half the time.
-    Other masks, sources and caches, and whatever is to be captured, go PyTorch's way."""
+    On a CPU PyTorch's attention multiplies bfloat16 at float32's speed; these products take less than half the time.
+    Other masks, sources, caches and attention capture use PyTorch's attention."""
 
     def forward(self, x: Float[Tensor, "B T D"], *source: Any, mask: Tensor | None = None, **other: Any) -> Tensor:
         """[B T D]"""
         plain = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2 and mask.dtype == torch.bool)
         if capturing() or not plain or any(value is not None for value in (*source, *other.values())):
             return super().forward(x, *source, mask=mask, **other)
-        # together in memory: of a single picture the products would copy them again, more slowly
+        # contiguous: for a single image each product would copy them again
         query, key, value = (
             self.split(part(x)).flatten(0, 1).contiguous() for part in (self.query, self.key, self.value)
         )

@@ -1,9 +1,8 @@
-"""Decoding without the price of launches: a step whose shapes and addresses never change, replayed as a CUDA graph.
+"""Decoding steps replayed as CUDA graphs, without the cost of kernel launches.
 
-The prompt runs as it always does. Its keys and values then move into buffers of fixed size; each later step writes one
-position there and attends to all of them under a mask. On a CUDA device that step is captured once for its shapes and
-replayed from then on. Elsewhere the same function is called, which gains nothing.
-"""
+The prompt runs as usual. Its keys and values then move into buffers of fixed size; each later step writes one position
+there and attends to all of them under a mask. On a CUDA device the step is captured once for its shapes and then
+replayed. On other devices the same function is called, which is no faster."""
 
 import warnings
 import weakref
@@ -15,46 +14,58 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.sampling import Step, over_source
+from multimodal.decoding.sampling import Step, cross_attention_step
+from multimodal.inference.modules import Frozen, Replacement
 from multimodal.inference.static_cache import MovingCache, StaticCache
 from multimodal.models.text import TextTransformer
 
-REPLAYING = ("cuda",)  # kinds of device
-KEPT, KEPT_BYTES = 8, 4 << 30  # of buffers with their graphs, a decoder, that wait for the next batch of their shapes
-_kept: weakref.WeakKeyDictionary[TextTransformer, list["_Slot"]] = weakref.WeakKeyDictionary()
+REPLAYING = ("cuda",)  # device types
+KEPT, KEPT_BYTES = 8, 4 << 30  # idle buffers with their graphs that a decoder keeps for batches of the same shapes
+
+
+class GraphDecoder(Replacement, Frozen, TextTransformer):
+    """A decoder that keeps the buffers and graphs of its static steps. Graphs read its weights by address, hence
+    `Frozen`. Raises ValueError for Transformer-XL's relative positions."""
+
+    def __init__(self, decoder: TextTransformer):
+        if not has_static_step(decoder):
+            raise ValueError("static steps do not support relative positions")
+        super().__init__(decoder)
+        self.slots: list[_Slot] = []
+
+
+def has_static_step(decoder: TextTransformer) -> bool:
+    return not decoder.config.stack.block.attention.relative
 
 
 def fast_step(
-    decoder: TextTransformer, source: Float[Tensor, "P S D"] | None, start: Int[Tensor, "B"] | None, room: int,
+    decoder: TextTransformer, source: Float[Tensor, "P S D"] | None, start: Int[Tensor, "B"] | None, capacity: int,
     valid: Bool[Tensor, "P S"] | None = None, last: int | None = None,
 ) -> tuple[Step, Cache]:  # fmt: skip
-    """A step and its cache for `search`: static on a device that replays graphs, else as `over_source`'s. `source`:
-    None for a decoder without cross-attention."""
-    if decoder.device.type in REPLAYING and not decoder.config.stack.block.attention.relative:
-        return static_step(decoder, source, start, room, valid, last)
-    return over_source(partial(decoder, last=last), source, valid), decoder.new_cache(start)
+    """A step and its cache for `multimodal.decoding`: static for a `GraphDecoder`, else a plain one. `source`: None for
+    a decoder without cross-attention."""
+    if isinstance(decoder, GraphDecoder):
+        return static_step(decoder, source, start, capacity, valid, last)
+    return cross_attention_step(partial(decoder, last=last), source, valid), decoder.new_cache(start)
 
 
 def static_step(
-    decoder: TextTransformer, source: Float[Tensor, "P S D"] | None, start: Int[Tensor, "B"] | None, room: int,
+    decoder: GraphDecoder, source: Float[Tensor, "P S D"] | None, start: Int[Tensor, "B"] | None, capacity: int,
     valid: Bool[Tensor, "P S"] | None = None, last: int | None = None,
 ) -> tuple[Step, MovingCache]:  # fmt: skip
-    """A step and its cache that are static after the prompt.
+    """A step that is static after the prompt, and its cache.
 
-    `room`: positions that are wanted, prompt included. `last`: how many of the prompt's positions get logits. The room
-    and the number of sources are rounded up to powers of two, so that few shapes are captured. Logits hold until the
-    next step. Raises ValueError where the room or the table of positions is full, and for Transformer-XL's relative
-    positions."""
-    if decoder.config.stack.block.attention.relative:
-        raise ValueError("a static step has no relative positions")
-    cache = MovingCache(decoder.config.stack.layers, start, _rounded(max(room, 64)))
+    `capacity`: positions needed, prompt included. `last`: how many of the prompt's positions get logits. The capacity
+    and the number of sources are rounded up to powers of two, so that few shapes are captured. Logits are valid until
+    the next step. The step raises ValueError beyond the capacity or the context."""
+    cache = MovingCache(decoder.config.stack.layers, start, _rounded(max(capacity, 64)))
     cache.context = decoder.config.limit
 
     @torch.inference_mode()
     def step(ids: Int[Tensor, "B T"], cache: MovingCache) -> Float[Tensor, "B N V"]:
         if not cache.length:
             return decoder(ids, source, valid, cache=cache, last=last)
-        most = cache.room if cache.start is not None or cache.context is None else min(cache.room, cache.context)
+        most = cache.capacity if cache.start is not None else min(cache.capacity, cache.context or cache.capacity)
         if ids.shape[1] != 1 or cache.length >= most:
             raise ValueError(f"{ids.shape[1]} ids after {cache.length} positions: one at a time, {most} at most")
         if cache.slot is None:
@@ -68,11 +79,11 @@ def static_step(
 
 
 class _Slot(StaticCache):
-    """All that a step reads and writes: the cache of R rows, ids [R 1] and logits [R 1 V]. Rows that nobody uses are
-    computed too. `shapes`: whom it fits; `owner` gives the cache that has moved in, None once that is gone."""
+    """All that a step reads and writes: the cache of R rows, ids [R 1] and logits [R 1 V], of unused rows too.
+    `shapes`: of the batches that fit; `owner`: a weak reference to the cache that uses it."""
 
-    def __init__(self, like: Cache, rows: int, sources: int, room: int, shapes: tuple[Any, ...]) -> None:
-        super().__init__(like, rows, sources, room)
+    def __init__(self, like: Cache, rows: int, sources: int, capacity: int, shapes: tuple[Any, ...]) -> None:
+        super().__init__(like, rows, sources, capacity)
         self.ids, self.shapes = torch.zeros(rows, 1, dtype=torch.long, device=self.at.device), shapes
         self.owner, self.graph, self.logits = lambda: None, None, None
 
@@ -86,14 +97,14 @@ class _Slot(StaticCache):
 
     def forward(self, decoder: TextTransformer) -> Float[Tensor, "R 1 V"]:
         """The function that is captured."""
-        # a cross-attention that holds its keys does not read the source
+        # cross-attention with cached keys does not read the source
         source = decoder.embed.weight.new_empty(1, 0, decoder.config.width) if self.has_source else None
         logits = decoder(self.ids, source, cache=self)
         self.at.add_(1)
         return logits
 
     def capture(self, decoder: TextTransformer) -> None:
-        """As PyTorch's notes on CUDA graphs: libraries set themselves up in calls on a side stream before."""
+        """Warm up on a side stream, then capture, as in PyTorch's notes on CUDA graphs."""
         device = self.ids.device
         before, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         side.wait_stream(before)
@@ -102,39 +113,36 @@ class _Slot(StaticCache):
                 self.forward(decoder)
         before.wait_stream(side)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-        # thread_local: other threads may use the device meanwhile. A capture that fails does not leave its stream.
+        # thread_local: other threads may use the device meanwhile. A failed capture stays on its stream.
         with torch.cuda.stream(before), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self.logits = self.forward(decoder)
         self.graph = graph
 
 
-def _slot(decoder: TextTransformer, held: Cache, rows: int) -> _Slot:
-    """A slot for these rows that no living cache is in."""
-    first, key = held.cross_attention[0].key if held.has_source else None, held.self_attention[0].key
+def _slot(decoder: GraphDecoder, cache: Cache, rows: int) -> _Slot:
+    """An idle slot for these rows, new where the decoder has none."""
+    first, key = cache.cross_attention[0].key if cache.has_source else None, cache.self_attention[0].key
     count = rows if first is None else len(first)
     sources = _rounded(count)
-    sizes = rows // count * sources, sources, held.room
-    # a graph would keep the copies that autocast makes of the weights
-    graph = key.device.type in REPLAYING and not torch.is_autocast_enabled(key.device.type)
-    shapes = (
-        *sizes, None if first is None else first.shape[2], held.source_mask is None, key.dtype, key.device,
-        decoder.training, graph, *(tensor.data_ptr() for tensor in [*decoder.parameters(), *decoder.buffers()]),
-    )  # fmt: skip
-    kept = _kept.setdefault(decoder, [])
-    found = next((slot for slot in kept if slot.shapes == shapes and slot.owner() is None), None)
-    if found is None:
+    sizes = rows // count * sources, sources, cache.capacity
+    # a graph would keep autocast's copies of the weights
+    replayed = key.device.type in REPLAYING and not torch.is_autocast_enabled(key.device.type)
+    shapes = *sizes, None if first is None else first.shape[2], cache.source_mask is None, key.dtype, replayed
+    slots = decoder.slots
+    slot = next((slot for slot in slots if slot.shapes == shapes and slot.owner() is None), None)
+    if slot is None:
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside of it
-            found = _Slot(held, *sizes, shapes)
-        if graph:
+            slot = _Slot(cache, *sizes, shapes)
+        if replayed:
             try:
-                found.capture(decoder)
+                slot.capture(decoder)
             except RuntimeError as error:
                 cause = str(error).partition("\n")[0]
-                warnings.warn(f"decoding goes on without a CUDA graph: {cause}", stacklevel=2)
-    kept[:] = [slot for slot in kept if slot is not found] + [found]
-    while len(kept) > KEPT or (len(kept) > 1 and sum(slot.nbytes for slot in kept) > KEPT_BYTES):
-        del kept[0]
-    return found
+                warnings.warn(f"decoding continues without a CUDA graph: {cause}", stacklevel=2)
+    slots[:] = [other for other in slots if other is not slot] + [slot]
+    while len(slots) > KEPT or (len(slots) > 1 and sum(slot.nbytes for slot in slots) > KEPT_BYTES):
+        del slots[0]
+    return slot
 
 
 def _rounded(count: int) -> int:

@@ -1,37 +1,57 @@
-"""Attention of one position to all others, for inference: the last block of a tower of which one token is wanted."""
+"""Attention from one position: the last block of a tower pooled by its class token."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from multimodal.blocks.attention import Attention
-from multimodal.inference.frozen import Frozen
+from multimodal.blocks.stack import Block, select_positions
+from multimodal.inference.modules import Frozen, Replacement
 
 
 class OneQuery(Frozen):
-    """What `own` gives for a single query without a mask, of which no keys and values are made: q·(K x) is (Kᵀq)·x, and
-    the values of a mean of positions are the mean of their values. The keys' bias adds the same to all scores, and so
-    nothing. Saves two maps of all positions; its sums are taken in another order.
+    """Attention of a single unmasked query, without projecting keys and values.
 
-    `like` is the attention with plain maps that `own` is a copy of, in whatever type."""
+    q·(K x) = (Kᵀq)·x, and the mean of projected values is the projection of their mean. The keys' bias adds the same
+    to all scores, so softmax removes it. This saves two maps of all positions; sums are taken in another order.
 
-    def __init__(self, own: Attention, like: Attention, dtype: torch.dtype):
+    `prepared` is a copy of the attention `original` in any number format; it provides the query and output maps."""
+
+    def __init__(self, prepared: Attention, original: Attention, dtype: torch.dtype):
         super().__init__()
-        self.query, self.out, self.scale = own.query, own.out, own.scale
-        key, value = (part.weight.detach().to(dtype, copy=True) for part in (like.key, like.value))
-        bias = None if like.value.bias is None else like.value.bias.detach().to(dtype, copy=True)
-        self.tensors = key.unflatten(0, (own.heads, -1)), value.unflatten(0, (own.heads, -1)), bias  # [H E D] twice
+        self.query, self.out, self.scale = prepared.query, prepared.out, prepared.scale
+        key, value = (part.weight.detach().to(dtype, copy=True) for part in (original.key, original.value))
+        bias = None if original.value.bias is None else original.value.bias.detach().to(dtype, copy=True)
+        self.tensors = *(part.unflatten(0, (prepared.heads, -1)) for part in (key, value)), bias  # [H E D] twice
 
     def forward(self, x: Float[Tensor, "B 1 D"], source: Float[Tensor, "B S D"]) -> Float[Tensor, "B 1 D"]:
         key, value, bias = self.tensors
         query = self.query(x).view(len(x), *key.shape[:2]).transpose(0, 1)
-        asked = torch.bmm(query, key).transpose(0, 1)  # [B H D]
-        scores = torch.baddbmm(x.new_empty(()), asked, source.mT, beta=0, alpha=self.scale)
-        seen = torch.bmm(scores.softmax(-1), source).transpose(0, 1)  # [H B D]
-        mixed = torch.bmm(seen, value.mT).transpose(0, 1).reshape(len(x), 1, -1)
+        query = torch.bmm(query, key).transpose(0, 1)  # [B H D]
+        scores = torch.baddbmm(x.new_empty(()), query, source.mT, beta=0, alpha=self.scale)
+        mean = torch.bmm(scores.softmax(-1), source).transpose(0, 1)  # [H B D]
+        mixed = torch.bmm(mean, value.mT).transpose(0, 1).reshape(len(x), 1, -1)
         return self.out(mixed if bias is None else mixed + bias)
 
 
-def has_one_query(attention: nn.Module) -> bool:
-    """Whether it is one that `OneQuery` can stand for: with a key each query's head, and nothing added to scores."""
-    return type(attention) is Attention and attention.heads == attention.kv_heads and attention.relative is None
+class OneQueryBlock(Replacement, Block):
+    """A block that computes single unmasked positions by `OneQuery`."""
+
+    def __init__(self, block: Block, original: Block):
+        super().__init__(block)
+        self.one_query = OneQuery(block.attention, original.attention, next(block.parameters()).dtype)
+
+    def forward_one(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Tensor:
+        """[B 1 D]"""
+        if mask is not None:
+            return super().forward_one(x, mask, only)
+        branch = self.attention_branch
+        keys = x if branch.post else branch.norm(x)
+        x = branch(select_positions(x, only), lambda h: self.one_query(h, keys))
+        return self.feed_branch(x, self.feed)
+
+
+def has_one_query(block: Block) -> bool:
+    """Return True if `OneQueryBlock` applies: a key for each query head and nothing added to scores."""
+    own = block.attention
+    return type(own) is Attention and own.heads == own.kv_heads and own.relative is None

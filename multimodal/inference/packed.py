@@ -1,10 +1,10 @@
-"""Linear maps whose weights are laid out for the CPU: one token's read them at the memory's speed, and many rows' take
-half the time of PyTorch's own where that is MKL on a processor that it was not made for."""
+"""Linear maps with weights laid out for oneDNN on a CPU.
 
-import time
-from collections.abc import Callable
+A single token reads them at memory speed, and many rows take half the time of PyTorch's linear where that is MKL on a
+processor that MKL is not tuned for."""
+
+from collections.abc import Callable, Container
 from functools import cache
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -13,26 +13,25 @@ from torch import Tensor, nn
 
 from multimodal.blocks.layers import FeedForward, gelu_tanh, quick_gelu
 from multimodal.blocks.positions import RelativeTerm
-from multimodal.inference.frozen import Frozen
+from multimodal.inference.modules import Frozen
 
-WIDE = 1024  # inputs above which oneDNN adds up one row in another order than rows of a batch
-ROWS = 512  # that oneDNN lays the weights out for: the layout that one row, and few rows, read the fastest
-SHORT = 512  # inputs up to which oneDNN adds them up one after the other, as a `_RowTable` does
-ALONE = 4  # calls in a row with one row each: decoding has begun
-LARGE = 4_000_000  # weights of a map whose table takes a third of a second, as long as it saves in
-PATIENT = 256  # such calls
-BESIDE = 384  # outputs whose sums of a `_RowTable` stay in the processor's registers
+WIDE = 1024  # inputs above which oneDNN sums a single row in another order than rows of a batch
+ROWS = 512  # that oneDNN lays the weights out for: the layout that few rows read the fastest
+SHORT = 512  # inputs up to which oneDNN sums them one after the other, as `RowTable` does
+LARGE = 4_000_000  # weights of a map whose table costs more to build than short texts save
+BESIDE = 384  # outputs whose sums in a `RowTable` stay in the processor's registers
 QUICK = 1.702  # quick-GELU is x·σ(QUICK·x) = swish(QUICK·x) / QUICK
-_AFTER: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {  # activations that oneDNN has, and their forms
+_FUSED: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {  # oneDNN's names of activations, and their variants
     F.gelu: ("gelu", "none"), gelu_tanh: ("gelu", "tanh"), quick_gelu: ("swish", ""), F.silu: ("swish", ""),
     F.relu: ("relu", ""),
 }  # fmt: skip
 _product = torch.ops.mkldnn._linear_pointwise.default
 
 
-class _RowTable:
-    """x Wᵀ of one row, as a sum of Wᵀ's rows with x for weights (`embedding_bag`). That asks the memory for what comes
-    next ahead of time, and its calls are shorter: it takes two thirds of oneDNN's time, with the same bits."""
+class RowTable:
+    """x Wᵀ of one row, as a sum of Wᵀ's rows weighted by x (`embedding_bag`).
+
+    That prefetches memory and has less overhead: it takes two thirds of oneDNN's time, with the same bits."""
 
     def __init__(self, weight: Float[Tensor, "N K"]):
         self.outputs, inputs = weight.shape
@@ -50,88 +49,58 @@ class _RowTable:
         return sums.view(-1)[: self.outputs]
 
 
-class _Alone:
-    """Builds the table after `ALONE` consecutive single-row calls, of a large map after `PATIENT`, and keeps it where
-    it has oneDNN's bits; a large one only where it is faster, which depends on the machine."""
-
-    __slots__ = ("calls", "large", "table", "tried", "wait")
-
-    def __init__(self, weights: int):
-        self.calls, self.table, self.tried = 0, None, False
-        self.large = weights > LARGE
-        self.wait = PATIENT if self.large else ALONE
-
-    def called(self, packed: Tensor, product: Callable[[Tensor], Tensor]) -> None:
-        self.calls += 1
-        if self.calls < self.wait or self.tried:
-            return
-        with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode has no use outside of it
-            weight = packed.to_dense()
-            table, row = _RowTable(weight), torch.rand(1, weight.shape[1])
-            fits = torch.equal(table(row[0]), product(row)[0])
-            if fits and self.large:
-                fits = _seconds(lambda: table(row[0])) < 0.9 * _seconds(lambda: product(row))
-            self.table, self.tried = table if fits else None, True
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    """Of the quickest of three calls."""
-    times = [time.perf_counter()]
-    for _ in range(3):
-        call()
-        times.append(time.perf_counter())
-    return min(after - before for before, after in pairwise(times))
-
-
 class PackedLinear(Frozen):
-    """x Wᵀ + b through oneDNN with weights packed in blocks, of a float map's `weight` [N K] and `bias` [N], and an
-    activation `after` it in the same call: alone, GELU of bfloat16 takes PyTorch as long as the map.
+    """x Wᵀ + b through oneDNN, followed by an `activation` in the same call (alone, GELU of bfloat16 takes PyTorch as
+    long as the map).
 
-    PyTorch's own linear reads the weights of one row's product at a third of the memory's speed: Whisper's logits
-    take 2 to 3 times as long that way."""
+    `weight` [N K] and `bias` [N] are a float map's. `single_rows`: also lay a small map out for single rows, in a
+    `RowTable`, where this processor has fast ones with oneDNN's bits.
+
+    PyTorch's linear reads a single row's weights at a third of memory speed: Whisper's logits take 2 to 3 times as
+    long that way."""
 
     def __init__(
-        self,
-        weight: Float[Tensor, "N K"],
-        bias: Float[Tensor, "N"] | None = None,
-        after: tuple[str, str] = ("none", ""),
-    ):
+        self, weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None,
+        activation: tuple[str, str] = ("none", ""), single_rows: bool = False,
+    ):  # fmt: skip
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
+        weight = weight.detach().contiguous()
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.tensors = packed, None if bias is None else bias.detach().clone()
-        self.after = after[0], [], after[1]
-        short = weight.dtype == torch.float32 and self.in_features <= SHORT and after[0] == "none"
-        self.alone = _Alone(weight.numel()) if short and fast_tables() else None
+        self.activation = activation[0], [], activation[1]
+        small = weight.dtype == torch.float32 and self.in_features <= SHORT and weight.numel() <= LARGE
+        self.table = None
+        if single_rows and small and activation[0] == "none" and fast_tables():
+            table, row = RowTable(weight), torch.rand(1, self.in_features)
+            same = torch.equal(table(row[0]), _product(row, packed, None, *self.activation)[0])
+            self.table = table if same else None
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
         """A row has the same bits alone and in a batch (one thread)."""
-        if self.in_features > WIDE and x.numel() == self.in_features:  # one row goes as two
-            twice = x.reshape(1, -1).expand(2, -1).contiguous()
-            return _product(twice, *self.tensors, *self.after)[0].view(*x.shape[:-1], -1)
-        if self.alone is not None and not torch.is_grad_enabled():
-            if x.numel() != self.in_features:
-                self.alone.calls = 0
-            elif self.alone.table is None:
-                self.alone.called(self.tensors[0], lambda row: _product(row, self.tensors[0], None, *self.after))
-            else:
-                y, bias = self.alone.table(x.view(-1)), self.tensors[1]
+        if x.numel() == self.in_features:
+            if self.in_features > WIDE:  # as two rows, for the order of a batch
+                twice = x.reshape(1, -1).expand(2, -1).contiguous()
+                return _product(twice, *self.tensors, *self.activation)[0].view(*x.shape[:-1], -1)
+            if self.table is not None and not torch.is_grad_enabled():
+                y, bias = self.table(x.view(-1)), self.tensors[1]
                 return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
-        return _product(x, *self.tensors, *self.after)
+        return _product(x, *self.tensors, *self.activation)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.tensors[1] is not None}, after={self.after[0]}"
+        bias = self.tensors[1] is not None
+        return f"{self.in_features}, {self.out_features}, bias={bias}, activation={self.activation[0]}"
 
 
 class PackedPatches(nn.Module):
-    """A convolution of patches side by side, as a packed map."""
+    """A convolution over non-overlapping patches, as a packed map."""
 
     def __init__(self, conv: nn.Conv2d):
         super().__init__()
         self.patch, self.map = conv.kernel_size, PackedLinear(conv.weight.flatten(1), conv.bias)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B D rows columns"]:
-        """Pixels that fill no patch are dropped, as a convolution does."""
+        """Like a convolution, drops pixels that do not fill a patch."""
         height, width = self.patch
         rows, columns = images.shape[2] // height, images.shape[3] // width
         pixels = images[:, :, : rows * height, : columns * width]
@@ -140,40 +109,41 @@ class PackedPatches(nn.Module):
 
 
 @torch.no_grad()
-def pack(made: nn.Module, like: nn.Module) -> None:
-    """Puts packed maps in the place of the linear ones of `made`, a copy of `like` in whatever types, where they can
-    be packed."""
-    sources = dict(like.named_modules())
+def pack(made: nn.Module, original: nn.Module, single_rows: Container[nn.Module] = ()) -> None:
+    """Replace the linear maps of `made`, a copy of `original` in any number formats, by packed ones where possible.
+
+    `single_rows`: modules whose maps see single rows."""
+    sources = dict(original.named_modules())
     for name, module in list(made.named_modules()):
-        if isinstance(module, FeedForward) and module.activation in _AFTER:
-            _pack_feed(module, sources[name])
+        if isinstance(module, FeedForward) and module.activation in _FUSED:
+            _pack_feed(module, sources[name], module in single_rows)
         for part, child in module.named_children():
-            if isinstance(module, RelativeTerm):  # which asks for its map's type
+            if isinstance(module, RelativeTerm):  # it reads its map's dtype
                 continue
             if type(child) is nn.Linear and can_pack(child.weight.dtype):
-                setattr(module, part, PackedLinear(child.weight, child.bias))
+                setattr(module, part, PackedLinear(child.weight, child.bias, single_rows=module in single_rows))
 
 
-def _pack_feed(feed: FeedForward, like: FeedForward) -> None:
-    """What is scaled comes from the weights of `like`, so that it is rounded once."""
+def _pack_feed(feed: FeedForward, original: FeedForward, single_rows: bool) -> None:
+    """Scaled weights come from `original`, so that they are rounded once."""
     if type(feed.up) is not nn.Linear or not can_pack(feed.up.weight.dtype):
         return
     factor, dtype = QUICK if feed.activation is quick_gelu else 1.0, feed.up.weight.dtype
-    name, first = ("up", like.up) if like.gate is None else ("gate", like.gate)
+    name, first = ("up", original.up) if original.gate is None else ("gate", original.gate)
     bias = None if first.bias is None else (first.bias * factor).to(dtype)
-    setattr(feed, name, PackedLinear((first.weight * factor).to(dtype), bias, _AFTER[feed.activation]))
-    feed.down = PackedLinear((like.down.weight / factor).to(dtype), feed.down.bias)
+    setattr(feed, name, PackedLinear((first.weight * factor).to(dtype), bias, _FUSED[feed.activation]))
+    feed.down = PackedLinear((original.down.weight / factor).to(dtype), feed.down.bias, single_rows=single_rows)
     feed.activation = nn.Identity()
 
 
 @cache
 def fast_tables() -> bool:
-    """Whether `embedding_bag` is compiled for wide registers here."""
+    """Return True if `embedding_bag` is compiled for wide registers here."""
     return torch.cpu.get_capabilities().get("avx512_f", False)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of this type here: of bfloat16 on x86 only with AVX-512 or AVX-NE-CONVERT."""
+    """Return True if oneDNN multiplies this type here: bfloat16 on x86 needs AVX-512 or AVX-NE-CONVERT."""
     if dtype == torch.bfloat16:
         return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.backends.mkldnn.is_available() and dtype == torch.float32

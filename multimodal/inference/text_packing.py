@@ -88,7 +88,7 @@ def _states(
             continue
         places = _laid(batch, [range(count) for _, _, count in batch.places], 0).to(device)
         owners = _laid(batch, [[at] * count for at, (_, _, count) in enumerate(batch.places)], -1).to(device)
-        yield batch, model.states(ids, mask=_mask(model, owners), places=places, segments=kinds, table=table)
+        yield batch, model.states(ids, mask=_mask(model, owners), positions=places, segments=kinds, table=table)
 
 
 def _laid(batch: _Batch, values: Sequence[Sequence[int]], empty: int) -> Int[Tensor, "R T"]:
@@ -113,7 +113,7 @@ def _batches(lengths: Sequence[int], tokens: int) -> Iterator[_Batch]:
     order, first = sorted(range(len(lengths)), key=lambda number: -lengths[number]), 0
 
     def cost(batch: _Batch) -> float:
-        """Of a token."""
+        """Width of a token."""
         taken = sum(count for _, _, count in batch.places)
         return batch.rows * batch.width * (1 + batch.width / ATTENTION) / taken
 

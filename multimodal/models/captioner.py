@@ -1,4 +1,4 @@
-"""Image captioner: a ViT encoder and a text decoder that attends to its patches."""
+"""Image captioner: a ViT encoder and a text decoder with cross-attention to its patches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ Decoding = tuple[Callable[[Tensor, Cache], Tensor], Cache]
 
 
 @runtime_checkable
-class Captions(Protocol):
-    """What every model that writes captions has."""
+class CaptionModel(Protocol):
+    """Interface of models that write captions."""
 
     @property
     def caption_context(self) -> int:
-        """Most tokens of a caption, its begin and end included."""
+        """Maximum number of tokens of a caption, with begin and end."""
 
     def encode(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B S _"]:
-        """What the decoder sees of the pictures."""
+        """The tokens that the decoder attends to."""
 
     def decoding(self, source: Float[Tensor, "P S _"]) -> Decoding:
-        """Step function `step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 positions, and an empty cache, for
-        `multimodal.decoding.sampling`. B may be a multiple of P: consecutive rows then share an image."""
+        """A step for `multimodal.decoding.sampling` and an empty cache. The step is `step(ids [B T], cache) -> logits
+        [B N V]` of the last N ≥ 1 positions; B may be a multiple of P: consecutive rows then share an image."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CaptionerConfig:
 
 
 class Captioner(nn.Module):
-    """The decoder's cross-attention sees all image tokens."""
+    """ViT encoder and text decoder; cross-attention sees all image tokens."""
 
     def __init__(self, config: CaptionerConfig):
         super().__init__()

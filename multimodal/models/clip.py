@@ -16,11 +16,11 @@ from multimodal.models.vit import ViT, ViTConfig
 
 @dataclass(frozen=True)
 class CLIPConfig:
-    """`embed`: width of the shared space. `loss`: `softmax` or `sigmoid` (has a logit bias).
+    """`embed`: width of the shared space. `loss`: `softmax` or `sigmoid` (with a logit bias).
 
-    `text_pool`: `eos` (the first `eos_id` of a row; ignored otherwise) or `last` (the last position, SigLIP).
-    `text_valid`: the text tower masks padding (SigLIP and CLIP do not). `image_project`: a linear map after
-    pooling (SigLIP has none). `text_project`: the same for the text; `text_bias`: with a bias (SigLIP)."""
+    `text_pool`: `eos` (the first `eos_id` of a row) or `last` (the last position, SigLIP). `text_valid`: mask padding
+    in the text tower (SigLIP and CLIP do not). `image_project`, `text_project`: a linear map after pooling (SigLIP's
+    image tower has none). `text_bias`: the text's map has a bias (SigLIP)."""
 
     image: ViTConfig
     text: TextConfig
@@ -35,10 +35,12 @@ class CLIPConfig:
 
 
 class CLIP(nn.Module):
+    """Image and text towers with a shared embedding space."""
+
     def __init__(self, config: CLIPConfig):
         super().__init__()
         if config.text_pool == "last" and config.text_valid:
-            raise ValueError("text_pool 'last' would pool padding that text_valid masks")
+            raise ValueError("text_pool 'last' pools padding, which text_valid masks")
         self.config = config
         self.image, self.text = ViT(config.image), TextTransformer(config.text)
         self.image_project = nn.Linear(config.image.width, config.embed, bias=False) if config.image_project else None
@@ -51,16 +53,16 @@ class CLIP(nn.Module):
     def encode_image(
         self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B D"]:
-        """Unit vectors, of pictures of one size or of a sequence of pictures each of its own."""
+        """Unit vectors of a batch of images, or of a sequence of images of different sizes."""
         return self.project_image(self.image(images, keep))
 
     def project_image(self, pooled: Float[Tensor, "B _"]) -> Float[Tensor, "B D"]:
-        """Unit vectors of what the picture tower pools."""
+        """Unit vectors from the image tower's pooled output."""
         return F.normalize(pooled if self.image_project is None else self.image_project(pooled), dim=-1)
 
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
-        """Unit vectors. Raises ValueError for a row without the end-of-text id where that is pooled; in training on a
-        GPU, which would have to wait for its pictures before it knew, the row is NaN."""
+        """Unit vectors. With `text_pool` `eos`, a row without the end-of-text id raises ValueError; in training on a
+        GPU, where the check would wait for the device, it becomes NaN."""
         training = ids.device.type != "cpu" and torch.is_grad_enabled()
         only = torch.full_like(ids[:, 0], ids.shape[1] - 1)
         if self.config.text_pool == "eos":
@@ -74,7 +76,7 @@ class CLIP(nn.Module):
         return F.normalize(x if self.text_project is None else self.text_project(x), dim=-1)
 
     def logits(self, images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"]) -> Float[Tensor, "B C"]:
-        """Scaled cosines, with the bias of the sigmoid model."""
+        """Scaled cosine similarities, plus the sigmoid model's bias."""
         scores = self.logit_scale.exp() * images @ texts.T
         return scores if self.logit_bias is None else scores + self.logit_bias
 

@@ -1,4 +1,4 @@
-"""CoCa: an image encoder and two text stacks that contrast and caption (Yu et al. 2022), as open_clip builds it."""
+"""CoCa: contrastive captioner (Yu et al. 2022) as built by open_clip: an image encoder and two text stacks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache
-from multimodal.blocks.masks import causal, over_keys
+from multimodal.blocks.masks import causal, key_mask
 from multimodal.blocks.stack import Stack, StackConfig
 from multimodal.models.captioner import Decoding
 from multimodal.models.clip import CLIP, CLIPConfig
@@ -20,8 +20,8 @@ Images = Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]]
 
 @dataclass(frozen=True, kw_only=True)
 class CoCaConfig(CLIPConfig):
-    """`queries`: image tokens that attention pooling with `pool_heads` heads makes; 0: the encoder's own. Of these
-    `image.pool` takes the vector for contrast, and the decoder sees all but the first."""
+    """`queries`: image tokens from attention pooling with `pool_heads` heads; 0: the encoder's own tokens. `image.pool`
+    pools them for contrast; the decoder sees all but the first."""
 
     decoder: StackConfig
     pad_id: int
@@ -30,7 +30,7 @@ class CoCaConfig(CLIPConfig):
 
 
 class AttentionPool(nn.Module):
-    """Learned queries attend to normed tokens (Lee et al. 2019)."""
+    """Learned queries that attend to normed tokens (Lee et al. 2019)."""
 
     def __init__(self, queries: int, width: int, source_width: int, heads: int, eps: float):
         super().__init__()
@@ -43,12 +43,12 @@ class AttentionPool(nn.Module):
         self, tokens: Float[Tensor, "B N _"], valid: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B Q D"]:
         query = self.query_norm(self.query).expand(len(tokens), -1, -1)
-        mask = None if valid is None else over_keys(valid)
+        mask = None if valid is None else key_mask(valid)
         return self.norm(self.attention(query, self.source_norm(tokens), mask))
 
 
 class CoCaCache(Cache):
-    """The cache of both text stacks, with the ids so far, which later masks depend on."""
+    """The cache of both text stacks, with the ids so far for later masks."""
 
     def __init__(self, text: int, decoder: int):
         super().__init__(text + decoder)
@@ -63,6 +63,8 @@ class CoCaCache(Cache):
 
 
 class CoCa(CLIP):
+    """CLIP with attention pooling and a text decoder."""
+
     def __init__(self, config: CoCaConfig):
         super().__init__(config)
         eps = config.image.stack.block.norm_eps
@@ -83,15 +85,14 @@ class CoCa(CLIP):
         return self.config.text.context
 
     def encode_image(self, images: Images, keep: Tensor | None = None) -> Float[Tensor, "B D"]:
-        """Unit vectors, of pictures of one size or of a sequence of pictures each of its own."""
         return self.project_image(self.image.pooled(*self._image_tokens(images, keep)))
 
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
-        """Unit vectors. The model takes `pad_id` for padding wherever it stands, so `valid` is not read."""
+        """Unit vectors. Padding is every `pad_id`; `valid` is not used."""
         return self._texts(ids)[0]
 
     def encode(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B S _"]:
-        """What captions are made from."""
+        """The tokens that the decoder attends to."""
         return self._image_tokens(images)[0][:, 1:]
 
     def decoding(self, source: Float[Tensor, "P S _"]) -> Decoding:
@@ -107,7 +108,7 @@ class CoCa(CLIP):
     def outputs(
         self, images: Float[Tensor, "B 3 height width"], ids: Int[Tensor, "B T"]
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"], Float[Tensor, "B T V"]]:
-        """All that training needs: unit vectors of pictures and texts, and the logits of the token after each."""
+        """Outputs for training: unit vectors of images and texts, and next-token logits."""
         tokens, _ = self._image_tokens(images)
         texts, words = self._texts(ids)
         captions = self.words(self._decoded(words[:, : ids.shape[1]], tokens[:, 1:]))
@@ -116,14 +117,14 @@ class CoCa(CLIP):
     def _image_tokens(
         self, images: Images, keep: Tensor | None = None
     ) -> tuple[Float[Tensor, "B N _"], Bool[Tensor, "B N"] | None]:
-        """With which of them are valid; None: all."""
+        """Tokens and their validity; None: all valid."""
         one_size = isinstance(images, Tensor)
         tokens, valid = (self.image.tokens(images, keep), None) if one_size else self.image.ragged(images)
         return (tokens, valid) if self.image_pool is None else (self.image_pool(tokens, valid), None)
 
     def _texts(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B S _"]]:
-        """Unit vectors and tokens. Texts stand for rows padded to the whole context, behind which the class token
-        has its position; but it sees no more of the padding than the first, so no more is computed."""
+        """Unit vectors and tokens. The model pads texts to the whole context, with the class token behind; since that
+        sees only the first padding, one is enough."""
         ids = F.pad(ids, (0, int(ids.shape[1] < self.caption_context)), value=self.config.pad_id)
         last = (self.text_class + self.text_class_position).expand(len(ids), 1, -1)
         mask = self._mask(F.pad(ids, (0, 1)), ids.shape[1] + 1)
@@ -133,9 +134,9 @@ class CoCa(CLIP):
 
     def _mask(self, ids: Int[Tensor, "B S"], queries: int) -> Bool[Tensor, "B 1 T S"]:
         """Causal, without the key behind each padding: open_clip's weights were trained with this off-by-one. So the
-        first padding is seen, and the class token sees itself in a full row alone."""
+        first padding is visible, and the class token sees itself only in a full row."""
         before = F.pad(ids[:, :-1] != self.config.pad_id, (1, 0), value=True)
-        return causal(queries, ids.shape[1], ids.device) & over_keys(before)
+        return causal(queries, ids.shape[1], ids.device) & key_mask(before)
 
     def _decoded(
         self, tokens: Float[Tensor, "B T D"], source: Float[Tensor, "P S _"], cache: Cache | None = None

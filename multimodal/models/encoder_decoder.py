@@ -1,4 +1,4 @@
-"""Encoder-decoders of text: the original Transformer, T5, BART, M2M100."""
+"""Text encoder-decoder: the original Transformer, T5, BART, M2M100."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from multimodal.models.text_config import TextConfig
 
 
 @dataclass(frozen=True)
-class TextToTextConfig:
-    """`encoder.vocabulary` 0: encoder and decoder share the decoder's embedding. `start_id`: what a decoder begins
-    with, before any other id (T5: pad, BART and M2M100: eos)."""
+class EncoderDecoderConfig:
+    """`encoder.vocabulary` 0: the encoder uses the decoder's embedding. `start_id`: the decoder's first id (T5: pad,
+    BART and M2M100: eos)."""
 
     encoder: TextConfig
     decoder: TextConfig
     start_id: int
 
 
-class TextToText(nn.Module):
-    """Vaswani et al. 2017, figure 1."""
+class EncoderDecoder(nn.Module):
+    """Text encoder and decoder with cross-attention (Vaswani et al. 2017, figure 1)."""
 
-    def __init__(self, config: TextToTextConfig):
+    def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
         self.config = config
         self.encoder, self.decoder = TextTransformer(config.encoder), TextTransformer(config.decoder)
@@ -38,12 +38,12 @@ class TextToText(nn.Module):
         self, ids: Int[Tensor, "B T"], source: Float[Tensor, "P S D"], source_valid: Bool[Tensor, "P S"] | None = None,
         cache: Cache | None = None, last: int | None = None,
     ) -> Float[Tensor, "B N V"]:  # fmt: skip
-        """Next-token logits; what a step of `search.over_source` is made of."""
+        """Next-token logits; see `sampling.cross_attention_step`."""
         return self.decoder(ids, source, source_valid, cache=cache, last=last)
 
     def forward(
         self, source: Int[Tensor, "B S"], ids: Int[Tensor, "B T"], source_valid: Bool[Tensor, "B S"] | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """`ids` begin with `start_id`."""
+        """Next-token logits; `ids` begin with `start_id`."""
         return self.decoder(ids, self.encode(source, source_valid), source_valid, valid)

@@ -1,4 +1,4 @@
-"""GIT: a decoder whose texts begin with the image's tokens (Wang et al. 2022)."""
+"""GIT: a text decoder with the image's tokens as prefix (Wang et al. 2022)."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache
-from multimodal.blocks.masks import over_keys, prefix
+from multimodal.blocks.masks import key_mask, prefix
 from multimodal.models.captioner import Decoding
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
@@ -16,14 +16,14 @@ from multimodal.models.vit import ViT, ViTConfig
 
 @dataclass(frozen=True)
 class GITConfig:
-    """`decoder.context`: positions of the text; the image's tokens have none there."""
+    """`decoder.context`: text positions; image tokens have none."""
 
     image: ViTConfig
     decoder: TextConfig
 
 
 class GIT(nn.Module):
-    """The image's tokens see each other, a token of the text sees them and the text before it."""
+    """Image tokens see each other; a text token sees them and the text before it."""
 
     def __init__(self, config: GITConfig):
         super().__init__()
@@ -41,14 +41,14 @@ class GIT(nn.Module):
         return self.project_norm(self.project(self.image.tokens(images)))
 
     def decoding(self, source: Float[Tensor, "P S D"]) -> Decoding:
-        # its own cache has no `start`: rows are as long as each other
+        # a cache without `start`: all rows have the same length
         return lambda ids, cache: self._logits(ids, source, cache, last=1), Cache(self.config.decoder.stack.layers)
 
     def forward(
         self, images: Float[Tensor, "B 3 height width"], ids: Int[Tensor, "B T"],
         valid: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """Next-token logits; `valid` marks real tokens of rows padded on the right."""
+        """Next-token logits; `valid` marks real tokens of right-padded rows."""
         return self._logits(ids, self.encode(images), valid=valid)
 
     def _logits(
@@ -62,6 +62,6 @@ class GIT(nn.Module):
             valid = None if valid is None else torch.cat([valid.new_ones(len(ids), size), valid], 1)
         mask = prefix(x.shape[1], past + x.shape[1], size, ids.device) if x.shape[1] > 1 else None
         if valid is not None:
-            mask = mask & over_keys(valid)
+            mask = mask & key_mask(valid)
         states = self.decoder.stack(x, mask=mask, valid=valid, cache=cache)
         return self.decoder.logits(states[:, -(last or ids.shape[1]) :])

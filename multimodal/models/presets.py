@@ -1,8 +1,8 @@
-"""Sizes of the papers, as configurations: `preset("vit_b16")`, then `dataclasses.replace` for what differs.
+"""Configurations of the papers' sizes: `preset("vit_b16")`, then `dataclasses.replace` to change them.
 
 ViT: Dosovitskiy et al. 2021, table 1, and DeiT's Ti and S (Touvron et al. 2021); 224 px, 1000 classes.
 CLIP: Radford et al. 2021, table 20, with the quick-GELU of OpenAI's weights and 224 px.
-Whisper: openai/whisper, `ModelDimensions` of each release. Conformer: Gulati et al. 2020, table 1, encoders alone.
+Whisper: openai/whisper, `ModelDimensions` of each release. Conformer: Gulati et al. 2020, table 1, encoders only.
 Text models: `presets_text`."""
 
 import difflib
@@ -13,11 +13,11 @@ from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.stack import transformer
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIPConfig
+from multimodal.models.conformer import ConformerEncoderConfig
 from multimodal.models.presets_text import TEXT_PRESETS
-from multimodal.models.speech import ConformerEncoderConfig, SpeechEncoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.models.whisper import SpeechToTextConfig
+from multimodal.models.whisper import WhisperConfig, WhisperEncoderConfig
 
 
 def vit(width: int, layers: int, heads: int, patch: int, classes: int = 1000) -> ViTConfig:
@@ -34,19 +34,19 @@ def clip(width: int, layers: int, patch: int, text_width: int, embed: int) -> CL
     return CLIPConfig(image, TextConfig(49408, 77, words, causal=True), embed, "softmax", "eos", eos_id=49407)
 
 
-def whisper(width: int, layers: int, decoder_layers: int, vocabulary: int, bands: int = 80) -> SpeechToTextConfig:
+def whisper(width: int, layers: int, decoder_layers: int, vocabulary: int, bands: int = 80) -> WhisperConfig:
     """30 s in 1500 positions, 448 positions of text, heads 64 wide, no bias on keys."""
     heads, hidden = width // 64, 4 * width
-    encoder = SpeechEncoderConfig(bands, 1500, transformer(width, layers, heads, hidden, key_bias=False))
+    encoder = WhisperEncoderConfig(bands, 1500, transformer(width, layers, heads, hidden, key_bias=False))
     words = transformer(width, decoder_layers, heads, hidden, key_bias=False, source_width=width)
-    return SpeechToTextConfig(encoder, TextConfig(vocabulary, 448, words, causal=True, tied=True))
+    return WhisperConfig(encoder, TextConfig(vocabulary, 448, words, causal=True, tied=True))
 
 
 def conformer(width: int, layers: int, heads: int) -> ConformerEncoderConfig:
-    """80 bands, four frames become one, relative positions, kernel 32, four times the width inside, dropout 0.1.
+    """80 bands, subsampling 4, relative positions, kernel 32, feed-forward 4 × width, dropout 0.1.
 
-    The norm in the convolution is LayerNorm, which padding cannot reach, where the paper has BatchNorm: as many
-    parameters. The paper's decoder, one LSTM layer of a transducer, is not part of it."""
+    The convolution's norm is LayerNorm, which ignores padding, in place of BatchNorm (as many parameters). The paper's
+    transducer decoder is not included."""
     attention = AttentionConfig(width, heads, relative=True, dropout=0.1)
     return ConformerEncoderConfig(80, ConformerConfig(attention, 4 * width, 32, dropout=0.1), layers, 4, width)
 
@@ -78,8 +78,8 @@ PRESETS: dict[str, Any] = {
 
 
 def preset(name: str) -> Any:
-    """The configuration of this name. Raises UsageError with the near names when there is none."""
+    """The configuration of this name. Raises UsageError with similar names if there is none."""
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4) or sorted(PRESETS)
-        raise UsageError(f"preset {name!r} is unknown; near: {', '.join(near)}")
+        raise UsageError(f"unknown preset {name!r}; did you mean {', '.join(near)}?")
     return PRESETS[name]

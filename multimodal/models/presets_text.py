@@ -13,7 +13,7 @@ from typing import Any
 
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig, transformer
-from multimodal.models.encoder_decoder import TextToTextConfig
+from multimodal.models.encoder_decoder import EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
 
 
@@ -51,20 +51,20 @@ def electra(width: int) -> TextConfig:
     return replace(made, embed_width=None if width == 768 else 128)
 
 
-def t5(width: int, layers: int, heads: int, hidden: int, head_width: int = 64) -> TextToTextConfig:
+def t5(width: int, layers: int, heads: int, hidden: int, head_width: int = 64) -> EncoderDecoderConfig:
     """32,128 ids, as many layers on both sides, ReLU, logits through the embedding, states times 1/√D."""
     attention = AttentionConfig(width, heads, head_width=head_width, bias=False, scale=1.0)
     stack = StackConfig(BlockConfig(attention, hidden, "relu", norm="rms", norm_eps=1e-6), layers)
     encoder = TextConfig(0, 512, stack, causal=False, positions=PositionConfig("bucket"))
     crossed = replace(stack, block=replace(stack.block, cross=attention))
     decoder = replace(encoder, vocabulary=32128, stack=crossed, causal=True, tied=True, logit_scale=width**-0.5)
-    return TextToTextConfig(encoder, decoder, start_id=0)
+    return EncoderDecoderConfig(encoder, decoder, start_id=0)
 
 
 def encoder_decoder(
     vocabulary: int, width: int, layers: int, hidden: int, positions: PositionConfig, context: int = 1024, *,
     activation: str = "relu", post_norm: bool, scaled: bool, start_id: int, stem_norm: bool = False,
-) -> TextToTextConfig:  # fmt: skip
+) -> EncoderDecoderConfig:  # fmt: skip
     """Heads 64 wide, as many layers on both sides, one embedding for both and for the logits."""
 
     def side(source_width: int | None) -> TextConfig:
@@ -78,10 +78,10 @@ def encoder_decoder(
             positions=positions, embed_scale=width**0.5 if scaled else 1.0,
         )  # fmt: skip
 
-    return TextToTextConfig(side(None), side(width), start_id)
+    return EncoderDecoderConfig(side(None), side(width), start_id)
 
 
-def bart(width: int, layers: int) -> TextToTextConfig:
+def bart(width: int, layers: int) -> EncoderDecoderConfig:
     made = encoder_decoder(
         50265, width, layers, 4 * width, PositionConfig("learned", first=2), activation="gelu", post_norm=True,
         scaled=False, start_id=2, stem_norm=True,
@@ -89,12 +89,12 @@ def bart(width: int, layers: int) -> TextToTextConfig:
     return replace(made, decoder=replace(made.decoder, head_bias=True))
 
 
-def m2m100(layers: int, hidden: int) -> TextToTextConfig:
+def m2m100(layers: int, hidden: int) -> EncoderDecoderConfig:
     waves = PositionConfig("sinusoidal", first=2, inclusive=True)
     return encoder_decoder(128112, 1024, layers, hidden, waves, post_norm=False, scaled=True, start_id=2)
 
 
-def vaswani(width: int) -> TextToTextConfig:
+def vaswani(width: int) -> EncoderDecoderConfig:
     waves = PositionConfig("sinusoidal", interleaved=True)
     return encoder_decoder(37000, width, 6, 4 * width, waves, 512, post_norm=True, scaled=True, start_id=0)
 

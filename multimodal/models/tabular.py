@@ -1,4 +1,4 @@
-"""FT-Transformer (Gorishniy et al. 2021): each column of a table is a token."""
+"""FT-Transformer (Gorishniy et al. 2021): each column of a table becomes a token."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.positions import computed
+from multimodal.blocks.positions import computed_on_cpu
 from multimodal.blocks.stack import BlockConfig, Stack, StackConfig
 
 
 @dataclass(frozen=True)
 class TabularConfig:
-    """`numbers`: columns of numbers, whose distribution `quantiles` points tell. `categories`: kinds of each other
-    column, of which the first is any that is unknown or missing. `outputs`: classes, or 1 for a number."""
+    """`numbers`: count of numeric columns, each with `quantiles` points of its distribution. `categories`: number of
+    categories of each other column; the first stands for unknown or missing. `outputs`: classes, or 1 for a number."""
 
     numbers: int
     categories: tuple[int, ...]
@@ -28,19 +28,18 @@ class TabularConfig:
 
 
 def ft_stack(width: int, layers: int, heads: int, attention_dropout: float = 0.2, dropout: float = 0.1) -> StackConfig:
-    """The paper's blocks (appendix E): pre-norm, ReGLU 4/3 as wide inside, a dropout in the attention and another in
-    the feed-forward."""
+    """The paper's blocks (appendix E): pre-norm, ReGLU of 4/3 the width, dropout in attention and feed-forward."""
     attention = AttentionConfig(width, heads, dropout=attention_dropout)
     return StackConfig(BlockConfig(attention, 4 * width // 3, "relu", gated=True, dropout=dropout), layers)
 
 
 class FTTransformer(nn.Module):
-    """A number is a vector times its value and a bias, a category a row of a table and a bias, and a class token comes
-    first; the first block has no norm before its attention (section 3.3).
+    """A number's token is value · vector + bias, a category's embedding + bias; a class token comes first, and the
+    first block has no norm before its attention (section 3.3).
 
-    Numbers come as they are in the table: `quantiles` holds the quantiles of each column in the training part, through
-    which it becomes normally distributed; what is missing (NaN) has the median's value and a vector of its own. `shift`
-    and `scale` take outputs to the unit of what is predicted (0 and 1 for classes)."""
+    Inputs are raw: `quantiles` of the training data map each numeric column to a normal distribution; missing values
+    (NaN) get the median and a vector of their own. Outputs are multiplied by `scale` and shifted by `shift` to the
+    target's unit (1 and 0 for classes)."""
 
     def __init__(self, config: TabularConfig):
         super().__init__()
@@ -55,7 +54,7 @@ class FTTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.empty(width).uniform_(-bound, bound))
         self.firsts = [sum(config.categories[:i]) for i in range(len(config.categories))]  # rows of the table
         self.register_buffer(
-            "quantiles", computed(lambda: torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
+            "quantiles", computed_on_cpu(lambda: torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
         )
         self.register_buffer("shift", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
@@ -64,10 +63,10 @@ class FTTransformer(nn.Module):
         self.head = nn.Linear(width, config.outputs)
 
     def forward(self, numbers: Float[Tensor, "B N"], categories: Int[Tensor, "B C"]) -> Float[Tensor, "B O"]:
-        """Logits, or the number in its own unit. Raises ValueError for a category that its column has not."""
+        """Logits, or numbers in the target's unit. Raises ValueError for a category outside its column's range."""
         sizes, firsts = torch.tensor([self.config.categories, self.firsts], device=categories.device)
         if bool(((categories < 0) | (categories >= sizes)).any()):
-            raise ValueError(f"categories are from 0 to under {list(self.config.categories)}")
+            raise ValueError(f"categories must be at least 0 and below {list(self.config.categories)}")
         unknown = numbers.isnan()
         values = torch.where(unknown, 0, normal_scores(numbers.nan_to_num(), self.quantiles)).to(self.weight.dtype)
         tokens = values[..., None] * self.weight + unknown[..., None] * self.missing
@@ -79,8 +78,8 @@ class FTTransformer(nn.Module):
 
 
 def normal_scores(values: Float[Tensor, "B N"], quantiles: Float[Tensor, "N Q"]) -> Float[Tensor, "B N"]:
-    """Values through the distribution whose evenly spaced `quantiles` are given, to a normal one (scikit-learn's
-    QuantileTransformer). A value that many quantiles repeat is in the middle of them."""
+    """Map values from the distribution with these evenly spaced `quantiles` to a normal one (scikit-learn's
+    QuantileTransformer). A value that several quantiles repeat maps to their middle."""
     x, knots = values.double().T.contiguous(), quantiles.double()
     count = knots.shape[1]
     share = (_below(x, knots) + (count - 1 - _below(-x, -knots.flip(-1)))) / (2 * (count - 1))
@@ -88,7 +87,7 @@ def normal_scores(values: Float[Tensor, "B N"], quantiles: Float[Tensor, "N Q"])
 
 
 def _below(x: Float[Tensor, "N B"], knots: Float[Tensor, "N Q"]) -> Float[Tensor, "N B"]:
-    """The place of each value among the knots, as a fraction between two; of those that repeat it, after the last."""
+    """Fractional index of each value among the knots, after the last of equal ones."""
     right = torch.searchsorted(knots, x, right=True).clamp(1, knots.shape[1] - 1)
     low, high = knots.gather(1, right - 1), knots.gather(1, right)
     within = torch.where(

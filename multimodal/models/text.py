@@ -1,4 +1,4 @@
-"""Text towers, encoders and decoders: an embedding, positions, a stack, and heads where they are asked for."""
+"""Text transformer: encoders, decoders and CLIP's text towers."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -7,18 +7,18 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
-from multimodal.blocks.masks import Causal, Sparse, causal, merge, over_keys
+from multimodal.blocks.masks import Causal, Sparse, causal, key_mask, merge
 from multimodal.blocks.positions import BucketBias, alibi, relative_distances
-from multimodal.blocks.sdpa import fitting
-from multimodal.blocks.stack import Stack, picked
-from multimodal.models.text_config import TextConfig, rotation, waves
+from multimodal.blocks.sdpa import preferred_kernels
+from multimodal.blocks.stack import Stack, select_positions
+from multimodal.models.text_config import TextConfig, rotary_positions, sinusoidal_positions
 
-UNMASKED = ("cuda",)  # kinds of device on which causal attention is faster without a written mask
-FEW = 256  # positions up to which it is no faster so elsewhere
+UNMASKED = ("cuda",)  # device types on which causal attention is faster without a mask tensor
+FEW = 256  # positions up to which it is not faster on others
 
 
 class Transform(nn.Module):
-    """norm(act(linear x)): what BERT does with states before their logits."""
+    """norm(act(linear x)): BERT's transform before the logits."""
 
     def __init__(self, width: int, out: int, activation: str, norm: str, norm_eps: float):
         super().__init__()
@@ -40,8 +40,8 @@ class Pool(nn.Module):
         return self.activation(self.linear(states[:, 0]))
 
 
-class Detector(nn.Module):
-    """Whether each token was replaced: one logit (Clark et al. 2020, section 2)."""
+class ReplacedTokenHead(nn.Module):
+    """One logit per token: was it replaced (Clark et al. 2020, section 2)."""
 
     def __init__(self, width: int, activation: str):
         super().__init__()
@@ -52,16 +52,16 @@ class Detector(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """Token and position embeddings, a stack, and logits where the configuration asks for them."""
+    """Token and position embeddings, a stack and the configured heads."""
 
     def __init__(self, config: TextConfig):
         super().__init__()
         self.config = config
-        width, block, places = config.width, config.stack.block, config.positions
+        width, block, positions = config.width, config.stack.block, config.positions
         inner = config.embed_width or width
         self.embed = nn.Embedding(config.vocabulary, inner) if config.vocabulary else None
-        learned = places.kind == "learned"
-        rows = places.first + config.context
+        learned = positions.kind == "learned"
+        rows = positions.first + config.context
         self.positions = nn.Parameter(torch.empty(rows, inner).normal_(std=0.01)) if learned else None
         self.segments = nn.Embedding(config.segments, inner) if config.segments else None
         for table in (self.embed, self.segments):
@@ -71,8 +71,8 @@ class TextTransformer(nn.Module):
         self.widen = nn.Linear(inner, width) if config.embed_width else None
         self.dropout = nn.Dropout(config.stem_dropout)
         heads = block.attention.heads
-        bucket = places.kind == "bucket"
-        self.bias = BucketBias(heads, places.buckets, places.furthest, not config.causal) if bucket else None
+        bucket = positions.kind == "bucket"
+        self.bias = BucketBias(heads, positions.buckets, positions.furthest, not config.causal) if bucket else None
         self.stack = Stack(config.stack)
         self._heads(inner)
 
@@ -87,18 +87,18 @@ class TextTransformer(nn.Module):
         self.tied_bias = bias
         self.pool = Pool(config.width, config.pool) if config.pool else None
         self.classes = nn.Linear(config.width, config.classes) if config.classes else None
-        self.detect = Detector(config.width, block.activation) if config.detect else None
+        self.detect = ReplacedTokenHead(config.width, block.activation) if config.detect else None
 
     def stem(
         self, ids: Int[Tensor, "B T"], past: int = 0, cache: Cache | None = None,
-        places: Int[Tensor, "*B T"] | None = None, segments: Int[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "*B T"] | None = None, segments: Int[Tensor, "B T"] | None = None,
         table: nn.Embedding | None = None,
     ) -> Float[Tensor, "B T D"]:  # fmt: skip
-        """What the stack gets: tokens and their positions, of which the first is at `past`. Raises ValueError for a
-        text that is longer than the table of positions."""
+        """Input of the stack: embedded tokens with positions from `past` on. Raises ValueError for a text longer than
+        the table of positions."""
         embed = table if self.embed is None else self.embed
         x = embed(ids) if self.config.embed_scale == 1 else embed(ids) * self.config.embed_scale
-        added = self._added(past, ids.shape[1], self._index(past, ids.shape[1], cache, places))
+        added = self._added(past, ids.shape[1], self._index(past, ids.shape[1], cache, positions))
         x = x if added is None else x + added.to(x.dtype)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
@@ -115,57 +115,57 @@ class TextTransformer(nn.Module):
         cache: Cache | None = None,
         only: Int[Tensor, "B"] | None = None,
         mask: Bool[Tensor, "..."] | Sparse | None = None,
-        places: Int[Tensor, "*B T"] | None = None,
+        positions: Int[Tensor, "*B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         table: nn.Embedding | None = None,
         states: list[Tensor] | None = None,
     ) -> Float[Tensor, "B _ D"]:
-        """`valid` marks real tokens of padded rows; it is not for cached calls, whose rows are padded on the left
-        (see `new_cache`). With a cache `source` and `source_valid` are read on the first call only. B may be a multiple
-        of P: then equally many rows in a row attend to each source. `only`: the one position wanted of each row.
+        """`valid` marks real tokens of padded rows; cached calls use left padding instead (see `new_cache`). With a
+        cache, `source` and `source_valid` are read on the first call only. B may be a multiple of P: then B/P
+        consecutive rows attend to each source. `only`: return this position of each row.
 
-        `mask`: what sees what, in place of the configuration's (prefix LM, packed documents, any of `masks`), [T S] or
-        [B 1 T S]. `places`: the position of each id, where that is not 0, 1, 2, … in each row: rows padded on the left
-        without a cache, and packed documents need it. `segments`: the kind of each token, 0 if not given. `table`: the
-        embedding, where the tower has none. `states`: see `Stack`."""
+        `mask` [T S] or [B 1 T S] replaces the configuration's (prefix LM, packed documents, any of `masks`).
+        `positions`: the position of each id, where that is not 0, 1, 2, … in each row: packed documents need it, and
+        left-padded rows without a cache. `segments`: segment ids, default 0. `table`: the embedding, for a tower
+        without one. `states`: see `Stack`."""
         past, count = cache.length if cache else 0, ids.shape[1]
-        x = self.stem(ids, past, cache, places, segments, table)
-        # with gradients the stack attends from all positions, also where one of them is wanted
+        x = self.stem(ids, past, cache, positions, segments, table)
+        # with gradients the stack attends from all positions, even with `only`
         fresh = cache is None or (cache.length == 0 and cache.start is None)
         whole = fresh and valid is None and (only is None or torch.is_grad_enabled())
         mask = self._mask(past, count, cache, mask, whole)
         if valid is not None:
-            mask = over_keys(valid) if mask is None else mask & over_keys(valid)
+            mask = key_mask(valid) if mask is None else mask & key_mask(valid)
         mask = merge(mask, self._bias(past, count, cache))
         source_mask = None
         if cache is not None and cache.has_source:
             source_mask = cache.source_mask
         elif source is not None and source_valid is not None:
-            source, source_mask = torch.where(source_valid[..., None], source, 0), over_keys(source_valid)
+            source, source_mask = torch.where(source_valid[..., None], source, 0), key_mask(source_valid)
             if cache is not None:
                 cache.source_mask = source_mask
         rotate = None
         if self.config.positions.kind == "rotary":
-            index = self._numbers(past, count, self._index(past, count, cache, places))
-            rotate = rotation(self.config.positions, index, self.config.stack.block.attention)
-        # rows that are trained on are packed, or padded to few lengths
+            index = self._numbers(past, count, self._index(past, count, cache, positions))
+            rotate = rotary_positions(self.config.positions, index, self.config.stack.block.attention)
+        # training rows are packed, or padded to few lengths
         steady = isinstance(mask, Causal) and torch.is_grad_enabled() and count % 8 == 0
-        with fitting(x, steady):
+        with preferred_kernels(x, steady):
             return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only)
 
     def _index(
-        self, past: int, count: int, cache: Cache | None, places: Int[Tensor, "*B T"] | None
+        self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None
     ) -> Int[Tensor, "*B T"] | None:
-        """The position of each id in its text; None: they go on from `past` in all rows."""
-        if places is not None or cache is None or (index := cache.text_positions(count)) is None:
-            return None if places is None else places.clamp(min=0)
+        """The position of each id in its text; None: from `past` on in all rows."""
+        if positions is not None or cache is None or (index := cache.text_positions(count)) is None:
+            return None if positions is None else positions.clamp(min=0)
         if self.config.limit and past + count > self.config.limit and not past:
             raise ValueError(f"text of {past + count} tokens is longer than the context {self.config.limit}")
-        # in the padding, and past the end of rows that have ended while others go on, any position will do
+        # padding, and rows that have ended while others continue, may have any position
         return index.clamp(0, None if self.config.limit is None else self.config.limit - 1)
 
     def _added(self, past: int, count: int, index: Int[Tensor, "*B T"] | None) -> Float[Tensor, "*B T E"] | None:
-        """What positions add to the tokens."""
+        """Position embeddings to add."""
         config = self.config.positions
         if config.kind == "learned":
             if index is None and past + count > self.config.context:
@@ -174,7 +174,9 @@ class TextTransformer(nn.Module):
             return known[past : past + count] if index is None else known[index]
         if config.kind != "sinusoidal":
             return None
-        return waves(config, self._numbers(past, count, index), self.config.embed_width or self.config.width)
+        return sinusoidal_positions(
+            config, self._numbers(past, count, index), self.config.embed_width or self.config.width
+        )
 
     def _numbers(self, past: int, count: int, index: Int[Tensor, "*B T"] | None) -> Int[Tensor, "*B T"]:
         return torch.arange(past, past + count, device=self.device) if index is None else index
@@ -194,7 +196,7 @@ class TextTransformer(nn.Module):
         self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | Sparse | None,
         whole: bool,
     ) -> Bool[Tensor, "..."] | Sparse | None:  # fmt: skip
-        width, keys = self.config.window, (cache.held if cache else past) + count
+        width, keys = self.config.window, (cache.cached if cache else past) + count
         if mask is None and self.config.causal and not self.config.stack.block.attention.linear:
             if width and keys > width:
                 distance = self._distances(past, count, cache)
@@ -204,10 +206,10 @@ class TextTransformer(nn.Module):
         real = cache.real(count) if cache else None
         if real is None:
             return mask
-        return over_keys(real) if mask is None else mask & over_keys(real)
+        return key_mask(real) if mask is None else mask & key_mask(real)
 
     def _unmasked(self, count: int) -> bool:
-        """Whether whole texts have nothing but the causal order to be masked, and nobody looks at the weights."""
+        """Return True if the causal order is all that masks whole texts, and weights are not captured."""
         own, kind = self.config.stack.block.attention, self.config.positions.kind
         biased = kind in ("bucket", "alibi") or own.relative or own.shaw
         dropping = self.training and own.dropout
@@ -225,9 +227,9 @@ class TextTransformer(nn.Module):
         return nn.functional.linear(states, self.embed.weight, self.tied_bias)
 
     def pooled(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
-        """The first token's state, of a causal model the last `valid` one's, through the pooler where there is one."""
+        """The first token's state, or a causal model's last `valid` one, through the pooler if there is one."""
         if self.config.causal and valid is not None:
-            states = picked(states, states.shape[1] - 1 - valid.flip(1).int().argmax(1))
+            states = select_positions(states, states.shape[1] - 1 - valid.flip(1).int().argmax(1))
         elif self.config.causal:
             states = states[:, -1:]
         return states[:, 0] if self.pool is None else self.pool(states)
@@ -237,16 +239,14 @@ class TextTransformer(nn.Module):
         source_valid: Bool[Tensor, "P S"] | None = None, valid: Bool[Tensor, "B T"] | None = None,
         cache: Cache | None = None, last: int | None = None,
     ) -> Float[Tensor, "B N V"]:  # fmt: skip
-        """Logits of the next token, or where the model is not causal of each, of all positions or of the `last` ones
-        alone."""
+        """Logits of the next token (of the token itself if not causal) at all positions, or at the `last` ones."""
         states = self.states(ids, source, source_valid, valid, cache)
         return self.logits(states if last is None else states[:, -last:])
 
-    def new_cache(self, start: Int[Tensor, "B"] | None = None, room: int = 0) -> Cache:
-        """`start`: how many ids at the begin of each row are padding (left padding, for prompts of different
-        length). `room`: positions to make room for at once, where the length is known. With a `window` the cache holds
-        no more than that."""
+    def new_cache(self, start: Int[Tensor, "B"] | None = None, capacity: int = 0) -> Cache:
+        """`start`: number of left-padded ids of each row. `capacity`: positions to allocate at once. With a `window`
+        the cache keeps no more than that."""
         layers, window = self.config.stack.layers, self.config.window if self.config.causal else None
-        cache = WindowCache(layers, window, start) if window else Cache(layers, start, room)
+        cache = WindowCache(layers, window, start) if window else Cache(layers, start, capacity)
         cache.context = self.config.limit
         return cache

@@ -1,4 +1,4 @@
-"""Vision transformer (Dosovitskiy et al. 2021) with the options that CLIP, SigLIP, DeiT and DINO use."""
+"""Vision transformer (Dosovitskiy et al. 2021) with the options of CLIP, SigLIP, DeiT and DINO."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,20 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.layers import FeedForward
-from multimodal.blocks.masks import over_keys, padding
+from multimodal.blocks.masks import key_mask, padding
 from multimodal.blocks.positions import interpolate_grid
-from multimodal.blocks.sdpa import fitting
+from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, StackConfig
-
-KEPT_GRIDS = 256  # resampled tables of positions that a model keeps
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """`image` (height, width) in pixels at which the positions were learned; `patch` side in pixels.
+    """`image`: (height, width) in pixels at which the positions were learned; `patch`: side in pixels.
 
     `pool`: `token` (class token), `mean` (patches), `map` (attention pooling, Zhai et al. 2022) or `none`.
     `norm_after_pool`: the final norm follows pooling (timm's fc_norm); `stem_norm`: CLIP's first norm;
-    `positions_on_prefix`: the class token and registers have positions too; `map_prefix`: map pooling looks at
-    them too; `classes` 0: no head."""
+    `positions_on_prefix`: class token and registers have positions too; `map_prefix`: map pooling includes them;
+    `classes` 0: no head."""
 
     image: tuple[int, int]
     patch: int
@@ -67,12 +65,14 @@ class MapPool(nn.Module):
         self.feed = FeedForward(config.width, block.hidden, block.activation)
 
     def forward(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
-        mask = None if valid is None else over_keys(valid)
+        mask = None if valid is None else key_mask(valid)
         x = self.attention(self.query.expand(len(tokens), -1, -1), tokens, mask=mask)
         return (x + self.feed(self.norm(x)))[:, 0]
 
 
 class ViT(nn.Module):
+    """Patch embedding, positions, a stack, pooling and an optional head."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
@@ -88,16 +88,14 @@ class ViT(nn.Module):
         self.pool = MapPool(config) if config.pool == "map" else None
         self.norm = nn.LayerNorm(width, eps=eps) if config.norm_after_pool else None
         self.head = nn.Linear(width, config.classes, bias=config.head_bias) if config.classes else None
-        # positions by grid, kept by a model prepared for inference alone, whose weights do not change
-        self.resampled: dict[tuple[int, int], Tensor] | None = None
 
     def stem(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B N D"]:
-        """Patches, prefix tokens and positions, which are interpolated when the image has another size."""
+        """Prefix tokens and patches, with positions interpolated to the image's size."""
         height, width = images.shape[-2:]
         patch = self.config.patch
-        # a model learned at a size that is no multiple (SigLIP: 384 with patch 14) drops the rest at that size
+        # SigLIP has 384 pixels with patch 14: at that size the remainder is dropped
         if (height % patch or width % patch) and (height, width) != self.config.image:
-            raise ValueError(f"image size {height}x{width} is not a multiple of the patch {patch}")
+            raise ValueError(f"image size must be a multiple of the patch {patch} (got {height}x{width})")
         x = self.embed(images).flatten(2).transpose(1, 2)
         prefix = [t for t in (self.class_token, self.registers) if t is not None]
         if prefix:
@@ -106,19 +104,7 @@ class ViT(nn.Module):
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
-        """Positions of the prefix and of a grid of patches, row by row. A model prepared for inference keeps those of
-        other grids than the learned one for the next image of that size."""
-        kept = self.resampled
-        if kept is None or grid == self.config.grid or torch.compiler.is_compiling():
-            return self._positions_of(grid)
-        if (table := kept.get(grid)) is None:
-            if len(kept) >= KEPT_GRIDS:
-                kept.clear()
-            with torch.inference_mode(False), torch.no_grad():  # a tensor of inference mode has no use outside of it
-                kept[grid] = table = self._positions_of(grid)
-        return table
-
-    def _positions_of(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
+        """Positions of the prefix, then of a grid of patches row by row, interpolated from the learned grid."""
         own = self.config.prefix if self.config.positions_on_prefix else 0
         table = interpolate_grid(self.positions[own:], self.config.grid, grid)
         missing = table.new_zeros(self.config.prefix - own, table.shape[1])
@@ -128,22 +114,21 @@ class ViT(nn.Module):
         self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None,
         states: list[Tensor] | None = None, first: bool = False,
     ) -> Float[Tensor, "B N D"]:  # fmt: skip
-        """All tokens after the stack, prefix first, or the `first` alone. `keep` [B n]: indices of the patches to look
-        at (patch dropout, Li et al. 2023)."""
+        """All tokens after the stack, prefix first, or only the `first`. `keep` [B n]: indices of the patches to keep
+        (patch dropout, Li et al. 2023)."""
         x = self.stem(images)
         if keep is not None:
             own = self.config.prefix
             patches = x[:, own:].gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :own], patches], 1)
-        with fitting(x):
+        with preferred_kernels(x):
             return self.stack(x, states=states, only=x.new_zeros(len(x), dtype=torch.long) if first else None)
 
     def ragged(
         self, images: Sequence[Float[Tensor, "3 _ _"]], first: bool = False
     ) -> tuple[Float[Tensor, "B N D"], Bool[Tensor, "B N"] | None]:
-        """All tokens of pictures of several sizes, or the `first` alone, and which of them are valid (None: all), as
-        each row is padded behind to the longest. What is valid equals the picture's own `tokens`; what is padding
-        holds nothing of use."""
+        """All tokens of images of several sizes, or only the `first`, right-padded, and their validity mask (None:
+        all). Valid tokens equal the image's own `tokens`."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for row, image in enumerate(images):
             groups.setdefault(tuple(image.shape), []).append(row)
@@ -153,14 +138,13 @@ class ViT(nn.Module):
         lengths = torch.tensor([len(stems[row]) for row in range(len(images))], device=x.device)
         valid = None if (lengths == x.shape[1]).all() else padding(lengths, x.shape[1])
         only = torch.zeros_like(lengths) if first else None
-        x = self.stack(x, mask=None if valid is None else over_keys(valid), only=only)
+        x = self.stack(x, mask=None if valid is None else key_mask(valid), only=only)
         return x, None if first else valid
 
     def pooled(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
-        """One vector a picture, before the head, of its `valid` tokens. Raises ValueError for a model that does not
-        pool."""
+        """One vector per image from its `valid` tokens, before the head. Raises ValueError with `pool` `none`."""
         if self.config.pool == "none":
-            raise ValueError("this model does not pool its tokens (pool 'none'); use tokens()")
+            raise ValueError("a model with pool 'none' has no pooled vector; use tokens()")
         if self.pool is not None:
             start = 0 if self.config.map_prefix else self.config.prefix
             x = self.pool(tokens[:, start:], None if valid is None else valid[:, start:])
@@ -174,7 +158,7 @@ class ViT(nn.Module):
     def features(
         self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B D"]:
-        """The pooled vector of pictures of one size, or of a sequence of pictures each of its own."""
+        """Pooled vectors of a batch of images, or of a sequence of images of different sizes."""
         first = self.config.pool == "token"
         if isinstance(images, Tensor):
             return self.pooled(self.tokens(images, keep, first=first))
@@ -183,7 +167,7 @@ class ViT(nn.Module):
     def forward(
         self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B classes"]:
-        """Class logits, or the pooled vector where there is no head."""
+        """Class logits, or pooled vectors without a head."""
         x = self.features(images, keep)
         return x if self.head is None else self.head(x)
 

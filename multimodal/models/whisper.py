@@ -1,78 +1,77 @@
-"""Encoder-decoders for speech: Whisper's, and a Conformer with CTC and attention outputs."""
+"""Whisper: a log-mel encoder and a text decoder with cross-attention (Radford et al. 2022)."""
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float, Int
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from multimodal.blocks.cache import Cache
-from multimodal.blocks.masks import padding
-from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig, SpeechEncoder, SpeechEncoderConfig
+from multimodal.blocks.positions import computed_on_cpu, sinusoids
+from multimodal.blocks.sdpa import preferred_kernels
+from multimodal.blocks.stack import Stack, StackConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 
 
+class FrameStem(nn.Module):
+    """Two convolutions over time of width 3, the second of stride 2, each with GELU (Whisper's stem)."""
+
+    def __init__(self, bands: int, width: int):
+        super().__init__()
+        self.first = nn.Conv1d(bands, width, 3, padding=1)
+        self.second = nn.Conv1d(width, width, 3, stride=2, padding=1)
+
+    def forward(self, mel: Float[Tensor, "B M F"]) -> Float[Tensor, "B T D"]:
+        return F.gelu(self.second(F.gelu(self.first(mel)))).transpose(1, 2)
+
+
 @dataclass(frozen=True)
-class SpeechToTextConfig:
-    encoder: SpeechEncoderConfig
+class WhisperEncoderConfig:
+    """`context`: positions after the stem (1500 for 30 s)."""
+
+    bands: int
+    context: int
+    stack: StackConfig
+
+    @property
+    def width(self) -> int:
+        return self.stack.block.attention.width
+
+
+class WhisperEncoder(nn.Module):
+    """Frame stem, fixed sinusoids and a stack."""
+
+    def __init__(self, config: WhisperEncoderConfig):
+        super().__init__()
+        self.config = config
+        self.stem = FrameStem(config.bands, config.width)
+        # a parameter, as in the files: a fine-tuned one may differ
+        positions = computed_on_cpu(lambda: sinusoids(torch.arange(config.context), config.width))
+        self.positions = nn.Parameter(positions, requires_grad=False)
+        self.stack = Stack(config.stack)
+
+    def forward(self, mel: Float[Tensor, "B M F"], states: list[Tensor] | None = None) -> Float[Tensor, "B T D"]:
+        x = self.stem(mel)
+        if x.shape[1] > self.config.context:
+            raise ValueError(f"mel must have at most {2 * self.config.context} frames (got {mel.shape[-1]})")
+        with preferred_kernels(x):
+            return self.stack(x + self.positions[: x.shape[1]], states=states)
+
+
+@dataclass(frozen=True)
+class WhisperConfig:
+    encoder: WhisperEncoderConfig
     decoder: TextConfig
 
 
-class SpeechToText(nn.Module):
+class Whisper(nn.Module):
     """Speech encoder and text decoder with cross-attention (Radford et al. 2022)."""
 
-    def __init__(self, config: SpeechToTextConfig):
+    def __init__(self, config: WhisperConfig):
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = SpeechEncoder(config.encoder), TextTransformer(config.decoder)
+        self.encoder, self.decoder = WhisperEncoder(config.encoder), TextTransformer(config.decoder)
 
     def forward(self, mel: Float[Tensor, "B M F"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         return self.decoder(ids, self.encoder(mel))
-
-
-@dataclass(frozen=True)
-class JointConformerConfig:
-    """CTC and attention over one encoder (Watanabe et al. 2017). `blank`: the CTC blank's id, which is one
-    past the text vocabulary. `decoder` None: CTC alone."""
-
-    encoder: ConformerEncoderConfig
-    vocabulary: int
-    decoder: TextConfig | None
-
-    @property
-    def blank(self) -> int:
-        return self.vocabulary
-
-
-class JointConformer(nn.Module):
-    def __init__(self, config: JointConformerConfig):
-        super().__init__()
-        self.config = config
-        self.encoder = ConformerEncoder(config.encoder)
-        self.ctc = nn.Linear(config.encoder.width, config.vocabulary + 1)
-        self.decoder = TextTransformer(config.decoder) if config.decoder else None
-
-    def encode(
-        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
-    ) -> tuple[Float[Tensor, "B T D"], Bool[Tensor, "B T"], Int[Tensor, "B"]]:
-        """Encoder frames, which of them are real, and how many."""
-        frames, lengths = self.encoder(features, lengths)
-        return frames, padding(lengths, frames.shape[1]), lengths
-
-    def ctc_logits(self, frames: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        return self.ctc(frames)
-
-    def attend(
-        self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"],
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """Next-token logits of the attention decoder."""
-        return self.decoder(ids, frames, valid, cache=cache)
-
-    def forward(
-        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"], ids: Int[Tensor, "B L"]
-    ) -> tuple[Float[Tensor, "B T W"], Int[Tensor, "B"], Float[Tensor, "B L V"] | None]:
-        """CTC logits, their lengths, and the decoder's logits."""
-        frames, valid, lengths = self.encode(features, lengths)
-        decoded = self.attend(ids, frames, valid) if self.decoder is not None else None
-        return self.ctc_logits(frames), lengths, decoded

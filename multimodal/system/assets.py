@@ -1,4 +1,4 @@
-"""Where the files that ship with the project lie: vocabularies, models, labels, sample pictures and sound."""
+"""Files that ship with the project: vocabularies, models, sample audio."""
 
 from pathlib import Path
 
@@ -9,10 +9,7 @@ _ROOTS = (_HERE / "assets", _HERE.parent / "assets")  # an installed wheel, then
 
 
 def asset(*parts: str) -> Path:
-    """Path of a shipped file or folder, `asset("vocabularies", "gpt2.tiktoken.gz")`.
-
-    Raises CheckpointError naming it when neither an installed wheel nor a checkout has it.
-    """
+    """Path of a shipped file or folder, such as `asset("vocabularies", "gpt2.tiktoken.gz")`. Raises CheckpointError."""
     for root in _ROOTS:
         if (path := root.joinpath(*parts)).exists():
             return path
@@ -20,5 +17,5 @@ def asset(*parts: str) -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """The models that ship with the project: name to checkpoint folder."""
+    """Name and checkpoint folder of each shipped model."""
     return {folder.parent.name: folder.parent for root in _ROOTS for folder in sorted(root.glob("*/manifest.json"))}

@@ -1,7 +1,6 @@
-"""Opening, reading and writing files: regular files only, since a pipe would block without end."""
+"""Open, read and write files: regular files only, since a pipe could block without end."""
 
 import codecs
-import importlib.metadata
 import io
 import json
 import math
@@ -9,6 +8,7 @@ import os
 import platform
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from reprlib import Repr
 from typing import Any, Never
@@ -17,7 +17,7 @@ from multimodal.errors import CheckpointError, MultimodalError
 from multimodal.system.signals import unbroken
 
 MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
-MOST_DEPTH = 64  # arrays and objects inside one another
+MOST_DEPTH = 64  # nested arrays and objects
 _DIGITS = 40  # of a whole number; transformers writes 10**30 for "no limit"
 _short = Repr()
 _short.maxlevel = _short.maxlist = _short.maxdict = _short.maxtuple = 4
@@ -25,18 +25,17 @@ _short.maxstring = _short.maxother = _short.maxlong = 40
 
 
 def shown(value: Any) -> str:
-    """A short, printable form of any value, however deep or long."""
+    """Short printable form of any value."""
     return ascii_only(_short.repr(value))[:80]
 
 
 def ascii_only(text: str) -> str:
-    """The text on one line, with characters that cannot be printed escaped."""
+    """Text on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def path_of(source: Any, error: type[MultimodalError], name: str = "path") -> Path:
-    """`source` as a path that the system can take. Raises `error` for one with a NUL or a lone surrogate, for an empty
-    one, and for what is no path."""
+    """`source` as a Path. Raises `error` for another type, an empty path, a NUL or a lone surrogate."""
     if not isinstance(source, str | os.PathLike):
         raise error(f"{name}: expected a path ({shown(source)})")
     text = os.fspath(source)
@@ -51,8 +50,8 @@ def path_of(source: Any, error: type[MultimodalError], name: str = "path") -> Pa
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """The file in or below `folder` that a record names. Raises CheckpointError, which begins with `where`, for a name
-    that leads elsewhere. Only the name counts: the files of the hub's cache are links out of their folder."""
+    """Path of the file `name` in or below `folder`. Raises CheckpointError that begins with `where` for a name that
+    leads outside. Links may do so: the hub's cache consists of them."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name:
         raise CheckpointError(f"{where}: {shown(name)} names no file in {folder}")
@@ -60,20 +59,19 @@ def inside(folder: Path, name: str, where: str) -> Path:
 
 
 def open_media(source: str | Path | bytes, name: str, error: type[MultimodalError]) -> io.BufferedIOBase:
-    """The bytes of an image or audio file. Raises `error` for a folder, a missing, empty or irregular file, and for a
-    path that cannot be one."""
+    """Open an image or audio file. Raises `error` for a folder, and a missing, empty or irregular file."""
     if isinstance(source, bytes):
         if not source:
             raise error(f"{name}: empty (0 bytes)")
         return io.BytesIO(source)
     path = path_of(source, error, name)
     try:
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
             raise error(f"{name}: a folder (name its files)")
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise error(f"{name}: not a regular file (device, pipe or socket)")
-        if not found.st_size:
+        if not status.st_size:
             raise error(f"{name}: empty file (0 bytes)")
         return path.open("rb")
     except FileNotFoundError:
@@ -83,15 +81,15 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
 
 
 def read_json(path: Path, error: type[MultimodalError] = CheckpointError) -> dict[str, Any]:
-    """The JSON object in a file. Raises `error` naming it when it is missing or no such thing."""
+    """The JSON object in a file. Raises `error` that names the file."""
     value = read_json_value(path, error)
     if not isinstance(value, dict):
-        raise error(f"{path}: holds no JSON object ({shown(value)})")
+        raise error(f"{path}: expected a JSON object (got {shown(value)})")
     return value
 
 
 def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) -> Any:
-    """What the JSON in a file says. Raises `error` naming it, as `parse_json` does, or when it is missing."""
+    """The JSON value in a file. Raises `error` that names the file."""
     path = path_of(path, error)
     try:
         if path.exists() and not path.is_file():
@@ -105,7 +103,7 @@ def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) 
 
 
 def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = CheckpointError) -> Any:
-    """What JSON says. Raises `error` naming `where` and the cause, as `strict_json` has it."""
+    """Parse as `strict_json` does. Raises `error` with `where` and the cause."""
     try:
         return strict_json(data)
     except UnicodeDecodeError as cause:
@@ -116,9 +114,9 @@ def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = Che
 
 
 def strict_json(data: bytes | str, halves: bool = False) -> Any:
-    """What JSON says. Raises ValueError for text that is no JSON or no UTF-8, longer than `MOST_JSON` or deeper than
-    `MOST_DEPTH`; for a key given twice, NaN, infinity, a whole number of more than 40 digits, and, without `halves`,
-    a lone surrogate, but for those with which Python writes the bytes of a file's name."""
+    """Parse JSON strictly. Raises ValueError for invalid JSON or UTF-8, more than `MOST_JSON` bytes or `MOST_DEPTH`
+    levels, repeated keys, NaN, infinity and integers of more than 40 digits; without `halves` also for lone surrogates
+    other than those that stand for the bytes of a file name."""
     if len(data) > MOST_JSON:
         raise ValueError(f"more than {MOST_JSON >> 20} MB")
     text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
@@ -139,12 +137,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {shown(twice)} is there twice")
+        raise ValueError(f"repeated key {shown(twice)}")
     return made
 
 
 def _refuse(name: str) -> Never:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _int(digits: str) -> int:
@@ -163,7 +161,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, par
 
 
 def _fault(value: Any, escapes: bool) -> str:
-    """What a parsed value has that no record may have: depth, or half a character (only where there are `escapes`)."""
+    """Describe excessive depth or, with `escapes`, a lone surrogate in a parsed value; '' if there is none."""
     level = [value]
     for _ in range(MOST_DEPTH + 1):
         if escapes:
@@ -182,7 +180,7 @@ def _is_half(text: str) -> bool:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A crash leaves the old file or the new one, never a part. Raises OSError naming `path`."""
+    """Write atomically: a crash leaves the old file or the new one. Raises OSError that names `path`."""
     with unbroken():
         _write_whole(path, data)
 
@@ -205,7 +203,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def give_mode(path: str) -> None:
-    """Permissions as the umask has them: a temporary file is private, an output is like any other."""
+    """Set the permissions that the umask gives; temporary files are private."""
     umask = os.umask(0)
     os.umask(umask)
     os.chmod(path, 0o666 & ~umask)
@@ -215,11 +213,11 @@ LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy"
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the machine and the libraries a result may depend on."""
-    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    """Versions of Python, the machine and the libraries that results may depend on."""
+    from importlib import metadata  # slow: it would double the start of --help
+
+    names = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            names[name] = metadata.version(name)
+    return names

@@ -1,4 +1,4 @@
-"""Memory: how much is free, and errors that name what asked for too much."""
+"""Free memory, and errors that name what needs too much."""
 
 import os
 import re
@@ -14,7 +14,7 @@ UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def out_of_memory(error: BaseException) -> str:
-    """The cause in one phrase where memory ran out, with the size where the error gives it; '' for other errors."""
+    """Describe an out-of-memory error, with the size that it gives; '' for other errors."""
     if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error)))):
         return ""
     asked = re.search(r"allocate (\d[\d.]* \w+)", str(error))
@@ -23,7 +23,7 @@ def out_of_memory(error: BaseException) -> str:
 
 @contextmanager
 def naming(what: object, kind: type[MultimodalError] = CheckpointError) -> Iterator[None]:
-    """Raises `kind`, which names `what`, where memory runs out inside the block."""
+    """Turn an out-of-memory error inside the block into `kind` that names `what`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -33,28 +33,28 @@ def naming(what: object, kind: type[MultimodalError] = CheckpointError) -> Itera
 
 
 def require(needed: int, what: object) -> None:
-    """Raises CheckpointError, which names `what`, where fewer than `needed` bytes are free."""
+    """Raise CheckpointError that names `what` if fewer than `needed` bytes are free."""
     if needed > (free := available()):
         raise CheckpointError(f"{what}: needs {size_text(needed)} of memory, {size_text(free)} are free")
 
 
 def available() -> int:
-    """Bytes that this process can still take: the system's, a container's and its own limit, the least of them."""
+    """Bytes that this process can still take: the least of the system's, its container's and its own limit."""
     page = os.sysconf("SC_PAGE_SIZE")
-    found = [os.sysconf("SC_PHYS_PAGES") * page]
+    limits = [os.sysconf("SC_PHYS_PAGES") * page]
     if system := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
-        found.append(int(system[1]) * 1024)
+        limits.append(int(system[1]) * 1024)
     if (container := _text("/sys/fs/cgroup/memory.max").strip()).isdecimal():
-        found.append(int(container))
+        limits.append(int(container))
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        held = _text("/proc/self/statm").split()
-        found.append(max(limit - (int(held[0]) * page if held else 0), 0))
-    return min(found)
+        used = _text("/proc/self/statm").split()
+        limits.append(max(limit - (int(used[0]) * page if used else 0), 0))
+    return min(limits)
 
 
 def size_text(count: int) -> str:
-    """12.3 GB of a number of bytes."""
+    """A number of bytes, as in "12.3 GB"."""
     power = 0
     while count >= 1000 ** (power + 1) and power < len(UNITS) - 1:
         power += 1

@@ -1,8 +1,7 @@
-"""Output files: never over an input, nor over a file that another hand wrote or changed.
+"""Output files, which never replace an input, and a foreign or edited file only with `overwrite`.
 
-Each output carries its sha256 in the extended attribute `user.multimodal.sha256`. While both agree the file is as we
-wrote it, so a later call may replace it; any other file is replaced with `overwrite` alone. Copies without attributes,
-and file systems that have none (FAT, old NFS), are on the safe side: their files count as foreign."""
+Each output carries its sha256 in the extended attribute `user.multimodal.sha256`. While it matches, later calls may
+replace the file. Copies and file systems without attributes (FAT, old NFS) count as foreign."""
 
 import hashlib
 import os
@@ -26,10 +25,10 @@ Id = tuple[int, int]  # device and inode
 
 
 class Outputs:
-    """Checks of all files that one call will write, before it does any work.
+    """Check every file that a call will write, before it does any work.
 
-    `inputs`: files that it reads, and folders; by device and inode, so links and other spellings count. No input is
-    ever replaced, nor a foreign file inside an input folder."""
+    `inputs`: files and folders that the call reads, compared by device and inode. No input is ever replaced, nor a
+    foreign file inside an input folder."""
 
     def __init__(self, inputs: Iterable[str | Path] = (), overwrite: bool = False):
         self._inputs, self.overwrite = iter(inputs), overwrite
@@ -40,54 +39,52 @@ class Outputs:
         self._inputs = chain(self._inputs, inputs)
 
     def claim(self, path: Path, name: str = "") -> Path:
-        """`path`, which may be written. `name`: what a message calls it. Raises UsageError."""
+        """Return `path` if it may be written. `name`: for messages. Raises UsageError."""
         name = name or str(path)
-        found = self.spare(path, name)
+        status = self.spare(path, name)
         if (other := self._claimed.setdefault(_full(path), name)) != name:
             raise UsageError(f"{name}: would be written over {other}")
-        if found is None:
-            return path
-        if is_ours(path):
+        if status is None or is_ours(path):
             return path
         if not self.overwrite:
-            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not as multimodal wrote it"
-            raise UsageError(f"{name}: exists and is {kind}; --overwrite replaces it")
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not as multimodal wrote it"
+            raise UsageError(f"{name}: exists and is {kind}; overwrite=True replaces it")
         if inside := next((self._ids[i] for i in map(_id, Path(_full(path)).parents) if i in self._ids), None):
             raise UsageError(f"{name}: exists in the input folder {inside} and is not as multimodal wrote it")
         return path
 
     def spare(self, path: Path, name: str = "", folder: bool = False) -> os.stat_result | None:
-        """What is at `path`, if anything. Raises UsageError where that is an input, or neither a file nor a link (nor a
-        folder, where the output is one)."""
+        """The status of what is at `path`, if anything. Raises UsageError for an input and for anything but a file, a
+        link or, with `folder`, a folder."""
         try:
-            found = path.lstat()
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name: whoever opens it says so
+            status = path.lstat()
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL, which open() reports
             return None
         except OSError as error:
             raise UsageError(f"{name or path}: cannot be written ({error.strerror})") from None
         kinds = (stat.S_ISREG, stat.S_ISLNK, stat.S_ISDIR) if folder else (stat.S_ISREG, stat.S_ISLNK)
-        if not any(kind(found.st_mode) for kind in kinds):
-            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+        if not any(kind(status.st_mode) for kind in kinds):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise UsageError(f"{name or path}: cannot be written ({kind})")
-        for source in self._inputs:  # once, and only where something is there to be lost
+        for source in self._inputs:  # an iterator: listed once, and only if a file could be lost
             if (known := _id(source)) is not None:
                 self._ids.setdefault(known, str(source))
         if (source := self._ids.get(_id(path))) is not None:
             other = "" if str(path) == source else f" ({source})"
             raise UsageError(f"{name or path}: is an input{other}, which is never overwritten; name another output")
-        return found
+        return status
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Whole or not at all. Raises OSError naming `path`."""
+    """Write atomically. Raises OSError that names `path`."""
     with _naming(path), opened_output(path) as file:
         file.write(data)
 
 
 @contextmanager
 def opened_output(path: Path, stopped: Literal["drop", "keep", "place"] = "drop") -> Iterator[IO[bytes]]:
-    """A file to fill, which takes its place at `path` at the end. Where an exception ends it, what was written so far
-    is dropped, kept beside `path` with a warning that names it, or takes its place. Raises OSError naming `path`."""
+    """Open a temporary file that replaces `path` at the end of the block. `stopped`: after an exception, drop the
+    partial file, keep it beside `path` with a warning, or place it. Raises OSError that names `path`."""
     with _naming(path):
         name = f"{path.name[:60]}."
         part = tempfile.NamedTemporaryFile(dir=path.parent, prefix=name, suffix=".part", delete=False)  # noqa: SIM115
@@ -123,7 +120,7 @@ def _put(part: IO[bytes], path: Path) -> None:
     with unbroken():
         part.flush()
         os.fsync(part.fileno())
-        with suppress(OSError, AttributeError):  # without the mark the file is a foreign one to the next call
+        with suppress(OSError, AttributeError):  # without the mark the next call takes the file for a foreign one
             os.setxattr(part.fileno(), MARK, _digest(Path(part.name)))
         os.replace(part.name, path)
 
@@ -137,7 +134,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a regular file is byte for byte as we wrote it."""
+    """Return True if a regular file is byte for byte as we wrote it."""
     try:
         return os.getxattr(path, MARK, follow_symlinks=False) == _digest(path)
     except (OSError, AttributeError):
@@ -151,10 +148,10 @@ def _digest(path: Path) -> bytes:
 
 def _id(path: str | Path) -> Id | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _full(path: Path) -> str:

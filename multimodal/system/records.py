@@ -1,7 +1,6 @@
-"""The one schema check: every record that is read becomes a frozen dataclass, strictly.
+"""JSON records as frozen dataclasses, checked strictly.
 
-A record is JSON data. Its dataclass declares keys and types; limits of values stand in `__post_init__`, which raises a
-`MultimodalError` or ValueError."""
+The dataclass declares keys and types; its `__post_init__` checks values and raises MultimodalError or ValueError."""
 
 import dataclasses
 import functools
@@ -17,7 +16,7 @@ _MOST_INT = 2**64  # torch, numpy and Rust hold no larger number
 
 
 def to_record(value: Any) -> Any:
-    """A (nested) dataclass as dicts, lists, strings, numbers, booleans and None."""
+    """A nested dataclass as JSON data."""
     if dataclasses.is_dataclass(value):
         return {field.name: to_record(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -28,9 +27,9 @@ def to_record(value: Any) -> Any:
 def from_record(
     kind: type, record: Any, where: str, error: type[MultimodalError] = CheckpointError, others: bool = False
 ) -> Any:
-    """Builds the dataclass `kind` from `record`. `others`: leaves out keys that it has not, rather than refusing them.
+    """Build the dataclass `kind` from `record`. `others`: ignore unknown keys.
 
-    Raises `error` naming `where`, the key, what was expected and the value."""
+    Raises `error` with `where`, the key, the expected type and the value."""
     if not isinstance(record, dict):
         raise error(f"{where}: expected an object for {kind.__name__} ({shown(record)})")
     hints, needed = _hints(kind)
@@ -49,7 +48,7 @@ def from_record(
 
 @functools.cache
 def _hints(kind: type) -> tuple[dict[str, Any], list[str]]:
-    """The type of each key, and the keys that have no default."""
+    """Type of each key, and the required keys."""
     fields, none = dataclasses.fields(kind), dataclasses.MISSING
     hints = typing.get_type_hints(kind)
     needed = [field.name for field in fields if field.default is none and field.default_factory is none]
@@ -57,8 +56,8 @@ def _hints(kind: type) -> tuple[dict[str, Any], list[str]]:
 
 
 def checked(hint: Any, item: Any, where: str, error: type[MultimodalError] = CheckpointError) -> Any:
-    """`item` as the type `hint`: a dataclass, a tuple, list or dict of such, a Literal, a union, or one of bool, int,
-    float, str, None and Any. A bool is no int; an int is a float; a float is finite. Raises `error`."""
+    """`item` as the type `hint`: a dataclass, tuple, list, dict, Literal, union, bool, int, float, str, None or Any.
+    Ints become floats, bools do not become ints, floats must be finite. Raises `error`."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, types.UnionType) or origin is typing.Union:
         return _one_of(parts, item, where, error)
@@ -90,7 +89,7 @@ def _one_of(parts: tuple[Any, ...], item: Any, where: str, error: type[Multimoda
 
 
 def _looks_like(hint: Any, item: Any) -> bool:
-    """Whether a part of a union is meant by an item, whose inner values may be wrong nevertheless."""
+    """Return True if `item` selects this part of a union; its inner values may still be wrong."""
     origin = typing.get_origin(hint) or hint
     if origin is typing.Literal:
         return type(item) is str

@@ -1,5 +1,5 @@
-"""Stop signals. A handler sets a flag and does nothing else: an exception raised by one may leave a lock taken or a
-file half written. A command ends from a thread of its own, whatever its main thread is doing."""
+"""Stop signals. Handlers only set a flag, since an exception from one could leave a lock taken or a file half written.
+A thread ends the process, whatever the main thread is doing."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-GRACE = 1.0  # seconds within which a write may finish
+GRACE = 1.0  # seconds that a write may still take
 Last = Callable[[], str | None]
 
 _last: list[Last] = []
@@ -18,8 +18,8 @@ _writing = threading.RLock()
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], wake: int = -1) -> Iterator[None]:
-    """Give these signals to `handler`, which may only set a flag; the byte of each also goes to the descriptor `wake`.
-    Only the main thread can do so; in another one nothing changes."""
+    """Route these signals to `handler`, which may only set a flag, and their bytes to the descriptor `wake`. Does
+    nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -35,9 +35,10 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
 
 @contextlib.contextmanager
 def ending(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-    """End the process with 128 + number when one of these signals comes: from a thread, so that nothing that the main
-    thread waits for or computes can delay it. `unbroken` writes are finished first; finished results are on disk."""
-    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as a shell's & has it
+    """End the process with 128 + number on one of these signals, from a thread, so that nothing in the main thread can
+    delay it. `unbroken` writes finish first."""
+    # a shell ignores SIGINT for jobs started with &
+    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     out, into = os.pipe()
     os.set_blocking(into, False)
     thread = threading.Thread(target=_watch, args=(out, taken), daemon=True, name="signals")
@@ -54,8 +55,8 @@ def ending(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator
 
 @contextlib.contextmanager
 def at_stop(last: Last) -> Iterator[None]:
-    """Call `last` where `ending` ends the process within the block, and print the line that it returns. It runs in
-    another thread, beside the main one."""
+    """Call `last` if `ending` ends the process within the block, and print the line that it returns. It runs in another
+    thread."""
     _last.append(last)
     try:
         yield
@@ -64,12 +65,12 @@ def at_stop(last: Last) -> Iterator[None]:
 
 
 def unbroken() -> contextlib.AbstractContextManager:
-    """Around a short write: a stop waits for its end, at most `GRACE`."""
+    """Context of a short write: a stop waits for its end, at most `GRACE`."""
     return _writing
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The byte in the pipe is the flag."""
+    """Handler: the byte in the pipe is the flag."""
 
 
 def _watch(out: int, taken: list[int]) -> None:

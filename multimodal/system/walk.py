@@ -1,4 +1,4 @@
-"""Files in folders and of patterns, in the order of sorted paths. A link to a folder is followed at most once."""
+"""Files below folders and of glob patterns, sorted. Links to folders are followed at most once."""
 
 import glob
 import os
@@ -11,13 +11,13 @@ Refused = Callable[[OSError], None]
 
 
 class Links:
-    """Links to folders that a walk from `root` follows: not those that lead back, or to a folder that is read anyway,
-    whose files would count again with each turn."""
+    """Links to folders in a walk from `root`: followed unless they lead back or to a folder that is read anyway, whose
+    files would count twice."""
 
     def __init__(self, root: str):
         self.root = os.path.realpath(root)
         self.seen: set[tuple[int, int]] = set()
-        self.left: dict[str, str] = {}  # link, where it leads
+        self.left: dict[str, str] = {}  # link: target
 
     def follows(self, path: str) -> bool:
         real = os.path.realpath(path)
@@ -35,7 +35,7 @@ class Links:
         return False
 
     def enters(self, path: str) -> bool:
-        """Whether a folder behind a link is met for the first time."""
+        """Return True on the first visit of a folder behind a link."""
         return self._new(path, os.path.realpath(path))
 
     def warn(self) -> None:
@@ -51,26 +51,26 @@ class Links:
 def walk(
     folder: str, suffixes: Collection[str] | None = None, refused: Refused | None = None, links: Links | None = None
 ) -> Iterator[str]:
-    """Files with these suffixes in a folder and those inside it, no dot files; None: all entries, folders too. A folder
-    that cannot be listed goes to `refused`, or is a warning. Links to folders are followed where `links` lets them."""
-    ways = [_Way(folder, links is not None and os.path.islink(folder), _entries(folder, refused))]
-    while ways:
-        if (entry := next(ways[-1].entries, None)) is None:
-            ways.pop()
+    """Yield files with these suffixes below a folder, without dot files; None: all entries, folders too. A folder that
+    cannot be listed goes to `refused`, or is a warning. `links` decides which links to folders are followed."""
+    stack = [_Level(folder, links is not None and os.path.islink(folder), _entries(folder, refused))]
+    while stack:
+        if (entry := next(stack[-1].entries, None)) is None:
+            stack.pop()
             continue
-        path, linked = entry.name if ways[-1].folder == "." else entry.path, ways[-1].linked
+        path, linked = entry.name if stack[-1].folder == "." else entry.path, stack[-1].linked
         link = entry.is_symlink()
         is_folder = os.path.isdir(entry.path) if link else entry.is_dir()
         if suffixes is None or (os.path.splitext(entry.name)[1].lower() in suffixes and not is_folder):
-            yield path  # a dead link or a pipe too, so that it is named when it is read
+            yield path  # dead links and pipes too: reading names them
         if not is_folder or (link and links is None):
             continue
         if links.follows(entry.path) if link else not linked or links.enters(entry.path):
-            ways.append(_Way(path, linked or link, _entries(path, refused)))
+            stack.append(_Level(path, linked or link, _entries(path, refused)))
 
 
-class _Way(NamedTuple):
-    """A folder on the way down, and whether it lies behind a link."""
+class _Level(NamedTuple):
+    """Folder that is being walked; `linked`: reached through a link."""
 
     folder: str
     linked: bool
@@ -79,8 +79,8 @@ class _Way(NamedTuple):
 
 def _entries(folder: str, refused: Refused | None) -> Iterator[os.DirEntry]:
     try:
-        with os.scandir(folder) as found:
-            return iter(sorted((e for e in found if not e.name.startswith(".")), key=lambda entry: entry.name))
+        with os.scandir(folder) as entries:
+            return iter(sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name))
     except OSError as error:
         if refused is None:
             warnings.warn(f"{folder}: cannot be listed ({error.strerror}), so its files are left out", stacklevel=3)
@@ -90,24 +90,24 @@ def _entries(folder: str, refused: Refused | None) -> Iterator[os.DirEntry]:
 
 
 def matches(pattern: str) -> list[str]:
-    """What a pattern stands for. `**` does not follow links to folders, of which two in one folder would have more
-    ways through them than can be walked."""
+    """Paths that match a glob pattern. `**` follows no links to folders: two in one folder would already have too many
+    paths through them."""
     parts = pattern.split("/")
     if "**" not in parts:
         return sorted(glob.glob(pattern))
     at = parts.index("**")
-    root, wanted = "/".join(parts[:at]) or ("/" if at else "."), parts[at:]
-    found = []
+    root, rest = "/".join(parts[:at]) or ("/" if at else "."), parts[at:]
+    paths = []
     for top in sorted(glob.glob(root)) if glob.has_magic(root) else [root]:
         if os.path.isdir(top):
             skipped = 0 if top == "." else len(top.rstrip("/")) + 1
-            found += [path for path in walk(top) if _fits(path[skipped:].split("/"), wanted)]
-    return sorted(path for path in found if not (os.path.islink(path) and os.path.isdir(path)))
+            paths += [path for path in walk(top) if _fits(path[skipped:].split("/"), rest)]
+    return sorted(path for path in paths if not (os.path.islink(path) and os.path.isdir(path)))
 
 
-def _fits(parts: list[str], wanted: list[str]) -> bool:
-    if not wanted:
+def _fits(parts: list[str], patterns: list[str]) -> bool:
+    if not patterns:
         return not parts
-    if wanted[0] == "**":
-        return any(_fits(parts[skip:], wanted[1:]) for skip in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and _fits(parts[1:], wanted[1:])
+    if patterns[0] == "**":
+        return any(_fits(parts[skip:], patterns[1:]) for skip in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _fits(parts[1:], patterns[1:])

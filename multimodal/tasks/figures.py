@@ -1,16 +1,24 @@
-"""Drawing shared by figures: fonts that have the letters of a text, and heat maps over images."""
+"""Shared drawing: figures with fonts for any script, PNG files, and heat maps over images."""
 
+import io
 import textwrap
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
-from multimodal.tokens.image.preprocessing import Preprocessing, placement, to_rgb
+from multimodal.tokens.image.preprocessing import Preprocessing, placement
+from multimodal.tokens.image.reading import to_rgb
 
 MISSING = "□"
+STRONGEST = 0.65  # opacity of the hottest pixel
+REDDEST = 0.9  # end of the colour map: beyond, it is nearly black
+SMALLEST, LARGEST = 320, 1600  # pixels of the longer edge
+LETTER = 7  # width of a caption's character in pixels, about
+LINES = 3  # of a caption
 
 
 @lru_cache(maxsize=64)
@@ -25,7 +33,7 @@ def _letters(path: str) -> frozenset[int]:
 
 @lru_cache(maxsize=1024)
 def _font_of(sign: str) -> str | None:
-    """The name of an installed font that has this letter."""
+    """Name of an installed font with this character."""
     from matplotlib import font_manager
 
     first = font_manager.findfont("DejaVu Sans")
@@ -34,42 +42,50 @@ def _font_of(sign: str) -> str | None:
     others = {
         entry.name: entry.fname
         for entry in font_manager.fontManager.ttflist
-        if entry.style == "normal" and "Last Resort" not in entry.name  # which only draws what is missing
+        if entry.style == "normal" and "Last Resort" not in entry.name  # it draws placeholders
     }
     return next((name for name, path in sorted(others.items()) if ord(sign) in _letters(path)), None)
 
 
 def shown(text: str) -> str:
-    """One line, with a box for each letter that no installed font has."""
+    """One line, with a box for each character that no installed font has."""
     return "".join(sign if _font_of(sign) else MISSING for sign in " ".join(text.split()))
 
 
 def fonts(text: str) -> list[str]:
-    """The fonts that have the letters of a text."""
+    """Fonts that cover a text."""
     return list(dict.fromkeys(["DejaVu Sans", *filter(None, map(_font_of, text))]))
 
 
-STRONGEST = 0.65  # opacity of the hottest place
+def written(text: str, most: int | None = None) -> dict[str, Any]:
+    """Arguments of a matplotlib text of one line: at most `most` characters, in fonts that have them, without maths."""
+    text = shown(text)
+    text = text if most is None or len(text) <= most else text[: most - 1] + "…"
+    return {"s": text, "parse_math": False, "fontfamily": fonts(text)}
 
 
-REDDEST = 0.9  # of the colours, whose end is nearly black
+def new_figure(size: tuple[int | float, int | float], title: str, dpi: int = 110) -> Any:
+    """A matplotlib figure of a size in inches, with a title as wide as fits."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+    options = written(title, int(size[0] * 12))
+    figure.suptitle(options.pop("s"), x=0.01, ha="left", fontsize=10, **options)
+    return figure
 
 
-SMALLEST, LARGEST = 320, 1600  # pixels of the longer edge of what is drawn
-
-
-LETTER = 7  # pixels of width of a letter of the caption, about
-
-
-LINES = 3  # of the caption
+def png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
 
 def heat(
     relevances: Float[Tensor, "rows columns"], size: tuple[int, int], drawn: tuple[int, int], record: Preprocessing,
     patch: int,
 ) -> Float32[np.ndarray, "height width"]:  # fmt: skip
-    """0..1 for each pixel of a picture of `size` (width, height) drawn at another, by what speaks for the label in
-    the patch there (bilinear between the centres of patches), the highest 1; NaN where the model did not look."""
+    """Heat in 0..1 for each drawn pixel of an image of `size` (width, height): positive relevance, bilinear between
+    patch centres, scaled to a maximum of 1; NaN outside the model's crop."""
     seen_w, seen_h, left, top = placement(*size, record)
     rows, columns = relevances.shape
     across = _between(drawn[0], seen_w, left, patch, columns)
@@ -79,7 +95,7 @@ def heat(
 
 
 def _between(drawn: int, seen: int, start: int, patch: int, count: int) -> Float[np.ndarray, "drawn count"]:
-    """Shares of `count` patches in each pixel of an edge, which the model saw `seen` pixels long, from `start` on."""
+    """Weights of `count` patches for each pixel of an edge that the model saw `seen` pixels long, from `start`."""
     place = ((np.arange(drawn) + 0.5) * seen / drawn + start) / patch  # in patches
     inside = np.clip(place - 0.5, 0, count - 1)
     shares = np.clip(1 - np.abs(inside[:, None] - np.arange(count)), 0, 1)
@@ -88,33 +104,31 @@ def _between(drawn: int, seen: int, start: int, patch: int, count: int) -> Float
 
 
 def overlay(
-    picture: Image.Image, relevances: Float[Tensor, "rows columns"], record: Preprocessing, patch: int,
+    image: Image.Image, relevances: Float[Tensor, "rows columns"], record: Preprocessing, patch: int,
     caption: str | None = None,
 ) -> Image.Image:  # fmt: skip
-    """The picture with heat from clear to red where it speaks for the label, dark grey where the model did not look,
-    and a caption below. `record`: what the pixels of these relevances were made with."""
+    """The image under heat from clear to red, dark grey outside the model's crop, with a caption below. `record`:
+    preprocessing of the pixels that the relevances belong to."""
     from matplotlib import colormaps
 
-    picture = to_rgb(picture)
-    factor = min(LARGEST, max(SMALLEST, *picture.size)) / max(picture.size)
-    drawn = tuple(max(1, round(edge * factor)) for edge in picture.size)
-    shown = np.asarray(picture.resize(drawn, Image.Resampling.BICUBIC), np.float32)
-    hot = heat(relevances, picture.size, drawn, record, patch)
+    image = to_rgb(image)
+    factor = min(LARGEST, max(SMALLEST, *image.size)) / max(image.size)
+    drawn = tuple(max(1, round(edge * factor)) for edge in image.size)
+    shown = np.asarray(image.resize(drawn, Image.Resampling.BICUBIC), np.float32)
+    hot = heat(relevances, image.size, drawn, record, patch)
     unseen = np.isnan(hot)[..., None]
     hot = np.nan_to_num(hot)
-    opacity = (STRONGEST * np.sqrt(hot))[..., None]  # so that half the heat is seen too
+    opacity = (STRONGEST * np.sqrt(hot))[..., None]  # keeps half the heat visible
     mixed = shown * (1 - opacity) + 255 * colormaps["turbo"](REDDEST * hot)[..., :3].astype(np.float32) * opacity
     mixed = np.where(unseen, 0.35 * shown.mean(-1, keepdims=True) + 40, mixed)
     pixels = np.clip(mixed + 0.5, 0, 255).astype(np.uint8)
-    return Image.fromarray(pixels if caption is None else np.concatenate([pixels, _written(caption, drawn[0])]))
+    return Image.fromarray(pixels if caption is None else np.concatenate([pixels, _caption_pixels(caption, drawn[0])]))
 
 
-def _written(text: str, width: int) -> UInt8[np.ndarray, "height width 3"]:
-    """Lines of text in black on white, in the fonts that have its letters."""
+def _caption_pixels(text: str, width: int) -> UInt8[np.ndarray, "height width 3"]:
+    """Lines of text in black on white."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    from multimodal.tasks.figures import fonts, shown
 
     wide = sum(ord(sign) > 0x2E7F for sign in text) / max(1, len(text))  # share of letters of double width
     fit = max(8, int(width / (LETTER * (1 + wide))) - 1)

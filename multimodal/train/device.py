@@ -1,91 +1,142 @@
-"""What depends on the device: where batches lie, in which precision, compiled or recomputed blocks."""
+"""Device placement, determinism, FLOP counts, and blocks that are compiled or recomputed."""
 
+import contextlib
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from multimodal.errors import UsageError
 from multimodal.train.losses import compile_loss
 
 Result = TypeVar("Result")
 
-# dense bfloat16 matrix FLOP/s without sparsity, from the makers' data sheets
+# dense bfloat16 matrix FLOP/s without sparsity, from the vendors' data sheets
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
 
 
+class StepFlops(NamedTuple):
+    """FLOPs per element of a batch (`elements`). `model`: three forwards, as for MFU; `hardware`: as executed,
+    recomputed forwards included, as for HFU."""
+
+    model: float
+    hardware: float
+
+
 def peak_flops() -> float | None:
-    """Of the current GPU; None on a CPU or a GPU that is not listed."""
+    """Return the peak FLOP/s of the current GPU; None on a CPU or an unlisted GPU."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def counted(function: Callable[[], Result]) -> tuple[Result, int]:
-    """What `function()` gives, and how many floating-point operations its matrix products, convolutions and attention
-    took, forward and backward. Compiled blocks run uncompiled for it."""
-    from torch.utils.flop_counter import FlopCounterMode
+def count_flops(function: Callable[[], Result]) -> tuple[Result, int]:
+    """Return the result of `function()` and the FLOPs of its matrix products, convolutions and attention, forward and
+    backward. Compiled blocks run eagerly meanwhile."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import
 
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         result = function()
     return result, counter.get_total_flops()
 
 
+def elements(batch: Any) -> int:
+    """Return the size of a batch's largest tensor: in proportion to its tokens, frames or pixels."""
+    return max((tensor.numel() for tensor in tensors_in(batch)), default=0)
+
+
+@contextlib.contextmanager
+def deterministic(enabled: bool = True) -> Iterator[None]:
+    """Use deterministic kernels alone inside the block. Raises UsageError for an operation that has none."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    if not enabled:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it before its first product
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        raise UsageError(
+            f"is not possible: {str(error).split()[0]} has no deterministic kernel", argument="deterministic"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
 def check_device(device: str, precision: str, compiled: bool) -> None:
-    """Raises UsageError where this machine cannot train so."""
+    """Raises UsageError for what this machine does not support."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise UsageError(f"--device {device}: no such device (cpu, cuda, cuda:1 ...)") from None
+        raise UsageError(f"{device}: no such device (cpu, cuda, cuda:1 ...)", argument="device") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {device}: torch sees no GPU here")
+        raise UsageError(f"{device}: torch finds no GPU", argument="device")
     if precision == "float16" and kind != "cuda":
-        raise UsageError(f"--precision float16: needs a GPU, not --device {device}")
+        raise UsageError(f"float16: needs a GPU (device is {device})", argument="precision")
     if compiled and kind == "cpu":
-        from torch._inductor.config import cpp
+        from torch._inductor.config import cpp  # slow to import
 
         compilers = [name for name in (cpp.cxx if isinstance(cpp.cxx, tuple) else (cpp.cxx,)) if name]
         if not any(map(shutil.which, compilers)):
-            raise UsageError(f"--compile: needs a C++ compiler on a CPU, none of {', '.join(compilers)} is there")
+            raise UsageError(f"needs a C++ compiler on a CPU, found none of {', '.join(compilers)}", argument="compile")
 
 
-def moved(batch: Any, device: str | torch.device, floating: torch.dtype | None = None) -> Any:
-    """The batch with its tensors on `device`, those of a floating type as `floating` where that is given: tensors
-    inside of dataclasses, named tuples, lists, tuples and mappings are found."""
-    if isinstance(batch, torch.Tensor):
-        batch = batch.to(device, non_blocking=True)  # waits where it is not pinned; the type changes on the device
-        return batch.to(floating) if floating and batch.is_floating_point() else batch
+def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to each tensor in dataclasses, named tuples, lists, tuples and mappings."""
+    if isinstance(batch, Tensor):
+        return function(batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.init}
-        return dataclasses.replace(batch, **{name: moved(value, device, floating) for name, value in values.items()})
+        names = [field.name for field in dataclasses.fields(batch) if field.init]
+        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in names})
     if isinstance(batch, Mapping):
-        return {name: moved(value, device, floating) for name, value in batch.items()}
+        return {name: map_tensors(value, function) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device, floating) for value in batch))
+        return type(batch)(*(map_tensors(value, function) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device, floating) for value in batch)
+        return type(batch)(map_tensors(value, function) for value in batch)
     return batch
 
 
+def tensors_in(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
+def moved(batch: Any, device: str | torch.device, floating: torch.dtype | None = None) -> Any:
+    """Move a batch's tensors to `device`; those of a floating type become `floating`, if given."""
+
+    def move(tensor: Tensor) -> Tensor:
+        tensor = tensor.to(device, non_blocking=True)  # waits unless pinned; the type changes on the device
+        return tensor.to(floating) if floating and tensor.is_floating_point() else tensor
+
+    return map_tensors(batch, move)
+
+
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of all stacks and encoders: members of lists that are named `blocks`."""
+    """Yield the blocks of all stacks and encoders: members of module lists named `blocks`."""
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and name.split(".")[-1] == "blocks":
             yield from module
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Blocks are compiled in place, one by one, since they are alike and most of the work; names of parameters stay.
-    On a GPU the loss over a vocabulary, which is most of the rest, is compiled too. Raises UsageError where the model
-    has no blocks."""
+    """Compile each block in place: blocks are alike and most of the work, and parameter names stay. On a GPU compile
+    the loss over a vocabulary too. Raises UsageError for a model without blocks."""
     inner = list(blocks(model))
     if not inner:
-        raise UsageError("--compile: the model has no blocks")
-    # each rate of drop path makes a variant of a block
+        raise UsageError("needs a model with blocks", argument="compile")
+    # each drop path rate makes a variant of a block
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(inner))
     for block in inner:
         block.compile()
@@ -93,18 +144,21 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Activations inside blocks are computed again in backward (Chen et al. 2016) instead of kept. Raises UsageError
-    where the model has no such blocks, or batch norms in them, which would count each batch twice."""
+    """Recompute the blocks' activations in backward (Chen et al. 2016). Raises UsageError for a model without such
+    blocks, or with batch norms in them, which would count each batch twice."""
     if any(running_statistics(block) for block in blocks(model)):
-        raise UsageError("--checkpointing: batch norms in the blocks would count each batch twice")
+        raise UsageError(
+            "is not possible with batch norm in the blocks, which would count each batch twice",
+            argument="checkpointing",
+        )
     able = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if not able:
-        raise UsageError("--checkpointing: the model has no blocks that can be computed again")
+        raise UsageError("needs a model with blocks to recompute", argument="checkpointing")
     for module in able:
         module.checkpointing = True
 
 
-def running_statistics(model: nn.Module) -> list[torch.Tensor]:
-    """Of batch norms: buffers that a forward changes."""
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Return the buffers of batch norms, which a forward changes."""
     norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]

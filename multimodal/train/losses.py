@@ -1,6 +1,7 @@
-"""Objectives: states and logits to losses."""
+"""Losses: contrastive, CTC, tokens, replaced tokens, and cross-entropy over a vocabulary in chunks."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -9,16 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-class Alone:
-    """How the pictures of a process meet the texts of all processes: here there is one process."""
+class SingleProcess:
+    """Exchange of texts between processes, for a single process."""
 
     def sweep(self, work: Callable, merge: Callable, texts: Sequence[Tensor]) -> Sequence[Tensor]:
-        """`work(*texts)` gives tensors with a row for each of the texts it is shown; `merge(mine, other)` joins what
-        two processes found for the same texts. Gives what all processes found for the texts of this one."""
+        """Return the merged results of all processes for the texts of this one. `work(*texts)` returns tensors with a
+        row for each text; `merge(mine, other)` combines the results of two processes for the same texts."""
         return work(*texts)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Sum over all processes."""
         return value
 
 
@@ -26,27 +27,27 @@ def contrastive_loss(
     images: Float[Tensor, "B D"], texts: Float[Tensor, "C D"], scale: Float[Tensor, ""],
     bias: Float[Tensor, ""] | None = None, *, concepts: Int[Tensor, "B"] | None = None,
     terms: Int[Tensor, "C"] | None = None, fits: Callable[[Tensor, Tensor], Tensor] | None = None,
-    sigmoid: bool = False, across: Alone | None = None, block: int = 2**24,
+    sigmoid: bool = False, across: SingleProcess | None = None, block: int = 2**24,
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """Loss of the logits `scale * images @ texts.T + bias`, of which at most `block` exist at a time.
+    """Contrastive loss of the logits `scale * images @ texts.T + bias`, of which at most `block` exist at a time.
 
-    `softmax`: a picture picks its text among all, a text its picture (Radford et al. 2021, figure 3); the target is
-    spread evenly over all that fit (UniCL, Yang et al. 2022). A picture or text that nothing fits is a negative only.
-    `sigmoid`: each pair is a yes or no question (Zhai et al. 2023, equation 1); the sum is divided by the pictures.
-    `fits(concepts, terms)` [b c] says which text fits which picture; it is their equality by default, and `concepts`
-    and `terms` number the rows by default.
+    `softmax`: cross-entropy of images over texts and of texts over images (Radford et al. 2021, figure 3), with targets
+    spread evenly over all matches (UniCL, Yang et al. 2022). An image or text without a match is a negative only.
+    `sigmoid`: each pair is a binary classification (Zhai et al. 2023, equation 1), summed and divided by the number of
+    images. `fits(concepts, terms)` [b c] is True for matching pairs; by default, for equal numbers, and by default the
+    rows are numbered in order.
 
-    With several processes, the sum of what they return is the loss of all their pictures and texts, and the gradient
-    that each gets is that of the sum with respect to its own features; to its own copy of scale and bias."""
+    With several processes, their results sum to the loss of all images and texts, and each gets the gradient of that
+    sum for its own features and for its own copy of scale and bias."""
     if concepts is None or terms is None:
         concepts, terms = (torch.arange(len(x), device=x.device) for x in (images, texts))
     fits = fits or (lambda concepts, terms: concepts[:, None] == terms)
     formula = _sigmoid if sigmoid else _softmax
-    return _Contrast.apply(images, texts, scale, bias, concepts, terms, fits, formula, across or Alone(), block)
+    return _Contrast.apply(images, texts, scale, bias, concepts, terms, fits, formula, across or SingleProcess(), block)
 
 
 class _Contrast(torch.autograd.Function):
-    """The gradient is found together with the loss, so that no logits have to be kept."""
+    """Computes the gradient together with the loss, so that no logits are kept."""
 
     @staticmethod
     def forward(ctx, images, texts, scale, bias, concepts, terms, fits, formula, across, block):
@@ -59,7 +60,7 @@ class _Contrast(torch.autograd.Function):
             return scores if bias is None else scores + bias, fits(concepts[part], terms)
 
         def pull(part: slice, texts: Tensor, gradient: Tensor) -> Tensor:
-            """Adds what the logits' gradient says of pictures, scale and bias; gives what it says of the texts."""
+            """Add the gradients of images, scale and bias; return that of the texts."""
             towards = gradient @ texts
             images_grad[part] += scale * towards
             scalars[0] += (towards * images[part]).sum()
@@ -75,25 +76,25 @@ class _Contrast(torch.autograd.Function):
         return *(None if x is None else gradient * x for x in ctx.saved_tensors), *[None] * 6
 
 
-def _sigmoid(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: Alone):
-    pictures, loss = across.total(texts.new_full((), count)), texts.new_zeros(())
+def _sigmoid(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: SingleProcess):
+    images, loss = across.total(texts.new_full((), count)), texts.new_zeros(())
 
     def work(texts: Tensor, terms: Tensor) -> list[Tensor]:
         found = torch.zeros_like(texts)
         for part in rows:
             scores, same = logits(part, texts, terms)
             sign = same.to(scores.dtype) * 2 - 1
-            loss.sub_(F.logsigmoid(sign * scores).sum() / pictures)
-            found += pull(part, texts, -sign * (-sign * scores).sigmoid() / pictures)
+            loss.sub_(F.logsigmoid(sign * scores).sum() / images)
+            found += pull(part, texts, -sign * (-sign * scores).sigmoid() / images)
         return [found]
 
     (texts_grad,) = across.sweep(work, lambda mine, other: [mine[0] + other[0]], [texts, terms])
     return loss, texts_grad
 
 
-def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: Alone):
-    """Two rounds: the sums over rows and columns, then loss and gradient. `sum`: log of the summed exponentials of a
-    row or column; `fitting`: how many fit it."""
+def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, texts, terms, across: SingleProcess):
+    """Two rounds: sums over rows and columns, then loss and gradient. `sum`: logsumexp of a row or column; `fitting`:
+    its number of matches."""
     row_sum, row_fitting = texts.new_full((count,), -torch.inf), texts.new_zeros(count)
 
     def look(texts: Tensor, terms: Tensor) -> list[Tensor]:
@@ -106,7 +107,7 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
         return [column_sum, column_fitting]
 
     columns = across.sweep(look, lambda mine, other: [mine[0].logaddexp(other[0]), mine[1] + other[1]], [texts, terms])
-    pictures, captions = (across.total((n > 0).sum().to(texts)).clamp(min=1) for n in (row_fitting, columns[1]))
+    images, captions = (across.total((n > 0).sum().to(texts)).clamp(min=1) for n in (row_fitting, columns[1]))
     loss = texts.new_zeros(())
 
     def work(texts: Tensor, terms: Tensor, column_sum: Tensor, column_fitting: Tensor) -> list[Tensor]:
@@ -114,7 +115,7 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
         for part in rows:
             scores, same = logits(part, texts, terms)
             gradient = torch.zeros_like(scores)
-            sums = (row_sum[part, None], row_fitting[part, None], pictures), (column_sum, column_fitting, captions)
+            sums = (row_sum[part, None], row_fitting[part, None], images), (column_sum, column_fitting, captions)
             for total, fitting, number in sums:
                 scored, target = scores - total, same / fitting.clamp(min=1)
                 loss.sub_((scored * target).sum() / number / 2)
@@ -130,8 +131,7 @@ def ctc_loss(
     logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], targets: Int[Tensor, "B L"],
     target_lengths: Int[Tensor, "B"], blank: int, reduction: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """Negative log-likelihood (Graves et al. 2006), a target token or in sum. A row whose target does not fit
-    counts 0."""
+    """CTC loss (Graves et al. 2006), per target token or summed. A target longer than its row counts 0."""
     losses = F.ctc_loss(
         logits.float().log_softmax(-1).transpose(0, 1), targets, lengths, target_lengths, blank,
         reduction="none", zero_infinity=True,
@@ -143,7 +143,7 @@ def token_loss(
     logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"], smoothing: float = 0.0,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """Cross-entropy over the valid tokens, each weighing the same: their mean or sum."""
+    """Cross-entropy over the valid tokens."""
     return F.cross_entropy(logits[valid].float(), targets[valid], label_smoothing=smoothing, reduction=reduction)
 
 
@@ -151,7 +151,7 @@ def detection_loss(
     logits: Float[Tensor, "B T"], replaced: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"],
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """ELECTRA's yes or no for each valid token, whether it was replaced (Clark et al. 2020, section 2)."""
+    """ELECTRA's replaced token detection: binary cross-entropy over the valid tokens (Clark et al. 2020, section 2)."""
     return F.binary_cross_entropy_with_logits(logits[valid].float(), replaced[valid].float(), reduction=reduction)
 
 
@@ -159,20 +159,32 @@ def vocabulary_loss(
     states: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None,
     targets: Int[Tensor, "N"], chunk: int = 4096,
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """Summed cross-entropy of the logits `states @ weight.T + bias`, of which those of `chunk` states exist at a time.
-    A state whose target is negative counts 0.
-
-    Under autocast the products are in its type, softmax and loss in float32 or better always."""
+    """Summed cross-entropy of the logits `states @ weight.T + bias`, of `chunk` states at a time. Negative targets are
+    ignored. Under autocast the products use its type; softmax and loss always use float32 or better."""
     kind = states.device.type
     product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-    return _Vocabulary.apply(states, weight, bias, targets, chunk, product)
+    learns = torch.is_grad_enabled() and not _forward_only
+    return _Vocabulary.apply(states, weight, bias, targets, chunk, product, learns)
+
+
+_forward_only = False
+
+
+@contextlib.contextmanager
+def forward_only() -> Iterator[None]:
+    """Compute no gradients in the forward of `vocabulary_loss`, so that the FLOPs of a forward alone can be counted."""
+    global _forward_only
+    _forward_only = True
+    try:
+        yield
+    finally:
+        _forward_only = False
 
 
 def loss_and_pull(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], wide: torch.dtype
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "N V"]]:
-    """Summed cross-entropy and its gradient at the logits, as `_Vocabulary` finds them, written so that a compiler
-    makes two passes of it."""
+    """Summed cross-entropy and its gradient at the logits, written so that a compiler fuses it into two passes."""
     known, scores = (targets >= 0).to(wide), logits.to(wide)
     hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
     total = scores.logsumexp(1)
@@ -184,19 +196,19 @@ _compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def compile_loss() -> None:
-    """On a GPU the loss over a vocabulary is compiled from now on; elsewhere nothing changes."""
+    """Compile the loss over a vocabulary for GPUs."""
     global _compiled
     _compiled = _compiled or torch.compile(loss_and_pull)
 
 
 class _Vocabulary(torch.autograd.Function):
-    """The gradient is found together with the loss, so that no logits have to be kept."""
+    """Computes the gradient together with the loss, so that no logits are kept."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, targets, chunk, product):
+    def forward(ctx, states, weight, bias, targets, chunk, product, learns):
         wide, compiled = torch.promote_types(product, torch.float32), _compiled
         ready, loss = weight.to(product), states.new_zeros((), dtype=wide)
-        learns = any(ctx.needs_input_grad)
+        learns = learns and any(ctx.needs_input_grad)
         grads = [torch.empty_like(states), None, None if bias is None else torch.zeros_like(bias, dtype=wide)]
         for begin in range(0, len(states), chunk):
             part = slice(begin, begin + chunk)
@@ -208,7 +220,7 @@ class _Vocabulary(torch.autograd.Function):
                 scores = (logits.to(wide) if bias is None else logits.to(wide) + bias).log_softmax(1)
                 known, wanted = (targets[part, None] >= 0).to(wide), targets[part, None].clamp(min=0)
                 own_loss = -(scores.gather(1, wanted) * known).sum()
-                if learns:  # rows that are not known are left out where they are short: of the states and the sums
+                if learns:  # ignored rows are zeroed in the states and the sums, which are smaller than the logits
                     pull = scores.exp_().scatter_add_(1, wanted, -known)
                     own = own * known.to(product)
                     if bias is not None:
@@ -230,4 +242,4 @@ class _Vocabulary(torch.autograd.Function):
     def backward(ctx, gradient):
         states, weight, bias = ctx.saved_tensors
         towards = states * gradient.to(states.dtype), (weight * gradient).to(ctx.types[0])
-        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), None, None, None
+        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), None, None, None, None

@@ -1,4 +1,4 @@
-"""What a run lowers: a module around the model whose `backward` leaves the exact gradient of the whole batch."""
+"""Training objectives: modules around a model whose `backward` leaves the exact gradient of the full batch."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,28 +13,28 @@ from multimodal.train.distributed.processes import Processes
 
 @runtime_checkable
 class Engine(Protocol):
-    """What the loop lends to an objective for one step."""
+    """The part of the loop that an objective uses."""
 
     processes: Processes
-    world: int  # of them
-    done: int  # steps before this one
+    world: int  # number of processes
+    done: int  # completed steps
 
     def forward(self, batch: Any) -> Any:
-        """The objective's forward, through its wrappers (DDP, compile) and under autocast."""
+        """Run the objective's forward through its wrappers (DDP, compile) and under autocast."""
 
-    def last(self, yes: bool) -> AbstractContextManager:
-        """Around forward and backward of a micro-batch: gradients are exchanged after the last one only."""
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        """Context of a micro-batch's forward and backward: gradients are exchanged after the last one only."""
 
     def backward(self, loss: Tensor) -> None:
-        """loss.backward(), scaled where the precision needs it."""
+        """Run loss.backward(), scaled for float16."""
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Sum over all processes."""
 
 
 class Objective(nn.Module):
     """Holds the model as `model`. `forward(batch)` runs it (DDP sees no other call). `partly`: some trained parameters
-    have no part in the loss of some steps, for which several processes have to look at each step."""
+    get no gradient in some steps, which several processes must check at each step."""
 
     partly = False
 
@@ -44,20 +44,20 @@ class Objective(nn.Module):
 
     @abstractmethod
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
-        """Leaves in `.grad` the gradient of the loss over all micro-batches of all processes; gives what is to be
-        logged, `loss` among it, as numbers on the device: reading one would make a GPU wait for its next work."""
+        """Leave in `.grad` the gradient of the loss over all micro-batches of all processes. Returns the metrics, with
+        `loss`, as scalars on the device: reading one would make the host wait for the GPU."""
 
     def after_step(self) -> None:
-        """Called when an optimizer has changed the weights: bounds of parameters are kept here."""
+        """Bound parameters after the optimizer has changed them."""
 
 
 class Summed(Objective):
-    """A loss that is a weighted sum of means, such as one over tokens and one over items.
+    """A weighted sum of means, such as one over tokens and one over items.
 
-    A subclass gives in `forward(batch)` the sums of each term over the batch, in `counts(batch)` how many tokens or
-    items each sum runs over (a tensor, where the device has to count them), and in `weights` the weight of each term.
-    Each term is divided by its count over all micro-batches and processes, so that accumulation is exact, whatever the
-    lengths are (transformers' issue 34191)."""
+    A subclass's `forward(batch)` returns the sum of each term over the batch, `counts(batch)` the number of tokens or
+    items in each sum (a tensor if the device must count them), and `weights` holds the weight of each term. Each term
+    is divided by its count over all micro-batches and processes, so accumulation is exact for any lengths
+    (transformers issue 34191)."""
 
     weights: Mapping[str, float] = {"loss": 1.0}
 
@@ -68,18 +68,18 @@ class Summed(Objective):
     def counts(self, batch: Any) -> dict[str, int | Tensor]: ...
 
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
-        none = torch.zeros((), device=next(self.model.parameters()).device)
-        own = [self.counts(batch) for batch in batches]
-        totals = engine.total(torch.stack([sum((count[name] for count in own), none) for name in self.weights]))
+        zero = torch.zeros((), device=next(self.model.parameters()).device)
+        counts = [self.counts(batch) for batch in batches]
+        totals = engine.total(torch.stack([sum((count[name] for count in counts), zero) for name in self.weights]))
         totals, sums = totals.clamp(min=1), torch.zeros_like(totals)
         for number, batch in enumerate(batches):
-            with engine.last(number == len(batches) - 1):
-                found = engine.forward(batch)
-                terms = torch.stack([found[name].float() for name in self.weights])
-                engine.backward(self._weighed(terms / totals) * engine.world)  # DDP takes the mean over processes
+            with engine.micro_batch(number == len(batches) - 1):
+                losses = engine.forward(batch)
+                terms = torch.stack([losses[name].float() for name in self.weights])
+                engine.backward(self._weighted(terms / totals) * engine.world)  # DDP averages over processes
             sums += terms.detach()
         means = engine.total(sums) / totals
-        return {"loss": self._weighed(means)} | dict(zip(self.weights, means, strict=True))
+        return {"loss": self._weighted(means)} | dict(zip(self.weights, means, strict=True))
 
-    def _weighed(self, means: Tensor) -> Tensor:
+    def _weighted(self, means: Tensor) -> Tensor:
         return sum(weight * mean for weight, mean in zip(self.weights.values(), means, strict=True))

@@ -1,4 +1,4 @@
-"""Optimisers, their groups, and schedules."""
+"""Optimizers, parameter groups, learning rate schedules and weight averaging."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from multimodal.errors import UsageError, demand
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """Raises UsageError for a value out of its range."""
+    """Raises UsageError for a value out of range."""
 
     rate: float = 1e-3  # peak learning rate
     optimizer: Literal["adamw", "muon"] = "adamw"
     schedule: Literal["cosine", "wsd"] = "cosine"
     warmup: int = 100  # steps
     floor: float = 0.0  # share of the peak rate at the end
-    decay: float = 0.2  # share of the steps in which wsd comes down
+    decay: float = 0.2  # share of the steps in which wsd decays
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float = 1.0  # largest norm of the gradient; 0: no limit
@@ -46,38 +46,39 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def make_contiguous(model: nn.Module) -> None:
-    """Trained parameters row after row in memory, as PyTorch's fused AdamW takes them to lie: on a CPU it reads no
-    strides, and a view such as GPT-2's transposed thirds would be updated in the wrong places."""
+    """Make trained parameters contiguous. On a CPU PyTorch's fused AdamW ignores strides and would update a view, such
+    as GPT-2's transposed thirds, in the wrong places."""
     for parameter in model.parameters():
         if parameter.requires_grad and not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
 
 
 def optimizers(model: nn.Module, s: OptimSettings) -> list[torch.optim.Optimizer]:
-    """AdamW; or Muon (Jordan et al. 2024) for the matrices inside the blocks, and AdamW for embeddings, heads, norms
-    and biases. Raises UsageError where there is nothing to train with them."""
+    """Build AdamW; or Muon (Jordan et al. 2024) for the matrices inside blocks and AdamW for embeddings, heads, norms
+    and biases. Raises UsageError for a model without parameters to train."""
     make_contiguous(model)
     groups = parameter_groups(model, s.weight_decay)
     if not any(group["params"] for group in groups):
-        raise UsageError("no parameter of the model is trained (0 with requires_grad)")
-    made: list[torch.optim.Optimizer] = []
+        raise UsageError("the model has no parameters to train (0 with requires_grad)")
+    built: list[torch.optim.Optimizer] = []
     if s.optimizer == "muon":
         inner = {id(p) for name, p in model.named_parameters() if ".blocks." in f".{name}"}
         matrices = [p for p in groups[0]["params"] if p.ndim == 2 and id(p) in inner]
         if not matrices:
-            raise UsageError("--optimizer muon: the model has no trained matrices inside of blocks")
+            raise UsageError("muon: the model has no trained matrices inside blocks", argument="optimizer")
         taken = {id(p) for p in matrices}
         groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in taken]
-        made.append(torch.optim.Muon(matrices, lr=s.rate, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        built.append(torch.optim.Muon(matrices, lr=s.rate, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw"))
     groups = [group for group in groups if group["params"]]
     if groups:
-        made.append(torch.optim.AdamW(groups, lr=s.rate, betas=s.betas, fused=True))
-    return made
+        built.append(torch.optim.AdamW(groups, lr=s.rate, betas=s.betas, fused=True))
+    return built
 
 
 def share_of_peak(s: OptimSettings, step: int, total: int) -> float:
-    """Share of the peak learning rate at `step`: linear up over the warm-up; then a half cosine down to the floor
-    at `total` (Loshchilov and Hutter 2017), or flat and linear down over the last steps (WSD, Hu et al. 2024)."""
+    """Return the share of the peak learning rate at `step`: a linear warm-up, then a half cosine down to the floor at
+    `total` (Loshchilov and Hutter 2017), or a constant with a linear decay over the last steps (WSD, Hu et al.
+    2024)."""
     rising = min(1.0, (step + 1) / max(1, s.warmup))
     if s.schedule == "wsd":
         return min(rising, max(s.floor, min(1.0, (total - step) / max(1.0, s.decay * total))))
@@ -88,13 +89,13 @@ def share_of_peak(s: OptimSettings, step: int, total: int) -> float:
 
 
 def guarded(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it can be told on the device to leave a step out, and by what to divide the gradients."""
+    """Return True if the optimizer can skip a step and scale gradients on the device."""
     return isinstance(optimizer, torch.optim.AdamW)
 
 
-def tell(optimizer: torch.optim.Optimizer, good: torch.Tensor, over: torch.Tensor | None) -> None:
-    """What a guarded one does in its next step: nothing where not `good`, else gradients are divided by `over`, in the
-    same pass over memory. It is the way in which `torch.amp.GradScaler` tells the fused step."""
+def guard_step(optimizer: torch.optim.Optimizer, good: torch.Tensor, over: torch.Tensor | None) -> None:
+    """Make the next step of a guarded optimizer divide its gradients by `over`, in the same pass over memory, or change
+    nothing unless `good`, through the attributes that `torch.amp.GradScaler` sets for the fused step."""
     optimizer.found_inf, optimizer.grad_scale = (~good).float(), over
 
 
@@ -112,9 +113,9 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, good: torch.Tensor | bool = True) -> None:
-        """Where not `good`, a tensor on the device or not, nothing changes."""
+        """Blend in the model's weights; nothing changes unless `good`, a bool or a tensor on the device."""
         self.updates = self.updates + good
-        # the bound lets early averages follow, instead of remembering the random start
+        # lets early averages follow instead of remembering the random start
         early = (1 + self.updates) / (10 + self.updates)
         decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)
         share = (1 - decay) * good
@@ -126,9 +127,9 @@ class Average:
                 self.weights[name].copy_(tensor)
 
     def load(self, weights: dict[str, torch.Tensor], updates: int) -> None:
-        """What was saved of an average. Raises ValueError where the names or shapes are others."""
+        """Load a saved average. Raises ValueError for other names or shapes."""
         if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in self.weights.items()}:
-            raise ValueError("the average has other names or shapes than the model")
+            raise ValueError("the average's names or shapes differ from the model's")
         for name, tensor in weights.items():
             self.weights[name].copy_(tensor)
         self.updates = updates

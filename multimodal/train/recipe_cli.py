@@ -1,8 +1,7 @@
-"""How a recipe starts: flags from its settings, log on stderr, errors as one line, documented exit codes.
+"""Command line of a recipe: flags from its settings, log on stderr, one-line errors, exit codes.
 
-0: done. 1: a file or a value could not be used, or the run could not go on. 2: wrong flags. 75: stopped by SIGTERM,
-SIGUSR1 or Ctrl-C with the state saved, so run it again with `--resume`. 130, 138, 143: Ctrl-C, SIGUSR1 or SIGTERM
-outside of the training loop.
+0: done. 1: bad data or a failed run. 2: wrong flags. 75: stopped by SIGTERM, SIGUSR1 or Ctrl-C with the state saved;
+run it again with `--resume`. 130, 138, 143: Ctrl-C, SIGUSR1 or SIGTERM outside the training loop.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -28,18 +27,19 @@ Settings = TypeVar("Settings")
 log = logging.getLogger(__name__)
 
 
-def start(main: Callable[[Settings], Any], settings: type[Settings], args: Sequence[str] | None = None) -> Any:
-    """`main(settings)` with the dataclass `settings` read from the command line (`args`, where given), all its nested
-    dataclasses as flat flags. The help begins with the docstring of the recipe's module.
+def start(main: Callable[[Any], Any], args: Sequence[str] | None = None) -> Any:
+    """Call `main(settings)`: its argument's type is a dataclass, parsed from the command line or from `args`, with
+    nested dataclasses as flat flags. The help starts with the docstring of the recipe's module.
 
-    Gives what `main` gives; raises SystemExit with the codes above where it fails. A program that calls this with
-    `args` keeps its own ways with signals outside of the training loop."""
+    Returns the result of `main`; raises SystemExit with the codes above if it fails. With `args`, signals outside the
+    training loop keep the caller's handlers."""
+    settings = next(iter(get_type_hints(main).values()))
     module = sys.modules[main.__module__]
     prog = Path(getattr(module, "__file__", None) or sys.argv[0]).name
     try:
         values = parse(settings, prog, module.__doc__, args)
     except MultimodalError as error:  # the settings check themselves
-        _end(2, f"{prog}: error: {error} (see {prog} --help)")
+        _end(2, f"{prog}: error: {_in_flags(error)} (see {prog} --help)")
     write_logs(main.__module__)
     try:
         if isinstance(out := getattr(values, "out", None), Path):
@@ -48,23 +48,27 @@ def start(main: Callable[[Settings], Any], settings: type[Settings], args: Seque
         with _ending(prog) if args is None else contextlib.nullcontext():
             return main(values)
     except MultimodalError as error:
-        _end(1, f"{prog}: error: {error}")
+        _end(1, f"{prog}: error: {_in_flags(error)}")
     except Stopped as stopped:
-        _end(EXIT_CODE, f"{prog}: stopped by {stopped}; the state is saved, go on with --resume")
+        _end(EXIT_CODE, f"{prog}: stopped by {stopped}; the state is saved, continue with --resume")
     except OSError as error:
         if error.filename is None:
             raise
         _end(1, f"{prog}: error: {error.filename}: {error.strerror or error}")
 
 
+def _in_flags(error: MultimodalError) -> str:
+    return f"--{error}" if error.argument else str(error)
+
+
 @contextlib.contextmanager
 def _ending(prog: str) -> Iterator[None]:
-    with ending(SIGNALS), at_stop(lambda: f"{prog}: stopped outside of the training loop"):
+    with ending(SIGNALS), at_stop(lambda: f"{prog}: stopped outside the training loop"):
         yield
 
 
 def _named(values: Any, but: Sequence[str]) -> Iterator[str | Path]:
-    """The paths and texts among settings at any depth: what a run may read."""
+    """Yield the paths and strings among nested settings, which a run may read."""
     for field in dataclasses.fields(values):
         value = getattr(values, field.name)
         if dataclasses.is_dataclass(value):
@@ -74,11 +78,11 @@ def _named(values: Any, but: Sequence[str]) -> Iterator[str | Path]:
 
 
 def parse(settings: type[Settings], prog: str, description: str | None, args: Sequence[str] | None = None) -> Settings:
-    """`--flag_name` and `--flag-name` are the same flag. What is wrong is said in one line."""
+    """Parse flags, with `_` or `-`, into settings. Errors are one line."""
     message, before = io.StringIO(), os.environ.get("COLUMNS")
     flat = tyro.conf.configure(tyro.conf.OmitArgPrefixes)(settings)
     if not {"-h", "--help"} & set(sys.argv[1:] if args is None else args):
-        os.environ["COLUMNS"] = "1000"  # tyro wraps its message there, in the middle of a path if need be
+        os.environ["COLUMNS"] = "1000"  # tyro wraps its message there, even inside a path
     try:
         with contextlib.redirect_stderr(message):
             return tyro.cli(flat, prog=prog, description=description, args=args, use_underscores=True)
@@ -86,7 +90,7 @@ def parse(settings: type[Settings], prog: str, description: str | None, args: Se
         if end.code:
             _end(2, f"{prog}: error: {_first_part(message.getvalue())} (see {prog} --help)")
         raise
-    except BrokenPipeError:  # the reader of the help, such as head, has gone: not a fault
+    except BrokenPipeError:  # the reader of the help, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     finally:
@@ -95,17 +99,17 @@ def parse(settings: type[Settings], prog: str, description: str | None, args: Se
 
 
 def _first_part(box: str) -> str:
-    """The text of tyro's framed message, without its title and without the help below the first rule."""
+    """Return the text of tyro's framed message, without its title and the help below the first rule."""
     rows = [line.strip(" │") for line in box.splitlines()][1:]
     rules = [number for number, row in enumerate(rows) if not row.strip("─-╰╯")]
-    if rules[:1] == [0]:  # where the terminal has no frames, the title is underlined
+    if rules[:1] == [0]:  # without frames the title is underlined
         rows, rules = rows[1:], [number - 1 for number in rules[1:]]
     return " ".join(" ".join(rows[: rules[0] if rules else None]).split()) or " ".join(box.split())
 
 
 def write_logs(*names: str) -> None:
-    """The log of this package and of the modules `names` on stderr; that of other packages from warnings on. Of several
-    processes only the first says more than warnings."""
+    """Log this package and the modules `names` to stderr, other packages from warnings up. Of several processes only
+    the first logs more than warnings."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     for name in ("multimodal", *names):

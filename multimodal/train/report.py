@@ -1,9 +1,10 @@
-"""The report of a run: curves, examples, and what is needed to make it again (command, settings, versions, data)."""
+"""Report of a run: curves, examples, and what reproduces it (command, settings, versions, data hashes)."""
 
 import dataclasses
 import hashlib
 import io
 import json
+import logging
 import os
 import shlex
 import sys
@@ -15,12 +16,14 @@ from multimodal.data.sources import expanded
 from multimodal.system.files import versions
 from multimodal.system.outputs import write_output
 
-WHOLE = 1 << 30  # bytes; a larger file is known by its size, its first and its last MiB
+log = logging.getLogger(__name__)
+
+WHOLE = 1 << 30  # bytes; of a larger file the size, the first and the last MiB are hashed
 PART = 1 << 20
 
 
 def fingerprint(path: Path) -> str:
-    """`sha256:` of a file's bytes (`sampled-sha256:` for one over 1 GiB), `listing-sha256:` of a folder's file names
+    """Return `sha256:` of a file's bytes (`sampled-sha256:` over 1 GiB), or `listing-sha256:` of a folder's file names
     and sizes."""
     digest = hashlib.sha256()
     if path.is_dir():
@@ -41,13 +44,13 @@ def fingerprint(path: Path) -> str:
 
 
 def data_hashes(sources: Iterable[str | Path]) -> dict[str, str]:
-    """Fingerprints of local files and folders, with patterns resolved; a URL is named and not read again."""
+    """Return fingerprints of local files and folders, with patterns expanded; URLs are not read again."""
     parts = [part for source in sources for part in expanded(str(source))]
     return {part: fingerprint(Path(part)) if Path(part).exists() else "not local" for part in parts}
 
 
 def plain(value: Any) -> Any:
-    """Settings as JSON holds them."""
+    """Convert settings to JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -62,7 +65,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def curves(rows: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
-    """One panel for each figure that is a loss, a rate or an evaluation; gives the names drawn."""
+    """Plot losses, learning rate and evaluations, one panel each; return their names."""
     names = sorted({n for row in rows for n in row if n == "lr" or n.endswith("loss") or n.startswith("eval/")})
     if not names:
         return []
@@ -87,8 +90,9 @@ def write_report(
     run: Path, settings: Any, sources: Iterable[str | Path] = (), examples: Sequence[str] = (),
     command: Sequence[str] | None = None,
 ) -> Path:  # fmt: skip
-    """`run/report/`: report.md, curves.png and run.json, from `run/metrics.jsonl`. Gives the path of report.md."""
+    """Write report.md, curves.png and run.json to `run/report/` from `run/metrics.jsonl`; return report.md's path."""
     folder = run / "report"
+    log.info("writing %s", folder / "report.md")
     folder.mkdir(parents=True, exist_ok=True)
     rows = read_metrics(run / "metrics.jsonl")
     line = shlex.join(command if command is not None else [Path(sys.executable).name, *sys.argv])

@@ -1,1 +1,1 @@
-"""Weights: checkpoints of our own and of others to models, strictly."""
+"""Checkpoints of our own and of other libraries, read strictly."""

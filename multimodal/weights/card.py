@@ -1,4 +1,4 @@
-"""A checkpoint's card: free facts for people, and a few that the program uses, which are checked."""
+"""A checkpoint's card: free facts for people, and the few that the program uses, which are checked."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from multimodal.system.records import from_record
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the program takes from a card. The tasks check the options of `transcribe` and `caption`."""
+    """Facts that the program uses. The tasks check the options of `transcribe` and `caption`."""
 
     name: str = ""
     summary: str = ""
@@ -28,6 +28,6 @@ class CardFacts:
 
 
 def check_card(card: dict[str, Any], where: str) -> dict[str, Any]:
-    """The card. Raises CheckpointError naming `where` and the key for a fact of another type."""
+    """Return the card. Raises CheckpointError with `where` and the key for a fact of the wrong type."""
     from_record(CardFacts, card, where, others=True)
     return card

@@ -1,6 +1,6 @@
-"""What a bare weights file does not say, given by name: how pictures are prepared, and which GELU it was trained with.
+"""Image preprocessing and GELU of bare weights files, which no tensor states: given by name, never guessed.
 
-Both change every score and no shape, so they are asked for and never guessed (open_clip 1068)."""
+Both change every score and no shape (open_clip issue 1068)."""
 
 import re
 import warnings
@@ -26,52 +26,50 @@ CONVENTIONS = {
 }
 NAMES = ", ".join(CONVENTIONS)
 # files and repositories whose weights OpenCLIP's registry (open_clip/pretrained.py) marks with quick_gelu
-USUAL = (
-    "model",
-    "open_clip_model",
-    "open_clip_pytorch_model",
-    "pytorch_model",
-)  # these files are named by their folder
+USUAL = ("model", "open_clip_model", "open_clip_pytorch_model", "pytorch_model")  # the folder's name counts instead
 QUICK = re.compile(r"openai|quick_?gelu|metaclip", re.IGNORECASE)
 
 
-def with_preprocessing(checkpoint: Checkpoint, asked: str | Path | Preprocessing | None) -> Checkpoint:
-    """The checkpoint with the preprocessing that was asked for: a JSON file as `preprocessing.json` of a checkpoint
-    folder, or one of `CONVENTIONS`. Raises UsageError, CheckpointError; warns where it replaces another."""
-    if asked is None:
+def with_preprocessing(checkpoint: Checkpoint, preprocessing: str | Path | Preprocessing | None) -> Checkpoint:
+    """The checkpoint with this preprocessing: one of `CONVENTIONS`, or a file like `preprocessing.json` of a checkpoint
+    folder. Raises UsageError, CheckpointError; warns when it replaces another."""
+    if preprocessing is None:
         return checkpoint
-    size, patch = _pixels(checkpoint)
-    record = asked if isinstance(asked, Preprocessing) else _record(str(asked), size)
-    if record.size != size:
-        if any(edge % patch for edge in record.size):
-            raise UsageError(f"--preprocessing {asked}: size {record.size}, no multiple of the model's patch ({patch})")
-        check_size(record, checkpoint.model.config, f"--preprocessing {asked}", UsageError)
-        warnings.warn(f"--preprocessing {asked}: size {record.size}, the model was made for {size}", stacklevel=3)
+    tower, where = image_tower(checkpoint.model.config), f"preprocessing {preprocessing}"
+    if tower is None:
+        raise UsageError(f"is for image models, {checkpoint.source} is a {checkpoint.kind}", argument="preprocessing")
+    is_record = isinstance(preprocessing, Preprocessing)
+    record = preprocessing if is_record else _record(str(preprocessing), tower.image)
+    if record.size != tower.image:
+        try:
+            check_size(record, checkpoint.model.config, str(preprocessing), UsageError)
+        except UsageError as error:
+            raise UsageError(str(error), argument="preprocessing") from None
+        warnings.warn(f"{where}: size {record.size}, but the model was trained with {tower.image}", stacklevel=3)
     if checkpoint.preprocessing not in (None, record):
-        warnings.warn(f"--preprocessing {asked}: replaces that of {checkpoint.source}", stacklevel=3)
-    card = checkpoint.card | {"preprocessing_from": f"--preprocessing {asked}: not stated by the checkpoint"}
+        warnings.warn(f"{where}: replaces that of {checkpoint.source}", stacklevel=3)
+    card = checkpoint.card | {"preprocessing_from": f"{where}: not stated by the checkpoint"}
     return replace(checkpoint, preprocessing=record, card=card)
 
 
 def known_preprocessing(checkpoint: Checkpoint) -> Preprocessing:
-    """Raises CheckpointError where it is not known."""
+    """The checkpoint's preprocessing. Raises CheckpointError if it has none."""
     if checkpoint.preprocessing is None:
         raise CheckpointError(
-            f"model {checkpoint.source}: its preprocessing of pictures is not known, and is not guessed: "
-            f"give it with --preprocessing ({NAMES}, or a JSON file)"
+            f"is needed: {checkpoint.source} does not state its own ({NAMES}, or a JSON file)", argument="preprocessing"
         )
     return checkpoint.preprocessing
 
 
 def check_activation(where: str | Path, architecture: str, quick: bool) -> None:
-    """Warns where the name of a weights file speaks of quick-GELU, and the architecture that is given has it not:
-    open_clip warns by its tags, and a file has no tag."""
+    """Warn if the name of a weights file suggests quick-GELU and the architecture has the exact GELU. (open_clip warns
+    by its tags, which a file lacks.)"""
     path = Path(where)
     named = QUICK.search(path.parent.name if path.stem in USUAL else path.name)
     if named and not quick:
         warnings.warn(
-            f"{where}: {named[0]!r} in its name speaks of weights trained with quick-GELU, architecture {architecture} "
-            f"has the exact GELU; if so, scores are wrong without --architecture {architecture}-quickgelu",
+            f"{where}: {named[0]!r} in its name suggests quick-GELU, but architecture {architecture} has the exact "
+            f"GELU; scores may be wrong without architecture {architecture}-quickgelu",
             stacklevel=3,
         )
 
@@ -81,19 +79,11 @@ def has_quick_gelu(model: nn.Module) -> bool:
     return stack is not None and stack.block.activation == "quick_gelu"
 
 
-def _record(asked: str, size: tuple[int, int]) -> Preprocessing:
-    if asked in CONVENTIONS:
-        resize, mean, std, crop = CONVENTIONS[asked]
+def _record(name: str, size: tuple[int, int]) -> Preprocessing:
+    if name in CONVENTIONS:
+        resize, mean, std, crop = CONVENTIONS[name]
         return Preprocessing(size, resize, "bicubic", mean, std, 0, crop)
-    path = path_of(asked, UsageError, "--preprocessing")
+    path = path_of(name, UsageError, "preprocessing")
     if not path.is_file():
-        raise UsageError(f"--preprocessing {asked}: neither a file nor one of {NAMES}")
-    return from_record(Preprocessing, read_json(path), asked)
-
-
-def _pixels(checkpoint: Checkpoint) -> tuple[tuple[int, int], int]:
-    """Height and width of the model's pictures, and its patch."""
-    tower = image_tower(checkpoint.model.config)
-    if tower is None:
-        raise UsageError(f"--preprocessing: model {checkpoint.source} is a {checkpoint.kind}, which takes no pictures")
-    return tower.image, tower.patch
+        raise UsageError(f"{name}: neither a file nor one of {NAMES}", argument="preprocessing")
+    return from_record(Preprocessing, read_json(path), name)

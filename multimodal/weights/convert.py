@@ -1,83 +1,52 @@
-"""`multimodal convert`: pickled checkpoints, asked for by name, to a folder of ours; and ours to foreign names."""
+"""Convert any checkpoint that can be read, pickled ones too, to a folder of ours or to a family's own names."""
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from multimodal.errors import CheckpointError, UsageError
+from multimodal.errors import UsageError
 from multimodal.system import memory
-from multimodal.system.files import read_json
 from multimodal.system.outputs import write_output
-from multimodal.weights.archives import read_archive
-from multimodal.weights.conventions import check_activation, with_preprocessing
+from multimodal.weights.conventions import with_preprocessing
 from multimodal.weights.folder import Checkpoint, save_folder
-from multimodal.weights.load import CONFIGS, UNSAFE, architecture_config, families, load, load_foreign
-from multimodal.weights.table import Tensors
+from multimodal.weights.load import families, open_checkpoint
 
 
 def convert(
     source: Path | str, target: Path, architecture: str | None = None, to: str | None = None,
     config: Path | None = None, dtype: torch.dtype | None = None, preprocessing: str | Path | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Reads `source` (a pickled file, or whatever `load` takes) and writes `target`: a checkpoint folder of
-    ours, or with `to` a .safetensors file under that family's names. `preprocessing`: as `load` takes it, for the
-    folder. Raises CheckpointError, UsageError."""
+    """Write `source` as a checkpoint folder, or with `to` as a .safetensors file under that family's names.
+
+    `source`: whatever `load` takes, and pickled weights: a file, a folder or hub repository with `pytorch_model.bin`,
+    sharded or not. They are read as data; nothing in them is executed. `config`: a foreign configuration file, in place
+    of the one beside the weights. `dtype`: of the stored floating-point tensors. `preprocessing`: as in `load`, for the
+    folder. Raises CheckpointError, UsageError; a `target` that exists is refused."""
     if os.path.lexists(target):
-        raise UsageError(f"{target}: exists already")
-    path = Path(source)
+        raise UsageError(f"{target}: already exists, and convert overwrites nothing; name a new path")
     with memory.naming(source):
-        checkpoint = _from_pickle(path, architecture, config) if path.suffix in UNSAFE else load(source, architecture)
+        checkpoint = open_checkpoint(source, architecture, config, pickled=True)
     checkpoint = with_preprocessing(checkpoint, preprocessing)
     if to is None:
         save_folder(checkpoint, target, dtype)
     else:
-        _export(checkpoint, target, to)
+        _export(checkpoint, target, to, dtype)
     return checkpoint
 
 
-def read_pickled(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and configuration of a .pt file, which is read as data."""
-    return _tensors_of(read_archive(path), path)
-
-
-def _tensors_of(content: Any, path: Path) -> tuple[Tensors, dict[str, Any]]:
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a state dict")
-    config = {"dims": dict(content["dims"])} if "dims" in content else {}
-    for key in ("model_state_dict", "state_dict", "model"):
-        if isinstance(content.get(key), dict):
-            content = content[key]
-            break
-    for name, value in content.items():
-        if not isinstance(value, torch.Tensor):
-            raise CheckpointError(f"{path}: {name!r} is a {type(value).__name__}, not a tensor")
-    # a model wrapped in DistributedDataParallel saves under this prefix
-    return {name.removeprefix("module."): value for name, value in content.items()}, config
-
-
-def _from_pickle(path: Path, architecture: str | None, config: Path | None) -> Checkpoint:
-    tensors, found = read_pickled(path)
-    if architecture:
-        found = architecture_config(architecture)
-        check_activation(path, architecture, bool(found.get("quick_gelu", "vision_cfg" not in found)))
-    elif config:
-        found = read_json(config)
-    elif not found:
-        beside = [path.parent / name for name in CONFIGS if (path.parent / name).is_file()]
-        found = read_json(beside[0]) if beside else {}
-    return load_foreign(tensors, found, str(path), path.parent)
-
-
-def _export(checkpoint: Checkpoint, target: Path, to: str) -> None:
+def _export(checkpoint: Checkpoint, target: Path, to: str, dtype: torch.dtype | None) -> None:
     from safetensors.torch import save
 
     known = families()
     if to not in known:
-        raise UsageError(f"--to {to}: unknown format (one of {', '.join(known)})")
+        raise UsageError(f"{to}: unknown format (one of {', '.join(known)})", argument="to")
     if type(checkpoint.model) is not known[to].model:  # a CoCa is a CLIP, but not one that CLIP's files hold
-        raise UsageError(f"--to {to}: holds {known[to].model.__name__} models, not {type(checkpoint.model).__name__}")
+        raise UsageError(
+            f"{to}: holds {known[to].model.__name__} models, not {type(checkpoint.model).__name__}", argument="to"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.clone() for name, tensor in known[to].export(checkpoint.model).items()}  # tied ones too
+    tensors = known[to].export(checkpoint.model)
+    # clones, since safetensors refuses tied tensors
+    tensors = {n: t.to(dtype if dtype and t.is_floating_point() else t.dtype, copy=True) for n, t in tensors.items()}
     write_output(target, save(tensors, metadata={"format": "pt"}))

@@ -1,4 +1,4 @@
-"""What a family of foreign checkpoints must say of itself."""
+"""A family of foreign checkpoints: how to recognise, load and export it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,35 +10,36 @@ from torch import nn
 
 from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
-from multimodal.weights.table import Row, Tensors, check, export_tensors, load_tensors
+from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
 
 
 @dataclass(frozen=True)
 class Family:
-    """`recognises(tensors, config)`: by names, and by the configuration file where there is one ({} if none).
+    """`recognises(tensors, config)` by tensor names and the foreign configuration, {} for a bare file.
 
-    `config_from(config, tensors)` makes our frozen configuration; what neither the file nor the shapes say is
-    refused with CheckpointError, never guessed. `tokenizer` and `preprocessing` get the folder (or None for a
-    bare file) and the foreign configuration, and return None where the model has none or they are not known.
-    `complete` comes first and adds to the configuration what a file without one is known to mean. `card`: facts for the
-    card that the folder holds."""
+    `complete` runs first and adds what shapes imply. `config_from(config, tensors)` builds our frozen configuration and
+    raises CheckpointError for what is not stated, rather than guess. `tokenizer`, `preprocessing` and `card` (facts for
+    the card) read the folder, None for a bare file. `needs`: configuration file without which heads are unknown."""
 
     name: str
     model: type[nn.Module]
     recognises: Callable[[Tensors, dict[str, Any]], bool]
     config_from: Callable[[dict[str, Any], Tensors], Any]
-    rows: Callable[[Any], list[Row]]
+    rows: Callable[[Any], list[NameRow]]
     tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None] = lambda folder, config: None
     preprocessing: Callable[[Path | None, dict[str, Any]], Preprocessing | None] = lambda folder, config: None
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
     card: Callable[[Path | None], dict[str, Any]] = lambda folder: {}
+    needs: str = ""
 
     def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
-        """The checkpoint as ours. Raises CheckpointError naming the tensor that is missing, extra or misshapen."""
+        """Build the checkpoint. Raises CheckpointError that begins with `where`."""
         with self._naming(where):
+            if self.needs and not config:
+                raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             config = self.complete(config, tensors)
             ours = self.config_from(config, tensors)
             model = build(self.model, ours, len(tensors))
@@ -54,18 +55,18 @@ class Family:
 
     @contextmanager
     def _naming(self, where: str) -> Iterator[None]:
-        """What a wrong value in a foreign configuration raises, as one error that names the file."""
+        """Turn what a wrong value in a foreign configuration raises into one error that names the file."""
         try:
             yield
         except KeyError as error:
-            raise CheckpointError(f"{where}: {self.name} needs {error}, which is missing") from None
+            raise CheckpointError(f"{where}: {self.name} configuration lacks {error}") from None
         except CheckpointError as error:
             text = str(error)
             raise CheckpointError(text if text.startswith(where) else f"{where}: {text}") from None
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:
             cause = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{where}: the {self.name} configuration cannot be used ({cause})") from None
+            raise CheckpointError(f"{where}: invalid {self.name} configuration ({cause})") from None
 
     def export(self, model: nn.Module) -> Tensors:
-        """The model's tensors under the family's names."""
+        """Tensors of the model under the family's names."""
         return export_tensors(self.rows(model.config), model.state_dict())

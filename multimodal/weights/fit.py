@@ -1,22 +1,22 @@
-"""What goes with a model: its images' size and its tokenizer, held to its configuration before memory is asked for."""
+"""Checks that preprocessing and tokenizer fit a model's configuration, before memory is allocated."""
 
 from typing import Any
 
 from multimodal.errors import CheckpointError, MultimodalError
 from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 
-MOST_TIMES = 16  # patches, in multiples of those that the model was made for
+MOST_TIMES = 16  # pixels, in multiples of those of the model
 
 
 def image_tower(config: Any) -> Any:
-    """The configuration of the part that reads images; None where there is none."""
+    """Configuration of the image tower, or None."""
     tower = config if hasattr(config, "patch") else getattr(config, "image", None)
     return tower if hasattr(tower, "patch") else None
 
 
 def vocabulary_of(config: Any) -> int | None:
-    """Rows of the token embedding; None for a model without one."""
+    """Rows of the token embedding, or None."""
     for part in (config, getattr(config, "text", None), getattr(config, "decoder", None)):
         if isinstance(size := getattr(part, "vocabulary", None), int):
             return size
@@ -24,19 +24,19 @@ def vocabulary_of(config: Any) -> int | None:
 
 
 def check_size(record: Preprocessing, config: Any, where: str, error: type[MultimodalError] = CheckpointError) -> None:
-    """Raises `error` naming `where` for images that the model cannot take or that are far larger than its own."""
+    """Raise `error` for an image size that the model cannot take, or far larger than its own."""
     tower = image_tower(config)
     if tower is None or record.size == tuple(tower.image):
         return
     (height, width), (own_height, own_width), patch = record.size, tower.image, tower.patch
     if height % patch or width % patch:
-        raise error(f"{where}: size {record.size} is no multiple of the model's patch ({patch})")
+        raise error(f"{where}: size {record.size} must be a multiple of the patch ({patch})")
     if height * width > MOST_TIMES * own_height * own_width:
         raise error(f"{where}: size {record.size} is too large for a model of {own_height} x {own_width} pixels")
 
 
 def check_vocabulary(tokenizer: Tokenizer | None, config: Any, where: str) -> None:
-    """Raises CheckpointError naming `where` for a tokenizer with ids that the model has no embedding of."""
+    """Raise CheckpointError for a tokenizer with more ids than the model embeds."""
     size = vocabulary_of(config)
     if tokenizer is not None and size is not None and tokenizer.vocab_size > size:
         raise CheckpointError(f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, the model embeds {size}")

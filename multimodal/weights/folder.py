@@ -1,5 +1,5 @@
-"""The project's own checkpoint folder: model.safetensors, config.json, tokenizer, preprocessing.json, card.json
-and manifest.json, which holds the sha256 of each of the others and is written last."""
+"""The project's checkpoint folder: model.safetensors, config.json, tokenizer, preprocessing.json, card.json, and last
+manifest.json with the sha256 of each of them."""
 
 import hashlib
 import json
@@ -21,49 +21,51 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
-from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.git import GIT, GITConfig
-from multimodal.models.speech import ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.models.whisper import JointConformer, JointConformerConfig, SpeechToText, SpeechToTextConfig
+from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.system import memory
 from multimodal.system.files import ascii_only, path_of, read_json, shown
 from multimodal.system.records import from_record, to_record
 from multimodal.system.signals import at_stop, unbroken
 from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.text.vocabulary import Tokenizer, tokenizer_from
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import check_card
 from multimodal.weights.fit import check_size, check_vocabulary
-from multimodal.weights.table import check_finite
+from multimodal.weights.table import check_finite, check_like
 from multimodal.weights.tensor_files import read_tensors
 
 FORMAT = 1
 MOST_LAYERS = 1000
-LEAST_TENSORS = 4  # of a layer: attention and feed-forward have two each
+LEAST_TENSORS = 4  # a layer: two of attention, two of the feed-forward
 TOKENIZER = "tokenizer_config.json"
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig),
     "clip": (CLIP, CLIPConfig),
     "coca": (CoCa, CoCaConfig),
-    "speech_to_text": (SpeechToText, SpeechToTextConfig),
+    "speech_to_text": (Whisper, WhisperConfig),
     "conformer": (ConformerEncoder, ConformerEncoderConfig),
-    "joint_conformer": (JointConformer, JointConformerConfig),
+    "joint_conformer": (ConformerCTC, ConformerCTCConfig),
     "captioner": (Captioner, CaptionerConfig),
     "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
-    "text_to_text": (TextToText, TextToTextConfig),
+    "text_to_text": (EncoderDecoder, EncoderDecoderConfig),
     "tabular": (FTTransformer, TabularConfig),
 }
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model in eval mode with what it needs to be used. `source` says where it came from; `card` holds
-    free facts for people (licence, training data, figures). `prepared`: compute type and device of a model that
-    `prepare_for_inference` made; None: as it was loaded."""
+    """A model in eval mode with its tokenizer and preprocessing.
+
+    `source`: where it came from. `card`: facts for people (licence, training data, figures). `prepared`: compute dtype
+    and device set by `prepare_for_inference`; None: as loaded."""
 
     model: nn.Module
     tokenizer: Tokenizer | None = None
@@ -76,16 +78,22 @@ class Checkpoint:
     def kind(self) -> str:
         return kind_of(self.model)
 
+    def required_tokenizer(self) -> Tokenizer:
+        """Raises CheckpointError for a checkpoint without a tokenizer."""
+        if self.tokenizer is None:
+            raise CheckpointError(f"model {self.source}: checkpoint has no tokenizer")
+        return self.tokenizer
+
     def original(self) -> nn.Module:
-        """The model, whose tensors are all as they were loaded. Raises UsageError for a prepared one."""
+        """The model as loaded. Raises UsageError if it was prepared for inference."""
         if self.prepared is not None:
-            raise UsageError(f"model {self.source}: is prepared for inference, and this needs it as it was loaded")
+            raise UsageError(f"model {self.source}: expected a model as loaded, got one prepared for inference")
         return self.model
 
 
 @dataclass(frozen=True)
 class Record:
-    """`config.json`. `tokenizer`: the sha256 of each file of the tokenizer that the model was trained with."""
+    """`config.json`. `tokenizer`: sha256 of each file of the tokenizer that the model was trained with."""
 
     format: int
     kind: str
@@ -94,37 +102,38 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise CheckpointError(f"not a format {FORMAT} configuration ({self.format})")
+            raise CheckpointError(f"expected format {FORMAT} (got {self.format})")
         if self.kind not in KINDS:
             raise CheckpointError(f"unknown kind {shown(self.kind)}")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json`: the sha256 of each other file of the folder."""
+    """`manifest.json`: sha256 of each other file of the folder."""
 
     sha256: dict[str, str]
 
     def __post_init__(self) -> None:
         if not {"config.json", "model.safetensors"} <= self.sha256.keys():
-            raise CheckpointError("does not list config.json and model.safetensors")
+            raise CheckpointError("must list config.json and model.safetensors")
         if wrong := [name for name in self.sha256 if Path(name).name != name or "\0" in name]:
-            raise CheckpointError(f"lists {shown(wrong[0])}, no file of this folder")
+            raise CheckpointError(f"lists {shown(wrong[0])}, which is outside this folder")
 
 
 def kind_of(model: nn.Module) -> str:
-    """Raises CheckpointError for a model that is none of ours."""
-    for name, (model_class, _) in KINDS.items():
-        if type(model) is model_class:
-            return name
-    raise CheckpointError(f"{type(model).__name__}: not a model of a kind that is saved ({', '.join(KINDS)})")
+    """Name in config.json of the model's class, or of the class that it refines. Raises CheckpointError for others."""
+    for own in type(model).__mro__:
+        for name, (model_class, _) in KINDS.items():
+            if own is model_class:
+                return name
+    raise CheckpointError(f"{type(model).__name__}: cannot be saved, expected one of {', '.join(KINDS)}")
 
 
 def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Writes beside the target, then renames: a stop in between leaves the old folder or none, never half of one.
+    """Write a checkpoint folder atomically, replacing an older one. `dtype`: of the stored floating-point tensors.
 
-    Floating-point tensors are stored as `dtype` where given. Raises CheckpointError for a tokenizer with more tokens
-    than the model embeds, UsageError for a model prepared for inference."""
+    Raises CheckpointError for a tokenizer with more tokens than the model embeds, UsageError for a model prepared for
+    inference and for a `folder` that holds other files."""
     from safetensors.torch import save
 
     check_vocabulary(checkpoint.tokenizer, checkpoint.model.config, str(folder))
@@ -144,8 +153,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None 
 
 
 def save_card(folder: Path, card: dict[str, Any]) -> None:
-    """Another card for a checkpoint folder, written as `save_folder` does; the rest stays to the byte. Raises
-    CheckpointError for a folder that is none of ours or damaged."""
+    """Replace the card of a checkpoint folder atomically; the other files stay as they are. Raises CheckpointError."""
     _check_manifest(folder)
     with _replacing(folder) as made:
         for path in folder.iterdir():
@@ -155,24 +163,24 @@ def save_card(folder: Path, card: dict[str, Any]) -> None:
 
 
 def check_place(folder: Path) -> None:
-    """Raises UsageError where `folder` holds anything but a checkpoint, which its successor would delete."""
+    """Raise UsageError if `folder` holds anything but a checkpoint, since replacing it would delete that."""
     if not os.path.lexists(folder):
         return
     if not folder.is_dir():
-        raise UsageError(f"{folder}: exists and is no checkpoint folder; name another")
+        raise UsageError(f"{folder}: exists and is not a checkpoint folder; name another")
     try:
         sums = read_json(folder / "manifest.json").get("sha256")
     except CheckpointError:
         sums = None
     known = {"manifest.json", *(sums if isinstance(sums, dict) else ())}
     if foreign := sorted(path.name for path in folder.iterdir() if path.name not in known):
-        raise UsageError(f"{folder}: holds {foreign[0]}, which is no file of a checkpoint; name another folder")
+        raise UsageError(f"{folder}: holds {foreign[0]}, which is not part of a checkpoint; name another folder")
 
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder to fill; with its manifest it then takes the place of `folder`. Raises as `check_place`."""
-    folder = Path(os.path.realpath(folder))  # a link stays, and what it leads to is replaced
+    """Yield a new folder, which gets its manifest and replaces `folder` at the end. Raises as `check_place` does."""
+    folder = Path(os.path.realpath(folder))  # replaces the target of a link, not the link
     check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -190,7 +198,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def load_folder(folder: Path) -> Checkpoint:
-    """Reads a checkpoint folder. Raises CheckpointError naming the file when one is missing, changed or unfit."""
+    """Load a checkpoint folder. Raises CheckpointError for a missing, changed or inconsistent file."""
     folder = path_of(folder, CheckpointError)
     sums, where = _check_manifest(folder), str(folder / "config.json")
     record = from_record(Record, read_json(folder / "config.json"), where)
@@ -210,13 +218,13 @@ def load_folder(folder: Path) -> Checkpoint:
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise CheckpointError(f"{where}: cannot be built ({ascii_only(repr(error))[:200]})") from None
+        raise CheckpointError(f"{where}: the model cannot be built ({ascii_only(repr(error))[:200]})") from None
     fill(model, tensors, str(folder / "model.safetensors"))
     return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card)
 
 
 def _saved_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
-    """Writes its files; gives the sha256 of each."""
+    """Write the tokenizer's files; return the sha256 of each."""
     if tokenizer is None:
         return {}
     before = set(folder.iterdir())
@@ -225,28 +233,26 @@ def _saved_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str
 
 
 def _tokenizer(folder: Path, record: "Record", sums: dict[str, str]) -> Tokenizer | None:
-    """The tokenizer that the model was saved with. Raises CheckpointError for another: its ids would be other words."""
-    there = (folder / TOKENIZER).exists()
-    if there and not record.tokenizer:
-        raise CheckpointError(f"{folder / TOKENIZER}: config.json names no tokenizer of this model")
-    for name, trained in record.tokenizer.items():
-        if sums.get(name) != trained:
-            found = sums[name][:12] + "…" if name in sums else "none"
+    """The tokenizer that the model was saved with. Raises CheckpointError for another one, whose ids would differ."""
+    exists = (folder / TOKENIZER).exists()
+    if exists and not record.tokenizer:
+        raise CheckpointError(f"{folder / TOKENIZER}: config.json lists no tokenizer of this model")
+    for name, expected in record.tokenizer.items():
+        if sums.get(name) != expected:
+            actual = sums[name][:12] + "…" if name in sums else "none"
             raise CheckpointError(
-                f"{folder / name}: is not the tokenizer that the model was trained with (sha256 {found}, config.json "
-                f"has {trained[:12]}…)"
+                f"{folder / name}: is not the tokenizer that the model was trained with (sha256 {actual}, config.json "
+                f"has {expected[:12]}…)"
             )
-    return tokenizer_from(folder) if there else None
+    return tokenizer_from(folder) if exists else None
 
 
 def build(model_class: type[nn.Module], config: Any, tensors: int | None = None) -> nn.Module:
-    """The model without memory for its weights, so that loading initialises nothing twice. `tensors`: as many as its
-    file holds.
-
-    Raises CheckpointError for more layers than fit into the file, or than can be built in seconds."""
+    """Build the model on the meta device. `tensors`: number of tensors in its file. Raises CheckpointError for more
+    layers than the file can fill, or than can be built in seconds."""
     stacks = _stacks(config)
     if (layers := max(map(max, stacks), default=0)) > MOST_LAYERS:
-        raise CheckpointError(f"layers: {layers}, more than the {MOST_LAYERS} that are built")
+        raise CheckpointError(f"layers: {layers}, more than {MOST_LAYERS}")
     if tensors is not None and LEAST_TENSORS * (layers := sum(own for _, own in stacks)) > tensors:
         raise CheckpointError(f"layers: {layers} in all, more than the {tensors} tensors of the file can fill")
     with torch.device("meta"), _Undrawn():
@@ -254,8 +260,7 @@ def build(model_class: type[nn.Module], config: Any, tensors: int | None = None)
 
 
 class _Undrawn(TorchFunctionMode):
-    """Draws no random numbers: there is no memory for them, and on the meta device torch imports its whole compiler
-    to draw none (seconds)."""
+    """Skip random initialisation: on the meta device torch would import its whole compiler for it (seconds)."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -267,29 +272,24 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _stacks(config: Any) -> list[tuple[int, int]]:
-    """The layers of each stack in a configuration, at any depth, and how many of them have weights of their own."""
+    """Layers of each stack in a configuration, at any depth, and how many of them have their own weights."""
     if not is_dataclass(config):
         return []
-    found = [stack for f in fields(config) for stack in _stacks(getattr(config, f.name))]
+    inner = [stack for f in fields(config) for stack in _stacks(getattr(config, f.name))]
     layers = getattr(config, "layers", None)
-    return [*found, (layers, getattr(config, "shared", None) or layers)] if isinstance(layers, int) else found
+    return [*inner, (layers, getattr(config, "shared", None) or layers)] if isinstance(layers, int) else inner
 
 
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
-    """Gives each parameter and buffer its tensor, as float32. Raises CheckpointError naming a missing, extra,
-    misshapen or not-finite one."""
+    """Set all parameters and buffers, as float32. Raises CheckpointError for a missing, unexpected, misshapen or
+    not finite tensor."""
     own = model.state_dict()
     for name in own.keys() - tensors.keys():
         raise CheckpointError(f"{where}: tensor {name!r} is missing")
     for name in tensors.keys() - own.keys():
-        raise CheckpointError(f"{where}: tensor {name!r} is not of this model")
+        raise CheckpointError(f"{where}: unexpected tensor {name!r}")
     for name, tensor in tensors.items():
-        if tensor.shape != own[name].shape:
-            raise CheckpointError(
-                f"{where}: tensor {name!r} has shape {list(tensor.shape)}, not {list(own[name].shape)}"
-            )
-        if tensor.is_floating_point() != own[name].is_floating_point():
-            raise CheckpointError(f"{where}: tensor {name!r} holds {tensor.dtype}, not {own[name].dtype}")
+        check_like(name, tensor, own[name], where)
     check_finite(tensors, where)
     ready = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
     model.load_state_dict(ready, strict=True, assign=True)
@@ -313,19 +313,19 @@ def _json(value: Any) -> bytes:
 
 
 def _check_manifest(folder: Path) -> dict[str, str]:
-    """The sums of the manifest, each of which a file has."""
+    """The manifest's sums, compared with the files. Raises CheckpointError."""
     path = folder / "manifest.json"
     sums = from_record(Manifest, read_json(path), str(path)).sha256
     for name, expected in sums.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing, though the manifest lists it")
-        memory.require(path.stat().st_size, path)  # before minutes go into the sum of a file of any length
+            raise CheckpointError(f"{path}: missing, though manifest.json lists it")
+        memory.require(path.stat().st_size, path)  # before hashing for minutes
         if sha256(path) != expected:
             raise CheckpointError(f"{path}: sha256 differs from the manifest's {ascii_only(expected)[:12]}…")
     for path in folder.glob("*.json"):
         if path.name not in sums and path.name != "manifest.json":
-            raise CheckpointError(f"{path}: not in the manifest, so its content is not vouched for")
+            raise CheckpointError(f"{path}: not listed in manifest.json")
     return sums
 
 

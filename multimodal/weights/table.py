@@ -1,8 +1,8 @@
-"""Foreign weights as a table: a total, strict and invertible map between a family's tensor names and ours."""
+"""Foreign weights as a table: a total, strict, invertible map between a family's tensor names and ours."""
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ Tensors = dict[str, Tensor]
 
 
 class Op(NamedTuple):
-    """`load` makes our tensors from the foreign one; `export` is its exact inverse."""
+    """`load` turns the foreign tensor into ours; `export` is its exact inverse."""
 
     load: Callable[[Tensor], list[Tensor]]
     export: Callable[[list[Tensor]], Tensor]
@@ -30,11 +30,11 @@ SCALAR = Op(lambda t: [t.reshape(())], lambda ours: ours[0].reshape(1))
 
 
 @dataclass(frozen=True)
-class Row:
-    """One foreign name and ours; `{}` stands for the layer number in all of them.
+class NameRow:
+    """One foreign name and ours; `{}` stands for the layer number.
 
-    A row with `reason` drops the foreign tensor; `rebuild` makes it again from the foreign tensors exported so
-    far. `optional`: files exist without it."""
+    A row with `reason` drops the foreign tensor; `rebuild` makes it from those exported so far. `optional`: some files
+    lack it."""
 
     foreign: str
     ours: tuple[str, ...] | str = ()
@@ -49,31 +49,50 @@ class Row:
 
     def __post_init__(self) -> None:
         if bool(self.targets) == bool(self.reason):
-            raise ValueError(f"row {self.foreign!r} needs either our names or a reason to drop it")
+            raise ValueError(f"row {self.foreign!r}: expected our names or a reason to drop it")
 
 
-def under(prefix: str, ours: str, rows: list[Row]) -> list[Row]:
-    """The rows with `prefix` before each foreign name and `ours` before each of ours."""
-    from dataclasses import replace
-
+def under(prefix: str, ours: str, rows: list[NameRow]) -> list[NameRow]:
+    """Prefix each foreign name with `prefix` and each of our names with `ours`."""
     return [replace(row, foreign=prefix + row.foreign, ours=tuple(ours + t for t in row.targets)) for row in rows]
 
 
-def weight_and_bias(foreign: str, ours: tuple[str, ...] | str, op: Op = COPY) -> list[Row]:
+def weight_and_bias(foreign: str, ours: tuple[str, ...] | str, op: Op = COPY) -> list[NameRow]:
     """The two rows of a linear map or a norm."""
     names = (ours,) if isinstance(ours, str) else ours
-    return [Row(f"{foreign}.{part}", tuple(f"{n}.{part}" for n in names), op) for part in ("weight", "bias")]
+    return [NameRow(f"{foreign}.{part}", tuple(f"{n}.{part}" for n in names), op) for part in ("weight", "bias")]
 
 
-def load_tensors(rows: list[Row], foreign: Tensors, where: str) -> Tensors:
-    """Our tensors. Raises CheckpointError when a foreign name matches no row or two, when a row is not used, or
-    when one of ours would be set twice. Shapes are compared when the model is filled."""
+def linears(names: dict[str, str]) -> list[NameRow]:
+    """Weight and bias rows of several linear maps or norms, foreign name to ours."""
+    return [row for foreign, ours in names.items() for row in weight_and_bias(foreign, ours)]
+
+
+def qkv(ours: str) -> tuple[str, ...]:
+    """Our names of the three maps that fused weights hold."""
+    return tuple(f"{ours}.{part}" for part in ("query", "key", "value"))
+
+
+def in_proj(foreign: str, ours: str) -> list[NameRow]:
+    """Rows of nn.MultiheadAttention's fused `in_proj_weight` and `in_proj_bias`."""
+    return [replace(row, foreign=f"{foreign}.in_proj_{kind}")
+            for row, kind in zip(weight_and_bias("", qkv(ours), THIRDS), ("weight", "bias"), strict=True)]  # fmt: skip
+
+
+def repeat(name: str, of: str) -> NameRow:
+    """Row of a tensor that repeats another one."""
+    return NameRow(name, reason=f"repeats {of}", rebuild=lambda made: made[of].clone(), optional=True)
+
+
+def load_tensors(rows: list[NameRow], foreign: Tensors, where: str) -> Tensors:
+    """Convert foreign tensors to ours. Raises CheckpointError for a foreign name that matches no row or two, an unused
+    row, and a tensor of ours that is set twice. `fill` compares the shapes."""
     patterns = [_pattern(row) for row in rows]
     used, ours = set(), {}
     for name, tensor in foreign.items():
         hits = [(i, match) for i, pattern in enumerate(patterns) if (match := pattern.fullmatch(name))]
         if not hits:
-            raise CheckpointError(f"{where}: tensor {name!r} is not of this model")
+            raise CheckpointError(f"{where}: unexpected tensor {name!r}")
         if len(hits) > 1:
             raise CheckpointError(f"{where}: tensor {name!r} matches {len(hits)} rows of the table")
         index, match = hits[0]
@@ -92,42 +111,47 @@ def load_tensors(rows: list[Row], foreign: Tensors, where: str) -> Tensors:
     return ours
 
 
-def check(rows: list[Row], model: Tensors, foreign: Tensors, where: str) -> None:
-    """Raises CheckpointError naming, as the file does, a tensor that is missing, misshapen, not finite or one too
-    many for the model. `model`: its state, which may be on the meta device."""
+def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str) -> None:
+    """Raise CheckpointError for a foreign tensor that is missing, unexpected, misshapen or not finite. `model`: its
+    state dict, which may be on the meta device."""
     expected = export_tensors(rows, model)
     for name in expected.keys() - foreign.keys():
         if not any(row.optional and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: tensor {name!r} is missing")
     for name in foreign.keys() - expected.keys():
         if not any(row.reason and _pattern(row).fullmatch(name) for row in rows):
-            raise CheckpointError(f"{where}: tensor {name!r} is not of this model")
+            raise CheckpointError(f"{where}: unexpected tensor {name!r}")
     for name in expected.keys() & foreign.keys():
-        if (has := list(foreign[name].shape)) != (wants := list(expected[name].shape)):
-            raise CheckpointError(f"{where}: tensor {name!r} has shape {has}, not {wants}")
-        if foreign[name].is_floating_point() != expected[name].is_floating_point():
-            raise CheckpointError(f"{where}: tensor {name!r} holds {foreign[name].dtype}, not {expected[name].dtype}")
+        check_like(name, foreign[name], expected[name], where)
     check_finite({name: foreign[name] for name in expected.keys() & foreign.keys()}, where)
 
 
+def check_like(name: str, tensor: Tensor, expected: Tensor, where: str) -> None:
+    """Raise CheckpointError unless shape and kind of number are as `expected`."""
+    if tensor.shape != expected.shape:
+        raise CheckpointError(f"{where}: tensor {name!r} has shape {list(tensor.shape)}, not {list(expected.shape)}")
+    if tensor.is_floating_point() != expected.is_floating_point():
+        raise CheckpointError(f"{where}: tensor {name!r} holds {tensor.dtype}, not {expected.dtype}")
+
+
 def check_finite(tensors: Tensors, where: str) -> None:
-    """Raises CheckpointError naming a tensor with a value that is not finite. Reads every number: shapes come first."""
+    """Raise CheckpointError for a tensor with a NaN or infinity. Reads all numbers, so check shapes first."""
     for name, tensor in tensors.items():
         if not all_finite(tensor):
             raise CheckpointError(f"{where}: tensor {name!r} holds values that are not finite")
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Of floats; of other numbers True. What is not finite stays so in a sum, which takes a thirtieth of the time that
-    looking at each takes; a sum that overflows says nothing."""
+    """Return True if all values are finite. A finite sum proves it in a thirtieth of the time of `isfinite`; a sum may
+    also overflow, so otherwise each value is tested."""
     return not tensor.is_floating_point() or bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
-def _pattern(row: Row) -> re.Pattern[str]:
+def _pattern(row: NameRow) -> re.Pattern[str]:
     return re.compile(re.escape(row.foreign).replace(r"\{\}", r"(\d+)"))
 
 
-def _applied(row: Row, tensor: Tensor, name: str, where: str) -> list[Tensor]:
+def _applied(row: NameRow, tensor: Tensor, name: str, where: str) -> list[Tensor]:
     try:
         made = row.op.load(tensor)
     except (RuntimeError, IndexError) as error:
@@ -139,9 +163,9 @@ def _applied(row: Row, tensor: Tensor, name: str, where: str) -> list[Tensor]:
     return made
 
 
-def export_tensors(rows: list[Row], ours: Tensors) -> Tensors:
-    """The foreign tensors: the inverse of `load_tensors`. Raises CheckpointError for one of ours without a row, and
-    for a row that asks for one that the model has not."""
+def export_tensors(rows: list[NameRow], ours: Tensors) -> Tensors:
+    """Convert our tensors to foreign ones: the inverse of `load_tensors`. Raises CheckpointError for a tensor of ours
+    without a row, and for a row without its tensor."""
     left, foreign = dict(ours), {}
     for row in rows:
         if row.reason:
@@ -151,7 +175,7 @@ def export_tensors(rows: list[Row], ours: Tensors) -> Tensors:
             if row.optional and not all(name in left for name in names):
                 continue
             if missing := [name for name in names if name not in left]:
-                raise CheckpointError(f"export: {row.foreign!r} needs {missing[0]!r}, which the model has not")
+                raise CheckpointError(f"export: {row.foreign!r} needs {missing[0]!r}, which the model lacks")
             foreign[row.foreign.replace("{}", layer)] = row.op.export([left.pop(name) for name in names]).contiguous()
     if left:
         raise CheckpointError(f"export: tensor {next(iter(left))!r} has no row in the table")
@@ -161,8 +185,8 @@ def export_tensors(rows: list[Row], ours: Tensors) -> Tensors:
     return foreign
 
 
-def _layers(row: Row, ours: Tensors) -> list[str]:
-    """The layer numbers for which the row's first target exists; one empty one for a row without layers."""
+def _layers(row: NameRow, ours: Tensors) -> list[str]:
+    """Layer numbers for which the row's first target exists; [""] for a row without layers."""
     if "{}" not in row.targets[0]:
         return [""]
     pattern = re.compile(re.escape(row.targets[0]).replace(r"\{\}", r"(\d+)"))

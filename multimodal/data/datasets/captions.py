@@ -1,4 +1,4 @@
-"""What a captioner is trained on: pictures with captions, labelled pictures under templates, and sentences alone."""
+"""Captioner training data: images with captions, labelled images with templates, and sentences without images."""
 
 import math
 import re
@@ -15,24 +15,25 @@ from torch import Tensor
 from multimodal.data.datasets.class_names import evenly
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
-from multimodal.data.sources import Items, Row, Sample, Source, joined
+from multimodal.data.sources import PackedRows, Sample, Source, SourceRow, joined
 from multimodal.errors import DataError, UsageError
-from multimodal.tokens.image.preprocessing import Preprocessing, read_image
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.image.reading import read_image
+from multimodal.tokens.text.tokenizer import Tokenizer
 
 
-class Example(NamedTuple):
-    pixels: Float[Tensor, "3 H W"] | None  # None: a sentence alone
+class CaptionExample(NamedTuple):
+    pixels: Float[Tensor, "3 H W"] | None  # None: a sentence without an image
     ids: list[int]  # bos .. eos
 
 
 TEMPLATES = ("a photo of a {}.", "a picture of a {}.", "a close-up of a {}.", "this is a {}.")
-KEPT = 1 << 29  # bytes of shrunk pictures a process keeps
+KEPT = 1 << 29  # bytes of resized images cached per process
 
 
 @dataclass(frozen=True)
-class AugmentSettings:
-    """`smallest_crop`: share of the area. `flip`: chance of mirroring. `colour`: largest change of brightness and
+class CaptionAugmentSettings:
+    """`smallest_crop`: share of the area. `flip`: probability of mirroring. `colour`: largest change of brightness and
     contrast."""
 
     smallest_crop: float = 0.5
@@ -40,49 +41,49 @@ class AugmentSettings:
     colour: float = 0.2
 
 
-class Prepare:
-    """One item to an example: a caption drawn, the picture cropped, mirrored and changed in brightness and contrast.
+class PrepareCaption:
+    """Draws a caption and augments the image: crop, mirroring, brightness and contrast.
 
-    `names`: of classes by label; a label that is not there is read as a name. Pictures are kept shrunk, up to `KEPT`
-    bytes, since decoding a photograph takes longer than training on it does here."""
+    `names`: class names by label; other labels are names themselves. Resized images are cached, up to `KEPT` bytes,
+    since decoding a photograph takes longer than a small model's step."""
 
     def __init__(
-        self, tokenizer: Tokenizer, context: int, record: Preprocessing, settings: AugmentSettings,
+        self, tokenizer: Tokenizer, context: int, record: Preprocessing, settings: CaptionAugmentSettings,
         names: Mapping[str, Sequence[str]],
     ):  # fmt: skip
         self.tokenizer, self.context, self.record, self.settings = tokenizer, context, record, settings
         self.names, self.kept, self.room = names, {}, KEPT
 
-    def __call__(self, sample: Sample, random: torch.Generator) -> Example:
+    def __call__(self, sample: Sample, random: torch.Generator) -> CaptionExample:
         texts = captions_of(sample, self.names)
         if not texts:
             raise DataError("neither a caption nor a label")
         ids = self.tokenizer.encode(tidy(texts[_below(len(texts), random)]))[: self.context - 2]
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
-        return Example(None if is_alone(sample) else self._pixels(self._picture(sample), random), ids)
+        return CaptionExample(None if is_alone(sample) else self._pixels(self._image(sample), random), ids)
 
-    def _picture(self, sample: Sample) -> Image.Image:
+    def _image(self, sample: Sample) -> Image.Image:
         if sample.name not in self.kept:
-            picture = read_image(sample.media)
-            ratio = 1.25 * max(self.record.size) / min(picture.size)
+            image = read_image(sample.media)
+            ratio = 1.25 * max(self.record.size) / min(image.size)
             if ratio >= 1:
-                return picture  # small: soon decoded again
-            picture = picture.resize([round(side * ratio) for side in picture.size], Image.Resampling.BILINEAR)
-            self.room -= picture.width * picture.height * 3
+                return image  # small: decodes fast
+            image = image.resize([round(side * ratio) for side in image.size], Image.Resampling.BILINEAR)
+            self.room -= image.width * image.height * 3
             if self.room < 0:
-                return picture
-            self.kept[sample.name] = picture
+                return image
+            self.kept[sample.name] = image
         return self.kept[sample.name]
 
-    def _pixels(self, picture: Image.Image, random: torch.Generator) -> Float[Tensor, "3 H W"]:
+    def _pixels(self, image: Image.Image, random: torch.Generator) -> Float[Tensor, "3 H W"]:
         s, (height, width) = self.settings, self.record.size
         area, aspect, x, y, flip, brighter, sharper = torch.rand(7, generator=random).tolist()
-        area = (s.smallest_crop + (1 - s.smallest_crop) * area) * picture.width * picture.height
+        area = (s.smallest_crop + (1 - s.smallest_crop) * area) * image.width * image.height
         aspect = math.exp((2 * aspect - 1) * math.log(4 / 3)) * width / height
-        wide, high = min(picture.width, (area * aspect) ** 0.5), min(picture.height, (area / aspect) ** 0.5)
-        left, top = x * (picture.width - wide), y * (picture.height - high)
+        wide, high = min(image.width, (area * aspect) ** 0.5), min(image.height, (area / aspect) ** 0.5)
+        left, top = x * (image.width - wide), y * (image.height - high)
         box = (left, top, left + wide, top + high)
-        cut = picture.resize((width, height), Image.Resampling.BILINEAR, box)
+        cut = image.resize((width, height), Image.Resampling.BILINEAR, box)
         if flip < s.flip:
             cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(height, width, 3)
@@ -97,20 +98,20 @@ def _below(count: int, random: torch.Generator) -> int:
     return int(torch.randint(count, (), generator=random))
 
 
-def is_alone(sample: Sample | Row) -> bool:
+def is_alone(sample: Sample | SourceRow) -> bool:
     return bool(sample.fields.get("alone"))
 
 
 def tidy(text: str) -> str:
-    """Without the full stop and the spaces before punctuation that caption sets differ in."""
+    """Remove the final full stop and spaces before punctuation, in which caption sets differ."""
     text = " ".join(text.split()).removesuffix(".").rstrip()
     for mark in (",", "'s", "'t", ";"):
         text = text.replace(f" {mark}", mark)
     return text
 
 
-def captions_of(sample: Sample | Row, names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Its texts, or templates around the names of its class."""
+def captions_of(sample: Sample | SourceRow, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return an item's texts, or templates filled with its class names."""
     if sample.texts or sample.label is None:
         return list(sample.texts)
     called = names.get(sample.label) or (sample.label.replace("_", " ").lower(),)
@@ -118,32 +119,33 @@ def captions_of(sample: Sample | Row, names: Mapping[str, Sequence[str]]) -> lis
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some keys of a source, of which a batch takes `count`."""
+class SourcePart:
+    """Keys of a source, `count` of them per batch."""
 
     source: Source
     keys: Sequence[int]
     count: int
 
     @classmethod
-    def whole(cls, source: Source, count: int = 0) -> "Part":
+    def whole(cls, source: Source, count: int = 0) -> "SourcePart":
         return cls(source, range(len(source)), count)
 
-    def held_out(self, count: int) -> tuple["Part", "Part"]:
-        """Without `count` evenly spread keys, and those alone. Raises UsageError where that leaves no two of each."""
+    def held_out(self, share: float) -> tuple["SourcePart", "SourcePart"]:
+        """Split off a `share` of evenly spread keys: (the others, those). Raises UsageError if either has under two."""
+        count = round(share * len(self.keys))
         if not 2 <= count <= len(self.keys) - 2:
-            raise UsageError(f"--hold {count}: 2 or more of {len(self.keys)} pictures are to be held out, not all")
+            parts = f"must leave two or more of {len(self.keys)} images in each part"
+            raise UsageError(f"{share}: {parts}", argument="hold")
         held = evenly(self.keys, count)
         return replace(self, keys=sorted(set(self.keys) - set(held))), replace(self, keys=held, count=0)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SourceRow]:
         return map(self.source.row, self.keys)
 
 
-def together(parts: Sequence[Part], seed: int) -> tuple[Source, Plan]:
-    """All parts as one source, and batches of `count` items of each. An epoch is one pass over the first part; of the
-    others it takes what it needs, none twice before all of them. Raises DataError for a part that is smaller than its
-    share of a batch."""
+def together(parts: Sequence[SourcePart], seed: int) -> tuple[Source, Plan]:
+    """Join parts into one source, and plan batches of `count` items of each. An epoch is one pass over the first part;
+    the others repeat no item before all were used. Raises DataError for a part smaller than its share of a batch."""
     groups, first = [], 0
     for part in parts:
         if not 0 < part.count <= len(part.keys):
@@ -170,22 +172,22 @@ def _order(keys: Sequence[int], count: int, seed: tuple) -> list[int]:
 
 
 def sentences(paths: Sequence[Path], held_out: Sequence[str]) -> Source:
-    """A sentence a line, plain or gzip, without those that are too much alike one of `held_out` (`unlike`).
+    """Read sentences, one per line, plain or gzip, without those too similar to any of `held_out` (see `unlike`).
 
     Raises DataError."""
     return joined([_sentences(path, held_out) for path in paths])
 
 
-def _sentences(path: Path, held_out: Sequence[str]) -> Items:
+def _sentences(path: Path, held_out: Sequence[str]) -> PackedRows:
     lines = [line.strip() for line in read_text(path).split("\n")]
     rows = [(f"{path} line {i}", line) for i, line in enumerate(lines, 1) if line]
     fine = unlike([line for _, line in rows], held_out)
     kept = ((name, line) for (name, line), keep in zip(rows, fine, strict=True) if keep)
-    return Items(str(path), (Row(name, "", None, [line], {"alone": True}) for name, line in kept))
+    return PackedRows(str(path), (SourceRow(name, "", None, [line], {"alone": True}) for name, line in kept))
 
 
 def unlike(texts: Sequence[str], held_out: Sequence[str], most: float = 0.6) -> list[bool]:
-    """Whether each text shares less than `most` of its words with every held-out one (Jaccard index of their sets)."""
+    """Return True for each text whose Jaccard word overlap with all held-out ones is under `most`."""
     known = {word: i for i, word in enumerate(sorted({w for text in held_out for w in words(text).split()}))}
     if not known:
         return [True] * len(texts)
@@ -207,13 +209,13 @@ def _bags(texts: Iterable[Sequence[str]], known: Mapping[str, int]) -> Float[Ten
     return bags
 
 
-def texts_of(part: Part) -> Iterator[str]:
+def texts_of(part: SourcePart) -> Iterator[str]:
     for row in part.rows():
         yield from row.texts
 
 
-def caption_texts(parts: Iterable[Part], names: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """All that a run may say, for the tokenizer; what is said of a class, once."""
+def caption_texts(parts: Iterable[SourcePart], names: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield all captions, those of each class once, to train the tokenizer."""
     for part in parts:
         seen = set()
         for row in part.rows():
@@ -229,6 +231,6 @@ WORD = re.compile(r"n't|'(?:s|re|ve|ll|m|d)\b|\w+(?:[-./]\w+)*|[&$%#@*+=/]")
 
 
 def words(text: str) -> str:
-    """Lower case, words set apart by spaces, "man's" as "man 's", without the punctuation that coco-caption leaves
-    out; hyphened words stay whole, as PTBTokenizer leaves them."""
+    """Lower-case and split words by spaces, "man's" as "man 's", without the punctuation that coco-caption drops;
+    hyphenated words stay whole, as in PTBTokenizer."""
     return " ".join(WORD.findall(CLITIC.sub(r" \1", text.lower().replace("’", "'"))))

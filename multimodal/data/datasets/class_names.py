@@ -1,4 +1,4 @@
-"""Captions for labelled pictures: class names, synonyms, WordNet hypernyms and glosses in templates."""
+"""Class names, and captions for labelled images: names, WordNet hypernyms and glosses in templates."""
 
 import hashlib
 import json
@@ -15,41 +15,41 @@ from torch import Tensor
 from multimodal.data.sources import Source
 from multimodal.errors import DataError, UsageError
 
-# WordNet's upper levels say nothing that can be seen
+# WordNet's upper levels describe nothing visible
 VAGUE = frozenset({
     "entity", "physical entity", "object", "whole", "artifact", "instrumentality", "living thing", "organism",
     "matter", "substance", "solid", "nutriment", "covering", "device", "article", "placental", "chordate",
     "vertebrate", "associate", "peer", "participant", "attachment", "connection", "medium", "natural object",
     "conveyance", "consumer goods", "commodity", "durables",
 })  # fmt: skip
-HYPERNYMS = 6  # how many levels above a class are named in captions
-MOST = 1 << 32  # bytes of the table of what fits what
+HYPERNYMS = 6  # levels above a class that captions use
+MOST = 1 << 32  # bytes of the table of matches
 
 
 @dataclass(frozen=True)
 class Concept:
-    """What a group of pictures may be called: names (or whole captions), WordNet hypernyms from near to far, gloss."""
+    """Names of a group of images (or whole captions), WordNet hypernyms from near to far, and the gloss."""
 
     names: tuple[str, ...]
     hypernyms: tuple[str, ...] = ()
     gloss: str = ""
-    whole: bool = False  # the names are whole captions, which no template frames
+    whole: bool = False  # the names are whole captions, used without templates
 
     def terms(self) -> set[str]:
-        """All that a picture of it may be called, in lower case."""
+        """Return names, hypernyms and gloss in lower case."""
         return {term.lower() for term in (*self.names, *self.hypernyms, self.gloss) if term}
 
     def extended(self, extra: "Concept | None") -> "Concept":
-        """With the names of `extra` where it has some, and its hypernyms before the own ones."""
+        """Merge `extra`: its names, if any, replace these, its hypernyms come first."""
         if extra is None:
             return self
         hypernyms = tuple(dict.fromkeys(extra.hypernyms + self.hypernyms))
         return Concept(extra.names or self.names, hypernyms, self.gloss, self.whole)
 
 
-class Captions:
-    """Draws captions, and knows which concepts each fits: a picture of one dog breed fits the "dog" that was drawn for
-    another. A term is a name, a hypernym or a gloss, or all the captions of one picture."""
+class CaptionSampler:
+    """Draws captions and tells which concepts each matches: one dog breed matches the "dog" drawn for another. A term
+    is a name, a hypernym or a gloss, or all captions of one image."""
 
     def __init__(self, concepts: list[Concept], templates: list[str]):
         self.concepts, self.templates = concepts, templates
@@ -57,28 +57,30 @@ class Captions:
         self.index = {term: i for i, term in enumerate(sorted({t for c in concepts if not c.whole for t in c.terms()}))}
 
     def fits(self) -> Bool[Tensor, "N C"] | None:
-        """Which term fits which concept; None where each concept has its own captions only. Raises DataError where the
-        table would take more than `MOST` bytes."""
+        """Return the table of matching concepts and terms; None if concepts have captions alone. Raises DataError for a
+        table over `MOST` bytes."""
         if not self.index:
             return None
         count, terms = len(self.concepts), len(self.index) + len(self.concepts)
         if count * terms > MOST:
-            raise DataError(f"--data: {count} captioned pictures and classes, too many for one run with class names")
+            raise DataError(
+                f"holds {count} captioned images and classes, too many for one run with class names", argument="data"
+            )
         table = torch.zeros(count, terms, dtype=torch.bool)
         for number, (row, concept) in enumerate(zip(table, self.concepts, strict=True)):
             row[len(self.index) + number] = concept.whole
-            # "dog" also fits a picture whose caption speaks of a dog
+            # "dog" also matches an image whose caption mentions a dog
             known = set(" ".join(concept.names).lower().split()) if concept.whole else concept.terms()
             row[[self.index[term] for term in known if term in self.index]] = True
         return table
 
     def texts(self) -> list[str]:
-        """Everything a caption may say, for the tokenizer's training."""
+        """Return all captions, to train the tokenizer."""
         framed = [t.format(c.names[0]) for t in self.templates for c in self.concepts if not c.whole]
         return [*self.index, *framed, *(caption for c in self.concepts if c.whole for caption in c.names)]
 
     def draw(self, number: int, random: torch.Generator) -> tuple[int, str]:
-        """The term and the text of a caption for a picture of concept `number`."""
+        """Draw the term and text of a caption for concept `number`."""
         concept, above = self.concepts[number], self.above[number]
         chance, term_at, template_at = torch.rand(3, generator=random, dtype=torch.float64).tolist()
         name = concept.names[int(term_at * len(concept.names))]
@@ -94,11 +96,10 @@ class Captions:
 
 
 def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0) -> dict[str, Concept]:
-    """`share` of the classes of each set (id to concept), to be left out of training.
+    """Choose a `share` of the classes of each set (id to concept) to hold out of training.
 
-    They are drawn by a hash of their ids, among the classes none of whose names is a name or hypernym of another of any
-    set: so no picture that is trained on is ever called by the name of a class that is not. Raises UsageError where too
-    few are."""
+    They are chosen by a hash of their ids among classes whose names are no name or hypernym of another class of any
+    set, so that no training caption uses the name of a held-out class. Raises UsageError for too few such classes."""
     classes = {identity: concept for one in sets for identity, concept in one.items()}
     uses = Counter(term for concept in classes.values() for term in concept.terms())
     order = sorted(classes, key=lambda identity: hashlib.blake2b(f"{seed} {identity}".encode()).digest())
@@ -108,22 +109,22 @@ def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0)
         own, wanted = [i for i in apart if i in one], round(share * len(one))
         if wanted > len(own):
             raise UsageError(
-                f"--hold_out {share}: {wanted} classes of a set, only {len(own)} share no name with others"
+                f"{share}: {wanted} classes of a set, only {len(own)} share no name with others", argument="hold_out"
             )
         drawn |= {i: classes[i] for i in own[:wanted]}
     return drawn
 
 
 def speaks_of(caption: str, concepts: Iterable[Concept]) -> bool:
-    """Whether a caption holds a name of one of the concepts."""
+    """Return True if a caption contains a name of one of the concepts."""
     words = f" {' '.join(caption.lower().split())} "
     return any(f" {name.lower()} " in words for concept in concepts for name in concept.names)
 
 
 def class_names(files: Iterable[Path], sources: Iterable[str | Path] = ()) -> dict[str, Concept]:
-    """Class id (key `id` or `wnid`) to concept, of files with one JSON object a line: `names`, and where known
-    `hypernyms` and `gloss`. A `classes.jsonl` in or beside a source is read too, after `files`. A class that is named
-    several times takes its names from the first, its hypernyms from all in turn."""
+    """Read concepts by class id (key `id` or `wnid`) from JSON lines with `names`, optional `hypernyms` and `gloss`:
+    `files`, then a `classes.jsonl` in or beside each source. A repeated class keeps its first names and all
+    hypernyms."""
     beside = [place / "classes.jsonl" for source in sources for place in (Path(source), Path(source).parent)]
     found: dict[str, Concept] = {}
     for path in dict.fromkeys([*files, *filter(Path.is_file, beside)]):
@@ -162,16 +163,23 @@ def _class(line: str, where: str) -> tuple[str, Concept]:
 
 
 def evenly(items: Sequence[Any], count: int | None) -> Sequence[Any]:
-    """At most `count` of the items, evenly spread, in their order; all without a count."""
+    """Return at most `count` evenly spread items in order, or all without a count."""
     if count is None or count >= len(items):
         return items
     return [items[i * len(items) // count] for i in range(count)]
 
 
 def class_labels(source: Source, where: object, least: int = 2) -> tuple[str, ...]:
-    """The class ids of a source, sorted. Raises DataError where its items have no classes, or fewer than `least`."""
+    """Return the sorted class ids of a source. Raises DataError for a source with fewer than `least`."""
     if not source.labels:
         raise DataError(f"{where}: its items have no classes (a folder a class, .cls members or a label column)")
     if len(source.labels) < least:
         raise DataError(f"{where}: has the class {source.labels[0]!r} alone, and classification needs {least}")
     return source.labels
+
+
+def names_of(labels: Sequence[str], files: Sequence[Path], sources: Sequence[str | Path]) -> list[str]:
+    """Display name of each class id: the first in `files` or in a `classes.jsonl` beside `sources`, else the id with
+    spaces for underscores."""
+    known = class_names(files, sources)
+    return [known[label].names[0] if label in known else label.replace("_", " ") for label in labels]

@@ -1,4 +1,4 @@
-"""Texts to pretrain on: running text in documents of sentences and lines that stand alone, as windows of tokens."""
+"""Pretraining texts: documents of sentences, or single lines, as windows of tokens."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ from multimodal.data.manifests import read_text
 from multimodal.errors import DataError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-UNKNOWN = "<unk>"  # as WikiText writes words that it left out
+UNKNOWN = "<unk>"  # WikiText's mark for rare words
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
-_MARKS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": "."}  # WikiText's, inside of a word or a number
+_MARKS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": "."}  # WikiText's marks inside words and numbers
 
 Sentence = list[int]
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, gzip or not, stripped. Raises DataError where it cannot be read or holds no text."""
+    """Read the stripped lines of a plain or gzip file. Raises DataError for an unreadable or empty one."""
     text = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: holds no text ({len(text)} characters)")
@@ -25,8 +25,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_documents(path: Path) -> list[list[str]]:
-    """The sentences of each document of a file with running text: documents end at empty lines, sentences at a full
-    stop, question or exclamation mark before a capital. The marks of WikiText inside of words are taken back."""
+    """Read documents as lists of sentences. Documents end at empty lines, sentences at a full stop, question or
+    exclamation mark before a capital. WikiText's marks inside words are undone."""
     found: list[list[str]] = [[]]
     for line in read_lines(path):
         for mark, plain in _MARKS.items():
@@ -39,19 +39,19 @@ def read_documents(path: Path) -> list[list[str]]:
 
 
 def read_texts(path: Path) -> list[list[str]]:
-    """Each line as a document of its own; of a `.tsv` its first column."""
+    """Read each line as a document; of a `.tsv` its first column."""
     table = ".tsv" in path.suffixes
     texts = (line.split("\t")[0].strip() if table else line for line in read_lines(path))
     return [[text] for text in texts if text]
 
 
 def plain_texts(documents: Iterable[Sequence[str]]) -> Iterable[str]:
-    """All sentences without the mark for words that were left out, for a tokenizer's training."""
+    """Yield all sentences without WikiText's mark for rare words, to train a tokenizer."""
     return (sentence.replace(UNKNOWN, " ") for document in documents for sentence in document)
 
 
 def encoded(sentence: str, tokenizer: Tokenizer) -> Sentence:
-    """Ids of a sentence. Words that WikiText left out are the tokenizer's unknown id where it has one."""
+    """Encode a sentence; WikiText's rare words become the tokenizer's unknown id, if it has one."""
     unknown = getattr(tokenizer, "unknown_id", None)
     if unknown is None or UNKNOWN not in sentence:
         return tokenizer.encode(sentence)
@@ -62,8 +62,8 @@ def encoded(sentence: str, tokenizer: Tokenizer) -> Sentence:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Sentences in a row, of one document. `document` is its number."""
+class SentenceWindow:
+    """Consecutive sentences of document number `document`."""
 
     document: int
     sentences: tuple[Sentence, ...]
@@ -77,20 +77,22 @@ class Window:
         return [i for sentence in self.sentences for i in sentence]
 
 
-def windows(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, room: int, shortest: int = 4) -> list[Window]:
-    """Every document in windows of at most `room` tokens that hold whole sentences (RoBERTa's DOC-SENTENCES, Liu et al.
-    2019, section 4.2); a longer sentence goes on in the next window. What is under `shortest` tokens, such as a
-    heading, is left out."""
-    found: list[Window] = []
+def windows(
+    documents: Sequence[Sequence[str]], tokenizer: Tokenizer, room: int, shortest: int = 4
+) -> list[SentenceWindow]:
+    """Split documents into windows of whole sentences, at most `room` tokens (RoBERTa's DOC-SENTENCES, Liu et al. 2019,
+    section 4.2); a longer sentence continues in the next window. Windows under `shortest` tokens, such as headings, are
+    dropped."""
+    found: list[SentenceWindow] = []
     for number, document in enumerate(documents):
         held: list[Sentence] = []
         for sentence in (encoded(text, tokenizer) for text in document):
             while sentence:
                 left = room - sum(map(len, held))
                 if held and len(sentence) > left:
-                    found.append(Window(number, tuple(held)))
+                    found.append(SentenceWindow(number, tuple(held)))
                     held, left = [], room
                 held.append(sentence[:left])
                 sentence = sentence[left:]
-        found.append(Window(number, tuple(held)))
+        found.append(SentenceWindow(number, tuple(held)))
     return [window for window in found if window.size >= shortest]

@@ -1,4 +1,4 @@
-"""Pictures for contrastive training: each with the number of its concept, decoded once, augmented as batches."""
+"""Images for contrastive training: numbered by concept, decoded once, augmented as batches."""
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,18 @@ from torch import Tensor
 
 from multimodal.data.datasets.class_names import Concept, held_out, speaks_of
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import Row, joined, open_source
+from multimodal.data.sources import USUAL, ListColumns, SourceRow, joined, open_source
 from multimodal.errors import DataError, UsageError
-from multimodal.tokens.image.preprocessing import Preprocessing, read_image
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.image.reading import read_image
 
-BROKEN = -1  # concept number of what raises when it is read
-DRAWS = 12  # random numbers of 0..1 that place and colour a picture
+BROKEN = -1  # concept number of an item that raises on reading
+DRAWS = 12  # random numbers in [0, 1) per image for crop and colours
 
 
-class Named(NamedTuple):
-    """What is trained on: concepts, and by picture its place in the sources and the number of its concept. `held`:
-    first names of the classes that are left out."""
+class ConceptImages(NamedTuple):
+    """Concepts, and for each image its place in the sources and its concept number. `held`: first names of the held-out
+    classes."""
 
     concepts: list[Concept]
     places: list[int]
@@ -32,14 +33,14 @@ class Named(NamedTuple):
     held: list[str]
 
 
-class Squares:
-    """Decoded pictures, up to `most` megabytes of them, in memory that forked worker processes share."""
+class DecodedImages:
+    """Cache of decoded images, up to `most` megabytes, in memory that forked workers share."""
 
     def __init__(self, count: int, side: int, most: int):
         slot = 3 * side * side
         self.slots = min(count, most * 1_000_000 // slot)
         if self.slots:
-            # anonymous, so not bounded by /dev/shm; pages that are not written take no memory
+            # anonymous: not bounded by /dev/shm; unwritten pages take no memory
             self.pixels = torch.frombuffer(mmap.mmap(-1, self.slots * slot), dtype=torch.uint8).view(-1, slot)
             self.sides = torch.frombuffer(mmap.mmap(-1, self.slots * 2), dtype=torch.int16)
 
@@ -50,30 +51,29 @@ class Squares:
             pixels = decode(key)
             side = pixels.shape[-1]
             self.pixels[key, : pixels.numel()] = pixels.flatten()
-            self.sides[key] = side  # after the pixels: another worker may look
+            self.sides[key] = side  # after the pixels: another worker may read
         return self.pixels[key, : 3 * side * side].view(3, side, side)
 
 
-class Pictures:
-    """A training source (see `loader.Source`) of whatever `open_source` reads; an item is (square, concept number).
+class LabelledImageSource:
+    """A `loader.Source` of (square, concept number) over anything that `open_source` reads.
 
-    A picture's concept is its own captions where it has some, else its class: what `classes` says of its label, or the
-    label itself. `hold_out`: share of the classes of each source that are left out (see `held_out`), and with them
-    captions that speak of them. `side`: pixels of the model's pictures; a smaller picture is kept as a square of 2/3 of
-    that side, others of 7/6. `cache`: megabytes of decoded pictures that are kept.
+    An image's concept is its captions, if any, else its class: the concept of its label in `classes`, or the label.
+    `hold_out`: share of the classes of each source to leave out (see `held_out`), with captions that mention them.
+    `side`: pixels of the model's images; smaller images are stored as squares of 2/3 of that side, others of 7/6.
+    `cache`: megabytes of decoded images.
 
-    Raises UsageError for a label that is no word and that `classes` does not name, DataError for a source that
-    cannot be read."""
+    Raises UsageError for a label that is not a word and not in `classes`, DataError for an unreadable source."""
 
     def __init__(
         self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0,
-        trust: Trust = OWN_FOLDER,
+        columns: ListColumns = USUAL, trust: Trust = OWN_FOLDER,
     ):  # fmt: skip
-        sources = [open_source(part, trust=trust) for part in data]
+        sources = [open_source(part, columns=columns, trust=trust) for part in data]
         self.items, self.small, self.large = joined(sources), side * 2 // 3, side * 7 // 6
         rows = [[source.row(key) for key in range(len(source))] for source in sources]
         self.concepts, self.places, self.groups, self.held = _named(rows, classes, hold_out)
-        self.squares = Squares(len(self), self.large, cache)
+        self.squares = DecodedImages(len(self), self.large, cache)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -82,23 +82,23 @@ class Pictures:
         return self.items.name(self.places[key])
 
     def read(self, key: int) -> tuple[UInt8[Tensor, "3 S S"], int]:
-        """Raises ImageError or DataError for a broken picture."""
+        """Raises ImageError or DataError for a broken image."""
         return self.squares.get(key, self._decoded), self.groups[key]
 
     def _decoded(self, key: int) -> UInt8[Tensor, "3 S S"]:
         sample = self.items.read(self.places[key])
         if self.groups[key] == BROKEN:
             raise DataError(f"{self.name(key)}: its caption is empty")
-        picture = read_image(sample.media)
-        return square(picture, self.small if min(picture.size) <= self.small else self.large)
+        image = read_image(sample.media)
+        return square(image, self.small if min(image.size) <= self.small else self.large)
 
 
-def _named(rows: Sequence[Sequence[Row]], classes: Mapping[str, Concept], hold_out: float) -> Named:
+def _named(rows: Sequence[Sequence[SourceRow]], classes: Mapping[str, Concept], hold_out: float) -> ConceptImages:
     sets = [{r.label: named_concept(r, classes) for r in own if r.label is not None and not r.texts} for own in rows]
     held = held_out(sets, hold_out)
     trained = {label: concept for one in sets for label, concept in one.items() if label not in held}
     numbers = {label: number for number, label in enumerate(trained)}
-    named = Named([*trained.values()], [], [], sorted(concept.names[0] for concept in held.values()))
+    named = ConceptImages([*trained.values()], [], [], sorted(concept.names[0] for concept in held.values()))
     for place, row in enumerate(chain(*rows)):
         number = numbers.get(row.label)
         captions = [clean for text in row.texts if (clean := text.removesuffix(" .").strip())]
@@ -116,21 +116,21 @@ def _named(rows: Sequence[Sequence[Row]], classes: Mapping[str, Concept], hold_o
     return named
 
 
-def named_concept(row: Row, classes: Mapping[str, Concept]) -> Concept:
-    """Of a labelled item. Raises DataError for one without a label, UsageError for a label, such as a number, that is
-    no name by itself."""
+def named_concept(row: SourceRow, classes: Mapping[str, Concept]) -> Concept:
+    """Return the concept of a labelled item. Raises DataError for an item without a label, UsageError for a label that
+    is not a name, such as a number."""
     if row.label is None:
         raise DataError(f"{row.place}: {row.fault or 'has no class'}")
     if row.label in classes:
         return classes[row.label]
     if sum(map(str.isalpha, row.label)) < 2:
-        raise UsageError(f"{row.place}: is of class {row.label!r}, which --classes does not name")
+        raise UsageError(f"{row.place}: is of class {row.label!r}, which classes do not name")
     return Concept((row.label.replace("_", " "),))
 
 
-def square(picture: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
-    """The central square at `size` pixels a side."""
-    fitted = picture if picture.size == (size, size) else ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+def square(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
+    """Resize the central square to `size` pixels per side."""
+    fitted = image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
 
 
@@ -138,12 +138,12 @@ def augment(
     pixels: UInt8[Tensor, "B 3 S S"], draws: Float[Tensor, "B n"], record: Preprocessing, smallest: float,
     strength: float,
 ) -> Float[Tensor, "B 3 H W"]:  # fmt: skip
-    """Crop of `smallest`..1 of the area with flip, turn and shear, then brightness, contrast, saturation and now and
-    then grey, and the record's normalisation; by `draws`, `DRAWS` numbers of 0..1 a picture. A batch is one grid
-    sampling and one matrix product."""
+    """Augment a batch by `draws` (`DRAWS` numbers per image): a crop of `smallest`..1 of the area with flip, rotation
+    and shear, then brightness, contrast, saturation and occasional greyscale, with the record's normalization. It takes
+    one grid sampling and one matrix product."""
     count, side = len(pixels), pixels.shape[-1]
     images, draws = pixels.float().div_(255), draws.T
-    soft = draws[0] < 0.15 * strength  # a coarser picture, such as a thumbnail
+    soft = draws[0] < 0.15 * strength  # coarser, as a thumbnail
     if soft.any():
         images[soft] = F.interpolate(F.avg_pool2d(images[soft], 2), size=(side, side), mode="bilinear")
     places = _placements(draws[1:8], smallest, strength)
@@ -153,7 +153,7 @@ def augment(
 
 
 def _placements(draws: Float[Tensor, "7 B"], smallest: float, strength: float) -> Float[Tensor, "B 2 3"]:
-    """Maps from output to input coordinates, both -1..1."""
+    """Return affine maps from output to input coordinates, both in [-1, 1]."""
     area = draws[0] * (1 - smallest) + smallest
     aspect, angle, shear, across, down = (draws[1:6] * 2 - 1) * torch.tensor(
         [[0.29], [0.2 * strength], [0.15 * strength], [1.0], [1.0]]
@@ -171,7 +171,7 @@ def _placements(draws: Float[Tensor, "7 B"], smallest: float, strength: float) -
 def _coloured(
     images: Float[Tensor, "B 3 H W"], draws: Float[Tensor, "4 B"], record: Preprocessing, strength: float
 ) -> Float[Tensor, "B 3 H W"]:
-    """All colour changes are linear in RGB, so they and the normalisation are one 3x3 matrix and an offset."""
+    """Apply colour changes and normalization, all linear in RGB, as one 3x3 matrix and an offset."""
     gain, contrast, colour = (1 + (draws[:3] * 2 - 1) * 0.4 * strength)[..., None, None]
     colour = torch.where(draws[3][:, None, None] < 0.1 * strength, 0.0, colour)
     grey = torch.tensor([0.299, 0.587, 0.114]).expand(3, 3)

@@ -1,6 +1,5 @@
-"""Spoken sentences in several languages as cached log-mel frames, noise, and the order in which a run meets them."""
+"""Spoken sentences in several languages as cached log-mel frames, synthetic noise, and a curriculum of windows."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -8,40 +7,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.data.datasets.speech import reading_cache, stamp
-from multimodal.data.loader import BROKEN, generator
-from multimodal.data.manifests import read_list
-from multimodal.data.remote.trust import OWN_FOLDER, Trust, is_remote
+from multimodal.data.datasets.cached_frames import cached_frames
+from multimodal.data.loader import generator
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import USUAL, ListColumns, Source, open_source
 from multimodal.errors import DataError
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
 from multimodal.tokens.audio.reading import read_audio
 
 FRAMES_STEP = 64  # widths are multiples of it: oneDNN compiles a kernel for each new shape
-EDGE = 2  # frames kept before and after the sound of a clip
+EDGE = 2  # frames kept before and after the speech in a clip
 MOST_BROKEN = 0.05  # share of a manifest
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Clip:
-    """A recording of one sentence; `translation` is English, None where there is none. `place`: its line."""
+class SpeechExample:
+    """A recording of one sentence, item `key` of `source`; `translation` into English, if known."""
 
-    path: Path
+    source: Source
+    key: int
     text: str
     language: str
     translation: str | None = None
-    place: str = ""
+
+    def wave(self) -> Float[Tensor, "T"]:
+        """Decode the recording at 16 kHz. Raises one of `loader.BROKEN`."""
+        return read_audio(self.source.read(self.key).media)
 
 
-class Sample(NamedTuple):
-    """The key of one window: `clips` after one another (none: noise number `noise`), in `frames` mel frames, after
-    the text of the clip `previous` (-1: none). `cut`: the last clip need not fit."""
+class WindowSample(NamedTuple):
+    """Key of a window of `frames` mel frames: `clips` in sequence (none: noise number `noise`), prompted with the text
+    of the clip `previous` (-1: none). `cut`: the last clip may exceed the window."""
 
     clips: tuple[int, ...]
     frames: int
@@ -50,111 +52,82 @@ class Sample(NamedTuple):
     cut: bool = False
 
 
-class Spoken(NamedTuple):
-    """What `Clips.read` gives: frames and facts of the clips of one sample."""
+class WindowFrames(NamedTuple):
+    """The frames and clips of one sample, as read by `SpeechWindows`."""
 
-    sample: Sample
+    sample: WindowSample
     mels: list[Float[Tensor, "M _"]]
-    clips: list[Clip]
+    clips: list[SpeechExample]
     previous: str | None
 
 
-def read_clips(manifest: Path, language: str | None = None, trust: Trust = OWN_FOLDER) -> list[Clip]:
-    """Lines of {"audio_filepath", "text", "language", "translation"}; paths are relative to the manifest, and lie in
-    its folder if `trust` does not let them leave it. `language`: of lines that do not say. Raises DataError."""
-    found, folders = [], [str(path.parent.resolve()) for path in (manifest, manifest.resolve())]
-    for line in read_list(manifest):
-        values = ({} if language is None else {"language": language}) | line.values
-        lacks = [name for name in ("audio_filepath", "text", "language") if not isinstance(values.get(name), str)]
-        if line.fault or lacks:
-            raise DataError(f"{manifest} line {line.number}: {line.fault or 'no ' + ', '.join(lacks)}")
-        place, given = f"{manifest} line {line.number}", values["audio_filepath"]
-        path, refused = trust.placed(given, str(manifest.parent))
-        if is_remote(path):
-            refused = refused or f"a URL, where only files are read ({given!r:.80})"
-        if refused := refused or trust.strays(path, folders):
-            raise DataError(f"{place}: {refused}")
-        found.append(Clip(Path(path), values["text"], values["language"], values.get("translation"), place))
-    if not found:
-        raise DataError(f"{manifest}: no utterances (0 lines)")
-    return found
+def read_clips(
+    manifest: str | Path, language: str | None = None, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL
+) -> list[SpeechExample]:
+    """Read recordings with their texts, `language` and `translation` from anything that `open_source` reads.
+    `language`: of items without one. Raises DataError."""
+    source = open_source(manifest, columns=columns, trust=trust)
+    clips = []
+    for key in range(len(source)):
+        row = source.row(key)
+        spoken = row.fields.get("language", language)
+        fault = row.fault or ("" if row.texts else "no text") or ("" if isinstance(spoken, str) else "no language")
+        if fault:
+            raise DataError(f"{row.place}: {fault}")
+        clips.append(SpeechExample(source, key, row.texts[0], spoken, row.fields.get("translation")))
+    return clips
 
 
 def trimmed(wave: Float[Tensor, "T"]) -> Float[Tensor, "_"]:
-    """The sound without the silence (under 1 % of the peak) before and after it, but for `EDGE` frames."""
+    """Trim silence (under 1 % of the peak) at both ends, keeping `EDGE` frames."""
     loud = (wave.abs() > 0.01 * wave.abs().max()).nonzero()
     if not len(loud):
         return wave
     return wave[max(0, int(loud[0]) - EDGE * HOP) : int(loud[-1]) + EDGE * HOP]
 
 
-def cached_mels(manifest: Path, clips: Sequence[Clip], cache: Path, bands: int) -> list[Float[Tensor, "M _"]]:
-    """`log_mel` of each trimmed clip as float16, computed once for a `cache` folder and mapped from its file. A broken
-    recording is logged by name and has no frames. Raises DataError as soon as more than `MOST_BROKEN` of all are."""
-    names = "\n".join(f"{c.path.resolve()} {stamp(str(c.path))}" for c in clips)
-    key = hashlib.sha256(f"{bands} {EDGE}\n{names}".encode()).hexdigest()[:16]
-    path = cache / f"{manifest.stem}-{key}.npy"
-    sizes = path.with_suffix(".lengths.npy")
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        part, lengths = path.with_suffix(".part"), []
-        with part.open("wb") as file:
-            for clip in clips:
-                mel = _read_or_log(clip, bands)
-                lengths.append(len(mel))
-                file.write(mel.numpy().tobytes())
-                if (broken := lengths.count(0)) > MOST_BROKEN * len(clips):
-                    many = f"{broken} of the first {len(lengths)} recordings are broken"
-                    raise DataError(f"{manifest}: {many}, more than {MOST_BROKEN:.1%} of its {len(clips)}")
-        np.save(sizes, np.array(lengths))
-        part.rename(path)
-    with reading_cache(sizes):
-        lengths = np.load(sizes).tolist()
-    with reading_cache(path):
-        frames = np.memmap(path, np.float16, mode="c", shape=(sum(lengths), bands))
-        return [rows.T for rows in torch.from_numpy(frames).split(lengths)]
+class SpeechWindows:
+    """A `Source` of window samples over the clips of manifests; broken recordings are dropped with their texts."""
 
-
-def _read_or_log(clip: Clip, bands: int) -> Float[Tensor, "_ M"]:
-    try:
-        return log_mel(trimmed(read_audio(clip.path)), bands).T.half().contiguous()
-    except BROKEN as error:
-        log.warning("broken recording left out: %s: %s", clip.place, " ".join(str(error).split()))
-        return torch.zeros(0, bands, dtype=torch.half)
-
-
-class Clips:
-    """A `Source` of samples over the clips of some manifests; broken ones are left out with their texts."""
-
-    def __init__(self, manifests: Sequence[Path], cache: Path, bands: int = 80, language: str | None = None,
-                 trust: Trust = OWN_FOLDER):  # fmt: skip
-        self.clips: list[Clip] = []
-        self.mels: list[Tensor] = []
+    def __init__(self, manifests: Sequence[str | Path], cache: Path, bands: int = 80, language: str | None = None,
+                 columns: ListColumns = USUAL, trust: Trust = OWN_FOLDER):  # fmt: skip
+        self.clips: list[SpeechExample] = []
+        self.mels: list[Tensor] = []  # [M F]
         for manifest in manifests:
-            clips = read_clips(manifest, language, trust)
-            mels = cached_mels(manifest, clips, cache, bands)
-            whole = [i for i, mel in enumerate(mels) if mel.shape[1]]
-            self.clips += [clips[i] for i in whole]
-            self.mels += [mels[i] for i in whole]
+            clips = read_clips(manifest, language, trust, columns)
+            mels = self._mels(clips, cache, bands, str(manifest))
+            good = [i for i, mel in enumerate(mels) if len(mel)]
+            self.clips += [clips[i] for i in good]
+            self.mels += [mels[i].T for i in good]
         self.lengths = [mel.shape[1] for mel in self.mels]
+
+    @staticmethod
+    def _mels(clips: Sequence[SpeechExample], cache: Path, bands: int, manifest: str) -> list[Float[Tensor, "_ M"]]:
+        media = [clip.source.row(clip.key).media for clip in clips]
+        return cached_frames(
+            cache, media, lambda i: log_mel(trimmed(clips[i].wave()), bands).T,
+            lambda i: clips[i].source.name(clips[i].key), bands, manifest, MOST_BROKEN, f"trimmed {EDGE}",
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.clips)
 
-    def name(self, key: Sample) -> str:
-        return " + ".join(str(self.clips[i].path) for i in key.clips) or f"noise {key.noise}"
+    def name(self, key: WindowSample) -> str:
+        return " + ".join(self.clips[i].source.name(self.clips[i].key) for i in key.clips) or f"noise {key.noise}"
 
-    def read(self, key: Sample) -> Spoken:
+    def read(self, key: WindowSample) -> WindowFrames:
         previous = None if key.previous < 0 else self.clips[key.previous].text
-        return Spoken(key, [self.mels[i].float() for i in key.clips], [self.clips[i] for i in key.clips], previous)
+        return WindowFrames(
+            key, [self.mels[i].float() for i in key.clips], [self.clips[i] for i in key.clips], previous
+        )
 
 
 NOISES = ("silence", "white", "pink", "tones", "clicks")
 
 
 def noise(kind: str, samples: int, chance: torch.Generator) -> Float[Tensor, "T"]:
-    """Sound without speech: digital silence, white or pink noise, one to three steady tones, or clicks; its loudest
-    sample lies between 0.001 and 1."""
+    """Synthesize audio without speech: digital silence, white or pink noise, one to three steady tones, or clicks, with
+    a peak between 0.001 and 1."""
     if kind == "silence":
         return torch.zeros(samples)
     wave = torch.randn(samples, generator=chance)
@@ -174,10 +147,12 @@ def noise(kind: str, samples: int, chance: torch.Generator) -> Float[Tensor, "T"
 
 @dataclass(frozen=True)
 class Curriculum:
-    """`window`: mel frames of the model. `budget`: padded frames of a batch. `epoch`: windows of an epoch. The first
-    `easy` epochs hold clips under `short` frames alone, and from there the limit grows by `growth` an epoch. Shares
-    of windows: `pairs` of two sentences, `noise` without speech; of batches: `full` as wide as the window (as in
-    use, where others are only as wide as their longest clip), `prompted` with a previous text."""
+    """Speech windows from short to long.
+
+    `window`: mel frames of the model. `budget`: padded frames per batch. `epoch`: windows per epoch. The first `easy`
+    epochs hold clips under `short` frames alone; then the limit grows by `growth` per epoch. Shares of windows: `pairs`
+    of two sentences, `noise` without speech; of batches: `full` as wide as the window, as in inference (others are as
+    wide as their longest clip), `prompted` with a previous text."""
 
     window: int = 600
     budget: int = 5600
@@ -193,12 +168,12 @@ class Curriculum:
 
 def curriculum(
     s: Curriculum, lengths: Sequence[int], languages: Sequence[str], seed: int = 0
-) -> Callable[[int], list[list[Sample]]]:
-    """A `Plan`: batches of windows of like length, in random order. Clips longer than the window are left out."""
+) -> Callable[[int], list[list[WindowSample]]]:
+    """Return a `Plan` of shuffled batches of windows of similar length. Clips longer than the window are skipped."""
     if not any(length <= s.short for length in lengths):
-        raise DataError(f"none of the {len(lengths)} clips is under {s.short} frames, with which training starts")
+        raise DataError(f"the first epochs need clips shorter than {s.short} frames, and all {len(lengths)} are longer")
 
-    def plan(epoch: int) -> list[list[Sample]]:
+    def plan(epoch: int) -> list[list[WindowSample]]:
         chance = generator(seed, "plan", epoch)
         limit = min(s.window, int(s.short * s.growth ** max(0, epoch + 1 - s.easy)))
         order = [i for i in torch.randperm(len(lengths), generator=chance).tolist() if lengths[i] <= limit]
@@ -214,30 +189,30 @@ def curriculum(
 def _paired(
     groups: list[tuple[int, ...]], s: Curriculum, lengths: Sequence[int], languages: Sequence[str]
 ) -> list[tuple[int, ...]]:
-    """Two clips of one language in one window; the second may be cut by the window's end, if 0.4 s of it are in."""
+    """Pair clips of one language; the window's end may cut the second, after 0.4 s or more of it."""
     waiting: dict[str, int] = {}
-    found: list[tuple[int, ...]] = []
+    paired: list[tuple[int, ...]] = []
     left = int(s.pairs * len(groups))
     for (i,) in groups:
         first = waiting.get(languages[i])
         if left <= 0:
-            found.append((i,))
+            paired.append((i,))
         elif first is None:
             waiting[languages[i]] = i
         elif lengths[first] + 40 < s.window:
-            found.append((first, i))
+            paired.append((first, i))
             del waiting[languages[i]]
             left -= 2
         else:
-            found.append((first,))
+            paired.append((first,))
             waiting[languages[i]] = i
-    return found + [(i,) for i in waiting.values()]
+    return paired + [(i,) for i in waiting.values()]
 
 
 def _batches(
     groups: list[tuple[int, ...]], s: Curriculum, limit: int, lengths: Sequence[int], languages: Sequence[str],
     chance: torch.Generator,
-) -> list[list[Sample]]:  # fmt: skip
+) -> list[list[WindowSample]]:  # fmt: skip
     random = torch.rand(len(groups), generator=chance).tolist()
     sizes = [
         min(s.window, sum(lengths[i] for i in group)) if group else int(limit * (0.2 + 0.8 * share))
@@ -248,7 +223,7 @@ def _batches(
     for group in groups:
         if group:
             others.setdefault(languages[group[0]], []).append(group[0])
-    found: list[list[Sample]] = []
+    batches: list[list[WindowSample]] = []
     while order:
         wide, prompted, at = torch.rand(3, generator=chance).tolist()
         start = int(at * len(order)) if wide < s.full else 0
@@ -259,17 +234,17 @@ def _batches(
                 break
             width = grown
             batch.append(order.pop(start))
-        told = prompted < s.prompted
-        found.append([_sample(groups[i], width, told, i, others, languages, random[i]) for i in batch])
-    return [found[i] for i in torch.randperm(len(found), generator=chance).tolist()]
+        previous = prompted < s.prompted
+        batches.append([_sample(groups[i], width, previous, i, others, languages, random[i]) for i in batch])
+    return [batches[i] for i in torch.randperm(len(batches), generator=chance).tolist()]
 
 
 def _sample(
-    group: tuple[int, ...], width: int, told: bool, number: int, others: dict[str, list[int]],
+    group: tuple[int, ...], width: int, prompted: bool, number: int, others: dict[str, list[int]],
     languages: Sequence[str], share: float,
-) -> Sample:  # fmt: skip
+) -> WindowSample:  # fmt: skip
     if not group:
-        return Sample((), width, noise=int(share * 2**30))
+        return WindowSample((), width, noise=int(share * 2**30))
     pool = others[languages[group[0]]]
-    previous = pool[number % len(pool)] if told else -1
-    return Sample(group, width, previous if previous not in group else -1, cut=len(group) > 1)
+    previous = pool[number % len(pool)] if prompted else -1
+    return WindowSample(group, width, previous if previous not in group else -1, cut=len(group) > 1)

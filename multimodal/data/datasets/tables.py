@@ -1,4 +1,4 @@
-"""Tables: reading, splitting and encoding them."""
+"""Tables: reading, splitting and encoding."""
 
 import csv
 import io
@@ -21,15 +21,15 @@ from multimodal.errors import CheckpointError, DataError
 log = logging.getLogger(__name__)
 
 MISSING = ("", "?")
-MOST_KINDS = 20  # numbers with more different values are a number to predict, not classes
+MOST_KINDS = 20  # a numeric target with more distinct values is regression
 
 Table = dict[str, list[str]]  # columns as text, all of one length
 
 
 def read_table(path: Path, names: Sequence[str] = ()) -> Table:
-    """Columns of a CSV file, gzip or not, whose first line is its header, or which has none and `names` say it.
+    """Read the columns of a plain or gzip CSV file with a header line, or without one under `names`.
 
-    Raises DataError where it cannot be read, is empty, or a row has another number of columns."""
+    Raises DataError for a file that is unreadable, empty or has a row of another length."""
     text = read_text(path)
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     numbered = ((rows.line_num, [cell.strip() for cell in row]) for row in rows)
@@ -41,7 +41,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
     if not filled:
         raise DataError(f"{path}: has no rows ({len(text)} characters)")
     if len(set(header)) < len(header):
-        raise DataError(f"{path}: a column is there twice ({', '.join(header)})")
+        raise DataError(f"{path}: duplicate column ({', '.join(header)})")
     for line, row in filled:
         if len(row) != len(header):
             raise DataError(f"{path}: line {line} has {len(row)} columns, not {len(header)}")
@@ -53,18 +53,18 @@ def part(table: Table, rows: Sequence[int]) -> Table:
 
 
 def split(table: Table, shares: Sequence[float], seed: int) -> list[Table]:
-    """Parts of a table in random order, the last with what the shares of the others leave."""
+    """Split a shuffled table by shares; the last part gets the rest."""
     count = len(next(iter(table.values())))
     order = torch.randperm(count, generator=generator("split", seed)).tolist()
     edges = [0, *(round(count * sum(shares[: i + 1])) for i in range(len(shares) - 1)), count]
     parts = [part(table, order[a:b]) for a, b in pairwise(edges)]
     if not all(next(iter(one.values())) for one in parts):
-        raise DataError(f"--data: {count} rows are too few for parts of {', '.join(map(str, shares))}")
+        raise DataError(f"holds {count} rows, too few for parts of {', '.join(map(str, shares))}", argument="data")
     return parts
 
 
 def _number(text: str) -> float:
-    """NaN for no number; what is missing is none."""
+    """Parse a finite number, else NaN."""
     try:
         value = float(text)
     except ValueError:
@@ -74,8 +74,8 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are, from its training part: those of numbers; the others with their categories, in
-    order of the ids from 1 on; and what is predicted, a number where it has no `labels`."""
+    """Columns of a table, from its training part: numbers, categories (in order of their ids from 1), and the target, a
+    number unless it has `labels`."""
 
     target: str
     numbers: tuple[str, ...]
@@ -84,53 +84,53 @@ class Columns:
 
     @classmethod
     def of(cls, table: Table, target: str, predict: str | None = None) -> "Columns":
-        """`predict`: number or class; None: a number where all are, of more than 20 kinds. Raises DataError."""
+        """`predict`: number or class; None: a number if the target has over 20 numeric values. Raises DataError."""
         if target not in table:
-            raise DataError(f"--target {target}: no such column ({', '.join(table)})")
+            raise DataError(f"{target}: no such column ({', '.join(table)})", argument="target")
         given = [label(cell) for cell in table[target] if cell not in MISSING]
         kinds = sorted(set(given))
         if predict is None:
             numeric = all(math.isfinite(_number(cell)) for cell in kinds) and len(kinds) > MOST_KINDS
             predict = "number" if numeric else "class"
         if len(kinds) < 2:
-            raise DataError(f"--target {target}: has one value only ({', '.join(kinds) or 'none'})")
+            raise DataError(f"{target}: has one value only ({', '.join(kinds) or 'none'})", argument="target")
         columns = {name: sorted(set(cells) - set(MISSING)) for name, cells in table.items() if name != target}
         numbers = [name for name, cells in columns.items() if cells and not any(math.isnan(_number(c)) for c in cells)]
         others = {name: cells for name, cells in columns.items() if name not in numbers and cells}
         if empty := [name for name, cells in columns.items() if not cells]:
-            log.info("columns without any value are left out: %s", ", ".join(empty))
+            log.info("columns without values are dropped: %s", ", ".join(empty))
         return cls(target, tuple(numbers), others, tuple(kinds) if predict == "class" else ())
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any], where: str) -> "Columns":
-        """Raises CheckpointError where the card of a checkpoint does not tell its columns."""
+        """Raises CheckpointError for a card without columns."""
         try:
             found = card["table"]
             return cls(found["target"], tuple(found["numbers"]), dict(found["categories"]), tuple(found["labels"]))
         except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{where}: its card does not say what columns it was trained on") from None
+            raise CheckpointError(f"{where}: its card has no columns") from None
 
     def card(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def label(cell: str) -> str:
-    """Without the full stop that Adult's test file writes after its labels."""
+    """Strip the full stop after labels in Adult's test file."""
     return cell.removesuffix(".")
 
 
-class Rows(NamedTuple):
-    """`targets`: numbers, or classes; none where the table has no such column."""
+class TableData(NamedTuple):
+    """`targets`: numbers or classes; None if the table has no such column."""
 
     numbers: Float[Tensor, "N F"]
     categories: Int[Tensor, "N C"]
     targets: Tensor | None
 
 
-def encode(table: Table, columns: Columns, where: str) -> Rows:
-    """Missing numbers become NaN; missing categories, and those that training did not have, 0. Both are logged.
+def encode(table: Table, columns: Columns, where: str) -> TableData:
+    """Encode a table. Missing numbers become NaN; missing and unknown categories become 0. Both are logged.
 
-    Raises DataError for a column that is not there, a cell that is no number, a label that training did not have."""
+    Raises DataError for a missing column, a cell that is not a number, or an unknown label."""
     if absent := [name for name in (*columns.numbers, *columns.categories) if name not in table]:
         raise DataError(f"{where}: lacks the column {absent[0]} ({', '.join(table)})")
     count = len(next(iter(table.values())))
@@ -139,7 +139,7 @@ def encode(table: Table, columns: Columns, where: str) -> Rows:
         cells = table[name]
         numbers[:, i] = torch.tensor([_number(cell) for cell in cells], dtype=torch.float32)
         if wrong := [cell for cell in cells if cell not in MISSING and math.isnan(_number(cell))]:
-            raise DataError(f"{where}: column {name} is to hold numbers, not {wrong[0]!r:.40}")
+            raise DataError(f"{where}: column {name} must hold numbers, got {wrong[0]!r:.40}")
     ids = torch.zeros(count, len(columns.categories), dtype=torch.long)
     unknown: set[str] = set()
     for i, (name, known) in enumerate(columns.categories.items()):
@@ -149,8 +149,8 @@ def encode(table: Table, columns: Columns, where: str) -> Rows:
     missing = int(numbers.isnan().sum()), sum(cell in MISSING for name in columns.categories for cell in table[name])
     log.info("%s: %d rows; missing: %d numbers, %d categories", where, count, *missing)
     if unknown:
-        log.warning("%s: categories that training did not have: %s", where, ", ".join(sorted(unknown)[:5]))
-    return Rows(numbers, ids, _targets(table, columns, where))
+        log.warning("%s: categories not in the training part: %s", where, ", ".join(sorted(unknown)[:5]))
+    return TableData(numbers, ids, _targets(table, columns, where))
 
 
 def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
@@ -160,10 +160,10 @@ def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
     if not columns.labels:
         found = torch.tensor([_number(cell) for cell in cells], dtype=torch.float32)
         if found.isnan().any():
-            raise DataError(f"{where}: column {columns.target} is to hold numbers, not "
+            raise DataError(f"{where}: column {columns.target} must hold numbers, got "
                             f"{cells[int(found.isnan().int().argmax())]!r:.40}")  # fmt: skip
         return found
     index = {cell: number for number, cell in enumerate(columns.labels)}
     if wrong := [cell for cell in cells if cell not in index]:
-        raise DataError(f"{where}: label {wrong[0]!r:.40} is none of the training part's ({', '.join(columns.labels)})")
+        raise DataError(f"{where}: label {wrong[0]!r:.40} is not in the training part ({', '.join(columns.labels)})")
     return torch.tensor([index[cell] for cell in cells])

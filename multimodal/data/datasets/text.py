@@ -1,7 +1,7 @@
-"""Texts for language models: streams cut into windows, or documents packed into rows, as items of a `Loader`.
+"""Language model data: streams cut into windows, or documents packed into rows.
 
-A packed row holds whole documents after each other. Each sees itself alone and counts its positions from 0, so that
-loss and gradient are those of the documents in rows of their own.
+Documents in a packed row attend to themselves alone and count positions from 0, so loss and gradient equal those of
+separate rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,15 +18,15 @@ from multimodal.data.manifests import read_text
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-IGNORED = -100  # target of a position whose token is not guessed
-OPEN = 32  # rows that are filled at a time
+IGNORED = -100  # target of a position without a loss
+OPEN = 32  # rows filled at the same time
 
 Split = Literal["none", "lines", "blank"]
 
 
 def texts_in(path: Path, split: Split = "none") -> list[str]:
-    """A file as one text, or its documents: a line each, or what blank lines part. Raises DataError where it is
-    empty."""
+    """Read a file as one text, one document per line, or documents separated by blank lines. Raises DataError for an
+    empty file."""
     text = read_text(path)
     parts = {"none": [text], "lines": text.split("\n"), "blank": text.split("\n\n")}[split]
     found = [part if split == "none" else part.strip("\n") for part in parts if part.strip()]
@@ -36,7 +36,7 @@ def texts_in(path: Path, split: Split = "none") -> list[str]:
 
 
 def held_out(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """The last `share` of documents, or of the characters of a text that is alone, for validation."""
+    """Split off the last `share` of the documents, or of a single text's characters, for validation."""
     if len(texts) == 1:
         at = int(len(texts[0]) * (1 - share))
         parts = ([texts[0][:at]], [texts[0][at:]])
@@ -44,22 +44,22 @@ def held_out(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
         at = int(len(texts) * (1 - share))
         parts = (list(texts[:at]), list(texts[at:]))
     if not all(any(part) for part in parts):
-        raise UsageError(f"--hold {share}: leaves nothing to train on, or nothing to validate with")
+        raise UsageError(f"{share}: leaves nothing to train on, or nothing to validate with", argument="hold")
     return parts
 
 
 def ends_of(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The tokens that begin and end a text; where the vocabulary has only one of them, it does both. Raises UsageError
-    where it has none, since the first token of a text could not be guessed."""
+    """Return the tokens that begin and end a text, or the only one of them twice. Raises UsageError for a vocabulary
+    without either, since nothing would predict a text's first token."""
     known = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]
     if not known:
-        raise UsageError("--tokenizer: has no token that begins or ends a text")
+        raise UsageError("has no token that begins or ends a text", argument="tokenizer")
     return known[0], known[-1]
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """Texts as ids: text i is `ids[ends[i]:ends[i + 1]]`. `characters`, `bytes`: of the texts."""
+class TextCorpus:
+    """Texts as ids: text i is `ids[ends[i]:ends[i + 1]]`. `characters`, `bytes`: totals of the texts."""
 
     ids: Int[Tensor, "N"]
     ends: list[int]
@@ -67,9 +67,9 @@ class Corpus:
     bytes: int
 
     @classmethod
-    def of(cls, texts: Iterable[str], tokenizer: Tokenizer) -> "Corpus":
-        """Each text between the tokens of `ends_of`. Raises UsageError as that does, TextError for a text that the
-        vocabulary cannot hold."""
+    def of(cls, texts: Iterable[str], tokenizer: Tokenizer) -> "TextCorpus":
+        """Encode each text between the tokens of `ends_of`. Raises UsageError as that does, TextError for a text
+        outside the vocabulary."""
         first, last = ends_of(tokenizer)
         rows, characters, size = [], 0, 0
         for text in texts:
@@ -85,8 +85,8 @@ class Corpus:
         return self.ids[self.ends[number] : self.ends[number + 1]]
 
 
-class Batch(NamedTuple):
-    """`targets`: the token after each id, IGNORED where it is not guessed. `documents` (-1: padding) and `places` are
+class TokenBatch(NamedTuple):
+    """`targets`: the token after each id, IGNORED where no loss is taken. `documents` (-1: padding) and `places` are
     those of packed rows; `given` marks the ids of a prefix, which all see."""
 
     ids: Int[Tensor, "B T"]
@@ -101,12 +101,12 @@ class Batch(NamedTuple):
 
 
 class Windows:
-    """Source of windows of the stream of all texts: key k is the `context` + 1 tokens from k on."""
+    """Source of windows of the stream of all texts: key k is the `context` + 1 tokens from k."""
 
-    def __init__(self, corpus: Corpus, context: int):
+    def __init__(self, corpus: TextCorpus, context: int):
         self.ids, self.context = corpus.ids, context
         if len(self.ids) <= context:
-            raise DataError(f"{len(self.ids)} tokens of text are no more than one --context {context}")
+            raise DataError(f"{len(self.ids)} tokens of text do not fill more than one context of {context}")
 
     def __len__(self) -> int:
         return len(self.ids) - self.context
@@ -118,9 +118,9 @@ class Windows:
         return [self.ids[key : key + self.context + 1].long()]
 
     def plan(self, batch: int, seed: int) -> Plan:
-        """Windows side by side in random order, from another place on in each epoch."""
+        """Return a plan of adjacent windows in random order, with a new offset each epoch."""
         if len(self) < batch * self.context:
-            raise DataError(f"{len(self.ids)} tokens are fewer than a --batch {batch} of --context {self.context}")
+            raise DataError(f"{len(self.ids)} tokens are fewer than a batch of {batch} x {self.context}")
 
         def plan(epoch: int) -> list[list[int]]:
             random = generator(seed, epoch)
@@ -134,10 +134,10 @@ class Windows:
 
 
 class Packed:
-    """Source of rows of documents: a key is the numbers of pieces that fill one row. A document of more tokens than a
-    row takes is cut into pieces, each of which begins with the token that the one before ended with."""
+    """Source of packed rows: a key is the numbers of the pieces in one row. A document longer than a row is cut into
+    pieces, each starting with the last token of the one before."""
 
-    def __init__(self, corpus: Corpus, context: int):
+    def __init__(self, corpus: TextCorpus, context: int):
         self.ids, self.context = corpus.ids, context
         self.pieces = [
             (start, min(start + context + 1, last))
@@ -157,7 +157,7 @@ class Packed:
         return [self.ids[slice(*self.pieces[number])].long() for number in key]
 
     def plan(self, batch: int, seed: int) -> Plan:
-        """Each piece once an epoch; rows are filled in random order, each piece into the fullest row it fits into."""
+        """Return a plan with each piece once per epoch, in random order, packed by best fit."""
 
         def plan(epoch: int) -> list[list[tuple[int, ...]]]:
             random = generator(seed, epoch)
@@ -184,15 +184,15 @@ class Packed:
         return done + [row for _, row in rows]
 
 
-class Prepare:
-    """One row. `prefix`: of each document a random first part is given, of one token up to all but the last. `repeat`:
-    the share of the rows that say their begin, an eighth to a half of them, again and again: from those induction heads
-    are learnt soon. Its length is random, else heads would learn to look back so far, whatever stands there."""
+class PrepareTokens:
+    """Prepares one row. `prefix`: a random first part of each document, one token up to all but the last, is not
+    predicted. `repeat`: share of rows that repeat their start, an eighth to a half of them, from which induction heads
+    are learned soon; a fixed length would teach heads to look back by it."""
 
     def __init__(self, context: int, prefix: bool = False, packed: bool = False, repeat: float = 0.0):
         self.context, self.prefix, self.packed, self.repeat = context, prefix, packed, repeat
 
-    def __call__(self, pieces: list[Int[Tensor, "_"]], random: torch.Generator) -> Batch:
+    def __call__(self, pieces: list[Int[Tensor, "_"]], random: torch.Generator) -> TokenBatch:
         if self.repeat and float(torch.rand((), generator=random)) < self.repeat:
             share = 0.125 + 0.375 * float(torch.rand((), generator=random))
             pieces = [piece[torch.arange(len(piece)) % max(1, int(share * len(piece)))] for piece in pieces]
@@ -210,8 +210,4 @@ class Prepare:
                 targets[at : at + seen - 1] = IGNORED
             at += size
         packed = (documents, places) if self.packed else (None, None)
-        return Batch(ids, targets, *packed, given if self.prefix else None)
-
-
-def collate(rows: Sequence[Batch]) -> Batch:
-    return Batch(*(None if parts[0] is None else torch.stack(parts) for parts in zip(*rows, strict=True)))
+        return TokenBatch(ids, targets, *packed, given if self.prefix else None)

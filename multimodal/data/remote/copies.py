@@ -1,7 +1,7 @@
-"""What a URL holds, copied once into a folder of this machine.
+"""Local copies of URLs, made once.
 
-http and https are read here, stores such as s3:// by fsspec within this process; no other program is started, but for
-the `pipe:` of the user's own command line. Each copy has limits of size and of time without news, and ends with us.
+http and https are read here, stores such as s3:// by fsspec in this process; only `pipe:` of the user's own command
+line starts another program. A copy has limits of size and of time without progress, and ends with this process.
 """
 
 import contextlib
@@ -18,32 +18,32 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from multimodal.data.remote.trust import STORES, WEB, Trust
-from multimodal.data.remote.web import RefusedError, Rule, TransientError, opened
+from multimodal.data.remote.web import RefusedError, TransientError, UrlRule, opened
 from multimodal.errors import DataError
 
-PATIENCE = 60.0  # seconds in which `LEAST` bytes must come
+PATIENCE = 60.0  # seconds in which `LEAST` bytes must arrive
 LEAST = 1 << 10  # bytes
 TRIES = 3
-PAUSE = 0.5  # seconds before the second try, twice as many before the third
+PAUSE = 0.5  # seconds before the second try, doubled before the third
 MOST = 64 << 30  # bytes of a shard
-MOST_OF_A_ROW = 4 << 30  # bytes of what a list names
+MOST_OF_A_ROW = 4 << 30  # bytes of a file in a list
 FREE = 256 << 20  # bytes that a copy leaves on the disk
 BLOCK = 1 << 18  # bytes
-# The shell's group ends when our end of its third file closes, also where we are killed.
+# The shell's group ends when our end of its third file closes, even if we are killed.
 GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 & exec 3<&-; eval "$1"'
 
 
 @runtime_checkable
 class Stream(Protocol):
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes, empty at the end."""
+        """Return up to `size` bytes; none at the end."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class Opener(Protocol):
-    """Opens a stream. `abort` ends a wait in `__call__` or `read` from another thread, as far as it can."""
+    """Opens a stream. `abort` ends a wait in `__call__` or `read` from another thread, if it can."""
 
     def __call__(self) -> Stream: ...
 
@@ -55,31 +55,31 @@ def default_cache() -> Path:
     return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal") / "shards"
 
 
-def fetch(url: str, cache: Path | None = None, rule: Rule | None = None, most: int | None = None) -> Path:
-    """The local copy of what a URL holds, made on the first call; later ones give the same bytes, even if the
-    source has changed since (remove the copy to read it again).
+def fetch(url: str, cache: Path | None = None, rule: UrlRule | None = None, most: int | None = None) -> Path:
+    """Return the local copy of a URL, made on the first call; later calls return it even if the source has changed
+    (delete the copy to read it again).
 
-    `rule` None: the user's own URL. `pipe:CMD` is a shell command: give it only URLs that you wrote yourself. Raises
+    `rule` None: the user's own URL. `pipe:CMD` runs a shell command: pass only URLs that you wrote yourself. Raises
     DataError."""
     scheme = url.partition(":")[0].lower()
-    rule = rule or Rule(url)
+    rule = rule or UrlRule(url)
     if scheme in WEB:
-        return kept(url, url, cache, lambda: _Web(url, rule), most)
+        return kept(url, url, cache, lambda: _WebStream(url, rule), most)
     if scheme == "pipe":
         return kept(url, url, cache, lambda: _Pipe(url[len("pipe:") :]), most)
     if scheme not in STORES:
         known = ", ".join((*sorted(WEB | STORES), "pipe"))
-        raise DataError(f"{url}: URLs of {scheme!r} are not read (known: {known})")
+        raise DataError(f"{url}: URL scheme must be one of {known} (got {scheme!r})")
     return kept(url, url, cache, lambda: Opening(lambda: _stored(url)), most)
 
 
 def fetch_row(url: str, cache: Path | None, trust: Trust, origin: str) -> Path:
-    """What a list names; `origin`: where the list itself comes from, if from a URL. Raises DataError."""
-    return fetch(url, cache, Rule(url, trust, origin), MOST_OF_A_ROW)
+    """Fetch a URL from a list; `origin`: the list's own URL, if it has one. Raises DataError."""
+    return fetch(url, cache, UrlRule(url, trust, origin), MOST_OF_A_ROW)
 
 
 def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opener], most: int | None = None) -> Path:
-    """A copy of what is opened, in the cache by its `identity`. Raises DataError."""
+    """Return a cached copy of the opened stream by its `identity`. Raises DataError."""
     from filelock import FileLock
 
     folder = cache or default_cache()
@@ -89,7 +89,7 @@ def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Open
         if target.exists():
             return target
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):  # several processes of a machine need one copy
+        with FileLock(f"{target}.lock"):  # one copy for all processes of a machine
             if not target.exists():
                 _copy(opener, target, MOST if most is None else most)
     except (OSError, ValueError, EOFError, ImportError, zlib.error, RefusedError) as error:
@@ -117,8 +117,8 @@ def _copy(opener: Callable[[], Opener], target: Path, most: int) -> None:
 
 
 class _Copy:
-    """One copy, made by a thread, so that no library can keep the caller waiting: whoever waits looks at its progress
-    and gives it up where it stands still, grows too large, or is stopped."""
+    """One copy, made by a thread, so that no library can block the caller, which gives it up if it stalls, grows too
+    large, or is stopped."""
 
     def __init__(self, opener: Opener, part: Path, most: int):
         self.opener, self.part, self.most = opener, part, most
@@ -126,7 +126,7 @@ class _Copy:
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Raises what the reading raised, OSError for a copy that was given up."""
+        """Raises the reader's error, or OSError for a stalled copy."""
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self._wait()
@@ -163,8 +163,8 @@ class _Copy:
             self.ended.set()
 
 
-class _Web:
-    def __init__(self, url: str, rule: Rule):
+class _WebStream:
+    def __init__(self, url: str, rule: UrlRule):
         self.url, self.rule = url, rule
 
     def __call__(self) -> Stream:
@@ -175,7 +175,7 @@ class _Web:
 
 
 class Opening:
-    """Of a library's own stream, whose waits nobody else can end: the thread is left to the library's limits."""
+    """Opens a library's stream, which cannot be aborted: its thread is left to the library's timeouts."""
 
     def __init__(self, open_it: Callable[[], Any]):
         self.open_it = open_it
@@ -195,7 +195,7 @@ def _stored(url: str) -> Any:
 
 
 class _Pipe:
-    """The output of a shell command in a process group of its own."""
+    """Output of a shell command in its own process group."""
 
     def __init__(self, command: str):
         self.command, self.process = command, None

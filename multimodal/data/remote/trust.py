@@ -1,4 +1,4 @@
-"""What a list may reach: by itself the files of its own folder, nothing else. A list may come from anyone."""
+"""Access control for lists, which may come from anyone: by default, files in the list's own folder alone."""
 
 import os
 import re
@@ -17,21 +17,21 @@ SHOWN = 80  # letters of a path in a message
 
 @dataclass(frozen=True)
 class Trust:
-    """What rows of a list may name besides files in the folder of the list. Raises UsageError for an unusable host."""
+    """Locations that a list's rows may name besides files in its folder. Raises UsageError for an invalid host."""
 
     trust_paths: bool = False
-    """lists may name files anywhere: absolute paths, and paths or links that leave the list's folder"""
+    """allow lists to name any file: absolute paths, and paths or links that leave the list's folder"""
     remote: tuple[str, ...] = ()
-    """hosts that lists may name in URLs: HOST or HOST:PORT of http and https, s3://BUCKET of a store. An internal
-    address, also one that a host's name stands for, must be named itself"""
+    """hosts that lists may name in URLs: HOST or HOST:PORT of http and https, s3://BUCKET of a store; an internal
+    address must be named itself, also if a host resolves to it"""
 
     def __post_init__(self):
         if wrong := [host for host in self.remote if not NAMED.fullmatch(host)]:
             raise UsageError(f"remote {wrong[0]!r}: not a host, such as example.org or s3://bucket")
 
     def placed(self, media: str, base: str) -> tuple[str, str]:
-        """Path or URL that a row's `media` stands for in a list in the folder or below the URL `base`, and why it is
-        refused. Does not touch the file system: `strays` looks at links when the file is opened."""
+        """Resolve a row's `media` in a list in the folder or below the URL `base`; return the path or URL and why it is
+        refused. Does not touch the file system: `strays` checks links when the file is opened."""
         if is_remote(media):
             return media, "" if below_url(media, base) else self.refuses_url(media)
         if "\0" in media:
@@ -44,7 +44,7 @@ class Trust:
         return path, "" if inside or self.trust_paths else _leaves(media)
 
     def refuses_url(self, url: str) -> str:
-        """Why a URL in a list is not fetched."""
+        """Return the reason for not fetching a URL of a list."""
         scheme = url.partition(":")[0].lower()
         if scheme == "pipe":
             return f"a command in a list is not run ({url[:SHOWN]!r})"
@@ -62,7 +62,7 @@ class Trust:
         return {host.lower().replace("[", "").replace("]", "") for host in self.remote}
 
     def strays(self, path: str, folders: Sequence[str]) -> str:
-        """Why a file that a list names is not opened: a link on its way leads out of the list's resolved `folders`."""
+        """Return the reason for not opening a file of a list: a link that leads out of the resolved `folders`."""
         real = os.path.realpath(path)
         if self.trust_paths or any(_inside(real, folder) for folder in folders):
             return ""
@@ -77,7 +77,7 @@ def is_remote(data: str) -> bool:
 
 
 def host_of(url: str) -> set[str] | None:
-    """The names that `--remote` may give the host of a URL; None for a damaged URL."""
+    """Return the names by which `--remote` may allow a URL's host; None for an invalid URL."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or ""), parts.port
@@ -93,7 +93,7 @@ def host_of(url: str) -> set[str] | None:
 
 
 def below_url(url: str, base: str) -> bool:
-    """Whether a URL lies below another, whatever its dots."""
+    """Return True if a URL lies below another, with no `..` in any encoding."""
     if not is_remote(base) or not url.startswith(f"{base}/"):
         return False
     return not re.search(r"(^|/|%2f|\\|%5c)(\.|%2e){2}($|/|%2f|\\|%5c)", url[len(base) + 1 :], re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""One GET over http or https, to hosts and addresses that a rule allows, with limits of time."""
+"""GET over http and https, restricted to allowed hosts and addresses, with timeouts."""
 
 import base64
 import contextlib
@@ -20,20 +20,20 @@ ADDRESSES = 3  # of a host, tried in turn
 REDIRECTS = 5
 AGENT = "multimodal"
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-RETRIED = {408, 425, 429, 500, 502, 503, 504}  # answers of servers that may differ the next time
+RETRIED = {408, 425, 429, 500, 502, 503, 504}  # transient HTTP statuses
 
 
 class RefusedError(Exception):
-    """A host, an address or a redirect that the rule forbids."""
+    """The rule forbids a host, an address or a redirect."""
 
 
 class TransientError(Exception):
-    """A fault that a second try may not meet."""
+    """An error worth a retry."""
 
 
-class Rule:
-    """Where one URL, and what it redirects to, may lead. `trust` None: a URL of the user's own, which may lead to any
-    public host and to its own one; else a row of a list, which may lead to named hosts and to that of `origin`."""
+class UrlRule:
+    """Hosts that one URL and its redirects may reach. `trust` None: the user's own URL, which may reach any public host
+    and its own; else a row of a list, which may reach named hosts and that of `origin`."""
 
     def __init__(self, url: str, trust: Trust | None = None, origin: str = ""):
         self.trust, self.own = trust, urlsplit(url if trust is None else origin).hostname
@@ -48,7 +48,7 @@ class Rule:
             raise RefusedError(f"leads to another host: {cause}")
 
     def address(self, host: str, address: str, port: int) -> None:
-        """Raises RefusedError for an internal address that nobody named."""
+        """Raises RefusedError for an internal address that was not named."""
         if host in (self.own, "localhost") or _public(address):
             return
         named = set() if self.trust is None else {name.rpartition("://")[2] for name in self.trust.hosts()}
@@ -57,7 +57,7 @@ class Rule:
             raise RefusedError(f"{host} is the internal address {address}{more}")
 
     def connect(self, place: tuple[str, int], checked: bool = True) -> socket.socket:
-        """As `socket.create_connection`, to an address that has been judged: a second look-up could differ."""
+        """Connect as `socket.create_connection` to the checked address itself: a second look-up could differ."""
         host, error = place[0].strip("[]").lower(), None
         for family, kind, protocol, _name, address in socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[:ADDRESSES]:
             if checked:
@@ -77,7 +77,7 @@ class Rule:
         raise error or OSError(f"{host} has no address")
 
     def abort(self) -> None:
-        """Ends the waiting of another thread."""
+        """End another thread's wait."""
         if self.line is not None:
             with contextlib.suppress(OSError):  # closed already
                 self.line.shutdown(socket.SHUT_RDWR)
@@ -98,9 +98,9 @@ def _public(text: str) -> bool:
 
 
 class Body:
-    """The bytes of an answer, which must be as many as it promised."""
+    """Body of a response, whose length must be as announced."""
 
-    def __init__(self, answer: http.client.HTTPResponse, rule: Rule):
+    def __init__(self, answer: http.client.HTTPResponse, rule: UrlRule):
         self.answer, self.left, self.rule = answer, answer.length, rule
 
     def read(self, size: int) -> bytes:
@@ -119,11 +119,12 @@ class Body:
         self.rule.close()
 
 
-def opened(url: str, rule: Rule) -> Body:
-    """Raises RefusedError, TransientError, or OSError for what a second try would meet again."""
+def opened(url: str, rule: UrlRule) -> Body:
+    """Open a URL. Raises RefusedError, TransientError, or OSError for a permanent error."""
     rule.host(url)
     director = urllib.request.OpenerDirector()
-    handlers = (urllib.request.ProxyHandler(), _Web(rule), _Redirect(rule), urllib.request.HTTPErrorProcessor(),
+    handlers = (urllib.request.ProxyHandler(), _RuledHandler(rule), _Redirect(rule),
+                urllib.request.HTTPErrorProcessor(),
                 urllib.request.HTTPDefaultErrorHandler())  # fmt: skip
     for handler in handlers:
         director.add_handler(handler)
@@ -177,10 +178,10 @@ class _Secure(http.client.HTTPSConnection):
         self._create_connection = connect
 
 
-class _Web(urllib.request.AbstractHTTPHandler):
-    """Both schemes, over connections that the rule makes."""
+class _RuledHandler(urllib.request.AbstractHTTPHandler):
+    """Opens http and https over the rule's connections."""
 
-    def __init__(self, rule: Rule):
+    def __init__(self, rule: UrlRule):
         super().__init__()
         self.rule = rule
         self.http_request = self.https_request = self.do_request_
@@ -192,14 +193,14 @@ class _Web(urllib.request.AbstractHTTPHandler):
         return self.do_open(_Secure, request, connect=self._connect(request))
 
     def _connect(self, request: urllib.request.Request) -> Any:
-        proxied = request.has_proxy() or request._tunnel_host  # by the user's own proxy, which looks names up itself
+        proxied = request.has_proxy() or request._tunnel_host  # by the user's own proxy, which resolves names itself
         return lambda place, *_, **__: self.rule.connect(place, checked=not proxied)
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
     max_redirections, max_repeats = REDIRECTS, 2
 
-    def __init__(self, rule: Rule):
+    def __init__(self, rule: UrlRule):
         self.rule = rule
 
     def redirect_request(self, request: Any, file: Any, code: int, message: str, headers: Any, url: str) -> Any:

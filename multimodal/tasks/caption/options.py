@@ -1,69 +1,49 @@
-"""The options of captions: their names, defaults and limits, and those that a model's card has."""
+"""Options of captions, and those that a model's card sets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from multimodal.decoding.options import OFF, checked, drawing, together
+from multimodal.decoding.options import OFF, DecodingOptions, check_combination, with_temperature
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.weights.folder import Checkpoint
+from multimodal.system.options import checked, option
+
+if TYPE_CHECKING:
+    from multimodal.weights.folder import Checkpoint
 
 
 @dataclass(frozen=True)
-class CaptionOptions:
-    """How captions are searched. Tokens are counted with the end and without `prompt`.
+class CaptionOptions(DecodingOptions):
+    """`num_captions`: that many of the beam, the best first, or that many samples. `prompt`: text that each caption
+    begins with; it is not among the tokens counted."""
 
-    `beam_size` 1 is greedy. `temperature` above 0 draws instead, from the `top_k` (0: all) most probable tokens and of
-    these from those with `top_p` of the probability, by `seed`, the same for each picture; 1 where only one of the two
-    is given. `num_captions`: that many of the beam, the best first, or that many draws.
-
-    `length_penalty` α ranks by log-probability / tokens^α: 1 by the mean, 0 by the sum, as transformers.
-    `no_repeat_ngram` n: no n tokens twice (0: no such rule); `repetition_penalty` as transformers, 1 for none.
-    `prompt`: text that each caption begins with."""
-
-    beam_size: int = 1
-    max_tokens: int = 40
-    min_tokens: int = 0
-    length_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-    repetition_penalty: float = 1.0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    num_captions: int = 1
-    prompt: str = ""
+    max_tokens: int = option(40, "cut a caption there and flag it as not finished", "N", low=1)
+    num_captions: int = option(1, "the N best of the beam, or N samples; equal ones become one, with their count", "N",
+                               low=1, high=1000)  # fmt: skip
+    prompt: str = option("", "text that each caption begins with", "TEXT")
 
 
-# type, least, most; a number must be above the least where `_ABOVE` has it
-DRAWS = {"temperature", *OFF}
+def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> CaptionOptions:
+    """`given` options, else those of the model's card under "caption", else the defaults. A given beam switches the
+    card's sampling off, and given sampling the card's beam.
 
-
-def options_for(checkpoint: Checkpoint, given: Mapping[str, Any]) -> CaptionOptions:
-    """What was `given`, then what the model's card has under "caption", then the defaults. Who asks for a beam does
-    not get the card's draws, and the other way round.
-
-    Raises UsageError for an unknown name, a value that cannot be used or values that do not go together;
-    CheckpointError for such a thing in the card."""
+    Raises UsageError for an unknown name, a bad value or values that contradict each other; CheckpointError for such a
+    card."""
     own = checkpoint.card.get("caption", {})
     try:
         if not isinstance(own, Mapping):
-            raise UsageError(f"is no table ({own!r:.40})")
-        checked(own)
-        together(_drawn(own))
+            raise UsageError(f"must be a table (got {own!r:.40})")
+        check_combination(_options(own), "num_captions")
     except UsageError as error:
         raise CheckpointError(f"{checkpoint.source}: card, caption: {error}") from None
-    checked(given)
-    if _drawn(given).temperature > 0:
+    if _options(given).temperature > 0:
         own = {name: value for name, value in own.items() if name != "beam_size"}
     elif given.get("beam_size", 1) > 1:
-        own = {name: value for name, value in own.items() if name not in DRAWS}
-    options = _drawn({**own, **given})
-    together(options)
+        own = {name: value for name, value in own.items() if name not in ("temperature", *OFF)}
+    options = _options({**own, **given})
+    check_combination(options, "num_captions")
     return options
 
 
-def _drawn(values: Mapping[str, Any]) -> CaptionOptions:
-    """With the temperature that `top_k` or `top_p` alone ask for."""
-    options = CaptionOptions(**values)
-    return replace(options, temperature=1.0) if drawing(options, OFF) and "temperature" not in values else options
+def _options(values: Mapping[str, Any]) -> CaptionOptions:
+    return with_temperature(CaptionOptions(**checked(CaptionOptions, values)), values)

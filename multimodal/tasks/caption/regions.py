@@ -1,4 +1,4 @@
-"""Where a captioner looked for each word: its attention over the patches, laid over the picture."""
+"""Attention of a captioner over the image, for each word."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.stack import Block
 from multimodal.models.coca import CoCa
 from multimodal.system.outputs import write_output
-from multimodal.tasks.caption.caption import CaptionWriter, Written
+from multimodal.tasks.caption.caption import CaptionWriter, GeneratedCaptions
 from multimodal.tasks.figures import overlay
-from multimodal.tokens.image.preprocessing import read_image, to_rgb
+from multimodal.tokens.image.reading import read_image, to_rgb
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-TILE = 320  # pixels of the longer edge of each copy of the picture
-ACROSS = 5  # copies in a row
+TILE = 320  # pixels of the longer edge of each copy
+ACROSS = 5  # copies per row
 
 
 def attention_maps(
     network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
 ) -> Float[Tensor, "T rows columns"]:
-    """For each of `ids` but the first, how much of the attention went to each patch at the position that chose it (at
-    its own position the decoder already looks for what comes next): the mean over heads and layers."""
+    """Attention to each patch when predicting each of `ids` but the first: the mean over heads and layers, at the
+    position before the token."""
     return attention_by_head(network, pixels, ids).mean((0, 1))
 
 
@@ -35,11 +35,10 @@ def attention_maps(
 def attention_by_head(
     network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
 ) -> Float[Tensor, "L heads T rows columns"]:
-    """As `attention_maps`, of each layer and head. Through attention pooling (CoCa) by the product of both attentions,
-    the pool's as its heads' mean; of a decoder that has the image in front of its text (GIT) what the text's positions
-    give to the image's.
+    """`attention_maps` of each layer and head, captured in a pass over the whole caption.
 
-    The attention is captured in a pass of its own over the whole caption."""
+    CoCa's pool is included as the product of both attentions, with the mean over the pool's heads; in GIT it is the
+    attention of text positions to image positions."""
     device = next(network.parameters()).device
     patch = network.image.config.patch
     rows, columns = (edge // patch for edge in pixels.shape[-2:])
@@ -61,7 +60,7 @@ def attention_by_head(
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """The words of a caption, and which of `ids` each is made of."""
+    """Words of a caption, with the indices of their tokens."""
     words, owners = tokenizer.decode(ids).split(), {}
     for place in range(len(ids)):
         count = len(tokenizer.decode(ids[: place + 1]).split())
@@ -69,15 +68,15 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[str, list[i
     return [(word, owners[number]) for number, word in enumerate(words) if number in owners]
 
 
-class Regions:
-    """Writes for each picture a PNG of its best caption: the picture alone, then for each word a copy with what it got
-    of the attention above the mean of all words. `places`: the file of each picture."""
+class RegionPlots:
+    """Writes a PNG for the best caption of each image: the image, then for each word a copy with its attention above
+    the mean of all words. `paths`: output file of each image."""
 
-    def __init__(self, write: CaptionWriter, places: Mapping[str, Path]):
-        self.write, self.places = write, places
+    def __init__(self, write: CaptionWriter, paths: Mapping[str, Path]):
+        self.write, self.paths = write, paths
         self.record, self.tokenizer = write.checkpoint.preprocessing, write.checkpoint.tokenizer
 
-    def draw(self, file: str, written: Written) -> None:
+    def draw(self, file: str, written: GeneratedCaptions) -> None:
         """Raises ImageError, OSError."""
         image = to_rgb(read_image(file))
         image.thumbnail((TILE, TILE), Image.Resampling.BICUBIC)
@@ -87,17 +86,17 @@ class Regions:
         grid = [edge // patch for edge in written.pixels.shape[-2:]]
         maps = attention_maps(network, written.pixels, ids) if len(ids) > 1 else torch.zeros(0, *grid)
         words = words_of(self.tokenizer, ids[1:])
-        maps = maps - maps.mean(0) if len(words) > 1 else maps  # what is looked at for every word says nothing of one
+        maps = maps - maps.mean(0) if len(words) > 1 else maps  # attention shared by all words says nothing about one
         tiles = [overlay(image, torch.zeros(*grid), self.record, patch, best.text)]
-        for word, places in words:
-            tiles.append(overlay(image, maps[places].mean(0), self.record, patch, word))
+        for word, tokens in words:
+            tiles.append(overlay(image, maps[tokens].mean(0), self.record, patch, word))
         data = io.BytesIO()
         _sheet(tiles).save(data, "PNG")
-        write_output(self.places[file], data.getvalue())
+        write_output(self.paths[file], data.getvalue())
 
 
 def _sheet(tiles: list[Image.Image]) -> Image.Image:
-    """Pictures in rows, on white."""
+    """Contact sheet on white."""
     width, height = max(tile.width for tile in tiles) + 4, max(tile.height for tile in tiles) + 4
     across = min(ACROSS, len(tiles))
     sheet = Image.new("RGB", (across * width, -(-len(tiles) // across) * height), "white")

@@ -1,11 +1,10 @@
-"""Scores that mean something: how often a score is right, and the maps that make it so.
+"""Calibration of classifier scores.
 
 Temperature scaling (Guo et al. 2017, On Calibration of Modern Neural Networks, section 4.2): softmax(logits / T), which
-changes no order. Platt scaling (Platt 1999, Probabilistic Outputs for Support Vector Machines): each label by itself,
-sigmoid(a · log-odds + b), with one a and b for all labels or for each its own, so that all may be low and a picture of
-something else can be told. The log-odds are those of the model's own probability: log p / (1 - p) of its softmax (the
-cosines alone were calibrated two times worse), or the logit of a model trained with the sigmoid loss. Both minimise the
-negative log likelihood by L-BFGS in float64."""
+keeps the order. Platt scaling (Platt 1999, Probabilistic Outputs for Support Vector Machines): sigmoid(a · log-odds +
+b) of each label alone, with a and b shared or per label, so that all scores may be low for an image of something else.
+The log-odds are log p / (1 - p) of the model's softmax (calibrating cosines alone had twice the error), or the logit of
+a model trained with the sigmoid loss. Both minimise the negative log likelihood by L-BFGS in float64."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,13 +21,13 @@ from multimodal.system.files import shown
 KINDS = ("temperature", "platt", "platt-per-label")
 BINS = 15  # of equal width, as in Guo et al. 2017
 FOLDS = 5
-LEAST = 20  # pictures: below this the figures of a fold are of two or three pictures
+LEAST = 20  # images; with fewer, a fold has two or three
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`loss`: which the model was trained with. `scale` and `offset`: one of each, or one a label. `figures`: how it
-    was fitted and measured."""
+    """`loss`: training loss of the model. `scale`, `offset`: one each, or one per label. `figures`: how it was fitted
+    and measured."""
 
     kind: Literal["temperature", "platt", "platt-per-label"]
     loss: Literal["softmax", "sigmoid"]
@@ -41,7 +40,7 @@ class Calibration:
         return _applied(self.kind, self.loss, scale, offset, logits)
 
     def unbounded(self, logits: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
-        """The scores before their softmax or sigmoid: in the same order, but for those that this rounds to a tie."""
+        """Scores before softmax or sigmoid, in the same order except where those round to a tie."""
         scale, offset = (torch.tensor(part, dtype=torch.float64) for part in (self.scale, self.offset))
         return _mapped(self.kind, self.loss, scale, offset, logits)
 
@@ -49,16 +48,16 @@ class Calibration:
         return asdict(self)
 
     def check_labels(self, labels: int) -> None:
-        """Raises CheckpointError where it is not of so many labels, or its numbers leave float32."""
+        """Raises CheckpointError for another number of labels, or numbers that overflow float32."""
         count = labels if self.kind == "platt-per-label" else 1
         for name, values in (("scale", self.scale), ("offset", self.offset)):
             if len(values) != count or not max(map(abs, values)) < 1e30:
                 raise CheckpointError(f"calibration: {name}: expected {count} numbers below 1e30 ({shown(values)})")
 
 
-class Figures(NamedTuple):
-    """Shares of 0..1, and the mean negative log likelihood in nats: of the label for temperature scaling; of each label
-    by itself for Platt's, where also the pictures of none of the labels count, to which every answer is wrong."""
+class CalibrationFigures(NamedTuple):
+    """Shares in 0..1, and the mean negative log likelihood in nats: of the label for temperature scaling, of each label
+    alone for Platt's, where images of no label count too, with every answer wrong."""
 
     accuracy: float
     nll: float
@@ -66,16 +65,15 @@ class Figures(NamedTuple):
 
 
 def log_odds(loss: str, logits: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
-    """Of the model's own probability of each label, in float64."""
+    """Log-odds of the model's probability of each label, in float64."""
     if loss == "sigmoid":
         return logits.double()
-    logs = logits.double().log_softmax(-1).clamp(max=-1e-12)  # finite where the rest is too small to be held
+    logs = logits.double().log_softmax(-1).clamp(max=-1e-12)  # keeps 1 - p above 0
     return logs - (-torch.expm1(logs)).log()
 
 
 def fitted(kind: str, loss: str, logits: Float[Tensor, "N C"], classes: Int[Tensor, "N"]) -> tuple[Tensor, Tensor]:
-    """Scale and offset, each [1] or [C]. `classes`: the label of each picture, -1 for one of none of them, which only
-    the Platt kinds learn from."""
+    """Scale and offset, each [1] or [C]. `classes`: label of each image, or -1 for none, which only Platt uses."""
     if kind == "temperature":
         known = classes >= 0
         logits, classes = logits[known].double(), classes[known]
@@ -93,16 +91,16 @@ def calibrate(
     kind: str, loss: str, logits: Float[Tensor, "N C"], classes: Int[Tensor, "N"],
     before: Float[Tensor, "N C"], threshold: float | None = None,
 ) -> tuple[Calibration, Float[Tensor, "N C"]]:  # fmt: skip
-    """Fitted to all pictures; and the scores that those of each fifth get from a fit to the other four, by which its
-    figures are measured. `before`: the scores as they were. Raises DataError for too few pictures."""
+    """Calibration fitted to all images, and held-out scores of each fifth from a fit to the other four, which its
+    figures are measured on. `before`: uncalibrated scores. Raises DataError for too few images."""
     known = classes >= 0
     if (count := int(known.sum())) < LEAST or len(classes[known].unique()) < 2:
-        raise DataError(f"{count} pictures of the labels: at least {LEAST} of two labels are needed to calibrate")
+        raise DataError(f"{count} images of the labels: calibration needs at least {LEAST}, of two labels")
     folds, held = folds_of(classes), torch.empty_like(logits, dtype=torch.float64)
     for fold in range(FOLDS):
         part = folds == fold
         held[part] = _applied(kind, loss, *fitted(kind, loss, logits[~part], classes[~part]), logits[part].double())
-    figures: dict[str, Any] = {"pictures": count, "of_none": len(classes) - count}
+    figures: dict[str, Any] = {"images": count, "of_none": len(classes) - count}
     for name, scores in (("before", before.double()), ("after", held)):
         figures[name] = measured(kind, scores, classes)._asdict()
         if threshold is not None:
@@ -111,7 +109,7 @@ def calibrate(
     return Calibration(kind, loss, tuple(scale.tolist()), tuple(offset.tolist()), figures), held
 
 
-def measured(kind: str, scores: Float[Tensor, "N C"], classes: Int[Tensor, "N"]) -> Figures:
+def measured(kind: str, scores: Float[Tensor, "N C"], classes: Int[Tensor, "N"]) -> CalibrationFigures:
     known = classes >= 0
     accuracy = (scores[known].argmax(1) == classes[known]).double().mean().item()
     if kind == "temperature":
@@ -120,24 +118,24 @@ def measured(kind: str, scores: Float[Tensor, "N C"], classes: Int[Tensor, "N"])
         nll = -scores.gather(1, classes[:, None]).clamp(min=tiny).log().mean()
     else:
         own = classes[:, None] == torch.arange(scores.shape[1])
-        nll = F.binary_cross_entropy(scores.clamp(0, 1), own.to(scores))  # which bounds its logarithms
-    best, found = scores.max(1)
-    return Figures(accuracy, nll.item(), calibration_error(best, found == classes))
+        nll = F.binary_cross_entropy(scores.clamp(0, 1), own.to(scores))  # bounds its logarithms itself
+    best, place = scores.max(1)
+    return CalibrationFigures(accuracy, nll.item(), calibration_error(best, place == classes))
 
 
 def answered(scores: Float[Tensor, "N C"], classes: Int[Tensor, "N"], threshold: float) -> dict[str, float | None]:
-    """At this threshold: the share of pictures of none of the labels that get an answer (false accept), of pictures of
-    a label that get none (false reject), and of answers that are right; None where there are none to take it of."""
-    best, found = scores.max(1)
-    given, known = best >= threshold, classes >= 0
+    """False accepts (images of no label that get an answer), false rejects (images of a label that get none) and the
+    share of correct answers; None for a share of nothing."""
+    best, place = scores.max(1)
+    answer, known = best >= threshold, classes >= 0
     return {
-        "false_accept": _share(given[~known]), "false_reject": _share(~given[known]),
-        "right_of_answers": _share((found == classes)[given]),
+        "false_accept": _share(answer[~known]), "false_reject": _share(~answer[known]),
+        "right_of_answers": _share((place == classes)[answer]),
     }  # fmt: skip
 
 
 def bins(best: Float[Tensor, "N"], right: Bool[Tensor, "N"]) -> Float[Tensor, "bins 3"]:
-    """Of each of `BINS` spans of the score, (0, 1/15], …: pictures, their mean score, the share that is right."""
+    """Images, mean score and accuracy in each of `BINS` spans of the score: (0, 1/15], …"""
     place = (best.double() * BINS).ceil().long().clamp(1, BINS) - 1
     sums = torch.zeros(3, BINS, dtype=torch.float64)
     for row, values in zip(sums, (torch.ones_like(best), best, right), strict=True):
@@ -152,7 +150,7 @@ def calibration_error(best: Float[Tensor, "N"], right: Bool[Tensor, "N"]) -> flo
 
 
 def folds_of(classes: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
-    """A fold of each picture, the pictures of each class spread over all; always the same."""
+    """Fold of each image, stratified by class and deterministic."""
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     order = order[classes[order].argsort(stable=True)]
     folds = torch.empty_like(classes)
@@ -173,14 +171,14 @@ def _mapped(kind: str, loss: str, scale: Tensor, offset: Tensor, logits: Tensor)
 
 
 def _platt_targets(own: Bool[Tensor, "N C"], by_label: bool) -> Float[Tensor, "N C"]:
-    """Platt's: a Laplace-smoothed 0 and 1, without which few pictures that are told apart give an endless slope."""
+    """Platt's smoothed 0 and 1: without them, separable labels give an infinite slope."""
     yes = (own.sum(0) if by_label else own.sum()[None]).double()
     no = (len(own) if by_label else own.numel()) - yes
     return torch.where(own, (yes + 1) / (yes + 2), 1 / (no + 2))
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Float[Tensor, "P K"]) -> Float[Tensor, "P K"]:
-    with torch.inference_mode(False), torch.enable_grad():  # of tensors that may come of inference mode
+    with torch.inference_mode(False), torch.enable_grad():  # inputs may be inference tensors
         x = start.clone().requires_grad_()
         steps = torch.optim.LBFGS([x], max_iter=500, tolerance_grad=1e-9, tolerance_change=1e-12,
                                   line_search_fn="strong_wolfe")  # fmt: skip

@@ -21,10 +21,10 @@ from multimodal.tasks.encode.prompts import (
     check_texts,
     checked_labels,
     prompts_of,
-    say_cut,
+    warn_cut,
 )
 from multimodal.tasks.encode.texts import text_features
-from multimodal.tokens.text.vocabulary import TextCut
+from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 
@@ -32,15 +32,14 @@ DEFAULT_MODEL = "clip-vit-16"
 SCORES = ("softmax", "sigmoid", "cosine")
 Pixels = Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]  # of one size, or of `native_batches`
 ROWS = 4096  # image vectors compared at once
-PROMPTS = 16_384  # that are encoded at once: their vectors are 32 MB at 512 numbers each
+PROMPTS = 16_384  # encoded at once: 32 MB of vectors at 512 numbers each
 
 
 class ZeroShotClassifier:
-    """A CLIP and its label vectors `weights`, which are computed once: after a change of the model, make another.
+    """CLIP with label vectors `weights`, computed once: build a new classifier after changing the model.
 
-    `weights`: those that were computed before; then no text is encoded. `calibration`: a map of the
-    logits to scores. `threshold`: the answer is none of the labels where the best score is below it. `scores`: softmax,
-    sigmoid (by default as the model was trained), or cosine.
+    `weights`: precomputed label vectors, so that no text is encoded. `calibration`: maps logits to scores. `threshold`:
+    below it the answer is "none of these". `scores`: softmax, sigmoid (default: the training loss), or cosine.
 
     Raises UsageError, TextError, CheckpointError."""
 
@@ -65,7 +64,7 @@ class ZeroShotClassifier:
     def using(
         self, threshold: float | None = None, scores: str | None = None, calibration: Calibration | None = None
     ) -> "ZeroShotClassifier":
-        """With what is given in place of its own. Raises UsageError, also for other scores under its own threshold."""
+        """A copy with changed settings. Raises UsageError, also for other scores with the old threshold."""
         made = ZeroShotClassifier(
             self.checkpoint, self.labels, self.templates, weights=self.weights,
             calibration=calibration or self.calibration, threshold=self.threshold if threshold is None else threshold,
@@ -73,16 +72,16 @@ class ZeroShotClassifier:
         )  # fmt: skip
         if threshold is None and self.threshold is not None and scores not in (None, self.scores):
             raise UsageError(
-                f"--scores {scores}: the classifier's threshold {self.threshold:g} is of {self.scores} scores; give a "
-                "--threshold too"
+                f"{scores}: the threshold {self.threshold:g} of the classifier is for {self.scores} scores; set "
+                "threshold too",
+                argument="scores",
             )
         return made
 
     @torch.inference_mode()
     def _label_vectors(self) -> Float[Tensor, "C D"]:
         """Normalise, mean over templates, normalise, as CLIP_benchmark does."""
-        if self.tokenizer is None:
-            raise CheckpointError(f"model {self.checkpoint.source}: its tokenizer is not known, and is not guessed")
+        self.checkpoint.required_tokenizer()
         prompts = prompts_of(self.labels, self.templates)
         check_texts(self.labels, prompts, self.tokenizer)
         vectors, cut = [], False
@@ -99,13 +98,13 @@ class ZeroShotClassifier:
                     warnings.warn(warning.message, stacklevel=3)
         if cut:
             longest = self.model.config.text.context
-            say_cut(self.labels, prompts, self.tokenizer, min(longest, self.tokenizer.context or longest))
+            warn_cut(self.labels, prompts, self.tokenizer, min(longest, self.tokenizer.context or longest))
         weights = torch.cat(vectors) if len(vectors) > 1 else vectors[0]
         return F.normalize(weights, dim=-1, out=weights)
 
     @torch.inference_mode()
     def logits(self, images: Pixels) -> Float[Tensor, "B C"]:
-        """Scaled cosines, with the bias of the sigmoid model: a row a picture, in the order of the labels."""
+        """Scaled cosines with the bias of a sigmoid model, in the order of the labels."""
         if isinstance(images, Tensor):
             return self.model.logits(self.model.encode_image(images.to(self.device, non_blocking=True)), self.weights)
         return self.model.logits(encode_native(self.model, images).features, self.weights)
@@ -118,11 +117,11 @@ class ZeroShotClassifier:
 
     @torch.inference_mode()
     def probabilities(self, images: Pixels) -> Float[Tensor, "B C"]:
-        """Its scores: probabilities, or cosines where these are asked for."""
+        """Scores of images: probabilities, or cosines."""
         return self.scored(self.logits(images))
 
     def scored(self, logits: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
-        """Of `logits`, calibrated where it is."""
+        """Scores of logits, calibrated if the classifier is."""
         if self.scores == "cosine":
             bias = self.model.logit_bias
             return (logits if bias is None else logits - bias) / self.model.logit_scale.exp()
@@ -131,11 +130,11 @@ class ZeroShotClassifier:
         return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
 
     def results(self, images: Sequence[Any], top: int | None = None) -> list[dict[str, Any]]:
-        """As `classify` returns them."""
+        """Results as `classify` returns them."""
         return self.results_of([name_of(image) for image in images], pixels_of(images, self.preprocessing), top)
 
     def results_of(self, names: Sequence[str], pixels: Pixels, top: int | None = None) -> list[dict[str, Any]]:
-        """As `classify` returns them, of pixels. Raises CheckpointError for scores that are not finite."""
+        """Results of preprocessed images. Raises CheckpointError for scores that are not finite."""
         if not names:
             return []
         rows = self.probabilities(pixels).float().cpu()
@@ -159,34 +158,36 @@ class ZeroShotClassifier:
             usual = "softmax" if self.calibration.kind == "temperature" else "sigmoid"
         scores = scores or usual
         if scores not in SCORES:
-            raise UsageError(f"scores {scores!r}: unknown (one of {', '.join(SCORES)})")
+            raise UsageError(f"must be one of {', '.join(SCORES)} (got {scores!r})", argument="scores")
         if self.calibration is not None and scores not in (usual, "cosine"):
             raise UsageError(
-                f"--scores {scores}: the classifier is calibrated ({self.calibration.kind}), to {usual} scores"
+                f"{scores}: the classifier is calibrated ({self.calibration.kind}) for {usual} scores",
+                argument="scores",
             )
         if scores == "sigmoid" and self.model.logit_bias is None and self.calibration is None:
             raise UsageError(
-                "--scores sigmoid: the model was trained with softmax, so its logits have no zero of their own; "
-                "--calibrate with --calibration platt gives each label a probability by itself"
+                "sigmoid: the model was trained with softmax, so its logits have no zero; "
+                "calibration='platt' gives each label its own probability",
+                argument="scores",
             )
         least = -1 if scores == "cosine" else 0
         if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):
-            raise UsageError(f"threshold: expected a number ({shown(threshold)})")
+            raise UsageError(f"must be a number (got {shown(threshold)})", argument="threshold")
         if threshold is not None and not least <= threshold <= 1:
-            raise UsageError(f"--threshold {threshold}: not from {least} to 1, where {scores} scores lie")
+            raise UsageError(f"must be in [{least}, 1] for {scores} scores (got {threshold:g})", argument="threshold")
         if threshold is not None and NONE in self.labels:
-            raise UsageError(f"labels: {NONE!r} is the answer below the threshold, and no label beside it")
+            raise UsageError(f"labels: {NONE!r} is reserved for answers below the threshold")
         return scores, threshold
 
 
 def check_clip(checkpoint: Checkpoint) -> None:
     if not isinstance(checkpoint.model, CLIP):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, classification needs a clip")
+        raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
     known_preprocessing(checkpoint)
 
 
 def _parts(prompts: Sequence[Sequence[str]]) -> Iterable[list[Sequence[str]]]:
-    """Labels whose prompts are encoded together."""
+    """Split labels into groups whose prompts are encoded together."""
     part: list[Sequence[str]] = []
     count = 0
     for texts in prompts:

@@ -1,4 +1,4 @@
-"""A classifier as a file: the vectors of its labels, and all that its scores depend on but the picture tower."""
+"""Classifier files: label vectors and everything else that scores depend on, except the image tower."""
 
 import hashlib
 import json
@@ -21,14 +21,15 @@ from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.prompts import checked_labels
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.folder import Checkpoint, read_tensors
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.tensor_files import read_tensors
 
 FORMAT = "multimodal classifier 1"
 
 
 @dataclass(frozen=True)
 class ClassifierRecord:
-    """All that the scores depend on, but for the label vectors. `model_sha256`: `model_digest`."""
+    """Settings of a saved classifier. `model_sha256`: see `model_digest`."""
 
     labels: tuple[str, ...]
     templates: str | list[str] | dict[str, list[str]]
@@ -41,7 +42,7 @@ class ClassifierRecord:
 
     def __post_init__(self) -> None:
         if list(self.labels) != checked_labels(self.labels):
-            raise CheckpointError("labels: one has spaces around it")
+            raise CheckpointError("labels: one has outer spaces")
         least = -1 if self.scores == "cosine" else 0
         if self.threshold is not None and not least <= self.threshold <= 1:
             raise CheckpointError(f"threshold: expected a number from {least} to 1 ({self.threshold})")
@@ -53,18 +54,19 @@ class ClassifierRecord:
 
 @dataclass(frozen=True)
 class SavedClassifier:
-    """What a file holds: label vectors [C D] of length 1, and the record."""
+    """Contents of a classifier file: unit label vectors and the record."""
 
     weights: Float[Tensor, "C D"]
     record: ClassifierRecord
 
 
 def save_classifier(classifier: ZeroShotClassifier, path: Path, digest: str, overwrite: bool = False) -> None:
-    """`digest`: `model_digest` of the classifier's model as it was loaded. A stop leaves the old file or the new one.
-    Raises UsageError for a file that is there already (unless `overwrite`, which takes only a classifier's place)."""
+    """Write a classifier atomically. `digest`: `model_digest` of its model as loaded.
+
+    Raises UsageError for an existing file, unless `overwrite`, which replaces only classifiers."""
     from safetensors.torch import save
 
-    path = path_of(path, UsageError, "--save_classifier")
+    path = path_of(path, UsageError)
     place_of_classifier(path, Outputs(overwrite=overwrite))
     record = ClassifierRecord(
         tuple(classifier.labels), saved_templates(classifier.templates), classifier.checkpoint.source,
@@ -72,39 +74,43 @@ def save_classifier(classifier: ZeroShotClassifier, path: Path, digest: str, ove
         classifier.calibration,
     )  # fmt: skip
     weights, text = classifier.weights.float().cpu().contiguous(), json.dumps(to_record(record))
-    told = {"format": FORMAT, "classifier": text, "sha256": _digest(weights, text)}
+    metadata = {"format": FORMAT, "classifier": text, "sha256": _digest(weights, text)}
     try:
-        write_output(path, save({"weights": weights}, metadata=told))
+        write_output(path, save({"weights": weights}, metadata=metadata))
     except OSError as error:
-        raise UsageError(f"--save_classifier {path}: cannot be written ({error.strerror})") from None
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def place_of_classifier(path: Path, outputs: Outputs) -> None:
-    """Raises UsageError for a file that is there already (unless `outputs.overwrite`) or is an input, and as
-    `read_classifier` for one that is no classifier."""
-    if outputs.spare(path, f"--save_classifier {path}") is None:
+    """Raises UsageError for an existing file (unless `outputs.overwrite`) or an input, and as `read_classifier` for an
+    existing file that is not a classifier."""
+    if outputs.spare(path) is None:
         return
     if not outputs.overwrite:
-        raise UsageError(f"--save_classifier {path}: exists already (--overwrite takes its place)")
+        raise UsageError(f"{path}: exists; overwrite=True replaces it")
     read_classifier(path)
 
 
 def read_classifier(path: Path) -> SavedClassifier:
-    """Raises CheckpointError for a file that is missing, none of these, or damaged in any bit."""
+    """Read a classifier file. Raises CheckpointError for a missing, foreign or damaged file."""
     from safetensors import SafetensorError, safe_open
 
     path = path_of(path, CheckpointError, "classifier")
     tensors = read_tensors(path)
     try:
         with safe_open(path, "pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from None
-    if told.get("format") != FORMAT or tensors.keys() != {"weights"} or not {"classifier", "sha256"} <= told.keys():
-        raise CheckpointError(f"{path}: not a classifier of --save_classifier")
-    if _digest(tensors["weights"], told["classifier"]) != told["sha256"]:
-        raise CheckpointError(f"{path}: is damaged (its sha256 is not the one that was written)")
-    record = from_record(ClassifierRecord, parse_json(told["classifier"], str(path)), str(path))
+    if (
+        metadata.get("format") != FORMAT
+        or tensors.keys() != {"weights"}
+        or not {"classifier", "sha256"} <= metadata.keys()
+    ):
+        raise CheckpointError(f"{path}: not a classifier file")
+    if _digest(tensors["weights"], metadata["classifier"]) != metadata["sha256"]:
+        raise CheckpointError(f"{path}: damaged (sha256 differs)")
+    record = from_record(ClassifierRecord, parse_json(metadata["classifier"], str(path)), str(path))
     weights = tensors["weights"]
     if weights.dtype != torch.float32 or weights.ndim != 2 or len(weights) != len(record.labels):
         raise CheckpointError(
@@ -117,30 +123,31 @@ def read_classifier(path: Path) -> SavedClassifier:
 
 
 def load_classifier(path: Path, checkpoint: Checkpoint, digest: str | None = None) -> ZeroShotClassifier:
-    """The classifier of a file, for the model that it was made with; no text is encoded. A prepared `checkpoint` needs
-    its `digest`, that `model_digest` gave before. Raises CheckpointError for a damaged file, UsageError for another
-    model or preprocessing."""
+    """Load a classifier for the model it was made with; no text is encoded. `digest`: `model_digest` of the checkpoint
+    before preparation, needed for a prepared one.
+
+    Raises CheckpointError for a damaged file, UsageError for another model or preprocessing."""
     saved = read_classifier(path)
     record = saved.record
     if (digest := digest or model_digest(checkpoint)) != record.model_sha256:
         raise UsageError(
-            f"{path}: was made with model {ascii_only(record.model)} (sha256 {record.model_sha256[:12]}…), whose "
-            f"weights are not those of {checkpoint.source} ({digest[:12]}…)"
+            f"{path}: was made with model {ascii_only(record.model)} (sha256 {record.model_sha256[:12]}…), but "
+            f"{checkpoint.source} has other weights ({digest[:12]}…)"
         )
     own, theirs = vars(known_preprocessing(checkpoint)), vars(record.preprocessing)
     if other := [key for key in own if own[key] != theirs[key]]:
         raise UsageError(
-            f"{path}: was made for images with {other[0]} {theirs[other[0]]}, and {checkpoint.source} prepares them "
-            f"with {own[other[0]]}"
+            f"{path}: was made for images with {other[0]} {theirs[other[0]]}, but {checkpoint.source} has "
+            f"{own[other[0]]}"
         )
     if saved.weights.shape[1] != (width := checkpoint.model.config.embed):
-        raise CheckpointError(f"{path}: weights: expected {width} numbers a label ({saved.weights.shape[1]})")
+        raise CheckpointError(f"{path}: weights: expected {width} numbers per label (got {saved.weights.shape[1]})")
     try:
         return ZeroShotClassifier(
             checkpoint, record.labels, record.templates, weights=saved.weights, calibration=record.calibration,
             threshold=record.threshold, scores=record.scores,
         )  # fmt: skip
-    except UsageError as error:  # values that do not go together
+    except UsageError as error:  # inconsistent values
         raise CheckpointError(f"{path}: {error}") from None
 
 

@@ -23,26 +23,28 @@ def classify(
     classifier: "str | Path | ZeroShotClassifier | None" = None, threshold: float | None = None,
     scores: str | None = None, device: str | torch.device | None = None, compute_type: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Scores of each label for each picture, best first.
+    """Score the labels for each image, best first.
 
-    `images`: one or several of path, bytes or PIL image. `templates`: prompts with `{}`, or `clip80`, `clip7`,
-    `none`, or the prompts by label; by default those that the model was made with, else `clip7`. `top`: how many labels
-    to return. `classifier`: in place of labels and templates, a file of `save_classifier`, or one that is made already
-    (then `model`, `device` and `compute_type` are its own). `threshold`, `scores`: as in `ZeroShotClassifier`.
-    `compute_type`, `device`: see `prepare_for_inference`. Each call loads and prepares the model and encodes the
-    labels; whoever calls more than once passes a prepared checkpoint or, better, a `ZeroShotClassifier` of one.
-    Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None
-    where its score is below. Scores are a softmax over the labels (CLIP), a probability for each label by itself (a
-    model trained with the sigmoid loss), or what the classifier was calibrated to.
+    `images`: one or several paths, bytes or PIL images. `templates`: prompts with `{}`, `clip80`, `clip7`, `none`, or a
+    mapping of label to prompts (default: the model's own, else `clip7`). `top`: number of labels to return.
+    `classifier`: a file of `save_classifier` or a `ZeroShotClassifier`, in place of labels and templates; the latter
+    also replaces `model`, `device` and `compute_type`. `threshold`, `scores`: see `ZeroShotClassifier`; `compute_type`,
+    `device`: see `prepare_for_inference`. Each call loads the model and encodes the labels: for repeated calls pass a
+    `ZeroShotClassifier`.
+
+    Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None if
+    its score is below. Scores are softmax over the labels, sigmoid per label (a model trained with the sigmoid loss),
+    or calibrated.
+
     Raises ImageError, TextError, UsageError, CheckpointError."""
     several = list(images) if isinstance(images, list | tuple) else [images]
     if top is not None and (type(top) is not int or top < 1):
-        raise UsageError(f"top: expected a whole number of 1 or more ({shown(top)})")
+        raise UsageError(f"must be a whole number of at least 1 (got {shown(top)})", argument="top")
     if not isinstance(classifier, ZeroShotClassifier):
-        given = model if isinstance(model, Checkpoint) else load(model)
-        classifier = classifier_of(given, labels, templates, classifier, device=device, compute_type=compute_type)
+        checkpoint = model if isinstance(model, Checkpoint) else load(model)
+        classifier = classifier_of(checkpoint, labels, templates, classifier, device=device, compute_type=compute_type)
     elif labels is not None or templates is not None:
-        raise UsageError("classify: labels and templates are the classifier's own, and are not given beside it")
+        raise UsageError("labels, templates: not allowed with a classifier, which has its own")
     classifier = classifier.using(threshold, scores)
     results = []
     for batch in batches(several, classifier.preprocessing, batch_size):
@@ -56,13 +58,13 @@ def classifier_of(
     checkpoint: Checkpoint, labels: Sequence[str] | None, templates: Templates | None = None,
     file: str | Path | None = None, *, device: str | torch.device | None = None, compute_type: str = "auto",
 ) -> "ZeroShotClassifier":  # fmt: skip
-    """Of labels, or of a file of `save_classifier`, on a device in a compute type (`prepare_for_inference`)."""
+    """Build a classifier from labels or load it from a file, prepared for inference."""
     if (labels is None) == (file is None):
-        raise UsageError("labels: give either labels or a classifier")
+        raise UsageError("expected either labels or a classifier")
     if file is not None and not isinstance(file, str | Path):
-        raise UsageError(f"classifier: expected a path ({shown(file)})")
+        raise UsageError(f"classifier must be a path (got {shown(file)})")
     if file is not None and templates is not None:
-        raise UsageError("templates: a classifier has its own")
+        raise UsageError("templates: not allowed with a classifier, which has its own")
     check_clip(checkpoint)
     if file is None:
         return ZeroShotClassifier(prepare_for_inference(checkpoint, compute_type, device), labels, templates)

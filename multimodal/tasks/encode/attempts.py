@@ -1,4 +1,4 @@
-"""A batch of which one item fails: the failure is that item's own."""
+"""Isolate the failure of one item in a batch."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -7,12 +7,12 @@ from multimodal.errors import CheckpointError, MultimodalError, UsageError
 from multimodal.system.memory import out_of_memory
 
 Result = TypeVar("Result")
-OF_ALL = (UsageError, CheckpointError)  # no fault of an item
+OF_ALL = (UsageError, CheckpointError)  # not the fault of one item
 
 
 def in_parts(work: Callable[[slice], Sequence[Result]], count: int) -> list[Result | Exception]:
-    """`work` of all `count` items at once; where that fails, as for want of memory, of halves, down to single items,
-    whose failure takes the place of their result."""
+    """Run `work` on all `count` items; on failure, such as out of memory, on halves, down to single items. An item that
+    fails alone gives its exception as result."""
     results: list[Result | Exception] = []
     parts = [slice(0, count)] if count else []
     while parts:
@@ -26,18 +26,17 @@ def in_parts(work: Callable[[slice], Sequence[Result]], count: int) -> list[Resu
             failure = error if part.stop - part.start == 1 else None
         if failure is not None:
             results.append(failure)
-        else:  # outside of `except`, which would hold the tensors of the failed attempt
+        else:  # outside `except`, which would keep the tensors of the failed attempt alive
             middle = (part.start + part.stop) // 2
             parts += [slice(middle, part.stop), slice(part.start, middle)]
     return results
 
 
 def item_error(error: Exception, name: str, kind: type[MultimodalError]) -> MultimodalError:
-    """What ended the work on one item, as an error of that item, so that the others go on. One that is typed already
-    names its item."""
+    """The failure of one item as a typed error that names it. Typed errors pass unchanged."""
     if isinstance(error, MultimodalError):
         return error
     cause = out_of_memory(error) or (isinstance(error, OSError) and error.strerror)
-    made = kind(f"{name}: {cause or f'{type(error).__name__}: {error}'.rstrip(': ')}")
-    made.__cause__ = error
-    return made
+    typed = kind(f"{name}: {cause or f'{type(error).__name__}: {error}'.rstrip(': ')}")
+    typed.__cause__ = error
+    return typed

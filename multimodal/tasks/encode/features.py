@@ -1,4 +1,4 @@
-"""Vectors of the pictures of a data source, which a file may keep for the next time."""
+"""Vectors of the images of a data source, optionally cached in a file."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.data.datasets.image_sets import PictureSet
+from multimodal.data.datasets.image_sets import ImageSet
 from multimodal.data.loader import BROKEN
 from multimodal.errors import CheckpointError, DataError, ImageError, UsageError
 from multimodal.models.clip import CLIP
@@ -23,14 +23,15 @@ from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.images import batches, name_of
 from multimodal.tasks.encode.native import encode_native, native_batches, tokens_of, vision
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.folder import Checkpoint, read_tensors
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.tensor_files import read_tensors
 
 Kind = Literal["embedding", "pooled"]
 Watch = Callable[[int, int, int], None]
 
 
 class Features(NamedTuple):
-    """Vectors of the items `keys`, in their order; what was left out, and why."""
+    """Vectors of the items `keys`, in order. `broken`: skipped images, with the cause."""
 
     vectors: Float[Tensor, "N D"]
     keys: list[int]
@@ -38,27 +39,26 @@ class Features(NamedTuple):
 
 
 def encoder(checkpoint: Checkpoint, kind: Kind) -> Callable[[Float[Tensor, "B 3 H W"]], Float[Tensor, "B D"]]:
-    """`embedding`: the unit vectors that a CLIP compares with texts. `pooled`: what a ViT, or the ViT of a CLIP, pools
-    before its head or projection, as the linear probes of CLIP take it (Radford et al. 2021, appendix A.3); of a CoCa
-    the unit vectors.
+    """Function from pixels to vectors. `embedding`: CLIP's unit vectors. `pooled`: output of the ViT before its head or
+    projection, as in CLIP's linear probes (Radford et al. 2021, appendix A.3); for CoCa the unit vectors.
 
-    Raises UsageError for a model that has none, CheckpointError where its preprocessing is not known."""
+    Raises UsageError for a model without such vectors, CheckpointError for a checkpoint without preprocessing."""
     model = checkpoint.model
     if kind == "embedding" and not isinstance(model, CLIP):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, and this needs a clip")
+        raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
     if not isinstance(model, CLIP | ViT):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, and this needs a clip or a vit")
+        raise UsageError(f"model {checkpoint.source}: expected a CLIP or ViT model, got {checkpoint.kind}")
     known_preprocessing(checkpoint)
-    if kind == "embedding" or (isinstance(model, CLIP) and type(model) is not CLIP):  # CoCa pools in a way of its own
+    if kind == "embedding" or (isinstance(model, CLIP) and type(model) is not CLIP):  # CoCa has its own pooling
         return model.encode_image
     tower = model.image if isinstance(model, CLIP) else model
     if tower.config.pool == "none":
-        raise UsageError(f"model {checkpoint.source}: pools no vector of a picture (pool 'none')")
+        raise UsageError(f"model {checkpoint.source}: expected a pooled vector (pool is 'none')")
     return tower.features
 
 
 def unit_vectors(checkpoint: Checkpoint, pooled: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
-    """The `embedding` features of a CLIP that belong to these `pooled` ones."""
+    """Convert `pooled` features of a CLIP to `embedding` features."""
     if type(checkpoint.model) is not CLIP:
         return pooled
     with torch.inference_mode():
@@ -66,22 +66,22 @@ def unit_vectors(checkpoint: Checkpoint, pooled: Float[Tensor, "N D"]) -> Float[
         return checkpoint.model.project_image(pooled.to(weight.device)).float().cpu()
 
 
-def picture_features(
-    checkpoint: Checkpoint, pictures: PictureSet, kind: Kind = "embedding", batch_size: int = 32,
+def image_features(
+    checkpoint: Checkpoint, images: ImageSet, kind: Kind = "embedding", batch_size: int = 32,
     workers: int | None = None, cache: Path | None = None, watch: Watch = lambda *_: None, native: int | None = None,
     digest: str | None = None,
 ) -> Features:  # fmt: skip
-    """Vectors in float32 on the CPU. A picture that cannot be read is one of `broken`, which begins with those of the
-    set; `watch(done, of, broken)`. `cache`: a folder of files, each for one model and the bytes of some pictures;
-    a prepared model needs its `digest` for it, that `model_digest` gave before.
-    `native`: pictures at their own aspect, of at most so many patches (0: as many as the model learned).
+    """Encode the images of a set: float32 vectors on the CPU. Unreadable images are listed in `broken`, after those of
+    the set. `cache`: folder of feature files, one per model and image bytes; a prepared model needs the `digest` that
+    `model_digest` gave before preparation. `native`: keep the aspect ratio, with at most this many patches (0: as many
+    as the model learned). `watch(done, of, broken)`.
 
-    Raises DataError where no picture can be read, UsageError, CheckpointError."""
-    encode, read = _ways(checkpoint, kind, native)
-    file = _kept(cache, checkpoint, digest, pictures, f"{kind}" if native is None else f"{kind}-native{native}")
+    Raises DataError if no image can be read, UsageError, CheckpointError."""
+    encode, read = _encoding(checkpoint, kind, native)
+    file = _cache_file(cache, checkpoint, digest, images, f"{kind}" if native is None else f"{kind}-native{native}")
     if file is not None and file.exists():
-        return _read(file, pictures)
-    items, vectors, keys = _Items(pictures), [], []
+        return _read(file, images)
+    items, vectors, keys = _NamedImages(images), [], []
     with torch.inference_mode():
         for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
             made = in_parts(lambda part: encode(batch.pixels[part]).float().cpu(), len(batch.read))  # noqa: B023
@@ -89,21 +89,21 @@ def picture_features(
             refused = batch.refused + [(media, item_error(one, name_of(media), ImageError)) for media, one in failed]
             keys += items.settle(len(batch.read) + len(batch.refused), refused)
             vectors += [one for one in made if not isinstance(one, Exception)]
-            watch(len(keys), len(pictures.keys), len(items.broken))
-    broken = [*pictures.broken, *(items.broken[key] for key in sorted(items.broken))]
+            watch(len(keys), len(images.keys), len(items.broken))
+    broken = [*images.broken, *(items.broken[key] for key in sorted(items.broken))]
     if not keys:
-        raise DataError(f"{pictures.where}: no picture can be read ({broken[0] if broken else '0 found'})")
+        raise DataError(f"{images.where}: no image can be read ({broken[0] if broken else '0 found'})")
     found = Features(torch.stack(vectors), keys, broken)
     if wrong := (~found.vectors.isfinite().all(1)).nonzero().flatten().tolist():
-        name = pictures.source.name(keys[wrong[0]])
-        raise CheckpointError(f"model {checkpoint.source}: the vector of {name} is not finite ({len(wrong)} such)")
+        name = images.source.name(keys[wrong[0]])
+        raise CheckpointError(f"model {checkpoint.source}: the vector of {name} is not finite ({len(wrong)} in all)")
     if file is not None:
-        _write(file, found, len(pictures.broken))
+        _write(file, found, len(images.broken))
     return found
 
 
-def _ways(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[Callable, Callable]:
-    """From the pixels of a batch to vectors, and from pictures to batches."""
+def _encoding(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[Callable, Callable]:
+    """Functions from the pixels of a batch to vectors, and from images to batches."""
     encode, model = encoder(checkpoint, kind), checkpoint.model
     if native is None:
         device = next(model.parameters()).device
@@ -113,44 +113,44 @@ def _ways(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[Calla
     return lambda pixels: encode_native(seen, pixels).features, partial(native_batches, seen, max_tokens=most)
 
 
-class _Items:
-    """The pictures on their way to the model, so that a refused one is known by its name."""
+class _NamedImages:
+    """Names of the images in flight, so that errors name them."""
 
-    def __init__(self, pictures: PictureSet):
-        self.pictures, self.broken = pictures, dict[int, str]()
+    def __init__(self, images: ImageSet):
+        self.images, self.broken = images, dict[int, str]()
         self.waiting: deque[tuple[int, str, Any]] = deque()
 
     def media(self) -> Iterator[Path | bytes]:
-        for key in self.pictures.keys:
+        for key in self.images.keys:
             try:
-                sample = self.pictures.source.read(key)
+                sample = self.images.source.read(key)
             except BROKEN as error:
-                self._leave_out(key, self.pictures.source.name(key), error)
+                self._skip(key, self.images.source.name(key), error)
             else:
-                self.waiting.append((key, self.pictures.source.name(key), sample.media))
+                self.waiting.append((key, self.images.source.name(key), sample.media))
                 yield sample.media
 
     def settle(self, count: int, refused: list[tuple[Any, Exception]]) -> list[int]:
-        """Keys of those read among the next `count`."""
+        """Keys of the readable ones among the next `count`."""
         causes = {id(media): error for media, error in refused}
         read = []
         for key, name, media in [self.waiting.popleft() for _ in range(count)]:
             if id(media) in causes:
                 text = str(causes[id(media)])
                 prefix = f"{len(media)} bytes: " if isinstance(media, bytes) else ""
-                self._leave_out(key, name, text.removeprefix(prefix).removeprefix("<bytes>: "))
+                self._skip(key, name, text.removeprefix(prefix).removeprefix("<bytes>: "))
             else:
                 read.append(key)
         return read
 
-    def _leave_out(self, key: int, name: str, cause: object) -> None:
+    def _skip(self, key: int, name: str, cause: object) -> None:
         text = str(cause)
         self.broken[key] = text if name in text else f"{name}: {text}"
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """sha256 of the names, types, shapes and bytes of the model's tensors as they were loaded. Raises UsageError for
-    one prepared for inference, whose tensors are others."""
+    """sha256 of names, types, shapes and bytes of the model's tensors as loaded. Raises UsageError for a model prepared
+    for inference, whose tensors differ."""
     digest = hashlib.sha256()
     for name, tensor in sorted(checkpoint.original().state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -158,14 +158,14 @@ def model_digest(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def pictures_digest(pictures: PictureSet) -> str:
-    """sha256 of the places in the source and the bytes of the pictures, as far as they can be read."""
+def images_digest(images: ImageSet) -> str:
+    """sha256 of keys and bytes of the readable images."""
     digest = hashlib.sha256()
-    for key in pictures.keys:
+    for key in images.keys:
         digest.update(f"{key}\n".encode())
         try:
-            media = pictures.source.read(key).media
-            if not isinstance(media, bytes) and not media.is_file():  # a pipe would be waited for
+            media = images.source.read(key).media
+            if not isinstance(media, bytes) and not media.is_file():  # reading a pipe would block
                 continue
             data = media if isinstance(media, bytes) else media.read_bytes()
         except BROKEN:
@@ -174,20 +174,20 @@ def pictures_digest(pictures: PictureSet) -> str:
     return digest.hexdigest()
 
 
-def _kept(
-    cache: Path | None, checkpoint: Checkpoint, digest: str | None, pictures: PictureSet, kind: str
+def _cache_file(
+    cache: Path | None, checkpoint: Checkpoint, digest: str | None, images: ImageSet, kind: str
 ) -> Path | None:  # fmt: skip
     if cache is None:
         return None
     if cache.exists() and not cache.is_dir():
-        raise UsageError(f"--features_cache {cache}: is a file, and a folder is needed")
-    # the modules too: a model for other arithmetic is made of the same tensors
-    made = repr((kind, str(checkpoint.model), to_record(checkpoint.model.config), checkpoint.preprocessing))
-    model = hashlib.sha256(f"{digest or model_digest(checkpoint)} {made}".encode()).hexdigest()
-    return cache / f"{kind}-{model[:16]}-{pictures_digest(pictures)[:16]}.safetensors"
+        raise UsageError(f"{cache}: expected a folder for the feature cache")
+    # modules too: models prepared for other arithmetic have the same tensors
+    settings = repr((kind, str(checkpoint.model), to_record(checkpoint.model.config), checkpoint.preprocessing))
+    model = hashlib.sha256(f"{digest or model_digest(checkpoint)} {settings}".encode()).hexdigest()
+    return cache / f"{kind}-{model[:16]}-{images_digest(images)[:16]}.safetensors"
 
 
-def _read(file: Path, pictures: PictureSet) -> Features:
+def _read(file: Path, images: ImageSet) -> Features:
     from safetensors import safe_open
 
     try:
@@ -195,10 +195,10 @@ def _read(file: Path, pictures: PictureSet) -> Features:
     except CheckpointError as error:
         raise DataError(f"{error}; delete it") from None
     with safe_open(file, "pt") as opened:
-        told = opened.metadata() or {}
-    if tensors.keys() != {"vectors", "keys"} or "broken" not in told:
-        raise DataError(f"{file}: holds no features of pictures; delete it")
-    return Features(tensors["vectors"], tensors["keys"].tolist(), [*pictures.broken, *json.loads(told["broken"])])
+        metadata = opened.metadata() or {}
+    if tensors.keys() != {"vectors", "keys"} or "broken" not in metadata:
+        raise DataError(f"{file}: not a feature file; delete it")
+    return Features(tensors["vectors"], tensors["keys"].tolist(), [*images.broken, *json.loads(metadata["broken"])])
 
 
 def _write(file: Path, found: Features, known: int) -> None:
@@ -206,7 +206,7 @@ def _write(file: Path, found: Features, known: int) -> None:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        told = {"broken": json.dumps(found.broken[known:])}
-        write_whole(file, save({"vectors": found.vectors, "keys": torch.tensor(found.keys)}, told))
+        metadata = {"broken": json.dumps(found.broken[known:])}
+        write_whole(file, save({"vectors": found.vectors, "keys": torch.tensor(found.keys)}, metadata))
     except OSError as error:
-        raise UsageError(f"--features_cache {file.parent}: cannot be written ({error.strerror})") from None
+        raise UsageError(f"{file.parent}: cannot be written ({error.strerror})") from None

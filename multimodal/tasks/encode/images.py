@@ -1,4 +1,4 @@
-"""Pictures as the picture tasks take them: paths, bytes or PIL images, decoded ahead of the model."""
+"""Batches of images (paths, bytes or PIL images), decoded ahead of the model."""
 
 import os
 from collections import deque
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from multimodal.errors import ImageError, UsageError
 from multimodal.tasks.encode.attempts import OF_ALL, item_error
-from multimodal.tokens.image.preprocessing import Preprocessing, preprocess, read_image
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
+from multimodal.tokens.image.reading import read_image
 
 
-class Pictures(NamedTuple):
-    """A batch: those that could be read, their pixels in the same order, and why the others could not."""
+class ImageBatch(NamedTuple):
+    """Readable images, their pixels in the same order, and errors of the others."""
 
     read: list[Any]
     pixels: Float[Tensor, "B 3 H W"]
@@ -29,30 +30,35 @@ class Pictures(NamedTuple):
 
 def batches(
     images: Iterable[Any], record: Preprocessing, batch_size: int = 32, workers: int | None = None
-) -> Iterator[Pictures]:
-    """`batch_size` pictures at a time, in their order, decoded by `workers` threads (default: one a core) up to two
-    batches ahead. A picture that cannot be read is one of `refused`; the others go on. Whole pictures are in memory
-    only while a thread reads them. Raises UsageError for a `batch_size` or `workers` below 1."""
+) -> Iterator[ImageBatch]:
+    """Batches in order, decoded by `workers` threads (default: one per core) up to two batches ahead. Unreadable images
+    are in `refused`. Full-size images are in memory only while a thread reads them.
 
-    def places() -> Iterator[_Place]:
-        """Each picture's row in the tensor of its batch, so that a batch need not be put together."""
-        given = iter(images)
-        while several := list(islice(given, batch_size)):
+    Raises UsageError for a `batch_size` or `workers` below 1."""
+
+    def rows() -> Iterator[_Row]:
+        """A row of its batch's tensor for each image, so that nothing is stacked."""
+        remaining = iter(images)
+        while several := list(islice(remaining, batch_size)):
             pixels = torch.empty(len(several), 3, *record.size, pin_memory=torch.cuda.is_initialized())
-            yield from (_Place(image, pixels, row) for row, image in enumerate(several))
+            yield from (_Row(image, pixels, index) for index, image in enumerate(several))
 
-    def fill(place: _Place) -> None:
-        pixels_of_one(place.image, record, place.pixels[place.row].numpy())
+    def fill(row: _Row) -> int:
+        pixels_of_one(row.image, record, row.pixels[row.index].numpy())
+        return row.index
 
-    for items in ahead(places(), fill, batch_size, workers):
-        yield _batch(items)
+    for items in ahead(rows(), fill, batch_size, workers):
+        read, refused = settled((row.image, future) for row, future in items)
+        pixels = items[0][0].pixels
+        pixels = pixels[[index for _, index in read]] if refused else pixels
+        yield ImageBatch([image for image, _ in read], pixels, refused)
 
 
 def ahead(
     images: Iterable[Any], work: Callable[[Any], Any], batch_size: int, workers: int | None = None
 ) -> Iterator[list[tuple[Any, Future]]]:
-    """`batch_size` pictures at a time with what threads make of each, begun up to two batches ahead. The threads end
-    with the iterator, also one that is given up early; what they have not begun is left undone."""
+    """Batches of (image, future of `work`), started up to two batches ahead. Closing the iterator stops the threads and
+    cancels what has not started."""
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     if type(batch_size) is not int or type(workers) is not int or min(batch_size, workers) < 1:
         raise UsageError(f"batch_size {batch_size}, workers {workers}: must be at least 1")
@@ -69,41 +75,39 @@ def ahead(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Place(NamedTuple):
+class _Row(NamedTuple):
     image: Any
     pixels: Float[Tensor, "B 3 H W"]
-    row: int
+    index: int
 
 
-def _batch(items: list[tuple[_Place, Future]]) -> Pictures:
+def settled(items: Iterable[tuple[Any, Future]]) -> tuple[list[tuple[Any, Any]], list[tuple[Any, ImageError]]]:
+    """Split (image, future) into (image, result) and (image, error)."""
     read, refused = [], []
-    for place, future in items:
+    for image, future in items:
         try:
-            future.result()
-            read.append(place)
+            read.append((image, future.result()))
         except OF_ALL:
             raise
         except Exception as error:
-            refused.append((place.image, item_error(error, name_of(place.image), ImageError)))
-    pixels = items[0][0].pixels
-    pixels = pixels[[place.row for place in read]] if refused else pixels
-    return Pictures([place.image for place in read], pixels, refused)
+            refused.append((image, item_error(error, name_of(image), ImageError)))
+    return read, refused
 
 
 def pixels_of_one(
     image: Any, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
 ) -> Float[Tensor, "3 H W"]:
-    """One picture read and preprocessed, into `out` where it is given. Raises ImageError."""
+    """Read and preprocess one image, into `out` if given. Raises ImageError."""
     return preprocess(image if isinstance(image, Image.Image) else read_image(image), record, out)
 
 
 def pixels_of(images: Sequence[Any], record: Preprocessing) -> Float[Tensor, "B 3 H W"]:
-    """All pictures read and preprocessed. Raises ImageError."""
+    """Read and preprocess images. Raises ImageError."""
     return torch.stack([pixels_of_one(image, record) for image in images])
 
 
 def name_of(image: Any) -> str:
-    """The path as it was given, else what kind of object it was."""
+    """Path of an image, or its type in angle brackets."""
     if isinstance(image, str | Path):
         return str(image)
     return getattr(image, "filename", "") or f"<{type(image).__name__}>"

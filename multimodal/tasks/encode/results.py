@@ -1,8 +1,7 @@
-"""A file of results that grows a picture at a time: what is in it survives any stop, and a second call goes on there.
+"""Resumable results file: every finished image survives an interruption.
 
-Beside `results.csv` lie `results.csv.settings.json`, what the results were made with, since mixed results would be
-wrong without a sign of it, and `results.csv.sums`, 8 bytes of the hash of each row, so that a row which was changed
-since is found when a run goes on."""
+Beside `results.csv` are `results.csv.settings.json`, which prevents mixing results of different settings, and
+`results.csv.sums`, 8 bytes of the hash of each row, which reveal edited rows on resume."""
 
 import csv
 import fcntl
@@ -23,30 +22,28 @@ from multimodal.system.files import path_of, read_json, write_whole
 from multimodal.system.signals import unbroken
 
 STYLES = ("csv", "jsonl")
-BESIDE = (".settings.json", ".sums")  # names of the files beside the results
+BESIDE = (".settings.json", ".sums")  # endings of the files beside the results
 SUM = 8  # bytes
-SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing, since each picture is written at once
-AGAIN = "--overwrite starts it over, or name another file"
-TORN = 100  # lines: a quote that is open for longer is damage, not a stop in the middle of a picture
+SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
+AGAIN = "overwrite=True starts over, or choose another file"
+TORN = 100  # lines: a quote open for longer is damage, not an interrupted write
 
 
 class Results:
-    """A CSV or JSON-lines file that only one process writes, as a context manager.
+    """Exclusive writer of a CSV or JSON-lines file, a context manager.
 
-    Raises UsageError, naming the line, where a row was edited, removed, added or moved since it was written.
+    `done`: names of the finished images; relative names belong to the folder of the first run. Opening cuts off an
+    image that was being written when the process was killed (in an unclosed CSV always the last image, as its number of
+    rows is unknown).
 
-    `done`: the pictures in it, as they were named. Relative names are taken from the folder where the first call was
-    made. A picture that was being written when the process was killed is cut off at opening (in CSV the last one
-    always, unless the file was closed: how many rows it should have is not known), so it is done again.
-
-    Raises UsageError: for a file that cannot be written, is none of ours, was made with other `settings` (JSON-ready;
-    with `overwrite` it begins anew), is damaged, or is open in another process."""
+    Raises UsageError for a file that cannot be written, is foreign, has other `settings` (JSON-ready; `overwrite`
+    starts over), is open in another process, or has rows that were edited, removed, added or moved."""
 
     def __init__(
         self, path: str | Path, style: str, columns: Sequence[str], settings: dict[str, Any], overwrite: bool = False
     ):
         if style not in STYLES:
-            raise UsageError(f"{path}: results are appended to {' or '.join(STYLES)}, not to {style!r}")
+            raise UsageError(f"{path}: expected {' or '.join(STYLES)} for results (got {style!r})")
         self.path, self.style, self.columns = path_of(path, UsageError, "results"), style, list(columns)
         self.settings = json.loads(json.dumps(settings | {"style": style, "columns": self.columns}))
         self.record, self.sums = (self.path.with_name(self.path.name + ending) for ending in BESIDE)
@@ -67,17 +64,16 @@ class Results:
         self.close()
 
     def has(self, file: str | Path) -> bool:
-        """Whether this picture is there, however it is named (`a.jpg`, `./a.jpg`, `/photos/a.jpg`). Raises UsageError
-        for a new one with a relative name where the names in the file are relative to another folder."""
+        """True if the image is finished, under any name (`a.jpg`, `./a.jpg`, `/photos/a.jpg`). Raises UsageError for a
+        new relative name if names in the file are relative to another folder."""
         if os.path.abspath(file) in self._places:
             return True
         if os.getcwd() != self.folder and not os.path.isabs(file):
-            raise UsageError(f"{self.path}: relative names in it are from {self.folder}; call from there ({file})")
+            raise UsageError(f"{self.path}: relative names belong to {self.folder}; run from there ({file})")
         return False
 
     def append(self, file: str, rows: Sequence[Sequence[Any]], record: dict[str, Any]) -> None:
-        """All of one picture: `rows` in CSV, `record` as a line of JSON. Where this fails, or is stopped, nothing of it
-        is left in the file. Raises UsageError, as for a full disk."""
+        """Append one image atomically: `rows` in CSV, `record` in JSON lines. Raises UsageError, e.g. disk full."""
         data = _csv(rows) if self.style == "csv" else [_line(record)]
         try:
             with unbroken():
@@ -85,19 +81,18 @@ class Results:
                 self._add(file)
         except OSError as error:
             raise UsageError(
-                f"{self.path}: cannot be written ({error.strerror}); it holds {len(self.done)} pictures, and the same "
-                "command goes on from there"
+                f"{self.path}: cannot be written ({error.strerror}); {len(self.done)} images are saved, rerun to resume"
             ) from None
 
     def close(self) -> None:
-        """Once more does no harm."""
+        """Close the files; may be called twice."""
         if self._file is None:
             return
         try:
             self._sync()
             self._keep(os.fstat(self._sums).st_size // SUM)
         except OSError:
-            pass  # the results are written; the last picture will be done again
+            pass  # results are written; the last image is repeated on resume
         finally:
             self._close()
 
@@ -123,7 +118,7 @@ class Results:
             self._resume()
             return
         try:
-            for file in (self._file, self._sums):  # first: old results beside new settings would be taken for new ones
+            for file in (self._file, self._sums):  # before the settings, which would adopt old results
                 os.ftruncate(file, 0)
             self._keep(0)
             self._header()
@@ -135,28 +130,24 @@ class Results:
             self._write(_csv([self.columns]))
 
     def _check_beside(self) -> None:
-        """Raises UsageError where a file of somebody else has the name of one that lies beside the results."""
+        """Raises UsageError for a foreign file with the name of one of ours."""
         try:
             ours = not self.record.exists() or "settings" in read_json(self.record)
         except CheckpointError:
             ours = False
         if not ours or (not self.record.exists() and self.sums.exists() and self.sums.stat().st_size):
             found = self.sums if ours else self.record
-            raise UsageError(f"{found}: exists and belongs to no such results; name another file")
+            raise UsageError(f"{found}: exists and is not ours; choose another file")
 
     def _resume(self) -> None:
         try:
             known = read_json(self.record)
         except CheckpointError as error:
-            raise UsageError(
-                f"{self.path}: what it was made with is not known ({error}); --overwrite starts it over"
-            ) from None
+            raise UsageError(f"{self.path}: its settings cannot be read ({error}); {AGAIN}") from None
         before = known.get("settings")
         before = before if isinstance(before, dict) else {}
         if other := sorted(k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)):
-            raise UsageError(
-                f"{self.path}: was made with another {', '.join(other)}; name another file, or --overwrite this one"
-            )
+            raise UsageError(f"{self.path}: has another {', '.join(other)}; {AGAIN}")
         self.folder = str(known.get("folder", self.folder))
         kept = known.get("rows")
         end, sums = self._read(kept if isinstance(kept, int) else 0)
@@ -167,26 +158,24 @@ class Results:
             self._header()
         elif len(sums) != kept * SUM:
             self._sync()
-            self._keep(len(sums) // SUM)  # so that a second kill right here costs no further picture
+            self._keep(len(sums) // SUM)  # a second kill here costs no further image
 
     def _read(self, kept: int) -> tuple[int, bytes]:
-        """Fills `done`; gives the byte where the whole pictures end, and the sums of their rows. `kept`: rows when the
-        file was closed."""
+        """Fill `done`; return the byte where complete images end, and the sums of their rows. `kept`: number of rows at
+        the last close."""
         known = os.pread(self._sums, os.fstat(self._sums).st_size, 0)
         known = known[: len(known) // SUM * SUM]
         if len(known) < kept * SUM:
-            raise UsageError(f"{self.sums}: is cut off or missing, so rows cannot be checked; {AGAIN}")
+            raise UsageError(f"{self.sums}: truncated or missing, so rows cannot be checked; {AGAIN}")
         starts: dict[str, tuple[int, int]] = {}
         last, whole, sums = (0, 0), 0, bytearray()
         with open(self.path, "rb") as file, open(self.path, "rb") as again:
             for name, start, end in (_csv_rows if self.style == "csv" else _json_rows)(file, self.columns, self.path):
                 whole, own = end, _sum(again.read(end - start))
-                if (wanted := known[len(sums) : len(sums) + SUM]) not in (own, b"", bytes(SUM)):  # zeros: a power cut
-                    raise UsageError(
-                        f"{self.path}: line {_line_at(self.path, start)} is not as it was written; {AGAIN}"
-                    )
-                if not wanted and len(known) == kept * SUM:
-                    raise UsageError(f"{self.path}: line {_line_at(self.path, start)} was added by hand; {AGAIN}")
+                if (expected := known[len(sums) : len(sums) + SUM]) not in (own, b"", bytes(SUM)):  # zeros: a power cut
+                    raise UsageError(f"{self.path}: line {_line_at(self.path, start)} was edited; {AGAIN}")
+                if not expected and len(known) == kept * SUM:
+                    raise UsageError(f"{self.path}: line {_line_at(self.path, start)} was added; {AGAIN}")
                 if name is not None:
                     last = starts.setdefault(name, (start, len(sums)))
                 sums += own
@@ -208,7 +197,7 @@ class Results:
         self._places.add(os.path.normpath(os.path.join(self.folder, name)))
 
     def _write(self, rows: Sequence[bytes]) -> None:
-        """The sums first, so that no stop leaves a row without one: such a row was added by hand."""
+        """Write sums first: a row without a sum would look added."""
         ends = [os.fstat(file).st_size for file in (self._sums, self._file)]
         try:
             _write_all(self._sums, b"".join(map(_sum, rows)))
@@ -222,13 +211,13 @@ class Results:
             self._sync()
 
     def _keep(self, rows: int) -> None:
-        """`rows`: those of the file when it is closed, with the header; a file with more was not closed."""
+        """Save settings and the number of rows with the header; a file with more rows was not closed."""
         record = {"settings": self.settings, "folder": self.folder, "rows": rows}
         write_whole(self.record, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _opened(path: Path) -> int:
-    """For appending, locked against other processes. Raises UsageError."""
+    """Open for appending, with an exclusive lock. Raises UsageError."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: not a regular file (folder, device, pipe or socket)")
@@ -249,10 +238,10 @@ def _opened(path: Path) -> int:
 
 
 def _check_ours(path: Path, file: int, header: bytes) -> None:
-    """Raises UsageError, so that a wrong name after -o costs nobody a picture."""
+    """Raises UsageError for a foreign file, so that a wrong -o never destroys an image."""
     begin = os.pread(file, len(header), 0)
     if begin != header[: len(begin)]:
-        raise UsageError(f"{path}: is no file of these results (it begins with {begin[:20]!r}), and is left as it is")
+        raise UsageError(f"{path}: not a results file (it starts with {begin[:20]!r})")
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -273,11 +262,11 @@ def _line_at(path: Path, byte: int) -> int:
 def _csv(rows: Sequence[Sequence[Any]]) -> list[bytes]:
     text = io.StringIO()
     quoting = csv.QUOTE_ALL if any("\r" in str(cell) for row in rows for cell in row) else csv.QUOTE_MINIMAL
-    writer = csv.writer(text, lineterminator="\n", quoting=quoting)  # of itself it leaves \r bare
+    writer = csv.writer(text, lineterminator="\n", quoting=quoting)  # csv leaves \r unquoted
     ends = list(accumulate(writer.writerow(row) for row in rows))
     whole = text.getvalue()
     parts = [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return [part.encode("utf-8", "surrogateescape") for part in parts]  # names of files that are no UTF-8
+    return [part.encode("utf-8", "surrogateescape") for part in parts]  # file names may not be UTF-8
 
 
 def _line(record: dict[str, Any]) -> bytes:
@@ -288,7 +277,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def _csv_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterator[tuple[str | None, int, int]]:
-    """(name of the picture, or None for the header; first byte; byte after) of each whole row."""
+    """Yield (image name or None for the header, first byte, end byte) of each complete row."""
     at, count, ended = 0, 0, True
 
     def lines() -> Iterator[str]:
@@ -307,7 +296,7 @@ def _csv_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Iterat
             row = []
         if not ended or len(row) != len(columns):
             if file.read(1) or count - first > TORN:
-                raise UsageError(f"{path}: line {first + 1} is damaged; --overwrite starts it over")
+                raise UsageError(f"{path}: line {first + 1} is damaged; {AGAIN}")
             return
         yield (row[0] if start else None), start, at
         start, first = at, count
@@ -322,7 +311,7 @@ def _json_rows(file: io.BufferedIOBase, columns: list[str], path: Path) -> Itera
             name = None
         if not isinstance(name, str):
             if file.read(1):
-                raise UsageError(f"{path}: line {number} is damaged; --overwrite starts it over")
+                raise UsageError(f"{path}: line {number} is damaged; {AGAIN}")
             return
         yield name, start, start + len(line)
         start += len(line)

@@ -8,22 +8,21 @@ from torch import Tensor
 
 from multimodal.errors import TextError
 from multimodal.models.clip import CLIP, CLIPConfig
-from multimodal.tokens.text.tokenizer import texts_of
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 
-TOKENS = 640  # of a batch on a CPU: what the blocks make of them stays in the processor's cache
+TOKENS = 640  # per batch on a CPU: activations stay in its cache
 
 
 @torch.inference_mode()
 def text_features(
     model: CLIP, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int = 256
 ) -> Float[Tensor, "N D"]:
-    """A unit vector a text, in their order and on the model's device; a text that is there twice is computed once.
+    """Unit vectors of texts, in order, on the model's device. Repeated texts are encoded once.
 
-    Texts of like length go together, cut to the longest of them where that changes nothing: what a text's vector is
-    made of does not see the padding after it. Raises TextError; one TextCut warning says what was cut."""
+    Texts are batched by length and padded to the longest only, if padding does not change the vectors. Raises
+    TextError; warns once with TextCut of truncated texts."""
     if not (texts := texts_of(texts, "texts")):
-        raise TextError("texts: there are none")
+        raise TextError("texts: expected at least one")
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     context = model.config.text.context
     longest = min(context, tokenizer.context or context)
@@ -35,7 +34,7 @@ def text_features(
         width = int(lengths[order[done]])
         part = order[done : done + min(batch_size, max(1, TOKENS // width) if device.type == "cpu" else batch_size)]
         found = model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device))
-        if vectors is None:  # one tensor: small ones that stay, between large ones that go, would split the heap
+        if vectors is None:  # one tensor: many small ones would fragment the heap
             vectors = found.new_empty(len(rows), found.shape[1])
         vectors[part.to(device)] = found
         done += len(part)
@@ -43,6 +42,6 @@ def text_features(
 
 
 def _padding_is_free(config: CLIPConfig) -> bool:
-    """Whether a text's vector is the same however much padding follows. SigLIP's is that of its last position, which
-    has seen all of the padding; CoCa places its class token by itself."""
+    """True if padding does not change a text's vector. SigLIP pools the last position, which attends to all padding;
+    CoCa places its class token itself."""
     return config.text_pool == "class" or (config.text_pool == "eos" and (config.text.causal or config.text_valid))

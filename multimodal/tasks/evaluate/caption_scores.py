@@ -20,14 +20,14 @@ BETA = 1.2  # how much more ROUGE-L's recall weighs than its precision
 Ngram = tuple[str, ...]
 
 
-class Scores(NamedTuple):
-    """`total`: of all pictures together; `each`: of each. In %, CIDEr-D 100 for what coco-caption calls 1."""
+class CaptionScores(NamedTuple):
+    """`total`: of all images together; `each`: of each. In %, CIDEr-D 100 for what coco-caption calls 1."""
 
     total: dict[str, float]
     each: list[dict[str, float]]
 
 
-class _Text(NamedTuple):
+class _NgramVector(NamedTuple):
     """Its n-grams by n, weighted by their rarity, the lengths of these four vectors, and its number of words."""
 
     weights: list[dict[Ngram, float]]
@@ -36,28 +36,28 @@ class _Text(NamedTuple):
 
 
 class References:
-    """What people wrote about each of two or more pictures, made ready for captions to be scored against.
+    """Reference captions of two or more images, prepared for scoring.
 
-    A word's rarity is log(pictures / pictures whose references have it). Raises DataError where there are fewer than
-    two pictures, since then no word tells anything, or where a picture has no reference."""
+    A word's rarity is log(images / images whose references have it). Raises DataError where there are fewer than
+    two images, since then no word tells anything, or where an image has no reference."""
 
     def __init__(self, references: Sequence[Sequence[str]]):
         if len(references) < 2:
-            raise DataError(f"captions to score: for {len(references)} pictures, two or more are needed")
+            raise DataError(f"captions to score: for {len(references)} images, two or more are needed")
         self.texts = [[words(text).split() for text in own] for own in references]
         if bare := [i for i, own in enumerate(self.texts) if not any(own)]:
-            raise DataError(f"captions to score: picture {bare[0]} has no reference")
+            raise DataError(f"captions to score: image {bare[0]} has no reference")
         counts = [[_ngrams(text) for text in own] for own in self.texts]
         self._most = [_union(own) for own in counts]
         self._all = math.log(len(references))
         seen = Counter(ngram for own in self._most for ngram in own)
-        self._rarity = {ngram: self._all - math.log(pictures) for ngram, pictures in seen.items()}
+        self._rarity = {ngram: self._all - math.log(images) for ngram, images in seen.items()}
         self._weighted = [[self._text(text) for text in own] for own in counts]
 
-    def score(self, captions: Sequence[str]) -> Scores:
-        """One caption a picture, in their order. Raises DataError for another number of captions."""
+    def score(self, captions: Sequence[str]) -> CaptionScores:
+        """One caption an image, in their order. Raises DataError for another number of captions."""
         if len(captions) != len(self.texts):
-            raise DataError(f"captions to score: {len(captions)} for {len(self.texts)} pictures")
+            raise DataError(f"captions to score: {len(captions)} for {len(self.texts)} images")
         said = [words(text).split() for text in captions]
         parts = [_bleu_parts(text, own, most) for text, own, most in zip(said, self.texts, self._most, strict=True)]
         each = [
@@ -65,27 +65,27 @@ class References:
             for i, (text, own, part) in enumerate(zip(said, self.texts, parts, strict=True))
         ]
         means = {name: math.fsum(row[name] for row in each) / len(each) for name in ("rouge_l", "cider")}
-        return Scores(_bleu([sum(column) for column in zip(*parts, strict=True)]) | means, each)
+        return CaptionScores(_bleu([sum(column) for column in zip(*parts, strict=True)]) | means, each)
 
-    def _text(self, counts: Counter[Ngram]) -> _Text:
+    def _text(self, counts: Counter[Ngram]) -> _NgramVector:
         weights: list[dict[Ngram, float]] = [{} for _ in range(MOST)]
         for ngram, count in counts.items():
             weights[len(ngram) - 1][ngram] = count * self._rarity.get(ngram, self._all)
         norms = [math.sqrt(sum(weight**2 for weight in own.values())) for own in weights]
-        return _Text(weights, norms, sum(count for ngram, count in counts.items() if len(ngram) == 1))
+        return _NgramVector(weights, norms, sum(count for ngram, count in counts.items() if len(ngram) == 1))
 
-    def _cider(self, picture: int, text: list[str]) -> float:
+    def _cider(self, image: int, text: list[str]) -> float:
         """The mean over n of 1 to 4 and over the references of the cosine of the n-grams' vectors, where a word said
         more often than in the reference counts no more, times a Gaussian of the difference in length (in words)."""
         said, score = self._text(_ngrams(text)), 0.0
-        for wanted in self._weighted[picture]:
+        for wanted in self._weighted[image]:
             like = 0.0
             for own, theirs, *norms in zip(said.weights, wanted.weights, said.norms, wanted.norms, strict=True):
                 if all(norms):
                     shared = (min(weight, theirs[n]) * theirs[n] for n, weight in own.items() if n in theirs)
                     like += sum(shared) / math.prod(norms)
             score += like * math.exp(-((said.words - wanted.words) ** 2) / (2 * SIGMA**2))
-        return 100 * 10 * score / MOST / len(self._weighted[picture])
+        return 100 * 10 * score / MOST / len(self._weighted[image])
 
 
 def _ngrams(text: list[str]) -> Counter[Ngram]:
@@ -145,16 +145,16 @@ def _common(one: list[str], other: list[str]) -> int:
 
 
 def caption_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """`bleu1` to `bleu4`, `rouge_l` and `cider` of one caption a picture, in % (`Scores`). Raises DataError."""
+    """`bleu1` to `bleu4`, `rouge_l` and `cider` of one caption an image, in % (`CaptionScores`). Raises DataError."""
     return References(references).score(captions).total
 
 
 def agreement(references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """How one person's captions score against the others': each reference in turn, the mean. As many turns as the
-    picture with the fewest references has; each picture is scored against all its others."""
+    """Human score: each reference in turn against the others, averaged. As many turns as the
+    image with the fewest references has; each image is scored against all its others."""
     turns = min(len(own) for own in references)
     if turns < 2:
-        raise DataError("agreement: a picture has one reference only")
+        raise DataError("agreement: an image has one reference only")
     found = [
         caption_scores([own[i] for own in references], [[*own[:i], *own[i + 1 :]] for own in references])
         for i in range(turns)
@@ -163,7 +163,7 @@ def agreement(references: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def best_constant(candidates: Sequence[str], references: Sequence[Sequence[str]], most: int = 100) -> dict[str, Any]:
-    """The caption that does best when every picture is given the same: its CIDEr-D, the other scores and `text`. Of the
+    """The caption that does best when every image is given the same: its CIDEr-D, the other scores and `text`. Of the
     candidates the `most` whose words are most like those of the references (Jaccard index, the mean) are scored."""
     wanted = References(references)
     bags = [set(text) for own in wanted.texts for text in own]

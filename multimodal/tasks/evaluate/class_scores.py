@@ -1,4 +1,4 @@
-"""How well classes were told apart: accuracies, recall by class, and which was taken for which."""
+"""Classification metrics: accuracies, recall by class, confusions."""
 
 import statistics
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ MOST_CONFUSED = 20  # pairs of classes that a report names
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of N pictures the number of the class, how many others scored as high or higher, and the class that was found.
+    """Target class, number of other classes that scored as high or higher, and predicted class of N images.
 
-    Where the class of a picture ties with another, that other is found (see `scores.ranks`)."""
+    Where the class of an image ties with another, that other is found (see `scores.ranks`)."""
 
     names: list[str]
     labels: Int[Tensor, "N"]
@@ -27,27 +27,27 @@ class ClassScores:
 
     def figures(self) -> dict[str, Any]:
         """`acc1`, `acc5` (None for fewer than five classes), `mean_per_class_recall` (over the classes that have
-        pictures, as CLIP_benchmark takes it), and the counts."""
-        shown = [row["recall"] for row in self.classes() if row["pictures"]]
+        images, as CLIP_benchmark takes it), and the counts."""
+        shown = [row["recall"] for row in self.classes() if row["images"]]
         return {
             "acc1": _share(self.ranks < 1), "acc5": _share(self.ranks < 5) if len(self.names) >= 5 else None,
-            "mean_per_class_recall": statistics.fmean(shown), "pictures": len(self.labels),
-            "classes": len(self.names), "classes_with_pictures": len(shown),
+            "mean_per_class_recall": statistics.fmean(shown), "images": len(self.labels),
+            "classes": len(self.names), "classes_with_images": len(shown),
         }  # fmt: skip
 
     def confusion(self) -> Int[Tensor, "C C"]:
-        """How many pictures of the class of the row were taken for the class of the column."""
+        """Confusion matrix: images of the row's class predicted as the column's class."""
         count = len(self.names)
         return torch.bincount(self.labels * count + self.found, minlength=count * count).view(count, count)
 
     def classes(self) -> list[dict[str, Any]]:
-        """A row a class: its pictures, the share of them that was found (None without pictures), and how many
-        pictures were taken for it."""
+        """A row a class: its images, the share of them that was found (None without images), and how many
+        images were taken for it."""
         table = self.confusion()
-        hits, pictures, taken = (x.tolist() for x in (table.diag(), table.sum(1), table.sum(0)))
+        hits, images, taken = (x.tolist() for x in (table.diag(), table.sum(1), table.sum(0)))
         return [
-            {"class": name, "pictures": n, "recall": hit / n if n else None, "found": m}
-            for name, n, hit, m in zip(self.names, pictures, hits, taken, strict=True)
+            {"class": name, "images": n, "recall": hit / n if n else None, "found": m}
+            for name, n, hit, m in zip(self.names, images, hits, taken, strict=True)
         ]
 
     def confused(self, most: int = MOST_CONFUSED) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class ClassScores:
         order = table.flatten().argsort(descending=True, stable=True)[:most].tolist()
         pairs = [divmod(place, len(self.names)) for place in order]
         return [
-            {"class": self.names[a], "taken_for": self.names[b], "pictures": int(table[a, b])}
+            {"class": self.names[a], "taken_for": self.names[b], "images": int(table[a, b])}
             for a, b in pairs if table[a, b]
         ]  # fmt: skip
 
@@ -64,7 +64,7 @@ class ClassScores:
 def class_scores(names: list[str], labels: Int[Tensor, "N"], scores: Float[Tensor, "N C"]) -> ClassScores:
     """Raises DataError for fewer than two classes."""
     if len(names) < 2:
-        raise DataError(f"the class {names[0]!r} alone: every picture would be right, so two are needed")
+        raise DataError(f"the class {names[0]!r} alone: every image would be right, so two are needed")
     place = ranks(scores, labels)
     others = scores.scatter(1, labels[:, None], -torch.inf).argmax(1)
     return ClassScores(names, labels, place, torch.where(place < 1, labels, others))

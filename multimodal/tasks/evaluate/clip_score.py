@@ -1,4 +1,4 @@
-"""CLIPScore: how well captions fit their pictures by the vectors of a CLIP, with or without references.
+"""CLIPScore: how well captions fit their images by the vectors of a CLIP, with or without references.
 
 Hessel et al. 2021, "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", section 3."""
 
@@ -16,17 +16,17 @@ WEIGHT = 2.5
 
 
 def clip_scores(
-    checkpoint: Checkpoint, pictures: Float[Tensor, "N D"], captions: Sequence[str],
+    checkpoint: Checkpoint, images: Float[Tensor, "N D"], captions: Sequence[str],
     references: Sequence[Sequence[str]] | None = None,
 ) -> tuple[list[float], list[float] | None]:  # fmt: skip
     """CLIPScore of each caption, and RefCLIPScore where references are given. Their level is the CLIP's own (0.6 to 0.8
-    with the paper's ViT-B/32): scores by two CLIPs do not compare.
+    with the paper's ViT-B/32): scores of different CLIP models are not comparable.
 
-    `pictures`: unit vectors of the same checkpoint. CLIPScore is 2.5 · max(cos, 0) of picture and caption, before which
+    `images`: unit vectors of the same checkpoint. CLIPScore is 2.5 · max(cos, 0) of image and caption, before which
     the prefix "A photo depicts " is put; RefCLIPScore its harmonic mean with the largest max(cos, 0) of the caption and
     a reference. An empty caption has the vector of the prefix alone."""
     own = _vectors(checkpoint, captions)
-    fits = WEIGHT * (pictures * own).sum(1).clamp(min=0)
+    fits = WEIGHT * (images * own).sum(1).clamp(min=0)
     if references is None:
         return fits.tolist(), None
     owners = torch.tensor([number for number, texts in enumerate(references) for _ in texts])

@@ -1,7 +1,7 @@
-"""Accuracy after few labelled pictures a class: a linear probe, and Tip-Adapter, which adds to the zero-shot scores
-those of the pictures that are alike (Zhang et al. 2022, arXiv 2111.03930, without training).
+"""Few-shot accuracy: a linear probe, and training-free Tip-Adapter, which adds the similarity to labelled images to
+the zero-shot scores (Zhang et al. 2022, arXiv 2111.03930).
 
-What a method chooses (C; Tip-Adapter's α and β) is chosen on up to four further pictures a class, min(shots, 4), as in
+What a method chooses (C; Tip-Adapter's α and β) is chosen on up to four further images a class, min(shots, 4), as in
 CoOp (Zhou et al. 2022, section 4.1)."""
 
 import statistics
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from multimodal.errors import UsageError
 from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
-from multimodal.tasks.evaluate.linear_probe import Pictures, best_strength, fitted
+from multimodal.tasks.evaluate.linear_probe import LabelledVectors, best_strength, fitted
 
-FURTHER = 4  # pictures a class to choose by, at most
+FURTHER = 4  # images a class to choose by, at most
 ALPHAS = tuple(0.1 + 2.9 * i / 19 for i in range(20))  # the spans of Tip-Adapter's own search
 BETAS = tuple(0.1 + 6.9 * i / 19 for i in range(20))
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """For Tip-Adapter: unit vectors of the same training and test pictures, and the zero-shot logits of both."""
+class FewShotVectors:
+    """For Tip-Adapter: unit vectors of the same training and test images, and the zero-shot logits of both."""
 
     train: Float[Tensor, "N D"]
     test: Float[Tensor, "M D"]
@@ -34,11 +34,12 @@ class Embedded:
 
 
 def few_shot(
-    train: Pictures, test: Pictures, names: list[str], shots: Sequence[int], seeds: int = 3, c: float | None = None,
-    embedded: Embedded | None = None,
+    train: LabelledVectors, test: LabelledVectors, names: list[str], shots: Sequence[int], seeds: int = 3,
+    c: float | None = None,
+    embedded: FewShotVectors | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each number of shots: of each method accuracies of the test pictures by draw, their mean and standard
-    deviation (None for one draw), and what was chosen. Draw i has the seed i. Warns of classes with too few pictures.
+    """A row for each number of shots: of each method accuracies of the test images by draw, their mean and standard
+    deviation (None for one draw), and what was chosen. Draw i has the seed i. Warns of classes with too few images.
 
     Raises UsageError where C cannot be chosen."""
     rows = []
@@ -58,7 +59,7 @@ def few_shot(
 
 
 def drawn(labels: Int[Tensor, "N"], shots: int, seed: int) -> tuple[Int[Tensor, "n"], Int[Tensor, "m"]]:
-    """Pictures to learn from and pictures to choose by, of each class at random; first come those to learn from."""
+    """Images to learn from and images to choose by, of each class at random; first come those to learn from."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     classes = [order[labels[order] == number] for number in labels.unique().tolist()]
     further = min(shots, FURTHER)
@@ -66,21 +67,26 @@ def drawn(labels: Int[Tensor, "N"], shots: int, seed: int) -> tuple[Int[Tensor, 
 
 
 def _probed(
-    train: Pictures, test: Pictures, names: list[str], few: Tensor, further: Tensor, c: float | None
+    train: LabelledVectors, test: LabelledVectors, names: list[str], few: Tensor, further: Tensor, c: float | None
 ) -> tuple[ClassScores, dict[str, float]]:
-    own, held = (Pictures(train.vectors[part], train.labels[part]) for part in (few, further))
+    own, held = (LabelledVectors(train.vectors[part], train.labels[part]) for part in (few, further))
     if c is None:
         if not len(held.labels):
-            raise UsageError("few-shot: no class has a picture more than its shots to choose C by: give it with --C")
+            raise UsageError("is needed: no class has an image more than its shots to choose it by", argument="C")
         c, _ = best_strength(own, held, len(names))
     scores, _, converged = fitted(own, test.vectors, len(names), c)
     if not converged:
-        warnings.warn(f"linear probe of {len(few)} pictures: L-BFGS has not converged at C {c:.3g}", stacklevel=4)
+        warnings.warn(f"linear probe of {len(few)} images: L-BFGS has not converged at C {c:.3g}", stacklevel=4)
     return class_scores(names, test.labels, scores), {"c": c}
 
 
 def _adapted(
-    embedded: Embedded, train: Pictures, test: Pictures, names: list[str], few: Tensor, further: Tensor
+    embedded: FewShotVectors,
+    train: LabelledVectors,
+    test: LabelledVectors,
+    names: list[str],
+    few: Tensor,
+    further: Tensor,
 ) -> tuple[ClassScores, dict[str, float]]:
     keys, values = embedded.train[few], torch.nn.functional.one_hot(train.labels[few], len(names)).float()
     alike, logits, labels = embedded.train[further] @ keys.T, embedded.train_logits[further], train.labels[further]
@@ -96,7 +102,7 @@ def _adapted(
 
 
 def cache_scores(alike: Float[Tensor, "N K"], values: Float[Tensor, "K C"], beta: float) -> Float[Tensor, "N C"]:
-    """Tip-Adapter's equation 4: exp(-β (1 - cosine)) of the kept pictures, summed by class."""
+    """Tip-Adapter's equation 4: exp(-β (1 - cosine)) of the kept images, summed by class."""
     return (beta * (alike - 1)).exp() @ values
 
 

@@ -1,7 +1,7 @@
 """Linear probe: logistic regression on frozen features (Radford et al. 2021, appendix A.3), with scikit-learn's L-BFGS.
 
-Its strength is chosen on a held-out part of the training pictures, over 1e-6 to 1e6 by the paper's binary search, at
-last in 8 steps a decade; then all training pictures are fitted. scikit-learn's C is the inverse of the paper's λ."""
+Its strength is chosen on a held-out part of the training images, over 1e-6 to 1e6 by the paper's binary search, at
+last in 8 steps a decade; then all training images are fitted. scikit-learn's C is the inverse of the paper's λ."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from torch import Tensor
 from multimodal.errors import DataError, UsageError
 from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
 
-HELD_OUT = 0.2  # of the training pictures of each class, to choose C by
+HELD_OUT = 0.2  # of the training images of each class, to choose C by
 ITERATIONS = 1000  # at most, as in the paper
 LEAST, MOST = -6.0, 6.0  # exponents of C
 COARSE, FINE = 2.0, 1 / 8  # steps in exponents: of the first round and of the last
 
 
-class Pictures(NamedTuple):
+class LabelledVectors(NamedTuple):
     """Vectors and class numbers."""
 
     vectors: Float[Tensor, "N D"]
@@ -29,8 +29,8 @@ class Pictures(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A value of C: the accuracy on the pictures it is chosen by, L-BFGS's iterations, and whether they were enough."""
+class ProbeFit:
+    """A value of C: the accuracy on the images it is chosen by, L-BFGS's iterations, and whether they were enough."""
 
     c: float
     accuracy: float
@@ -40,25 +40,25 @@ class Fit:
 
 @dataclass(frozen=True)
 class Probe:
-    """Scores of the test pictures by the fit to all training pictures; how C was chosen (empty: it was given)."""
+    """Scores of the test images by the fit to all training images; how C was chosen (empty: it was given)."""
 
     scores: ClassScores
     c: float
     iterations: int
     converged: bool
-    sweep: list[Fit]
+    sweep: list[ProbeFit]
 
 
 def linear_probe(
-    train: Pictures, test: Pictures, names: list[str], c: float | None = None, seed: int = 0,
+    train: LabelledVectors, test: LabelledVectors, names: list[str], c: float | None = None, seed: int = 0,
     max_iterations: int = ITERATIONS,
 ) -> Probe:  # fmt: skip
     """Warns where the last fit has not converged; those of the search say it of themselves. Raises DataError where the
-    training pictures are of one class, UsageError where no class has two to choose C by."""
+    training images are of one class, UsageError where no class has two to choose C by."""
     sweep = []
     if c is None:
         held = held_out(train.labels, HELD_OUT, seed)
-        some, others = (Pictures(train.vectors[part], train.labels[part]) for part in (~held, held))
+        some, others = (LabelledVectors(train.vectors[part], train.labels[part]) for part in (~held, held))
         c, sweep = best_strength(some, others, len(names), max_iterations)
     scores, iterations, converged = fitted(train, test.vectors, len(names), c, max_iterations)
     if not converged:
@@ -70,22 +70,22 @@ def linear_probe(
 
 
 def best_strength(
-    train: Pictures, held: Pictures, classes: int, max_iterations: int = ITERATIONS
-) -> tuple[float, list[Fit]]:
+    train: LabelledVectors, held: LabelledVectors, classes: int, max_iterations: int = ITERATIONS
+) -> tuple[float, list[ProbeFit]]:
     """The C of the best accuracy on `held`, of equal ones the middle one, and all that were tried, in their order of C.
     Raises UsageError where `held` is empty."""
     if not len(held.labels):
-        raise UsageError("linear probe: no class has two training pictures, so C cannot be chosen: give it with --C")
+        raise UsageError("is needed: no class has two training images to choose it by", argument="C")
 
-    def tried(exponent: float) -> Fit:
+    def tried(exponent: float) -> ProbeFit:
         scores, *how = fitted(train, held.vectors, classes, 10**exponent, max_iterations)
-        return Fit(10**exponent, (scores.argmax(1) == held.labels).double().mean().item(), *how)
+        return ProbeFit(10**exponent, (scores.argmax(1) == held.labels).double().mean().item(), *how)
 
     tries = searched(tried)
     return _peak(tries).c, tries
 
 
-def searched(tried: Callable[[float], Fit]) -> list[Fit]:
+def searched(tried: Callable[[float], ProbeFit]) -> list[ProbeFit]:
     """The paper's search: steps of two decades first, then half a step to either side of the best, and so on."""
     count = round((MOST - LEAST) / COARSE) + 1
     found = {exponent: tried(exponent) for exponent in (LEAST + COARSE * i for i in range(count))}
@@ -100,7 +100,7 @@ def searched(tried: Callable[[float], Fit]) -> list[Fit]:
     return [found[exponent] for exponent in sorted(found)]
 
 
-def _peak(tries: Sequence[Fit]) -> Fit:
+def _peak(tries: Sequence[ProbeFit]) -> ProbeFit:
     """The best, of equal ones the middle one: at an end of a range that is right everywhere nothing is learned."""
     highest = max(fit.accuracy for fit in tries)
     equal = [fit for fit in tries if fit.accuracy == highest]
@@ -108,18 +108,18 @@ def _peak(tries: Sequence[Fit]) -> Fit:
 
 
 def fitted(
-    train: Pictures, vectors: Float[Tensor, "N D"], classes: int, c: float, max_iterations: int = ITERATIONS
+    train: LabelledVectors, vectors: Float[Tensor, "N D"], classes: int, c: float, max_iterations: int = ITERATIONS
 ) -> tuple[Float[Tensor, "N C"], int, bool]:
-    """Scores of `vectors`, L-BFGS's iterations, and whether it converged. A class without training pictures scores
-    minus infinity. Raises DataError for training pictures of one class."""
+    """Scores of `vectors`, L-BFGS's iterations, and whether it converged. A class without training images scores
+    minus infinity. Raises DataError for training images of one class."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     if len(train.labels.unique()) < 2:
-        raise DataError(f"linear probe: its {len(train.labels)} training pictures are of one class")
+        raise DataError(f"linear probe: its {len(train.labels)} training images are of one class")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", "The number of unique classes")  # one picture a class is what was asked for
+        warnings.filterwarnings("ignore", "The number of unique classes")  # one image a class is what was asked for
         model = LogisticRegression(C=c, max_iter=max_iterations).fit(train.vectors.numpy(), train.labels.numpy())
         found = torch.from_numpy(model.decision_function(vectors.numpy())).float()
     for warning in caught:
@@ -133,7 +133,7 @@ def fitted(
 
 
 def held_out(labels: Int[Tensor, "N"], share: float, seed: int) -> Bool[Tensor, "N"]:
-    """That share of each class, at least one picture, but never the last one."""
+    """Random share of each class: at least one image, never all of them."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     taken = torch.zeros(len(labels), dtype=torch.bool)
     for number in labels.unique().tolist():
@@ -142,5 +142,5 @@ def held_out(labels: Int[Tensor, "N"], share: float, seed: int) -> Bool[Tensor, 
     return taken
 
 
-def sweep_record(sweep: list[Fit]) -> list[dict[str, Any]]:
+def sweep_record(sweep: list[ProbeFit]) -> list[dict[str, Any]]:
     return [vars(fit) for fit in sweep]

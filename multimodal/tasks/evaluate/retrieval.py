@@ -1,4 +1,4 @@
-"""Retrieval of texts by pictures and of pictures by texts: at which rank the first right one comes.
+"""Retrieval of texts by images and of images by texts: at which rank the first right one comes.
 
 The rank of a query is one more than the number of wrong items that do not score lower than its best right one. So a tie
 is no hit: a wrong item with the same score comes before. Without ties recall@k is that of CLIP_benchmark: the share of
@@ -18,7 +18,7 @@ CELLS = 1 << 22  # scores that are held at once
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Ranks from 1: of each picture's first own text among all texts, and of each text's own picture among all."""
+    """Ranks from 1: of each image's first own text among all texts, and of each text's own image among all."""
 
     image_to_text: Int[Tensor, "N"]
     text_to_image: Int[Tensor, "M"]
@@ -28,7 +28,7 @@ class Retrieval:
         reciprocal rank. CLIP_benchmark calls the ways text retrieval and image retrieval."""
         images, texts = len(self.image_to_text), len(self.text_to_image)
         return {
-            "pictures": images, "texts": texts, "image_to_text": rank_figures(self.image_to_text, texts),
+            "images": images, "texts": texts, "image_to_text": rank_figures(self.image_to_text, texts),
             "text_to_image": rank_figures(self.text_to_image, images),
         }  # fmt: skip
 
@@ -40,10 +40,10 @@ def rank_figures(ranks: Int[Tensor, "N"], choices: int) -> dict[str, float | Non
 
 
 def retrieval(images: Float[Tensor, "N D"], texts: Float[Tensor, "M D"], owners: Sequence[int]) -> Retrieval:
-    """Of unit vectors; `owners`: the number of the picture that each text belongs to."""
+    """Retrieval metrics of unit vectors; `owners`: the index of each text's image."""
     of = torch.as_tensor(owners, dtype=torch.long)
-    pictures = torch.arange(len(images))
-    return Retrieval(first_ranks(images, texts, pictures, of), first_ranks(texts, images, of, pictures))
+    own = torch.arange(len(images))
+    return Retrieval(first_ranks(images, texts, own, of), first_ranks(texts, images, of, own))
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Scores of what a model gave against what was wanted, as shares of 1."""
+"""Scores of hypotheses against references and of predictions against labels, as shares of 1."""
 
 from collections.abc import Callable, Sequence
 
@@ -51,8 +51,15 @@ def bleu(references: Sequence[str], hypotheses: Sequence[str]) -> float:
     return round(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score, 2)
 
 
+def chrf(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """Corpus chrF in percent (sacrebleu's defaults: chrF2, character 6-grams; Popović 2015)."""
+    import sacrebleu
+
+    return round(sacrebleu.corpus_chrf(list(hypotheses), [list(references)]).score, 2)
+
+
 def ranks(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
-    """How many others of each row do not score lower than its label: so that a tie, or a score that is no number, is
+    """Number of other columns that score no lower than each row's label: a tie, or a score that is NaN, is
     no hit. `topk` would take either of a tie, and a model that gives all labels one score would look informed."""
     return (~(scores < scores.gather(1, labels[:, None]))).sum(1) - 1
 

@@ -1,4 +1,4 @@
-"""Error rates of a model's transcripts on recordings with known texts: how many errors, which, and where."""
+"""Word and character error rates of transcripts against references, with the errors aligned word by word."""
 
 import time
 from collections import Counter, deque
@@ -22,7 +22,7 @@ KINDS: dict[str, Kind] = {
 MOST_COMMON, MOST_WRONG = 10, 20  # errors of a kind, and utterances, that a report names
 
 
-class Edit(NamedTuple):
+class WordEdit(NamedTuple):
     """A word wanted and what was found for it; the one that is not there is empty."""
 
     kind: Kind
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
     found: str
 
 
-class Heard(NamedTuple):
+class TranscribedItem(NamedTuple):
     """`name`: "list.jsonl line 3: path". Texts as they came; the language the model took; how much is damaged."""
 
     name: str
@@ -46,7 +46,7 @@ class Utterance:
     """The edits that turn the normalised words wanted into those found, as few as can be."""
 
     name: str
-    edits: list[Edit]
+    edits: list[WordEdit]
 
     @property
     def words(self) -> int:
@@ -63,7 +63,7 @@ class Utterance:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class TranscriptEvaluation:
     """`wer` and `cer`: all errors over all words, or characters, wanted. `broken`: what was left out and why."""
 
     normalizer: str
@@ -105,7 +105,7 @@ def evaluate(
     manifest: str | Path, checkpoint: Checkpoint, *, normalizer_name: str | None = None, keep_marks: bool = False,
     limit: int | None = None, trust: Trust = OWN_FOLDER,
     watch: Callable[[int, int, int], None] = lambda *_: None, **options: Any,
-) -> Evaluation:  # fmt: skip
+) -> TranscriptEvaluation:  # fmt: skip
     """Transcribes the recordings of a manifest ({"audio_filepath", "text"} a line, CSV, or WebDataset tars) with the
     `options` of `transcribe_many`, and compares.
 
@@ -115,7 +115,7 @@ def evaluate(
     if normalizer_name is not None or keep_marks:  # told before an hour of work
         normalizer(normalizer_name or "basic", keep_marks)
     source = open_source(manifest, trust=trust)
-    items = _Items(source, [source.name(key) for key in range(len(source))[:limit]])
+    items = _PendingItems(source, [source.name(key) for key in range(len(source))[:limit]])
     results = transcribe_many(items.media(), checkpoint, **options)
     began, heard = time.perf_counter(), []
     for _, result in results:
@@ -124,7 +124,9 @@ def evaluate(
             items.leave_out(number, result)
         else:
             language = "en" if options.get("task") == "translate" else result["language"]
-            heard.append(Heard(name, wanted, result["text"], result["duration"], language, len(result["damaged"])))
+            heard.append(
+                TranscribedItem(name, wanted, result["text"], result["duration"], language, len(result["damaged"]))
+            )
         watch(len(heard) + len(items.broken), len(items.places), len(items.broken))
     seconds = time.perf_counter() - began
     broken = [items.broken[number] for number in sorted(items.broken)]
@@ -134,8 +136,12 @@ def evaluate(
 
 
 def compared(
-    heard: Iterable[Heard], broken: list[str], seconds: float, name: str | None = None, keep_marks: bool = False
-) -> Evaluation:
+    heard: Iterable[TranscribedItem],
+    broken: list[str],
+    seconds: float,
+    name: str | None = None,
+    keep_marks: bool = False,
+) -> TranscriptEvaluation:
     """The figures of texts that were transcribed in so many seconds."""
     heard = list(heard)
     ((language, _),) = Counter(one.language for one in heard).most_common(1)
@@ -146,10 +152,10 @@ def compared(
     utterances = [Utterance(one.name, aligned(*pair)) for one, pair in zip(heard, texts, strict=True)]
     damaged, length = sum(one.damaged > 0 for one in heard), sum(one.seconds for one in heard)
     label = "none" if chosen == "none" else f"whisper {chosen}{', marks kept' if keep_marks else ''}"
-    return Evaluation(label, wer, cer, length, seconds, damaged, utterances, broken)
+    return TranscriptEvaluation(label, wer, cer, length, seconds, damaged, utterances, broken)
 
 
-def aligned(wanted: str, found: str) -> list[Edit]:
+def aligned(wanted: str, found: str) -> list[WordEdit]:
     """Word by word with the fewest errors (jiwer)."""
     import jiwer
 
@@ -159,12 +165,12 @@ def aligned(wanted: str, found: str) -> list[Edit]:
     for part in parts:
         a, b = words[part.ref_start_idx : part.ref_end_idx], others[part.hyp_start_idx : part.hyp_end_idx]
         pairs = zip(a or [""] * len(b), b or [""] * len(a), strict=True)
-        edits += [Edit(KINDS[part.type], *pair) for pair in pairs]
+        edits += [WordEdit(KINDS[part.type], *pair) for pair in pairs]
     return edits
 
 
 @dataclass
-class _Items:
+class _PendingItems:
     """The first items of a source, one for each of `places`; of those under way number, name and text."""
 
     source: Source
@@ -173,7 +179,7 @@ class _Items:
     broken: dict[int, str] = field(default_factory=dict)
 
     def media(self) -> Iterator[Path | bytes]:
-        """Of the usable items, each read when it is asked for."""
+        """Audio of the usable items, each read on access."""
         for number, place in enumerate(self.places):
             try:
                 sample = self.source.read(number)

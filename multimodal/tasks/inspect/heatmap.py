@@ -1,4 +1,4 @@
-"""Where in a picture a label was seen: relevance of each patch, and the picture with that laid over it."""
+"""Heat maps: relevance of image patches for a label, and overlays."""
 
 import hashlib
 import io
@@ -16,39 +16,40 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
 from multimodal.errors import ImageError, UsageError
-from multimodal.inference.frozen import Frozen
+from multimodal.inference.modules import Frozen
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
 from multimodal.models.vit import ViT
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.tasks.encode.native import native_record
 from multimodal.tasks.figures import overlay
-from multimodal.tokens.image.preprocessing import Preprocessing, preprocess, read_image
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
+from multimodal.tokens.image.reading import read_image
 
 MADE = re.compile(r"-[0-9a-f]{8}\.[1-9][0-9]*-[^/]+\.jpg$")  # `file_name`
-NAME = 60  # bytes of a label, and of a picture's name, in a file's name
+NAME = 60  # bytes of the label and of the image name in a file name
 
 
 def relevance(
     model: nn.Module, pixels: Float[Tensor, "B 3 H W"], texts: Float[Tensor, "C D"], chosen: Sequence[int] | None = None
 ) -> Float[Tensor, "B K rows columns"]:
-    """What each patch says for each text, or for those `chosen` (indices), against the other ones: above zero for it,
-    below against it, in a scale of its own for each picture and text.
+    """Relevance of each patch for each text, or for those `chosen` (indices), against the other texts: positive values
+    support the text. Each image and text has its own scale.
 
-    For a text t the score is z·(t - Σ w t'), with the picture's unit vector z and the softmax w of the scores of the
-    other texts t'; of a single text, z·t. A patch's relevance is Σ A∘∂score/∂A over all layers, heads and queries
-    that attend to it: gradient-weighted attention (Chefer et al. 2021, equation 5), but with its sign, and without the
-    product over layers. As ∂score/∂A = G Vᵀ, with G the gradient of the attention's output and V the values, that is
-    Σ V·∂score/∂V, and no attention need be made anew or kept. What the pool takes from a patch without attention,
-    x·∂score/∂x, is added. Of the methods that were measured this points best with every pool.
+    The score of a text t is z·(t - Σ w t'), with the image's unit vector z and the softmax w of the scores of the other
+    texts t'; for a single text, z·t. A patch's relevance is Σ A∘∂score/∂A over all layers, heads and queries that
+    attend to it: gradient-weighted attention (Chefer et al. 2021, equation 5), but signed and without the product over
+    layers. As ∂score/∂A = G Vᵀ, with G the gradient of the attention's output and V the values, this equals
+    Σ V·∂score/∂V, so attention is neither recomputed nor stored. The part that a pool takes from a patch without
+    attention, x·∂score/∂x, is added. Of the methods measured, this one localises best with every pool.
 
-    `texts`: unit vectors (`ZeroShotClassifier.weights`). Raises UsageError for a model without maps."""
+    `texts`: unit vectors (`ZeroShotClassifier.weights`). Raises UsageError for a model without heat maps."""
     tower = check_model(model)
     rows, columns = (edge // tower.config.patch for edge in pixels.shape[-2:])
     with torch.inference_mode(False), torch.enable_grad(), _values(tower) as values:
         device = next(model.parameters()).device
-        pixels, texts = (x.detach().to(device).clone() for x in (pixels, texts))  # may be inference tensors
-        stem = tower.stem(pixels).detach().requires_grad_()  # so that frozen weights have a gradient too
+        pixels, texts = (x.detach().to(device).clone() for x in (pixels, texts))  # inputs may be inference tensors
+        stem = tower.stem(pixels).detach().requires_grad_()  # gradients for frozen weights too
         tokens = tower.stack(stem)
         z = model.project_image(tower.pooled(tokens))
         sources = [*values, tokens] if tower.config.pool != "map" else values
@@ -62,14 +63,14 @@ def relevance(
 
 
 def _apart(model: CLIP, z: Float[Tensor, "B D"], texts: Float[Tensor, "C D"], text: int) -> Float[Tensor, "B D"]:
-    """The text less what the others that fit the picture have in common with it."""
+    """The text minus the mean of the other texts, weighted by their scores."""
     others = torch.cat([texts[:text], texts[text + 1 :]])
     return texts[text] - model.logits(z, others).detach().softmax(-1) @ others
 
 
 @contextmanager
 def _values(tower: ViT) -> Iterator[list[Float[Tensor, "B N _"]]]:
-    """The values of every attention that runs inside, in their order."""
+    """Collect the values of every attention that runs inside, in order."""
     found: list[Tensor] = []
     hooks = [
         part.value.register_forward_hook(lambda _, inputs, value: found.append(value))
@@ -83,22 +84,21 @@ def _values(tower: ViT) -> Iterator[list[Float[Tensor, "B N _"]]]:
 
 
 def check_model(model: nn.Module) -> ViT:
-    """The part that sees. Raises UsageError for a model that has no heat maps."""
+    """The image tower. Raises UsageError for a model without heat maps."""
     if not isinstance(model, CLIP) or isinstance(model, CoCa):
-        raise UsageError(f"{type(model).__name__}: heat maps need a clip, whose image and text towers end in one space")
+        raise UsageError(f"heat maps: expected a CLIP model, got {type(model).__name__}")
     if model.image.config.pool not in ("token", "mean", "map"):
-        raise UsageError(f"heat maps need pooling by token, mean or map (this model: {model.image.config.pool!r})")
+        raise UsageError(f"heat maps: expected pooling by token, mean or map (got {model.image.config.pool!r})")
     if any(isinstance(part, Frozen) for part in model.modules()):
-        raise UsageError("heat maps need gradients, thus the model as it was loaded, not one prepared for inference")
+        raise UsageError("heat maps need gradients: expected the model as loaded, not prepared for inference")
     return model.image
 
 
 class HeatMaps:
-    """Writes a picture for each of the best labels. `model`: a CLIP as it was loaded, not one prepared for
-    inference on a CPU; `texts`, `labels`: those that were compared; `max_tokens`: pictures were taken at their own
-    aspect.
+    """Writes an image for each of the best labels. `model`: a CLIP as loaded, not prepared for inference. `texts`,
+    `labels`: those of the classifier. `max_tokens`: images keep their aspect ratio.
 
-    Raises UsageError for a model without maps or a folder that cannot be written."""
+    Raises UsageError for a model without heat maps or a folder that cannot be written."""
 
     def __init__(
         self, model: nn.Module, record: Preprocessing, labels: Sequence[str], texts: Float[Tensor, "C D"],
@@ -115,49 +115,49 @@ class HeatMaps:
             raise self._refusal(error) from None
         self.outputs = outputs or Outputs()
 
-    def write(self, picture: str | Path, result: dict[str, Any]) -> list[Path]:
-        """JPEG files of one image, best label first. `result`: as `classify` returns it. Raises ImageError, also for a
-        file in their place that is not ours, and UsageError where a file cannot be written."""
-        image, record = read_image(picture), self.record
+    def write(self, file: str | Path, result: dict[str, Any]) -> list[Path]:
+        """Write JPEG files of one image, best label first. `result`: from `classify`. Raises ImageError, also for a
+        foreign file in their place, and UsageError if a file cannot be written."""
+        image, record = read_image(file), self.record
         if self.max_tokens is not None:
-            record = native_record(image, record, self.patch, self.max_tokens, str(picture))
+            record = native_record(image, record, self.patch, self.max_tokens, str(file))
         best = result["scores"][: self.top]
         chosen = [self.places[score["label"]] for score in best]
         maps = relevance(self.model, preprocess(image, record)[None], self.texts, chosen)[0].cpu()
         paths = []
         for number, (score, one) in enumerate(zip(best, maps, strict=True), 1):
             made = overlay(image, one, record, self.patch, f"{score['score']:.4f}  {score['label']}")
-            paths.append(self.folder / file_name(picture, number, score["label"]))
+            paths.append(self.folder / file_name(file, number, score["label"]))
             try:
                 self.outputs.claim(paths[-1])
             except UsageError as error:
                 raise ImageError(str(error)) from None
-            file = io.BytesIO()
-            made.save(file, "JPEG", quality=92)
+            data = io.BytesIO()
+            made.save(data, "JPEG", quality=92)
             try:
-                write_output(paths[-1], file.getvalue())
+                write_output(paths[-1], data.getvalue())
             except OSError as error:
                 raise self._refusal(error) from None
         return paths
 
     def _refusal(self, error: OSError) -> UsageError:
-        return UsageError(f"--heatmap {self.folder}: cannot be written ({error.strerror})")
+        return UsageError(f"{self.folder}: cannot be written ({error.strerror})")
 
 
-def without_maps(files: Sequence[str], folder: str | Path) -> list[str]:
-    """Less the heat maps that an earlier call left in `folder`."""
+def without_heat_maps(files: Sequence[str], folder: str | Path) -> list[str]:
+    """Files without the heat maps of an earlier run in `folder`."""
     place = os.path.abspath(folder)
     return [f for f in files if not MADE.search(f) or os.path.dirname(os.path.abspath(f)) != place]
 
 
-def file_name(picture: str | Path, number: int, label: str) -> str:
-    """Of one picture and label, in any file system: pictures of one name in two folders get two names."""
-    path = Path(picture)
+def file_name(file: str | Path, number: int, label: str) -> str:
+    """File name of one image and label, valid on any file system and distinct for equal names in two folders."""
+    path = Path(file)
     digest = hashlib.sha256(str(path.absolute()).encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{_safe(path.stem)}-{digest}.{number}-{_safe(label)}.jpg"
 
 
 def _safe(text: str) -> str:
-    """Letters and digits of any script, at most NAME bytes of them."""
+    """Letters and digits of any script, at most NAME bytes."""
     clean = re.sub(r"[^\w.-]+", "_", text.encode("utf-8", "replace").decode())
     return clean.encode()[:NAME].decode(errors="ignore").strip("._") or "_"

@@ -1,4 +1,4 @@
-"""Induction heads: those that look for what followed the last time (Olsson et al. 2022)."""
+"""Induction heads: attention to the token that followed last time (Olsson et al. 2022)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,15 +13,14 @@ from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-AT_ONCE = 2**27  # attention weights that are held at once
-MOST = 2**15  # tokens of a row, of a model whose positions have no end: attention takes the square of it
+AT_ONCE = 2**27  # attention weights in memory
+MOST = 2**15  # tokens of a row for unlimited positions: attention is quadratic
 
 
 class Induction(NamedTuple):
-    """`prefix_matching`: mean attention from a token of the second copy to the token after its earlier occurrence
-    (Olsson et al. 2022, "prefix matching score"). `previous`: mean attention to the token before. `losses`: nats a
-    token of the first and of the second copy, without the first token of each, which nothing tells; their difference
-    is what the context teaches. None for a model without logits."""
+    """`prefix_matching`: mean attention from a token of the second copy to the token after its first occurrence (Olsson
+    et al. 2022, "prefix matching score"). `previous`: mean attention to the previous token. `losses`: nats per token of
+    the first and of the second copy, without the unpredictable first tokens; None for a model without logits."""
 
     prefix_matching: Float[Tensor, "L H"]
     previous: Float[Tensor, "L H"]
@@ -32,7 +31,7 @@ def prefix_matching(
     model: nn.Module, vocabulary: int | Sequence[int], length: int = 50, rows: int = 16, seed: int = 0,
     begin: int | None = None,
 ) -> Float[Tensor, "L H"]:  # fmt: skip
-    """The prefix-matching score of each head, from 0 to 1; see `induction`."""
+    """Prefix-matching score of each head, in 0..1; see `induction`."""
     return induction(model, vocabulary, length, rows, seed, begin).prefix_matching
 
 
@@ -41,18 +40,18 @@ def induction(
     model: nn.Module, vocabulary: int | Sequence[int], length: int = 50, rows: int = 16, seed: int = 0,
     begin: int | None = None,
 ) -> Induction:  # fmt: skip
-    """Looks at a causal TextTransformer with random sequences of `length` tokens, each said twice.
+    """Score the heads of a causal TextTransformer on random sequences of `length` tokens, each repeated once.
 
-    `vocabulary`: the ids to draw from, or how many there are; control ids do not belong to it (`usable_ids`). A row has
-    no token twice in one copy where there are enough of them. `begin`: an id before each row. The model is put in eval
-    mode, and back. Raises UsageError for another model, or a length that does not fit it."""
+    `vocabulary`: ids to draw from, or their number; leave out control ids (`usable_ids`). Tokens of one copy are
+    distinct if there are enough. `begin`: id before each row. Runs in eval mode and restores the mode. Raises
+    UsageError for another model or an invalid length."""
     if not isinstance(model, TextTransformer) or not model.config.causal:
-        raise UsageError(f"{type(model).__name__}: induction heads are looked for in causal language models")
+        raise UsageError(f"induction: expected a causal language model, got {type(model).__name__}")
     first = int(begin is not None)
     most = MOST if model.config.limit is None else model.config.limit
     if length < 2 or 2 * length + first > most:
-        raise UsageError(f"length {length}: two copies have {2 * length + first} tokens, the model's context is "
-                         f"{most}, and fewer than 2 tokens are no sequence")  # fmt: skip
+        raise UsageError(f"length must be at least 2 and two copies fit into the context of {most} tokens "
+                         f"(got {length}: {2 * length + first} tokens)")  # fmt: skip
     ids = _repeated(vocabulary, length, rows, seed)
     ids = F.pad(ids, (first, 0), value=begin or 0).to(model.device)
     block = model.config.stack
@@ -60,7 +59,7 @@ def induction(
     mode = model.training
     model.eval()
     try:
-        parts = [_looked(model, part, length) for part in ids.split(max(1, AT_ONCE // each))]
+        parts = [_scores(model, part, length) for part in ids.split(max(1, AT_ONCE // each))]
     finally:
         model.train(mode)
     matching, previous, losses = (torch.cat(one).mean(0) for one in zip(*parts, strict=True))
@@ -68,32 +67,32 @@ def induction(
 
 
 def usable_ids(tokenizer: Tokenizer) -> list[int]:
-    """All ids that a text can hold."""
+    """All ids except control tokens."""
     control = tokenizer.control | {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id}
     return [number for number in range(tokenizer.vocab_size) if number not in control]
 
 
 def _repeated(vocabulary: int | Sequence[int], length: int, rows: int, seed: int) -> Int[Tensor, "B T"]:
-    """Rows of random ids, each twice."""
+    """Rows of random ids, repeated once."""
     usable = torch.arange(vocabulary) if isinstance(vocabulary, int) else torch.tensor(vocabulary)
     if len(usable) < 2 or rows < 1:
-        raise UsageError(f"{len(usable)} usable ids and {rows} rows: induction needs at least 2 and 1")
+        raise UsageError(f"{len(usable)} usable ids and {rows} rows: induction needs at least 2 ids and 1 row")
     generator = torch.Generator().manual_seed(seed)
     chances = torch.ones(rows, len(usable))
     drawn = torch.multinomial(chances, length, replacement=len(usable) < length, generator=generator)
     return usable[drawn].repeat(1, 2)
 
 
-def _looked(
+def _scores(
     model: TextTransformer, ids: Int[Tensor, "B T"], length: int
 ) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"], Float[Tensor, "B 2"]]:
-    with capture_attention() as seen:
+    with capture_attention() as captured:
         states = model.states(ids)
-    if len(seen) != model.config.stack.layers:
-        raise UsageError("induction: this model's attention has no weights to look at (linear, or a sparse mask)")
+    if len(captured) != model.config.stack.layers:
+        raise UsageError("induction: attention without weights (linear, or a sparse mask)")
     start = ids.shape[1] - length  # of the second copy
-    matching = _mean_diagonals(seen, length - 1, start)
-    previous = _mean_diagonals(seen, 1, ids.shape[1] - 2 * length + 1)
+    matching = _mean_diagonals(captured, length - 1, start)
+    previous = _mean_diagonals(captured, 1, ids.shape[1] - 2 * length + 1)
     if model.config.tied is None:
         return matching, previous, ids.new_zeros(len(ids), 2, dtype=torch.float)
     nats = F.cross_entropy(model.logits(states)[:, :-1].transpose(1, 2).float(), ids[:, 1:], reduction="none")
@@ -101,7 +100,7 @@ def _looked(
     return matching, previous, losses.cpu()
 
 
-def _mean_diagonals(seen: list[tuple[nn.Module, Tensor]], back: int, first: int) -> Float[Tensor, "B L H"]:
-    """Mean attention of the queries from `first` on to the key so many places `back`, of each row, layer and head."""
-    found = [weights.diagonal(-back, -2, -1)[..., first - back :].float().mean(-1) for _, weights in seen]
+def _mean_diagonals(captured: list[tuple[nn.Module, Tensor]], back: int, first: int) -> Float[Tensor, "B L H"]:
+    """Mean attention of the queries from `first` on to the key `back` positions earlier."""
+    found = [weights.diagonal(-back, -2, -1)[..., first - back :].float().mean(-1) for _, weights in captured]
     return torch.stack(found, 1).cpu()

@@ -1,6 +1,5 @@
-"""Attention maps, filters, similarities and distances as pictures."""
+"""Figures of attention maps, filters, similarities and distances."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,20 +8,20 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from multimodal.tasks.figures import fonts, overlay, shown
+from multimodal.tasks.figures import fonts, new_figure, overlay, png, shown, written
 from multimodal.tasks.inspect.maps import Axis
-from multimodal.tasks.inspect.numbers import Chosen
+from multimodal.tasks.inspect.numbers import HeadSelection
 from multimodal.tokens.image.preprocessing import Preprocessing
 
 DPI = 120
 LETTERS = 14  # of a token
-NAMED = 48  # tokens up to which each has its name
+NAMED = 48  # most tokens that are all labelled
 COLOURS = "viridis"
 
 
-def plot_maps(maps: Chosen, queries: Axis, keys: Axis, title: str) -> bytes:
-    """A matrix of queries × keys for each layer (rows, where there are several) and head. Colours go by the square root
-    of the weight, so that small ones are seen."""
+def plot_maps(maps: HeadSelection, queries: Axis, keys: Axis, title: str) -> bytes:
+    """A matrix of queries × keys for each layer and head; several layers are rows. Colours follow the square root of
+    the weight, which keeps small ones visible."""
     from matplotlib.colors import PowerNorm
 
     layers, heads = maps.weights.shape[:2]
@@ -51,19 +50,19 @@ def plot_maps(maps: Chosen, queries: Axis, keys: Axis, title: str) -> bytes:
     if not sheet:
         _outer_labels(axes, heads, across, _what(keys, "attended to"), _what(queries, "attends"))
     figure.colorbar(image, ax=axes, label="attention", shrink=min(1.0, 4 / (down * tall)), pad=0.01)
-    return _png(figure)
+    return png(figure)
 
 
-def plot_pictures(
-    tiles: Sequence[tuple[str, Float[Tensor, "rows columns"]]], picture: Image.Image, record: Preprocessing, patch: int,
-    across: int, title: str, first: str | None = "picture",
+def plot_images(
+    tiles: Sequence[tuple[str, Float[Tensor, "rows columns"]]], image: Image.Image, record: Preprocessing, patch: int,
+    across: int, title: str, first: str | None = "image",
 ) -> bytes:  # fmt: skip
-    """The picture with each map laid over it, in rows of so many. `first`: what the picture alone is called."""
+    """The image under each map, `across` in a row. `first`: title of the plain image."""
     blank = tiles[0][1] * 0
     drawn = ([(first, blank)] if first else []) + list(tiles)
     across = min(across, len(drawn))
     down = -(-len(drawn) // across)
-    small = picture.copy()
+    small = image.copy()
     side = 1.9 if len(drawn) <= 40 else 1.2
     small.thumbnail((round(side * DPI), round(side * DPI)), Image.Resampling.BICUBIC)
     tall = side * small.height / small.width
@@ -74,11 +73,11 @@ def plot_pictures(
             name, values = drawn[number]
             one.imshow(np.asarray(overlay(small, values, record, patch)))
             _title(one, name, 8 if side > 1.5 else 6)
-    return _png(figure)
+    return png(figure)
 
 
 def plot_filters(components: Float[Tensor, "N height width C"], shares: Float[Tensor, "N"], title: str) -> bytes:
-    """Each in its own scale, grey where it is zero."""
+    """Filters, each in its own scale; zero is grey."""
     figure, axes = _figure(*_grid(len(components), 7), 1.1, 1.3, title)
     for number, one in enumerate(axes.flat):
         one.set_axis_off()
@@ -87,11 +86,11 @@ def plot_filters(components: Float[Tensor, "N height width C"], shares: Float[Te
             values = values if values.shape[-1] == 3 else values[..., :1].repeat(3, -1)
             one.imshow(values / (2 * np.abs(values).max()) + 0.5, interpolation="nearest")
             _title(one, f"{100 * float(shares[number]):.1f} %", 7)
-    return _png(figure)
+    return png(figure)
 
 
 def plot_similarity(values: Float[Tensor, "T T"], axis: Axis, title: str) -> bytes:
-    """Of patches a map for each patch, at its place; else one matrix."""
+    """One map per patch at its position, or one matrix for a sequence."""
     if axis.grid is None:
         figure, axes = _figure(1, 1, 4.6, 4.6, title)
         one, count = axes.flat[0], len(values)
@@ -108,26 +107,26 @@ def plot_similarity(values: Float[Tensor, "T T"], axis: Axis, title: str) -> byt
         figure.supxlabel("column of the patch", fontsize=9)
         figure.supylabel("row of the patch", fontsize=9)
     figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.7, pad=0.02)
-    return _png(figure)
+    return png(figure)
 
 
 def plot_distances(distances: Float[Tensor, "L H"], unit: str, title: str) -> bytes:
-    """A point a head, and the mean of each layer."""
+    """One point per head, and the mean of each layer."""
     figure, axes = _figure(1, 1, max(4.4, 0.42 * len(distances) + 1), 3.4, title)
     one, layers = axes.flat[0], range(len(distances))
     for head in range(distances.shape[1]):
         one.scatter(layers, distances[:, head].numpy(), s=22, color="tab:blue", alpha=0.6, lw=0,
                     label="head" if head == 0 else None)  # fmt: skip
-    one.plot(layers, distances.mean(1).numpy(), color="tab:orange", lw=1.5, marker="_", ms=12, label="mean of a layer")
+    one.plot(layers, distances.mean(1).numpy(), color="tab:orange", lw=1.5, marker="_", ms=12, label="layer mean")
     one.set(xlabel="layer", ylabel=f"mean attention distance ({unit})", ylim=(0, 1.08 * float(distances.max())))
     one.xaxis.get_major_locator().set_params(integer=True)
     one.legend(fontsize=8, frameon=False)
     one.spines[["top", "right"]].set_visible(False)
-    return _png(figure)
+    return png(figure)
 
 
 def plot_heads(scores: Float[Tensor, "L H"], label: str, title: str) -> bytes:
-    """A cell a head, with its number where there is room; colours go up to the highest."""
+    """One cell per head, with its value if there is room."""
     layers, heads = scores.shape
     cell = 0.55 if max(layers, heads) <= 16 else 0.25
     figure, axes = _figure(1, 1, max(3.2, cell * heads), max(2.2, cell * layers), title)
@@ -144,36 +143,28 @@ def plot_heads(scores: Float[Tensor, "L H"], label: str, title: str) -> bytes:
                 one.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=7,
                          color="black" if value > 0.6 * top else "white")  # fmt: skip
     figure.colorbar(image, ax=axes, label=label, pad=0.02)
-    return _png(figure)
+    return png(figure)
 
 
 def _grid(count: int, most: int = 4) -> tuple[int, int]:
-    """Rows and columns."""
+    """Rows and columns of panels."""
     across = min(most, count) if count != 4 or most != 4 else 2
     return -(-count // across), across
 
 
 def _figure(down: int, across: int, width: int | float, height: int | float, title: str) -> tuple[Any, Any]:
-    """`width` and `height` of a panel, in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Figure and panels. `width`, `height`: of a panel, in inches."""
     size = min(60.0, max(5.4, across * width + 1.4)), min(60.0, down * height + 0.9)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    letters = int(size[0] * 12)
-    text = shown(title)
-    text = text if len(text) <= letters else text[: letters - 1] + "…"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=9.5, parse_math=False, fontfamily=fonts(text))
+    figure = new_figure(size, title, DPI)
     return figure, figure.subplots(down, across, squeeze=False)
 
 
 def _title(axes: Any, text: str, size: int | float) -> None:
-    text = shown(text)
-    axes.set_title(text, fontsize=size, pad=2, parse_math=False, fontfamily=fonts(text))
+    options = written(text)
+    axes.set_title(options.pop("s"), fontsize=size, pad=2, **options)
 
 
-def _label_panel(axes: Any, maps: Chosen, number: int, sheet: bool) -> None:
+def _label_panel(axes: Any, maps: HeadSelection, number: int, sheet: bool) -> None:
     layer, head = divmod(number, len(maps.heads))
     if not sheet:
         _title(axes, maps.label or f"layer {maps.layers[layer]}, head {maps.heads[head]}", 9)
@@ -185,7 +176,7 @@ def _label_panel(axes: Any, maps: Chosen, number: int, sheet: bool) -> None:
 
 
 def _edge(axis: Axis, place: int) -> float:
-    """Where a position begins on its axis: tokens stand at whole numbers, sounds at their seconds."""
+    """Start of a position on its axis: tokens are centred on whole numbers, audio is in seconds."""
     return place * axis.step if axis.unit == "second" else place - 0.5
 
 
@@ -208,16 +199,10 @@ def _what(axis: Axis, role: str) -> str:
 
 
 def _outer_labels(axes: Any, panels: int, across: int, below: str, left: str) -> None:
-    """Of the panels at the edges alone."""
+    """Label the outer panels only."""
     for number, one in enumerate(axes.flat):
         if number < panels:
             if number + across >= panels:
                 one.set_xlabel(below, fontsize=8)
             if number % across == 0:
                 one.set_ylabel(left, fontsize=8)
-
-
-def _png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()

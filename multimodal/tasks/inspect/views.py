@@ -1,4 +1,4 @@
-"""What `multimodal inspect` shows of each kind: numbers as a record and as lines, and the picture of them."""
+"""Views of `multimodal inspect`: a JSON record, lines for a terminal, and a figure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,19 +10,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
-from multimodal.models.encoder_decoder import TextToText
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
-from multimodal.models.whisper import SpeechToText
+from multimodal.models.whisper import Whisper
 from multimodal.tasks.inspect import numbers as numbers
 from multimodal.tasks.inspect import plots as plots
-from multimodal.tasks.inspect.alignment import Asked, alignment
+from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
 from multimodal.tasks.inspect.induction import induction, usable_ids
-from multimodal.tasks.inspect.maps import Axis, Seen, attention, is_picture_model, is_sound_model, tower_of
-from multimodal.tasks.inspect.numbers import Chosen, chosen
-from multimodal.tokens.image.preprocessing import read_image, to_rgb
+from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, is_audio_model, is_image_model, tower_of
+from multimodal.tasks.inspect.numbers import HeadSelection, chosen
+from multimodal.tokens.image.reading import read_image, to_rgb
 from multimodal.weights.folder import Checkpoint
 
-STRONGEST = 3  # keys that are listed for a token
+STRONGEST = 3  # keys listed for a token
 UNITS = {"token": "tokens", "patch": "pixels", "second": "s"}
 
 
@@ -32,38 +32,38 @@ class View(NamedTuple):
     draw: Callable[[], bytes]
 
 
-class Wanted(NamedTuple):
-    """Which layer ("all": all of them; None: the last) and head (None: all), and for induction how many tokens are
-    said twice (None: 50, or as many as the context holds)."""
+class ViewOptions(NamedTuple):
+    """`layer`: a number, "all", or None for the last. `head` None: all. `length`: tokens repeated for induction (None:
+    50, or as many as fit)."""
 
     layer: int | str | None = None
     head: int | None = None
     length: int | None = None
 
 
-def view(checkpoint: Checkpoint, what: str, asked: Asked | None, wanted: Wanted) -> View:
-    """Raises UsageError for what the model does not have, or what needs an input; and as `attention`, `alignment`."""
+def view(checkpoint: Checkpoint, what: str, request: AlignmentRequest | None, options: ViewOptions) -> View:
+    """Compute a view. Raises UsageError for an unsupported model or missing input, and as `attention`, `alignment`."""
     if what in _WEIGHTS:
-        return _WEIGHTS[what](checkpoint, wanted)
-    if asked is None:
-        raise UsageError(f"--what {what}: needs an INPUT, a text or the file of a picture or a recording")
-    return _INPUTS[what](checkpoint, asked, wanted)
+        return _WEIGHTS[what](checkpoint, options)
+    if request is None:
+        raise UsageError(f"{what}: expected an INPUT (a text, or an image or audio file)", argument="what")
+    return _INPUTS[what](checkpoint, request, options)
 
 
-def _titled(checkpoint: Checkpoint, what: str, asked: Asked | None = None) -> str:
-    """A file is called by its name alone."""
+def _titled(checkpoint: Checkpoint, what: str, request: AlignmentRequest | None = None) -> str:
+    """Title of a figure, with the base name of a file."""
     model = Path(checkpoint.source).name or "model"
-    if asked is None:
+    if request is None:
         return f"{model}: {what}"
-    files = is_picture_model(checkpoint.model) or is_sound_model(checkpoint.model)
-    return f"{model}: {what} {Path(asked.given).name if files else asked.given}"
+    files = is_image_model(checkpoint.model) or is_audio_model(checkpoint.model)
+    return f"{model}: {what} {Path(request.input).name if files else request.input}"
 
 
 def _rounded(values: Tensor) -> Any:
     return [_rounded(row) for row in values] if values.ndim else float(f"{float(values):.5g}")
 
 
-def _sides(seen: Seen) -> dict[str, Any]:
+def _sides(seen: AttentionMap) -> dict[str, Any]:
     facts = {}
     for side, axis in (("queries", seen.queries), ("keys", seen.keys)):
         own = {"unit": axis.unit, "tokens": list(axis.names) or None, "grid": axis.grid, "step": axis.step}
@@ -72,10 +72,10 @@ def _sides(seen: Seen) -> dict[str, Any]:
     return facts
 
 
-def _attention(checkpoint: Checkpoint, asked: Asked, wanted: Wanted) -> View:
-    seen = attention(checkpoint, asked.given)
-    maps = chosen(seen.weights, wanted.layer, wanted.head)
-    title = _titled(checkpoint, "self-attention over", asked)
+def _attention(checkpoint: Checkpoint, request: AlignmentRequest, options: ViewOptions) -> View:
+    seen = attention(checkpoint, request.input)
+    maps = chosen(seen.weights, options.layer, options.head)
+    title = _titled(checkpoint, "self-attention over", request)
     record = {"what": "attention", "layers": maps.layers, "heads": maps.heads, **_sides(seen)}
     lines = _summary(seen, maps)
     if seen.keys.grid is None:
@@ -83,30 +83,30 @@ def _attention(checkpoint: Checkpoint, asked: Asked, wanted: Wanted) -> View:
         lines += _strongest(seen, maps)
         return View(record, lines, lambda: plots.plot_maps(maps, seen.queries, seen.keys, title))
     tower = tower_of(checkpoint.model)
-    over = numbers.over_picture(maps.weights, seen.keys, tower.config.class_token)
+    over = numbers.over_image(maps.weights, seen.keys, tower.config.class_token)
     record |= {"of": "class token" if tower.config.class_token else "mean of patches", "maps": _rounded(over)}
     title = f"{title} ({record['of']}, each map in its own scale)"
     tiles = [(_panel(maps, i, j), over[i, j]) for i in range(len(maps.layers)) for j in range(len(maps.heads))]
     across = len(maps.heads) if len(maps.layers) > 1 else min(5, len(maps.heads) + 1)
-    alone = None if len(maps.layers) > 1 else "picture"
-    return View(record, lines, lambda: _over(checkpoint, asked, tiles, across, title, alone))
+    alone = None if len(maps.layers) > 1 else "image"
+    return View(record, lines, lambda: _overlay(checkpoint, request, tiles, across, title, alone))
 
 
-def _panel(maps: Chosen, layer: int, head: int) -> str:
+def _panel(maps: HeadSelection, layer: int, head: int) -> str:
     return f"layer {maps.layers[layer]}, head {maps.heads[head]}"
 
 
-def _over(
-    checkpoint: Checkpoint, asked: Asked, tiles: Sequence[tuple[str, Tensor]], across: int, title: str,
-    alone: str | None = "picture",
+def _overlay(
+    checkpoint: Checkpoint, request: AlignmentRequest, tiles: Sequence[tuple[str, Tensor]], across: int, title: str,
+    alone: str | None = "image",
 ) -> bytes:  # fmt: skip
-    picture, record = to_rgb(read_image(Path(asked.given))), checkpoint.preprocessing
+    image, record = to_rgb(read_image(Path(request.input))), checkpoint.preprocessing
     patch = tower_of(checkpoint.model).config.patch
-    return plots.plot_pictures(tiles, picture, record, patch, across, title, alone)
+    return plots.plot_images(tiles, image, record, patch, across, title, alone)
 
 
-def _summary(seen: Seen, maps: Chosen) -> list[str]:
-    """A line a head; of texts and sounds also what goes to the query's own place, the one before and the first."""
+def _summary(seen: AttentionMap, maps: HeadSelection) -> list[str]:
+    """One line per head; for texts and audio with the attention to the same, the previous and the first position."""
     distance, spread, all_ = numbers.mean_distances(seen), numbers.entropies(seen.weights), seen.weights
     where, ordered = UNITS[seen.keys.unit], seen.keys.grid is None
     before = all_.diagonal(-1, -2, -1).sum(-1) / max(1, all_.shape[-1] - 1)
@@ -120,8 +120,8 @@ def _summary(seen: Seen, maps: Chosen) -> list[str]:
     return lines
 
 
-def _strongest(seen: Seen, maps: Chosen) -> list[str]:
-    """Of one head over tokens, what each attends to most."""
+def _strongest(seen: AttentionMap, maps: HeadSelection) -> list[str]:
+    """Strongest keys of each query of a single head."""
     if maps.weights.shape[:2] != (1, 1):
         return []
     keys = seen.keys.names or [f"{place * seen.keys.step:.2f}" for place in range(maps.weights.shape[-1])]
@@ -135,22 +135,22 @@ def _strongest(seen: Seen, maps: Chosen) -> list[str]:
     return lines
 
 
-def _distance(checkpoint: Checkpoint, asked: Asked, wanted: Wanted) -> View:
-    seen = attention(checkpoint, asked.given)
+def _distance(checkpoint: Checkpoint, request: AlignmentRequest, options: ViewOptions) -> View:
+    seen = attention(checkpoint, request.input)
     found, unit = numbers.mean_distances(seen), UNITS[seen.keys.unit]
     record = {"what": "distance", "unit": unit, "distances": _rounded(found)}
-    lines = [f"mean attention distance ({unit}), a layer a line, a head a column"]
+    lines = [f"mean attention distance ({unit}): rows are layers, columns are heads"]
     lines += [f"{layer:3}  " + " ".join(f"{float(value):8.2f}" for value in row) for layer, row in enumerate(found)]
-    title = _titled(checkpoint, "attention distance over", asked)
+    title = _titled(checkpoint, "attention distance over", request)
     return View(record, lines, lambda: plots.plot_distances(found, unit, title))
 
 
-def _alignment(checkpoint: Checkpoint, asked: Asked, wanted: Wanted) -> View:
-    seen = alignment(checkpoint, asked)
-    maps = _mean(checkpoint, seen) if wanted.layer is None and wanted.head is None else None
-    maps = chosen(seen.weights, wanted.layer, wanted.head) if maps is None else maps
+def _alignment(checkpoint: Checkpoint, request: AlignmentRequest, options: ViewOptions) -> View:
+    seen = alignment(checkpoint, request)
+    maps = _mean(checkpoint, seen) if options.layer is None and options.head is None else None
+    maps = chosen(seen.weights, options.layer, options.head) if maps is None else maps
     record = {"what": "alignment", "layers": maps.layers, "heads": maps.heads, **_sides(seen)}
-    title = _titled(checkpoint, "alignment with", asked)
+    title = _titled(checkpoint, "alignment with", request)
     if seen.keys.grid is None:
         record["weights"] = _rounded(maps.weights)
         lines = _strongest(seen, maps) or _heads_alone(maps)
@@ -162,14 +162,14 @@ def _alignment(checkpoint: Checkpoint, asked: Asked, wanted: Wanted) -> View:
     for name, one in zip(seen.queries.names, over, strict=True):
         row, column = divmod(int(one.argmax()), columns)
         lines.append(f"{name}: most at row {row} of {rows}, column {column} of {columns} ({float(one.max()):.3f})")
-    apart = over - over.mean(0) if len(over) > 1 else over  # what every token looks at says nothing of one
+    apart = over - over.mean(0) if len(over) > 1 else over  # attention shared by all tokens says nothing about one
     tiles = list(zip(seen.queries.names, apart, strict=True))
-    return View(record, lines, lambda: _over(checkpoint, asked, tiles, 5, title))
+    return View(record, lines, lambda: _overlay(checkpoint, request, tiles, 5, title))
 
 
-def _mean(checkpoint: Checkpoint, seen: Seen) -> Chosen:
-    """Of the heads that are known to follow the sound in a Whisper, of other models of all."""
-    if isinstance(checkpoint.model, SpeechToText):
+def _mean(checkpoint: Checkpoint, seen: AttentionMap) -> HeadSelection:
+    """Mean over the alignment heads of a Whisper, or over all heads."""
+    if isinstance(checkpoint.model, Whisper):
         from multimodal.tasks.transcribe.whisper.words import alignment_heads
 
         pairs = alignment_heads(checkpoint)
@@ -178,10 +178,10 @@ def _mean(checkpoint: Checkpoint, seen: Seen) -> Chosen:
         pairs = [(i, j) for i in range(seen.weights.shape[0]) for j in range(seen.weights.shape[1])]
         weights = seen.weights.mean((0, 1))
     layers, heads = (sorted({pair[i] for pair in pairs}) for i in (0, 1))
-    return Chosen(weights[None, None], layers, heads, f"mean of {len(pairs)} heads")
+    return HeadSelection(weights[None, None], layers, heads, f"mean of {len(pairs)} heads")
 
 
-def _heads_alone(maps: Chosen) -> list[str]:
+def _heads_alone(maps: HeadSelection) -> list[str]:
     spread = numbers.entropies(maps.weights)
     return ["layer  head  entropy"] + [
         f"{layer:5}  {head:4}  {float(spread[i, j]):7.2f}"
@@ -189,9 +189,9 @@ def _heads_alone(maps: Chosen) -> list[str]:
     ]  # fmt: skip
 
 
-def _filters(checkpoint: Checkpoint, wanted: Wanted) -> View:
-    if not is_picture_model(checkpoint.model):
-        raise UsageError(f"--what filters: {checkpoint.source} is a {checkpoint.kind}, filters are of picture models")
+def _filters(checkpoint: Checkpoint, options: ViewOptions) -> View:
+    if not is_image_model(checkpoint.model):
+        raise UsageError(f"filters: expected an image model, got {checkpoint.kind}", argument="what")
     components, shares = numbers.filters(tower_of(checkpoint.model))
     record = {"what": "filters", "shares": _rounded(shares), "components": _rounded(components)}
     lines = ["principal components of the patch filters, and their share of the variance"]
@@ -200,10 +200,10 @@ def _filters(checkpoint: Checkpoint, wanted: Wanted) -> View:
     return View(record, lines, lambda: plots.plot_filters(components, shares, title))
 
 
-def _positions(checkpoint: Checkpoint, wanted: Wanted) -> View:
+def _positions(checkpoint: Checkpoint, options: ViewOptions) -> View:
     model = checkpoint.model
-    part = model.encoder if isinstance(model, SpeechToText | TextToText) else model
-    values, axis = numbers.position_similarity(tower_of(model) if is_picture_model(model) else part)
+    part = model.encoder if isinstance(model, Whisper | EncoderDecoder) else model
+    values, axis = numbers.position_similarity(tower_of(model) if is_image_model(model) else part)
     record = {"what": "positions", "unit": axis.unit, "grid": axis.grid, "step": axis.step}
     record["similarity"] = _rounded(values)
     lines = ["mean cosine of position embeddings by their distance"]
@@ -219,7 +219,7 @@ def _positions(checkpoint: Checkpoint, wanted: Wanted) -> View:
 def _by_patches(values: Float[Tensor, "N N"], axis: Axis) -> list[str]:
     rows, columns = axis.grid
     grid = values.view(rows, columns, rows, columns)
-    lines = ["mean cosine of position embeddings, so many patches to the right, and down"]
+    lines = ["mean cosine of position embeddings, by patches to the right and down"]
     for apart in range(1, max(rows, columns)):
         right, down = grid.diagonal(apart, 1, 3), grid.diagonal(apart, 0, 2)
         right = right.diagonal(0, 0, 1).mean() if apart < columns else torch.tensor(math.nan)
@@ -228,26 +228,25 @@ def _by_patches(values: Float[Tensor, "N N"], axis: Axis) -> list[str]:
     return lines
 
 
-def _induction(checkpoint: Checkpoint, wanted: Wanted) -> View:
+def _induction(checkpoint: Checkpoint, options: ViewOptions) -> View:
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     if not isinstance(model, TextTransformer) or not model.config.causal:
-        what = f"is a {checkpoint.kind}, induction heads are of causal language models"
-        raise UsageError(f"--what induction: {checkpoint.source} {what}")
+        raise UsageError(f"induction: expected a causal language model, got {checkpoint.kind}", argument="what")
     begin = None if tokenizer is None else tokenizer.bos_id
     vocabulary = model.config.vocabulary if tokenizer is None else usable_ids(tokenizer)
-    length = min(50, (model.config.context - 1) // 2) if wanted.length is None else wanted.length
+    length = min(50, (model.config.context - 1) // 2) if options.length is None else options.length
     found = induction(model, vocabulary, length, begin=begin)
     scores = found.prefix_matching
     ranked = [divmod(int(place), scores.shape[1]) for place in scores.flatten().argsort(descending=True)]
     heads = [{"layer": i, "head": j, "prefix_matching": _rounded(scores[i, j]),
               "previous_token": _rounded(found.previous[i, j])} for i, j in ranked]  # fmt: skip
     record = {"what": "induction", "length": length, "heads": heads, "losses": found.losses}
-    lines = [f"random sequences of {length} tokens, said twice", "layer  head  prefix matching  previous token"]
+    lines = [f"random sequences of {length} tokens, repeated once", "layer  head  prefix matching  previous token"]
     lines += [f"{one['layer']:5}  {one['head']:4}  {one['prefix_matching']:15.3f}  {one['previous_token']:14.3f}"
               for one in heads]  # fmt: skip
     if found.losses:
-        lines.append("nats a token: {:.2f} the first time, {:.2f} the second".format(*found.losses))
-    title = _titled(checkpoint, f"prefix matching on {length} tokens said twice")
+        lines.append("nats per token: {:.2f} the first time, {:.2f} the second".format(*found.losses))
+    title = _titled(checkpoint, f"prefix matching on {length} repeated tokens")
     return View(record, lines, lambda: plots.plot_heads(scores, "prefix-matching score", title))
 
 

@@ -1,4 +1,4 @@
-"""Making and renewing an index of pictures: only what is new or has changed is given to the model."""
+"""Create and update an index of images. Only new and changed images are embedded."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,26 +23,25 @@ from multimodal.tasks.retrieve.faiss_file import check_faiss
 from multimodal.tasks.retrieve.index import index_digest, query_vectors
 from multimodal.tasks.retrieve.nearest import (
     KINDS,
-    Sample,
+    QuerySample,
     build_search,
     calibrated,
     extend_search,
     kind_for,
     open_search,
 )
-from multimodal.tasks.retrieve.record import DTYPES, RECORD, Entry, IndexRecord, check_file, read_index_record
-from multimodal.tasks.retrieve.store import Store
+from multimodal.tasks.retrieve.record import DTYPES, RECORD, IndexEntry, IndexRecord, check_file, read_index_record
+from multimodal.tasks.retrieve.store import IndexWriter
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 
-QUERIES = 200  # of each kind, to measure how many of the nearest a FAISS index finds
+QUERIES = 200  # of each kind, to measure the recall of a FAISS index
 Watch = Callable[[int, int, int], None]
 
 
 @dataclass
-class Built:
-    """What a call did to an index: numbers of pictures, those that could not be read, and what there is to say.
-    `record` is None where no picture is in it."""
+class BuildResult:
+    """Images added, changed, dropped and refused, and notes for the user. `record` is None for an empty index."""
 
     added: int = 0
     changed: int = 0
@@ -57,35 +56,34 @@ def build(
     architecture: str | None = None, within: Iterable[str | Path] = (), kind: str = "auto", dtype: str | None = None,
     recall: float = 0.95, overwrite: bool = False, batch_size: int = 32, workers: int | None = None,
     compute_type: str = "auto", device: str = "cpu", watch: Watch = lambda *_: None,
-) -> Built:  # fmt: skip
-    """Makes the index of `files` in `folder`, or brings the one there up to date; `open_index` opens it.
+) -> BuildResult:  # fmt: skip
+    """Create the index of `files` in `folder`, or update it; `open_index` opens it.
 
-    A file is known by its absolute path, and has changed where its size or time has. A stop at any moment loses no
-    vector that was made. Pictures of the index that are gone are dropped if they were inside one of the folders
-    `within`; those that are there stay, named or not. `name`: what a search gives to `load` (default: the checkpoint's
-    source). `kind`: flat (exact), ivf, hnsw, or auto (flat up to `FLAT_MOST` pictures, then ivf). `dtype`: float16 or
-    float32 (default: the index's own; float16 for a new one). `recall`: the share of the ten nearest that ivf and hnsw
-    are tuned to find. `watch(done, of, broken)`.
+    Files are identified by absolute path; a new size or time means changed. An interrupted build keeps every finished
+    vector. Missing images are dropped if they were inside one of the folders `within`; existing ones stay, listed or
+    not. `name`: model name stored for searches (default: the checkpoint's source). `kind`: flat (exact), ivf, hnsw, or
+    auto (flat up to `FLAT_MOST` images, then ivf). `dtype`: float16 or float32 (default: as the index, else float16).
+    `recall`: share of the ten nearest that ivf and hnsw are tuned to find. `watch(done, of, broken)`.
 
-    Raises UsageError for an index of another model or an unusable value, CheckpointError for a damaged index."""
+    Raises UsageError for an index of another model or an invalid value, CheckpointError for a damaged index."""
     folder = path_of(folder, UsageError, "index")
-    wanted = _wanted(checkpoint, name or checkpoint.source, architecture, _dtype(folder, dtype, overwrite), kind)
-    computing, built = prepare_for_inference(checkpoint, compute_type, device), Built()
-    with Store(folder, wanted, overwrite) as store:
-        todo = _todo(files, store, built)
-        before, done = set(store.entries), 0
-        for entries, vectors, refused in _embedded(todo, computing, batch_size, workers):
-            store.append(entries, vectors)
+    record = _new_record(checkpoint, name or checkpoint.source, architecture, _dtype(folder, dtype, overwrite), kind)
+    computing, built = prepare_for_inference(checkpoint, compute_type, device), BuildResult()
+    with IndexWriter(folder, record, overwrite) as writer:
+        todo = _todo(files, writer, built)
+        before, done = set(writer.entries), 0
+        for entries, vectors, refused in _embed(todo, computing, batch_size, workers):
+            writer.append(entries, vectors)
             renewed = sum(entry.file in before for entry in entries)
             built.changed, built.added = built.changed + renewed, built.added + len(entries) - renewed
             built.refused += refused.values()
             for file in refused:
-                built.dropped += store.entries.pop(file, None) is not None
+                built.dropped += writer.entries.pop(file, None) is not None
             done += len(entries) + len(refused)
             watch(done, len(todo), len(built.refused))
-        _leave_out(store, [os.path.abspath(path) for path in within], built)
-        if store.rows:
-            built.record = finish(store, kind, recall, lambda vectors: _samples(vectors, computing), built.notes)
+        _drop_rows(writer, [os.path.abspath(path) for path in within], built)
+        if writer.rows:
+            built.record = finish(writer, kind, recall, lambda vectors: _samples(vectors, computing), built.notes)
     return built
 
 
@@ -97,20 +95,20 @@ def _dtype(folder: Path, asked: str | None, overwrite: bool) -> str:
     return asked or DTYPES[0]
 
 
-def _wanted(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str, kind: str) -> IndexRecord:
+def _new_record(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str, kind: str) -> IndexRecord:
     if kind not in KINDS:
         raise UsageError(f"kind {kind!r}: unknown (one of {', '.join(KINDS)})")
     if not isinstance(checkpoint.model, CLIP):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, an index needs a clip")
+        raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
     preprocessing = known_preprocessing(checkpoint)
     return IndexRecord(
         name, architecture, index_digest(checkpoint), preprocessing, checkpoint.model.config.embed, dtype
     )
 
 
-def _todo(files: Iterable[str | Path], store: Store, built: Built) -> dict[str, Entry]:
-    """The files that the index has not, as they are before they are read: a change meanwhile is seen the next time."""
-    found: dict[str, Entry] = {}
+def _todo(files: Iterable[str | Path], writer: IndexWriter, built: BuildResult) -> dict[str, IndexEntry]:
+    """New and changed files, with their state before they are read: the next run sees a change during this one."""
+    found: dict[str, IndexEntry] = {}
     for file in files:
         path = os.path.abspath(file)
         try:
@@ -118,15 +116,15 @@ def _todo(files: Iterable[str | Path], store: Store, built: Built) -> dict[str, 
         except OSError as error:
             built.refused.append(ImageError(f"{path}: cannot be opened ({error.strerror})"))
             continue
-        entry = Entry(path, stat.st_size, stat.st_mtime_ns)
-        if path not in store.entries or store.entries[path][1] != entry:
+        entry = IndexEntry(path, stat.st_size, stat.st_mtime_ns)
+        if path not in writer.entries or writer.entries[path][1] != entry:
             found[path] = entry
     return found
 
 
-def _embedded(
-    todo: dict[str, Entry], checkpoint: Checkpoint, batch_size: int, workers: int | None
-) -> Iterator[tuple[list[Entry], Float[np.ndarray, "B D"], dict[str, ImageError]]]:
+def _embed(
+    todo: dict[str, IndexEntry], checkpoint: Checkpoint, batch_size: int, workers: int | None
+) -> Iterator[tuple[list[IndexEntry], Float[np.ndarray, "B D"], dict[str, ImageError]]]:
     model = checkpoint.model
     device = next(model.parameters()).device
     for batch in batches(todo, known_preprocessing(checkpoint), batch_size, workers):
@@ -136,7 +134,7 @@ def _embedded(
             if isinstance(vector, Exception):
                 refused[file] = item_error(vector, file, ImageError)
             elif not vector.isfinite().all():
-                refused[file] = ImageError(f"{file}: model {checkpoint.source} gives a vector that is not finite")
+                refused[file] = ImageError(f"{file}: model {checkpoint.source} vector is not finite")
             else:
                 found[file] = vector
         if batch.read and not found and not any(isinstance(one, Exception) for one in made):
@@ -150,69 +148,69 @@ def _vectors(model: CLIP, device: torch.device, pixels: Tensor, part: slice) -> 
     return F.normalize(model.encode_image(pixels[part].to(device, non_blocking=True)).float().cpu(), dim=-1)
 
 
-def _leave_out(store: Store, within: Sequence[str], built: Built) -> None:
-    """Drops rows of pictures that are gone, and rows that newer ones have replaced."""
-    for file in list(store.entries):
+def _drop_rows(writer: IndexWriter, within: Sequence[str], built: BuildResult) -> None:
+    """Drop rows of missing images and replaced rows."""
+    for file in list(writer.entries):
         if any(inside(file, folder) for folder in within) and not os.path.exists(file):
-            del store.entries[file]
+            del writer.entries[file]
             built.dropped += 1
-    rows = np.sort(np.array([row for row, _ in store.entries.values()], dtype=np.int64))
-    if len(rows) < store.rows:
-        store.keep(rows)
+    rows = np.sort(np.array([row for row, _ in writer.entries.values()], dtype=np.int64))
+    if len(rows) < writer.rows:
+        writer.keep(rows)
 
 
 def inside(file: str, folder: str) -> bool:
-    """Of absolute paths; a file is inside itself."""
+    """True if an absolute path is the folder or inside it."""
     return file == folder or file.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def finish(
-    store: Store, kind: str, recall: float, samples: Callable[[Float[np.ndarray, "N D"]], dict[str, Sample]],
-    notes: list[str],
+    writer: IndexWriter, kind: str, recall: float,
+    samples: Callable[[Float[np.ndarray, "N D"]], dict[str, QuerySample]], notes: list[str],
 ) -> IndexRecord:  # fmt: skip
-    """Makes or renews the FAISS index where the kind has one, and commits. `samples`: queries to tune it with."""
-    old, asked, kind = store.record, kind, kind_for(kind, store.rows)
-    lines, search = (_whole(store, part, notes) for part in ("lines", "search"))
-    if store.unchanged and lines and search and old.kind == kind and old.recall.get("target", recall) == recall:
+    """Build or extend the FAISS index, if the kind has one, and commit. `samples`: queries to tune it with."""
+    old, asked, kind = writer.record, kind, kind_for(kind, writer.rows)
+    lines, search = (_is_intact(writer, part, notes) for part in ("lines", "search"))
+    if writer.unchanged and lines and search and old.kind == kind and old.recall.get("target", recall) == recall:
         return old
     if kind == "flat":
         if asked not in ("auto", "flat"):
-            notes.append(f"{store.rows} pictures are too few for {asked}: the index is searched exactly")
-        return store.commit(kind, 0, {}, None)
-    vectors, part = store.vectors(), store.folder / "search.part"
-    if search and old.kind == kind and store.extended and 2 * old.count >= store.rows:
-        extend_search(vectors, store.folder / old.names()["search"], part)
+            notes.append(f"{writer.rows} images are too few for {asked}: searching exactly")
+        return writer.commit(kind, 0, {}, None)
+    vectors, part = writer.vectors(), writer.folder / "search.part"
+    if search and old.kind == kind and writer.extended and 2 * old.count >= writer.rows:
+        extend_search(vectors, writer.folder / old.names()["search"], part)
     else:
         build_search(vectors, kind, part)
     index = open_search(part, kind, *vectors.shape)
     effort, shares = calibrated(index, vectors, samples(vectors), recall)
     if min(shares.values()) < recall:
-        notes.append(f"recall {min(shares.values()):.3f} of the ten nearest, under the {recall} asked for")
-    return store.commit(kind, effort, {"target": recall} | shares, part)
+        notes.append(f"recall {min(shares.values()):.3f} of the ten nearest, below the target {recall}")
+    return writer.commit(kind, effort, {"target": recall} | shares, part)
 
 
-def _whole(store: Store, part: str, notes: list[str]) -> bool:
-    """Whether a file that was made from others is as it was written."""
-    record = store.record
+def _is_intact(writer: IndexWriter, part: str, notes: list[str]) -> bool:
+    """True if a derived file is as written."""
+    record = writer.record
     if not record.files or not record.names()[part]:
         return True
     try:
-        check_file(store.folder, record, part)
+        check_file(writer.folder, record, part)
         if part == "search":
-            check_faiss(store.folder / record.names()[part], record.kind, record.count, record.dimension)
+            check_faiss(writer.folder / record.names()[part], record.kind, record.count, record.dimension)
     except CheckpointError as error:
-        notes.append(f"{error}; made again")
+        notes.append(f"{error}; rebuilt")
         return False
     return True
 
 
-def _samples(vectors: Float[np.ndarray, "N D"], checkpoint: Checkpoint) -> dict[str, Sample]:
-    """Queries as people have them: texts lie in another region than pictures (Liang et al. 2022, arXiv:2203.02053),
-    and their neighbours are harder to find."""
+def _samples(vectors: Float[np.ndarray, "N D"], checkpoint: Checkpoint) -> dict[str, QuerySample]:
+    """Image and text queries: texts lie in another region than images (Liang et al. 2022, arXiv:2203.02053), and
+    their neighbours are harder to find."""
     rows = np.sort(np.random.default_rng(0).choice(len(vectors), min(QUERIES, len(vectors)), replace=False))
-    found = {"picture": Sample(torch.from_numpy(np.asarray(vectors[rows], np.float32)), torch.from_numpy(rows))}
+    found = {"image": QuerySample(torch.from_numpy(np.asarray(vectors[rows], np.float32)), torch.from_numpy(rows))}
     if checkpoint.tokenizer is not None:
         names = open_clip_prompts().IMAGENET_CLASSNAMES
         texts = [f"a photo of a {name}" for name in names[:: len(names) // QUERIES]]
-        found["text"] = Sample(query_vectors(checkpoint, texts))
+        found["text"] = QuerySample(query_vectors(checkpoint, texts))
     return found

@@ -1,5 +1,6 @@
-"""Structure of a FAISS file, checked before FAISS maps it: the library trusts counts and links, and crashes on wrong
-ones. Only the two forms that `build_search` writes are known (faiss/impl/index_write.cpp)."""
+"""Validate a FAISS file before FAISS maps it: the library trusts counts and links, and crashes on wrong ones.
+
+Only the two formats of `build_search` are accepted (faiss/impl/index_write.cpp)."""
 
 import struct
 from pathlib import Path
@@ -9,14 +10,14 @@ import numpy as np
 
 from multimodal.errors import CheckpointError
 
-GRAPH = 32  # hnsw: neighbours a node above the ground, twice as many on it
-_DUMMY = 1 << 20  # written twice for fields that FAISS has no longer
+GRAPH = 32  # hnsw: neighbours per node; twice as many on the lowest level
+_DUMMY = 1 << 20  # written twice for obsolete fields
 _EIGHT_BITS = 0  # ScalarQuantizer::QT_8bit
 _NODES = 1 << 16  # checked at a time
 
 
 def check_faiss(path: Path, kind: str, count: int, width: int) -> None:
-    """Raises CheckpointError for a file that is no `kind` (ivf, hnsw) index of `count` vectors of `width` numbers."""
+    """Raises CheckpointError unless the file is a `kind` (ivf, hnsw) index of `count` vectors of `width` numbers."""
     try:
         file = _File(path)
         (_check_ivf if kind == "ivf" else _check_hnsw)(file, count, width)
@@ -26,7 +27,7 @@ def check_faiss(path: Path, kind: str, count: int, width: int) -> None:
 
 
 class _File:
-    """Reads a file field by field. Raises ValueError for a field that is not as expected."""
+    """Reads fields one by one. Raises ValueError for an unexpected value."""
 
     def __init__(self, path: Path):
         self.data, self.at = np.memmap(path, np.uint8, "r"), 0
@@ -37,19 +38,19 @@ class _File:
         self.at += size
         return values
 
-    def same(self, name: str, found: Any, wanted: Any) -> None:
-        if found != wanted:
-            raise ValueError(f"{name}: expected {wanted}, got {found}")
+    def same(self, name: str, actual: Any, expected: Any) -> None:
+        if actual != expected:
+            raise ValueError(f"{name}: expected {expected}, got {actual}")
 
     def array(self, name: str, dtype: str, length: int) -> np.ndarray:
-        """A vector whose length stands before it, in the file."""
+        """A vector preceded by its length."""
         self.same(f"length of {name}", self.fields("Q")[0], length)
         return self.raw(name, dtype, length)
 
     def raw(self, name: str, dtype: str, length: int) -> np.ndarray:
         end = self.at + length * np.dtype(dtype).itemsize
         if end > len(self.data):
-            raise ValueError(f"{name}: {length} values are more than the file holds")
+            raise ValueError(f"{name}: {length} values exceed the file")
         values = np.frombuffer(self.data, dtype, length, self.at)
         self.at = end
         return values
@@ -87,7 +88,7 @@ def _check_ivf(file: _File, count: int, width: int) -> None:
             raise ValueError(f"{pairs // 2} of {lists} lists")
         places, sizes = file.raw("list sizes", "<u8", int(pairs)).reshape(-1, 2).T
         if len(places) and (int(places.max()) >= lists or len(np.unique(places)) < len(places)):
-            raise ValueError("a list is there twice, or is none of these")
+            raise ValueError("a list is repeated or out of range")
     if len(sizes) and int(sizes.max()) > count:
         raise ValueError(f"a list of {sizes.max()} vectors")
     file.same("vectors in the lists", int(sizes.sum()), count)
@@ -121,7 +122,7 @@ def _check_hnsw(file: _File, count: int, width: int) -> None:
 
 
 def _check_links(links: np.ndarray, levels: np.ndarray, offsets: np.ndarray, starts: np.ndarray) -> None:
-    """Each link leads to a node that is on its level; -1 is none."""
+    """Each link leads to a node on its level; -1 is no link."""
     for start in range(0, len(links), _NODES * GRAPH):
         part = links[start : start + _NODES * GRAPH]
         if part.min() < -1 or part.max() >= len(levels):

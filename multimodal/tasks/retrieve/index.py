@@ -1,4 +1,4 @@
-"""Searching a folder of picture vectors that `multimodal.tasks.retrieve.build.build` made."""
+"""Search an image index."""
 
 import hashlib
 import json
@@ -29,8 +29,7 @@ from multimodal.tasks.retrieve.record import (
     HEADER,
     IndexRecord,
     check_file,
-    mapped_lines,
-    mapped_vectors,
+    mapped,
     read_entry,
     read_index_record,
 )
@@ -42,24 +41,23 @@ MOST_LINE = 1 << 20  # bytes
 
 
 def open_index(folder: str | Path) -> "Index":
-    """The index in a folder; its files stay where they are (memory-mapped). A FAISS index that is damaged is left alone
-    with a warning: searches are exact then, and slower.
+    """Open the index in a folder, memory-mapped. A damaged FAISS file gives a warning and slower exact searches.
 
-    Raises UsageError where there is none or it was never finished, CheckpointError where another file is damaged."""
+    Raises UsageError for a missing or unfinished index, CheckpointError for another damaged file."""
     folder = Path(folder)
     record = read_index_record(folder)
     if not record.files:
-        raise UsageError(f"{folder}: the index is not finished (run the same multimodal index once more)")
+        raise UsageError(f"{folder}: the index is not finished (rerun multimodal index)")
     advice, times = AGAIN, {}
     try:
-        for part in ("vectors", "pictures"):
+        for part in ("vectors", "images"):
             times[part] = check_file(folder, record, part)
-        vectors = mapped_vectors(folder, record)
-        advice = "run the same multimodal index once more"  # made of the others
+        vectors = mapped(folder, record, "vectors")
+        advice = "rerun multimodal index"  # derived from the others
         times["lines"] = check_file(folder, record, "lines")
-        lines = mapped_lines(folder, record)
+        lines = mapped(folder, record, "lines")
     except CheckpointError as error:
-        if read_index_record(folder) != record:  # renewed in this moment
+        if read_index_record(folder) != record:  # updated meanwhile
             return open_index(folder)
         raise CheckpointError(f"{error}; {advice}") from None
     note_times(folder, record, times)
@@ -67,7 +65,7 @@ def open_index(folder: str | Path) -> "Index":
 
 
 class Index:
-    """`vectors`: a unit vector a row. `record`: what it was made with."""
+    """`vectors`: one unit vector per row."""
 
     def __init__(
         self, folder: Path, record: IndexRecord, vectors: Float[np.ndarray, "N D"], lines: Int[np.ndarray, "L"]
@@ -80,12 +78,12 @@ class Index:
     def search(
         self, vectors: Float[Tensor, "Q D"], top: int = 10, exact_search: bool = False
     ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
-        """Cosines of the nearest pictures, best first, and their rows; K is `top`, or the number of pictures. The
-        vectors are scaled to length 1 first. `exact_search`: every row is looked at, as in a flat index.
-
-        Raises UsageError for vectors of another width."""
+        """Cosines and rows of the nearest images, best first; K is `top`, or the number of images. Queries are
+        normalised first. `exact_search` compares every row. Raises UsageError for vectors of another width."""
         if vectors.shape[1] != self.record.dimension:
-            raise UsageError(f"{self.folder}: holds {self.record.dimension} numbers a picture, not {vectors.shape[1]}")
+            raise UsageError(
+                f"{self.folder}: expected vectors of {self.record.dimension} numbers (got {vectors.shape[1]})"
+            )
         queries, top = F.normalize(vectors.float().cpu(), dim=-1), min(top, len(self))
         if not len(queries) or not top:
             return torch.empty(len(queries), top), torch.empty(len(queries), top, dtype=torch.long)
@@ -93,14 +91,14 @@ class Index:
         if index is None or top * CANDIDATES >= len(self):
             return exact(self._blocks(), queries, top)
         found = candidates(index, queries, top * CANDIDATES, self.record.effort)
-        if (found >= 0).sum(1).min() < top:  # the lists that were looked at hold too few
+        if (found >= 0).sum(1).min() < top:  # the visited lists hold too few
             return exact(self._blocks(), queries, top)
         return rescored(self._scattered, queries, found, top)
 
     def files(self, rows: Sequence[int] | Int[Tensor, "K"]) -> list[str]:
-        """The pictures' paths. Raises CheckpointError."""
+        """Paths of the images. Raises CheckpointError."""
         found = []
-        with self._opened("pictures") as file:
+        with self._opened("images") as file:
             for row in map(int, rows):
                 start, end = map(int, self._lines[row : row + 2])
                 if not 0 <= start <= end <= start + MOST_LINE:
@@ -110,7 +108,7 @@ class Index:
         return found
 
     def _blocks(self) -> Iterator[Float[np.ndarray, "B D"]]:
-        """All rows, read rather than mapped: the memory is that of a block."""
+        """All rows, read rather than mapped, so that memory stays at one block."""
         with self._opened("vectors") as file:
             file.seek(HEADER)
             for start in range(0, len(self), BLOCK):
@@ -123,11 +121,11 @@ class Index:
         try:
             return path.open("rb")
         except FileNotFoundError:
-            raise CheckpointError(f"{path}: gone; the index was renewed (open it again)") from None
+            raise CheckpointError(f"{path}: missing; the index was updated (reopen it)") from None
 
     @cached_property
     def _scattered(self) -> Float[np.ndarray, "N D"]:
-        """The rows, mapped so that one of them is read from the disk without its neighbours."""
+        """Rows mapped without read-ahead: reading one leaves its neighbours on the disk."""
         with self._opened("vectors") as file:
             mapped = mmap.mmap(file.fileno(), HEADER + len(self) * self.record.row_bytes, access=mmap.ACCESS_READ)
         mapped.madvise(mmap.MADV_RANDOM)
@@ -142,44 +140,42 @@ class Index:
             path = self.folder / self.record.names()["search"]
             return open_search(path, self.record.kind, self.record.count, self.record.dimension)
         except CheckpointError as error:
-            warnings.warn(f"{error}; searched exactly; multimodal index makes it again", stacklevel=2)
+            warnings.warn(f"{error}; searching exactly; rerun multimodal index to rebuild it", stacklevel=2)
             return None
 
 
 def index_digest(checkpoint: Checkpoint) -> str:
-    """What two models must have in common for their vectors to be compared: tensors and configuration. Raises as
-    `model_digest`."""
+    """sha256 of the tensors and configuration: equal digests mean comparable vectors. Raises as `model_digest`."""
     config = json.dumps(to_record(checkpoint.model.config), sort_keys=True)
     return hashlib.sha256(f"{model_digest(checkpoint)} {config}".encode()).hexdigest()
 
 
 def model_for(index: "Index", checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, preparing pictures as those of the index were. Raises UsageError where it is another model."""
+    """The checkpoint with the preprocessing of the index. Raises UsageError for another model."""
     if index.record.model_sha256 != index_digest(checkpoint):
-        made = f"{index.folder}: was made with model {index.record.model}"
-        raise UsageError(f"{made}, and {checkpoint.source} has other weights")
+        built = f"{index.folder}: was built with model {index.record.model}"
+        raise UsageError(f"{built}, but {checkpoint.source} has other weights")
     return replace(checkpoint, preprocessing=index.record.preprocessing)
 
 
 @torch.inference_mode()
 def query_vectors(
-    checkpoint: Checkpoint, texts: Sequence[str] = (), pictures: Sequence[Any] = ()
+    checkpoint: Checkpoint, texts: Sequence[str] = (), images: Sequence[Any] = ()
 ) -> Float[Tensor, "Q D"]:
-    """Vectors of the texts, then of the pictures (path, bytes or PIL image), on the CPU in float32.
+    """Vectors of texts, then of images (path, bytes or PIL image), on the CPU in float32.
 
     Raises TextError, ImageError, UsageError."""
     model = checkpoint.model
     if not isinstance(model, CLIP):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, searching needs a clip")
+        raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
     found = []
     if texts:
-        if checkpoint.tokenizer is None:
-            raise CheckpointError(f"model {checkpoint.source}: its tokenizer is not known, and is not guessed")
+        checkpoint.required_tokenizer()
         for text in texts:
             if not text.strip():
                 raise TextError("a query is empty")
         found.append(text_features(model, checkpoint.tokenizer, texts))
-    if pictures:
+    if images:
         device = next(model.parameters()).device
-        found.append(model.encode_image(pixels_of(pictures, known_preprocessing(checkpoint)).to(device)))
+        found.append(model.encode_image(pixels_of(images, known_preprocessing(checkpoint)).to(device)))
     return torch.cat([vectors.float().cpu() for vectors in found])

@@ -1,6 +1,6 @@
-"""The nearest rows to a query by inner product: exactly, or by a FAISS index (Douze et al. 2024, arXiv:2401.08281).
+"""Nearest rows by inner product: exact, or with FAISS (Douze et al. 2024, arXiv:2401.08281).
 
-Cosines of unit vectors. What FAISS finds is only a set of candidates: their scores are those of the stored vectors."""
+FAISS only finds candidates: their scores are recomputed from the stored vectors."""
 
 import ctypes
 import math
@@ -19,19 +19,19 @@ from multimodal.tasks.retrieve.faiss_file import GRAPH, check_faiss
 from multimodal.tasks.retrieve.record import BLOCK
 
 KINDS = ("auto", "flat", "ivf", "hnsw")
-FLAT_MOST = 200_000  # rows: an exact search of them takes milliseconds (benchmarks/studies/search.json)
-TRAINING = 40  # vectors a list; FAISS complains below 39
-CANDIDATES = 4  # times `top` are scored exactly, since the index holds 8 bits a number
+FLAT_MOST = 200_000  # rows: exact search takes milliseconds (benchmarks/studies/search.json)
+TRAINING = 40  # vectors per list; FAISS warns below 39
+CANDIDATES = 4  # times `top` are rescored, since FAISS stores 8 bits per number
 EFFORTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-NEAREST = 10  # of which a share must be found
-SHARED = 32  # queries: with fewer a block is so little work that threads only wait for one another
-ADDED = 1 << 14  # rows given to FAISS at once
-PREFETCH = 4  # threads that fetch lists from the disk; FAISS starts 32 for each query
+NEAREST = 10  # neighbours that recall is measured on
+SHARED = 32  # queries; with fewer, threads cost more than they save
+ADDED = 1 << 14  # rows passed to FAISS at once
+PREFETCH = 4  # threads that read lists; FAISS starts 32 per query
 BUILD_EFFORT = 40  # hnsw: candidates when building (FAISS's default)
 
 
-class Sample(NamedTuple):
-    """Queries to measure with; `own`: their rows, where they are themselves in the index."""
+class QuerySample(NamedTuple):
+    """Queries to measure recall with. `own`: their rows, if they are in the index."""
 
     queries: Float[Tensor, "Q D"]
     own: Int[Tensor, "Q"] | None = None
@@ -44,7 +44,7 @@ def blocks_of(vectors: Float[np.ndarray, "N D"]) -> Iterator[Float[np.ndarray, "
 def exact(
     blocks: Iterable[Float[np.ndarray, "B D"]], queries: Float[Tensor, "Q D"], top: int
 ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
-    """Scores and rows of the `top` best, in float32. Of equal scores the earlier row."""
+    """Scores and rows of the `top` best, in float32. Ties go to the earlier row."""
     threads = torch.get_num_threads()
     if len(queries) < SHARED:
         torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def _best(
     scores, rows, start = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
     for block in blocks:
         found = queries @ torch.from_numpy(block).float().T
-        if rows.shape[1] == top:  # most blocks have none that is better
+        if rows.shape[1] == top:  # most blocks have no better row
             worth = (found > scores[:, -1:]).any(0).nonzero().flatten()
         else:
             worth = torch.arange(len(block))
@@ -76,7 +76,7 @@ def _best(
 def rescored(
     vectors: Float[np.ndarray, "N D"], queries: Float[Tensor, "Q D"], candidates: Int[np.ndarray, "Q M"], top: int
 ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
-    """The candidates' exact scores, best first; a candidate of -1 is none, and K is the least that any query has."""
+    """Exact scores of the candidates, best first. -1 is no candidate; K is the smallest count of any query."""
     found = []
     for query, own in zip(queries, candidates, strict=True):
         rows = np.sort(own[own >= 0])
@@ -88,14 +88,14 @@ def rescored(
 
 
 def kind_for(kind: str, count: int) -> str:
-    """`auto` by the number of rows; what has too few rows for lists is searched exactly."""
+    """Resolve `auto` by the number of rows; too few rows for lists are searched exactly."""
     if kind == "auto":
         return "flat" if count <= FLAT_MOST else "ivf"
     return kind if count >= 2 * TRAINING else "flat"
 
 
 def build_search(vectors: Float[np.ndarray, "N D"], kind: str, path: Path) -> None:
-    """Writes the index of an `ivf` (inverted lists) or `hnsw` (graph), vectors as 8 bits a number."""
+    """Write an `ivf` (inverted lists) or `hnsw` (graph) index, with 8 bits per number."""
     faiss = _faiss()
     count, width = vectors.shape
     lists = 2 ** round(math.log2(4 * math.sqrt(count)))
@@ -116,7 +116,7 @@ def add_search(index: Any, vectors: Float[np.ndarray, "N D"]) -> None:
 
 
 def extend_search(vectors: Float[np.ndarray, "N D"], old: Path, path: Path) -> None:
-    """Writes the index `old`, which `check_faiss` has passed, with the rows behind its own."""
+    """Write the index `old` (checked by `check_faiss`) extended by the new rows."""
     faiss = _faiss()
     index = faiss.read_index(str(old))
     add_search(index, vectors)
@@ -124,7 +124,7 @@ def extend_search(vectors: Float[np.ndarray, "N D"], old: Path, path: Path) -> N
 
 
 def open_search(path: Path, kind: str, count: int, width: int) -> Any:
-    """The index, in the file. Raises CheckpointError."""
+    """Memory-mapped FAISS index. Raises CheckpointError."""
     check_faiss(path, kind, count, width)
     faiss = _faiss()
     try:
@@ -139,47 +139,47 @@ def open_search(path: Path, kind: str, count: int, width: int) -> Any:
 
 
 def _read_scattered(start: int, size: int) -> None:
-    """Tells the kernel not to read around what is touched: it fetches megabytes for each list else, ten times more than
-    a query needs. Advice for FAISS's own mapping, which `mmap` cannot reach; that it is not taken is no error."""
+    """Turn off read-ahead, which would read ten times what a query needs. By ctypes, since the mapping is FAISS's own;
+    failure is harmless."""
     before = start % mmap.PAGESIZE
     ctypes.CDLL(None).madvise(ctypes.c_void_p(start - before), ctypes.c_size_t(size + before), mmap.MADV_RANDOM)
 
 
 def candidates(index: Any, queries: Float[Tensor, "Q D"], most: int, effort: int) -> Int[np.ndarray, "Q M"]:
-    """Rows, -1 where there are fewer."""
+    """Candidate rows, padded with -1."""
     faiss = _faiss()
     if hasattr(index, "hnsw"):
         chosen = faiss.SearchParametersHNSW(efSearch=max(effort, most))
     else:
         chosen = faiss.SearchParametersIVF(nprobe=max(effort, 1))
     found = index.search(queries.numpy(), most, params=chosen)[1]
-    return np.where(found < index.ntotal, found, -1)  # the rows in the lists are as the file has them
+    return np.where(found < index.ntotal, found, -1)  # row numbers come from the file unchecked
 
 
-def recall(found: Int[Tensor, "Q K"], wanted: Int[Tensor, "Q K"]) -> float:
-    """The share of the wanted rows that were found."""
-    return float((wanted[:, :, None] == found[:, None, :]).any(2).float().mean())
+def recall(found: Int[Tensor, "Q K"], expected: Int[Tensor, "Q K"]) -> float:
+    """Share of the expected rows that were found."""
+    return float((expected[:, :, None] == found[:, None, :]).any(2).float().mean())
 
 
 def calibrated(
-    index: Any, vectors: Float[np.ndarray, "N D"], samples: dict[str, Sample], target: float
+    index: Any, vectors: Float[np.ndarray, "N D"], samples: dict[str, QuerySample], target: float
 ) -> tuple[int, dict[str, float]]:
-    """The least effort at which each sample finds this share of its ten nearest, and the shares that it finds."""
-    wanted = {name: _others(vectors, sample) for name, sample in samples.items()}
+    """Smallest effort at which every sample reaches the target recall of its ten nearest, and the recalls."""
+    expected = {name: _others(vectors, sample) for name, sample in samples.items()}
     least, most = (CANDIDATES * NEAREST, EFFORTS[-1]) if hasattr(index, "hnsw") else (1, min(index.nlist, EFFORTS[-1]))
     effort, shares = most, dict[str, float]()
     for effort in [*(effort for effort in EFFORTS if least <= effort < most), most]:
         for name, (queries, own) in samples.items():
             rows = candidates(index, queries, CANDIDATES * NEAREST, effort)
             found = rescored(vectors, queries, rows, NEAREST + (own is not None))[1]
-            shares[name] = round(recall(found, wanted[name]), 4)
+            shares[name] = round(recall(found, expected[name]), 4)
         if min(shares.values()) >= target:
             break
     return effort, shares
 
 
-def _others(vectors: Float[np.ndarray, "N D"], sample: Sample) -> Int[Tensor, "Q K"]:
-    """The ten nearest that are not the query itself."""
+def _others(vectors: Float[np.ndarray, "N D"], sample: QuerySample) -> Int[Tensor, "Q K"]:
+    """The ten nearest without the query itself."""
     rows = exact(blocks_of(vectors), sample.queries, NEAREST + 1)[1]
     if sample.own is None:
         return rows[:, :NEAREST]
@@ -188,8 +188,8 @@ def _others(vectors: Float[np.ndarray, "N D"], sample: Sample) -> Int[Tensor, "Q
 
 
 def _faiss() -> Any:
-    """With as many threads as torch, whose OpenMP is another one."""
-    import faiss  # here: it takes a fifth of a second, and an exact search needs none of it
+    """FAISS with as many threads as torch, which has its own OpenMP."""
+    import faiss  # 0.2 s, and exact search does not need it
 
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss

@@ -1,13 +1,13 @@
-"""The folder of a picture index: what is in it, and how its files are held to what `index.json` says.
+"""Files of an image index, and their checks against `index.json`.
 
-    index.json         what the rest is; written last
-    vectors-G.npy      a unit vector a row, for numpy's memory map
-    pictures-G.jsonl   line i names the picture of row i
-    lines-G-N.npy      the byte where line i begins, and the end of the last
-    KIND-G-N.faiss     the search index of the first N rows
+    index.json         describes the other files; written last
+    vectors-G.npy      one unit vector per row, memory-mapped by numpy
+    images-G.jsonl     line i names the image of row i
+    lines-G-N.npy      byte offset of each line, and of the end of the last
+    KIND-G-N.faiss     FAISS index of the first N rows
 
-Rows and lines are appended. What lies behind the N of `index.json` is not searched yet; a second call goes on behind
-it. G counts up where rows are left out: the files of the new G are whole before `index.json` names them."""
+Rows and lines are appended. Rows after the N of `index.json` are not searched yet; the next run resumes after them.
+Removing rows starts a new generation G, whose files are complete before `index.json` names them."""
 
 import hashlib
 import io
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import parse_json, path_of, read_json, shown
@@ -25,16 +24,16 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 
 FORMAT = 1
 RECORD = "index.json"
-HEADER = 128  # bytes before the rows; numpy leaves room in it, so that it can count more rows in place
+HEADER = 128  # bytes before the rows; numpy pads it, so that a larger count fits in place
 DTYPES = ("float16", "float32")
-BLOCK = 2048  # rows read at once: with 512 numbers each they fit into a second-level cache
+BLOCK = 2048  # rows read at once: 512 numbers each fit into a second-level cache
 PIECE = 1 << 22  # bytes read at once
 AGAIN = "run multimodal index --overwrite to rebuild it"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """An image as it was when its vector was made. `file` is its absolute path."""
+class IndexEntry:
+    """Absolute path, size and time of an image when it was embedded."""
 
     file: str
     bytes: int
@@ -43,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file of the folder, as far as it belongs to the rows of the record."""
+    """Size, time and hash of a file, up to the end of the committed rows."""
 
     bytes: int
     mtime_ns: int
@@ -52,9 +51,8 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class IndexRecord:
-    """`index.json`. `model` and `architecture` are what `load` takes; the hash is of the weights. `effort`: lists (ivf)
-    or candidates (hnsw) looked at for a query. `recall`: of the ten nearest, measured when the index was built.
-    `files`: size, time and sha256 of each file, as far as it belongs to the first `count` rows."""
+    """`index.json`. `model` and `architecture` are arguments of `load`. `effort`: lists (ivf) or candidates (hnsw)
+    visited per query. `recall`: share of the ten nearest found, measured at build time. `files`: see `FileFacts`."""
 
     model: str
     architecture: str | None
@@ -83,85 +81,77 @@ class IndexRecord:
         return self.dimension * np.dtype(self.dtype).itemsize
 
     def names(self) -> dict[str, str]:
-        """Of the files: vectors, pictures, lines, search ('' where the kind has none)."""
+        """File names by part: vectors, images, lines, search ('' for a flat index)."""
         lines = f"lines-{self.generation}-{self.count}.npy"
         search = "" if self.kind == "flat" else f"{self.kind}-{self.generation}-{self.count}.faiss"
         return file_names(self.generation) | {"lines": lines, "search": search}
 
 
 def read_index_record(folder: Path) -> IndexRecord:
-    """Raises UsageError where there is no index, CheckpointError where `index.json` is damaged."""
+    """Read `index.json`. Raises UsageError if the folder has no index, CheckpointError if it is damaged."""
     path = path_of(folder, UsageError, "index") / RECORD
     if not path.exists():
-        raise UsageError(f"{folder}: no index there (multimodal index PICTURES --output {folder} makes one)")
+        raise UsageError(f"{folder}: holds no index (multimodal index makes one)")
     return from_record(IndexRecord, read_json(path), str(path))
 
 
 def check_file(folder: Path, record: IndexRecord, part: str) -> int:
-    """Holds a file to what the record says of it. The content is read where the file's time has changed: so what any
-    program wrote into it is found, and an untouched file of gigabytes is not read. Returns the time, in nanoseconds.
-    Raises CheckpointError."""
+    """Compare a file with the record; return its modification time in nanoseconds. Raises CheckpointError.
+
+    The content is hashed only if the modification time differs, so gigabytes of untouched vectors are not read."""
     path = folder / record.names()[part]
     if part not in record.files:
-        raise CheckpointError(f"{folder / RECORD}: says nothing of {path.name}")
-    size, seen, wanted = (getattr(record.files[part], name) for name in ("bytes", "mtime_ns", "sha256"))
+        raise CheckpointError(f"{folder / RECORD}: has no entry for {path.name}")
+    size, mtime_ns, sha256 = (getattr(record.files[part], name) for name in ("bytes", "mtime_ns", "sha256"))
     if not path.is_file():
         raise CheckpointError(f"{path}: missing")
     stat = path.stat()
     if stat.st_size < size:
         raise CheckpointError(f"{path}: cut off ({stat.st_size} of {size} bytes)")
-    if stat.st_mtime_ns != seen and digest(path, rows_begin(part), size) != wanted:
-        raise CheckpointError(f"{path}: damaged (its sha256 is not that of index.json)")
+    if stat.st_mtime_ns != mtime_ns and digest(path, rows_begin(part), size) != sha256:
+        raise CheckpointError(f"{path}: damaged (sha256 differs from index.json)")
     return stat.st_mtime_ns
 
 
-def mapped_vectors(folder: Path, record: IndexRecord) -> Float[np.ndarray, "N D"]:
-    """The rows, in the file. Raises CheckpointError."""
-    path = folder / record.names()["vectors"]
-    rows = mapped_array(path)
-    wanted = (record.dimension, np.dtype(record.dtype))
-    if rows.offset != HEADER:
-        raise CheckpointError(f"{path}: its rows begin at byte {rows.offset}, not {HEADER}")
-    if rows.ndim != 2 or (rows.shape[1], rows.dtype) != wanted or len(rows) < record.count:
-        raise CheckpointError(f"{path}: holds {rows.shape} of {rows.dtype}, not {record.count} x {wanted[0]}")
-    return rows[: record.count]
+def mapped(folder: Path, record: IndexRecord, part: str) -> np.ndarray:
+    """Memory-mapped `vectors` [N D], or byte offsets of the `lines` and of the end of the last [N + 1].
 
-
-def mapped_array(path: Path) -> np.memmap:
-    """An array that stays in its file. Raises CheckpointError."""
+    Raises CheckpointError."""
+    path = folder / record.names()[part]
+    lines = part == "lines"
+    shape = (record.count + 1,) if lines else (record.count, record.dimension)
+    dtype = np.dtype(np.int64 if lines else record.dtype)
     try:
-        return np.lib.format.open_memmap(path, "r")
-    except Exception as error:  # numpy parses the header as Python; damage shows as almost any exception of that
+        array = np.lib.format.open_memmap(path, "r")
+    except Exception as error:  # numpy parses the header as Python: damage raises almost anything
         raise CheckpointError(f"{path}: cannot be read ({(str(error).splitlines() or ['damaged'])[0][:80]})") from None
+    fits = array.ndim == len(shape) and array.shape[1:] == shape[1:] and len(array) >= shape[0]
+    if not fits or array.dtype != dtype or array.offset != HEADER:
+        raise CheckpointError(
+            f"{path}: expected {shape} of {dtype} from byte {HEADER}, got {array.shape} of {array.dtype} from "
+            f"byte {array.offset}"
+        )
+    return array[: shape[0]]
 
 
-def mapped_lines(folder: Path, record: IndexRecord) -> Int[np.ndarray, "L"]:
-    """The byte where each line begins, and the end of the last, in the file. Raises CheckpointError."""
-    path = folder / record.names()["lines"]
-    starts = mapped_array(path)
-    if starts.ndim != 1 or starts.dtype != np.int64 or len(starts) <= record.count:
-        raise CheckpointError(f"{path}: holds {starts.shape} of {starts.dtype}, not {record.count + 1} of int64")
-    return starts
-
-
-def read_entry(line: bytes, where: str) -> Entry:
-    """Raises CheckpointError."""
+def read_entry(line: bytes, where: str) -> IndexEntry:
+    """Parse a line of `images-G.jsonl`. Raises CheckpointError."""
     try:
         values = parse_json(line, where)
         if isinstance(values, dict) and [type(value) for value in values.values()] == [str, int, int]:
-            return Entry(**values)  # as `from_record` checks it, in a third of its time
-        return from_record(Entry, values, where)
+            return IndexEntry(**values)  # the check of `from_record` in a third of its time
+        return from_record(IndexEntry, values, where)
     except (CheckpointError, TypeError):
-        raise CheckpointError(f"{where}: damaged (a line is {shown(line)})") from None
+        raise CheckpointError(f"{where}: damaged line ({shown(line)})") from None
 
 
 def file_names(generation: int) -> dict[str, str]:
-    """Of the files that grow."""
-    return {"vectors": f"vectors-{generation}.npy", "pictures": f"pictures-{generation}.jsonl"}
+    """Names of the files that grow."""
+    return {"vectors": f"vectors-{generation}.npy", "images": f"images-{generation}.jsonl"}
 
 
 def rows_begin(part: str) -> int:
-    """The header counts the rows behind those of the record too."""
+    """First byte that is hashed: the header of the vectors also counts uncommitted rows."""
     return HEADER if part == "vectors" else 0
 
 
@@ -182,7 +172,7 @@ def facts_of(path: Path, start: int, end: int | None) -> FileFacts:
 
 
 def digest(path: Path, start: int, end: int) -> str:
-    """sha256 of the bytes from `start` to `end`."""
+    """sha256 of bytes `start` to `end`."""
     sha = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(start)

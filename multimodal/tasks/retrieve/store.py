@@ -1,4 +1,4 @@
-"""Writing the folder of a picture index (`index_record.py` says what is in it)."""
+"""Writer of an image index (`record.py` describes the files)."""
 
 import fcntl
 import json
@@ -23,7 +23,7 @@ from multimodal.tasks.retrieve.record import (
     HEADER,
     PIECE,
     RECORD,
-    Entry,
+    IndexEntry,
     IndexRecord,
     check_file,
     facts_of,
@@ -35,19 +35,17 @@ from multimodal.tasks.retrieve.record import (
 )
 from multimodal.tokens.image.preprocessing import Preprocessing
 
-SYNC = 5.0  # seconds: what a power cut may cost; a kill costs nothing
-# files of an index; others in its folder are left alone
-MADE = re.compile(
-    r"((vectors-\d+\.npy|pictures-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)"
-)
+SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
+# files of an index; other files in its folder stay
+MADE = re.compile(r"((vectors-\d+\.npy|images-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)")
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
 
 
 def note_times(folder: Path, record: IndexRecord, times: dict[str, int]) -> None:
-    """Keeps the times at which files were found whole, as in a copied folder, so that they need not be read again."""
+    """Store modification times of verified files, so that a copied folder is hashed only once."""
     if all(record.files[part].mtime_ns == time_ns for part, time_ns in times.items()):
         return
-    with suppress(MultimodalError, OSError):  # a folder that cannot be written, or is being written
+    with suppress(MultimodalError, OSError):  # the folder is read-only or being written
         with _locked(folder):
             found = read_index_record(folder)
             if all(found.files[part].sha256 == record.files[part].sha256 for part in times):
@@ -55,26 +53,26 @@ def note_times(folder: Path, record: IndexRecord, times: dict[str, int]) -> None
                 _write_record(folder, replace(found, files=files))
 
 
-class Store:
-    """The one writer of an index folder, as a context manager. `entries`: the newest row of each picture.
+class IndexWriter:
+    """Exclusive writer of an index folder, a context manager. `entries`: row and entry of each image.
 
-    Raises UsageError for a folder that holds something else, is open in another process, or belongs to another model
-    (`overwrite` begins anew); CheckpointError for damage."""
+    Raises UsageError for a folder that holds other files, is open in another process, or belongs to another model
+    (unless `overwrite`, which starts over); CheckpointError for damage."""
 
-    def __init__(self, folder: Path, wanted: IndexRecord, overwrite: bool = False):
+    def __init__(self, folder: Path, expected: IndexRecord, overwrite: bool = False):
         self.folder = folder
         self._lock = _locked(folder)
         self._vectors: Any = None
         self._lines: Any = None
         try:
-            self.record = self._begun(wanted, overwrite)
+            self.record = self._begun(expected, overwrite)
             self.rows, self.entries = 0, {}
             self._open()
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> "IndexWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,8 +83,8 @@ class Store:
             if file is not None:
                 file.close()
 
-    def append(self, entries: Sequence[Entry], vectors: Float[np.ndarray, "B D"]) -> None:
-        """Rows first: a line without its row would be wrong, a row without its line is cut off at the next call."""
+    def append(self, entries: Sequence[IndexEntry], vectors: Float[np.ndarray, "B D"]) -> None:
+        """Append rows, then lines: the next run cuts off a row without a line; a line without a row would be wrong."""
         if not entries:
             return
         lines = "".join(map(_line, entries)).encode()
@@ -100,7 +98,7 @@ class Store:
             self._sync()
 
     def keep(self, rows: Int[np.ndarray, "K"]) -> None:
-        """Leaves out all other rows, in files of the next generation."""
+        """Drop all other rows by writing the next generation."""
         old, new = self._paths(), {k: self.folder / v for k, v in file_names(self._generation + 1).items()}
         self._sync()
         vectors = self._mapped()
@@ -109,24 +107,24 @@ class Store:
             for start in range(0, len(rows), BLOCK):
                 file.write(_bytes(vectors[rows[start : start + BLOCK]], self.record.dtype))
             _flush(file)
-        lines = old["pictures"].read_bytes().splitlines(keepends=True)
-        with _part(new["pictures"]).open("wb") as file:
+        lines = old["images"].read_bytes().splitlines(keepends=True)
+        with _part(new["images"]).open("wb") as file:
             file.writelines(lines[row] for row in rows)
             _flush(file)
-        for part in ("vectors", "pictures"):  # the second makes the generation whole
+        for part in ("vectors", "images"):  # the second completes the generation
             _part(new[part]).replace(new[part])
         self._open()
 
     def commit(self, kind: str, effort: int, recall: dict[str, Any], search: Path | None) -> IndexRecord:
-        """Makes all rows so far the index. `search`: the finished index of the kind, moved into its place."""
+        """Commit all rows. `search`: a finished FAISS file, moved into place."""
         self._sync()
         paths, old = self._paths(), self.record
-        with paths["vectors"].open("r+b") as file:  # only now: a reader of the old count takes any header that has more
+        with paths["vectors"].open("r+b") as file:  # last: readers of the old count accept a larger one
             file.write(npy_header(self.rows, self.record))
             _flush(file)
         record = replace(old, generation=self._generation, count=self.rows, kind=kind, effort=effort, recall=recall)
         paths["lines"] = self.folder / record.names()["lines"]
-        _write_array(paths["lines"], _starts(paths["pictures"]))
+        _write_array(paths["lines"], _starts(paths["images"]))
         if search is not None:
             paths["search"] = self.folder / record.names()["search"]
             search.replace(paths["search"])
@@ -139,7 +137,7 @@ class Store:
 
     @property
     def extended(self) -> bool:
-        """Whether the rows of the record are still the first ones."""
+        """True if the committed rows are unchanged and first."""
         return self._generation == self.record.generation
 
     @property
@@ -147,89 +145,89 @@ class Store:
         return self.extended and self.rows == self.record.count
 
     def vectors(self) -> Float[np.ndarray, "N D"]:
-        """All rows so far, in the file."""
+        """All rows, memory-mapped."""
         self._sync()
         return self._mapped()
 
     def _mapped(self) -> Float[np.ndarray, "N D"]:
         shape = (self.rows, self.record.dimension)
-        if not self.rows:  # nothing can be mapped
+        if not self.rows:  # an empty file cannot be mapped
             return np.zeros(shape, self.record.dtype)
         return np.memmap(self._paths()["vectors"], self.record.dtype, "r", HEADER, shape)
 
     def _paths(self) -> dict[str, Path]:
         return {part: self.folder / name for part, name in file_names(self._generation).items()}
 
-    def _begun(self, wanted: IndexRecord, overwrite: bool) -> IndexRecord:
-        """The record that is there, if it fits; else a new one."""
+    def _begun(self, expected: IndexRecord, overwrite: bool) -> IndexRecord:
+        """The existing record if it matches, else a new one."""
         path = self.folder / RECORD
         if path.exists() and not overwrite:
             found = read_index_record(self.folder)
-            self._check(found, wanted)
+            self._check(found, expected)
             return found
         if not path.exists() and (others := self._others()):
-            raise UsageError(f"--output {self.folder}: holds other files and no index ({others[0]}); name a new folder")
-        self.record = replace(wanted, generation=self._newest(0) + 1)
+            raise UsageError(f"{self.folder}: has other files and no index ({others[0]}); choose a new folder")
+        self.record = replace(expected, generation=self._newest(0) + 1)
         _write_record(self.folder, self.record)
         return self.record
 
     def _others(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir() if path.name not in ("lock", RECORD + ".part"))
 
-    def _check(self, found: IndexRecord, wanted: IndexRecord) -> None:
+    def _check(self, found: IndexRecord, expected: IndexRecord) -> None:
         for name in _SAME:
-            ours, theirs = getattr(wanted, name), getattr(found, name)
+            ours, theirs = getattr(expected, name), getattr(found, name)
             if ours != theirs and isinstance(ours, Preprocessing):
                 key = next(key for key in vars(ours) if getattr(ours, key) != getattr(theirs, key))
                 name, ours, theirs = f"{name} {key}", getattr(ours, key), getattr(theirs, key)
             if ours != theirs:
                 raise UsageError(
-                    f"{self.folder}: was made with model {found.model} ({name} {_short(theirs)}, not {_short(ours)}); "
-                    "name another folder, or --overwrite it"
+                    f"{self.folder}: was built with model {found.model} ({name} {_short(theirs)}, not {_short(ours)}); "
+                    "choose another folder; overwrite=True replaces this one"
                 )
-        for part in ("vectors", "pictures") if found.count else ():
+        for part in ("vectors", "images") if found.count else ():
             try:
                 check_file(self.folder, found, part)
             except CheckpointError as error:
                 raise CheckpointError(f"{error}; {AGAIN}") from None
 
     def _newest(self, least: int) -> int:
-        """The highest generation whose files are whole."""
-        found = [path.stem.rpartition("-")[2] for path in self.folder.glob("pictures-*.jsonl")]
+        """Highest complete generation."""
+        found = [path.stem.rpartition("-")[2] for path in self.folder.glob("images-*.jsonl")]
         return max([int(text) for text in found if text.isdecimal()] + [least])
 
     def _open(self) -> None:
-        """Opens the newest generation for appending."""
+        """Open the newest generation for appending."""
         self._generation = self._newest(self.record.generation)
         paths = self._paths()
-        if not paths["pictures"].exists():
+        if not paths["images"].exists():
             paths["vectors"].write_bytes(npy_header(0, self.record))
-            paths["pictures"].touch()
+            paths["images"].touch()
         for file in (self._vectors, self._lines):
             if file is not None:
                 file.close()
         self._recover(paths)
-        self._vectors, self._lines = (paths[part].open("ab") for part in ("vectors", "pictures"))
+        self._vectors, self._lines = (paths[part].open("ab") for part in ("vectors", "images"))
         self._synced = time.monotonic()
 
     def _recover(self, paths: dict[str, Path]) -> None:
-        """Cuts off what was being written when the process before this one was stopped."""
+        """Truncate what an interrupted process left incomplete."""
         committed = self.record.count if self._generation == self.record.generation else 0
         room = (paths["vectors"].stat().st_size - HEADER) // self.record.row_bytes
-        found, end = _read_entries(paths["pictures"], max(room, 0))
+        found, end = _read_entries(paths["images"], max(room, 0))
         self.rows = len(found)
         vectors = self._mapped()
-        for start in range(committed, len(found), BLOCK):  # a power cut may have left zeros
+        for start in range(committed, len(found), BLOCK):  # zeros after a power cut
             norms = np.linalg.norm(np.asarray(vectors[start : start + BLOCK], np.float32), axis=1)
             if not (good := abs(norms - 1) < 0.01).all():
                 self.rows = start + int(good.argmin())
                 end -= sum(len(_line(entry)) for entry in found[self.rows :])
                 break
         if self.rows < committed:
-            raise CheckpointError(f"{paths['pictures']}: names {self.rows} pictures of {committed}; {AGAIN}")
+            raise CheckpointError(f"{paths['images']}: expected {committed} images (got {self.rows}); {AGAIN}")
         del vectors
-        for part, size in (("vectors", HEADER + self.rows * self.record.row_bytes), ("pictures", end)):
-            if paths[part].stat().st_size != size:  # truncate would change the time of a whole file
+        for part, size in (("vectors", HEADER + self.rows * self.record.row_bytes), ("images", end)):
+            if paths[part].stat().st_size != size:  # truncating a complete file would change its time
                 os.truncate(paths[part], size)
         self.entries = {entry.file: (row, entry) for row, entry in enumerate(found[: self.rows])}
 
@@ -239,7 +237,7 @@ class Store:
         self._synced = time.monotonic()
 
     def _tidy(self) -> None:
-        """Removes files of other generations and counts, and parts."""
+        """Remove files of other generations and counts, and parts."""
         own = {*self.record.names().values(), RECORD, "lock"}
         for path in self.folder.iterdir():
             if MADE.fullmatch(path.name) and path.name not in own:
@@ -255,7 +253,7 @@ def _locked(folder: Path) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "lock").open("a")
     except OSError as error:
-        raise UsageError(f"--output {folder}: cannot be written ({error.strerror})") from None
+        raise UsageError(f"{folder}: cannot be written ({error.strerror})") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -264,8 +262,8 @@ def _locked(folder: Path) -> Any:
     return file
 
 
-def _read_entries(path: Path, most: int) -> tuple[list[Entry], int]:
-    """The first whole lines, and the byte where they end."""
+def _read_entries(path: Path, most: int) -> tuple[list[IndexEntry], int]:
+    """The first complete lines, at most `most`, and the byte where they end."""
     entries, end = [], 0
     with path.open("rb") as file:
         for line in file:
@@ -280,8 +278,8 @@ def _read_entries(path: Path, most: int) -> tuple[list[Entry], int]:
     return entries, end
 
 
-def _line(entry: Entry) -> str:
-    return json.dumps(vars(entry)) + "\n"  # ASCII: a name that is no UTF-8 is kept as lone surrogates
+def _line(entry: IndexEntry) -> str:
+    return json.dumps(vars(entry)) + "\n"  # ASCII: names that are not UTF-8 stay lone surrogates
 
 
 def _bytes(vectors: Float[np.ndarray, "B D"], dtype: str) -> memoryview:

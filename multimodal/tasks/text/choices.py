@@ -1,4 +1,4 @@
-"""Which of several answers a language model finds most probable after a prompt."""
+"""Multiple choice: rank answers by their probability after a prompt."""
 
 import math
 import warnings
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from multimodal.errors import TextError, UsageError
 from multimodal.tasks.text.generate import TextWriter, prepared
@@ -16,7 +17,7 @@ from multimodal.weights.folder import Checkpoint
 
 
 class Choice(NamedTuple):
-    """An answer; `logprob`: the sum over its tokens, `score`: that / tokens^`length_penalty`."""
+    """An answer. `logprob`: sum over its tokens; `score`: `logprob` / tokens^`length_penalty`."""
 
     text: str
     score: float
@@ -28,8 +29,8 @@ def choose(
     prompt: str, choices: Sequence[str], model: str | Path | Checkpoint, *, compute_type: str = "auto",
     device: str | torch.device | None = None, **options: Any,
 ) -> list[Choice]:  # fmt: skip
-    """All choices, that with the best score first. Of an encoder-decoder the end of the answer counts as a token; a
-    language model's continuation may go on. Prompt and choice are joined by a space where neither has one.
+    """Rank all choices, best score first. Prompt and choice are joined by a space if neither has one. With an
+    encoder-decoder, the end of the answer counts as a token.
 
     `options`: `length_penalty` and `on_long` of `GenerateOptions`. Raises UsageError, TextError, CheckpointError."""
     write = TextWriter(prepared(model, compute_type, device), options_for(options))
@@ -37,50 +38,49 @@ def choose(
 
 
 def checked(choices: Sequence[str]) -> list[str]:
-    """Raises UsageError for choices that are none."""
-    if len(found := texts_of(choices, "choices", UsageError)) < 2:
-        raise UsageError(f"choices: at least two are needed ({choices!r:.40})")
-    for number, choice in enumerate(found):
+    """Return the choices as a list. Raises UsageError for fewer than two, an empty one or a duplicate."""
+    if len(texts := texts_of(choices, "choices", UsageError)) < 2:
+        raise UsageError(f"choices: expected at least two ({choices!r:.40})")
+    for index, choice in enumerate(texts):
         if not choice.strip():
-            raise UsageError(f"choices: number {number + 1} is empty")
-        if choice in found[:number]:
-            raise UsageError(f"choices: {choice[:40]!r} is there twice")
-    return found
+            raise UsageError(f"choices: number {index + 1} is empty")
+        if choice in texts[:index]:
+            raise UsageError(f"choices: {choice[:40]!r} is repeated")
+    return texts
 
 
 @torch.inference_mode()
 def scored(write: TextWriter, prompt: str, choices: list[str], name: str = "prompt") -> list[Choice]:
-    """See `choose`; the choices are checked."""
+    """Rank checked choices; see `choose`."""
     row, answers = write.ids(prompt, name), [_answer(write, prompt, choice) for choice in choices]
     for choice, ids in zip(choices, answers, strict=True):
         if not ids:
-            raise TextError(f"choices: {choice[:40]!r} has no token of this vocabulary")
+            raise TextError(f"choices: {choice[:40]!r} has no token in this vocabulary")
         if (limit := write.decoder.config.limit) and (write.encoder is None) * len(row) + len(ids) - 1 > limit:
-            raise TextError(f"choices: {choice[:40]!r} has {len(ids)} tokens, and leaves the context of {limit}")
+            raise TextError(f"choices: {choice[:40]!r} has {len(ids)} tokens, beyond the context of {limit}")
     longest = len(row) + max(map(len, answers)) - 1
     if write.encoder is None and write.limit is None and len(row) <= write.context < longest:
-        made = f"the model is made for {write.context}"
-        warnings.warn(f"{name}: has {longest} tokens with a choice, {made}: its score may make no sense", stacklevel=2)
-    step, cache, ids = write.started([row])
+        trained = f"the model was trained on {write.context}"
+        warnings.warn(f"{name}: has {longest} tokens with a choice, {trained}: scores may be meaningless", stacklevel=2)
+    step, cache, ids = write.start([row])
     first = step(ids, cache)[:, -1:].expand(len(choices), -1, -1)
-    width = max(map(len, answers))
-    rows = torch.tensor([own + [0] * (width - len(own)) for own in answers], device=ids.device)
+    rows = pad_sequence(list(map(torch.tensor, answers)), batch_first=True).to(ids.device)
     cache.reorder_rows(torch.zeros(len(choices), dtype=torch.long, device=ids.device))
-    logits = torch.cat([first, step(rows[:, :-1], cache)], 1) if width > 1 else first
+    logits = torch.cat([first, step(rows[:, :-1], cache)], 1) if rows.shape[1] > 1 else first
     each = logits.float().log_softmax(-1).gather(2, rows[..., None])[..., 0].double()
     write.check(bool(logits.isfinite().all()))
-    found = []
+    results = []
     for choice, own, values in zip(choices, answers, each.tolist(), strict=True):
         logprob = math.fsum(values[: len(own)])
-        found.append(Choice(choice, logprob / len(own) ** write.options.length_penalty, logprob, len(own)))
-    return sorted(found, key=lambda one: -one.score)
+        results.append(Choice(choice, logprob / len(own) ** write.options.length_penalty, logprob, len(own)))
+    return sorted(results, key=lambda one: -one.score)
 
 
 def _answer(write: TextWriter, prompt: str, choice: str) -> list[int]:
-    """The ids of a choice as it stands after the prompt."""
+    """Token ids of a choice after the prompt."""
     tokenizer = write.tokenizer
     if write.encoder is not None:
-        # what an answer begins with, such as BART's begin of text, comes before its first letter
+        # an answer may begin with a token such as BART's begin of text
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         return [*begin, *tokenizer.encode(choice), *([] if tokenizer.eos_id is None else [tokenizer.eos_id])]
     before = tokenizer.encode(prompt)

@@ -1,4 +1,4 @@
-"""Text out of generated ids: whole, as it grows, and up to where it is to stop."""
+"""Detokenization of generated ids: whole, incremental, and up to a stop string."""
 
 from collections.abc import Sequence
 
@@ -6,35 +6,35 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multimodal.decoding.sampling import PADDING, Rule
+from multimodal.decoding.sampling import PADDING, LogitsProcessor
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-HALF = "\ufffd"  # what bytes that are no UTF-8 are decoded to
-BEFORE = 8  # ids whose text says how the next one is written: with a space before it or not
+HALF = "\ufffd"  # decoded from incomplete UTF-8
+BEFORE = 8  # ids of context that decide whether the next one is written with a space
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """The text of `ids` as it stands after `prompt`: ids alone may be written without the space between them."""
+    """The text of `ids` after `prompt`; decoded alone, ids may lose the space between them."""
     before = list(prompt[-BEFORE:])
     head, whole = tokenizer.decode(before), tokenizer.decode([*before, *ids])
     return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
 
 
 def cut_at(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop in it, and whether there was one."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return (text[: min(places)], True) if places else (text, False)
+    """(text before the first stop string, True if there was one)."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return (text[: min(positions)], True) if positions else (text, False)
 
 
-class Growing:
-    """The text that each new id adds to a prompt's. A letter of which bytes are missing waits for them, and what may
-    be the begin of a stop for what follows; after a stop nothing more comes."""
+class IncrementalDetokenizer:
+    """Decode ids one by one into the text that each adds to a prompt. Withholds incomplete characters and possible
+    beginnings of a stop string; returns nothing after a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.decode, self.stops = tokenizer.decode, stops
         self.ids = list(prompt[-BEFORE:])
-        self.first, self.read = 0, len(self.ids)  # `first`..`read` is known, and says how the next id is written
-        self.held, self.stopped = "", False
+        self.first, self.read = 0, len(self.ids)  # ids first..read are decoded; they are the context of the next one
+        self.withheld, self.stopped = "", False
 
     def add(self, token: int) -> str:
         self.ids.append(token)
@@ -42,44 +42,44 @@ class Growing:
         if whole.endswith(HALF) or not whole.startswith(head):
             return ""
         self.first, self.read = self.read, len(self.ids)
-        return self._passed(whole[len(head) :])
+        return self._release(whole[len(head) :])
 
     def end(self, ended: bool) -> str:
-        """What still waits; a half letter only where the text has `ended`."""
+        """The text still withheld; an incomplete character only if the text has `ended`."""
         head, whole = (self.decode(self.ids[self.first : end]) for end in (self.read, len(self.ids)))
         rest = whole[len(head) :] if whole.startswith(head) else ""
-        text = self._passed(rest if ended else rest.rstrip(HALF))
-        held, self.held = self.held, ""
-        return text + ("" if self.stopped else held)
+        text = self._release(rest if ended else rest.rstrip(HALF))
+        withheld, self.withheld = self.withheld, ""
+        return text + ("" if self.stopped else withheld)
 
-    def _passed(self, new: str) -> str:
+    def _release(self, new: str) -> str:
         if self.stopped:
             return ""
-        text, self.stopped = cut_at(self.held + new, self.stops)
-        begun = 0 if self.stopped else max((_begun(text, stop) for stop in self.stops), default=0)
-        self.held = text[len(text) - begun :]
-        return text[: len(text) - begun]
+        text, self.stopped = cut_at(self.withheld + new, self.stops)
+        kept = 0 if self.stopped else max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.withheld = text[len(text) - kept :]
+        return text[: len(text) - kept]
 
 
-def _begun(text: str, stop: str) -> int:
-    """How many letters at the end of a text are the begin of a stop."""
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that ends the text."""
     return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)
 
 
-def ends_at(stops: Sequence[str], tokenizer: Tokenizer, start: int) -> Rule:
-    """The end, with probability 1, for rows whose text after a prompt of `start` ids holds one of `stops`."""
+def ends_at(stops: Sequence[str], tokenizer: Tokenizer, start: int) -> LogitsProcessor:
+    """Force the end in rows whose text after a prompt of `start` ids contains a stop string."""
     tail = max(len(stop.encode()) for stop in stops) + BEFORE
 
-    def over(prompt: list[int], new: list[int]) -> bool:
-        lately = continuation(tokenizer, (prompt + new[:-tail])[-BEFORE:], new[-tail:])
-        return cut_at(lately, stops)[1] and cut_at(continuation(tokenizer, prompt, new), stops)[1]
+    def stopped(prompt: list[int], new: list[int]) -> bool:
+        recent = continuation(tokenizer, (prompt + new[:-tail])[-BEFORE:], new[-tail:])
+        return cut_at(recent, stops)[1] and cut_at(continuation(tokenizer, prompt, new), stops)[1]
 
-    def rule(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        rows = [over([i for i in row[:start] if i != PADDING], row[start:]) for row in ids.tolist()]
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        rows = [stopped([i for i in row[:start] if i != PADDING], row[start:]) for row in ids.tolist()]
         if any(rows):
             ended = torch.tensor(rows, device=logits.device)
             logits[ended] = -torch.inf
             logits[ended, tokenizer.eos_id] = 0.0
         return logits
 
-    return rule
+    return processor

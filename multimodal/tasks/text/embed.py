@@ -1,4 +1,4 @@
-"""Vectors of texts, by any model that reads text."""
+"""Text embeddings from any model with a text encoder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.errors import TextError, UsageError
 from multimodal.inference.text_packing import pool_ragged
 from multimodal.models.clip import CLIP
-from multimodal.models.encoder_decoder import TextToText
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.texts import text_features
-from multimodal.tokens.text.tokenizer import checked, texts_of, warn_of_cut
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer, checked, texts_of, warn_of_cut
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -26,27 +25,27 @@ def embed(
     texts: Sequence[str], model: str | Path | Checkpoint, pooling: str | None = None, normalize: bool | None = None,
     batch_tokens: int | None = None,
 ) -> Float[Tensor, "N D"]:  # fmt: skip
-    """A vector a text, in their order and on the model's device. It does not depend on the other texts (≤ 1e-5 in
-    float32): short texts share a row without seeing each other, and a text that is there twice is computed once.
+    """One vector per text, in order, on the model's device. Vectors do not depend on the other texts (≤ 1e-5 in
+    float32): short texts share a row under a document mask, and duplicates are computed once.
 
-    `pooling`: the `mean` of the states of all tokens, bos and eos among them as sentence-transformers has it; the state
-    of the first token (`cls`) or of the `last`; or BERT's `pooler` on the first. By default what the checkpoint's card
-    says, else `last` of a causal model, whose texts then have no eos, and the `mean` of others. A CLIP has its own.
-    `normalize`: to length 1, by default where the card says so. `batch_tokens`: of a batch at most.
+    `pooling`: `mean` over all tokens including bos and eos, as in sentence-transformers; the first (`cls`) or `last`
+    token; or BERT's `pooler`. Default: the checkpoint card's, else `last` for a causal model (without eos) and `mean`
+    for others. CLIP models have their own. `normalize`: to length 1; default: the card's. `batch_tokens`: maximum
+    tokens per batch.
 
-    Raises UsageError for a model or a pooling that cannot be used, TextError for an empty text, CheckpointError. A
-    TextCut warning says what is beyond the context and left out."""
+    Raises UsageError for an unsuitable model or pooling, TextError for an empty text, CheckpointError. Warns (TextCut)
+    of texts cut to the context."""
     checkpoint = load(model) if isinstance(model, str | Path) else model
     if not (texts := texts_of(texts, "texts")):
-        raise TextError("texts: there are none")
+        raise TextError("texts: expected at least one")
     for number, text in enumerate(texts, 1):
         check_text(text, f"text {number}")
     normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     if isinstance(checkpoint.model, CLIP):
         if pooling is not None:
-            raise UsageError(f"pooling {pooling!r}: model {checkpoint.source} is a CLIP, which has its own")
-        vectors = text_features(checkpoint.model, _tokenizer(checkpoint), list(rows))
+            raise UsageError(f"pooling {pooling!r}: model {checkpoint.source} CLIP models have their own pooling")
+        vectors = text_features(checkpoint.model, checkpoint.required_tokenizer(), list(rows))
     else:
         vectors = _pooled(checkpoint, list(rows), checked_pooling(checkpoint, pooling), batch_tokens)
     vectors = vectors[torch.tensor([rows[text] for text in texts], device=vectors.device)].float()
@@ -54,7 +53,7 @@ def embed(
 
 
 def check_text(text: str, name: str) -> None:
-    """Raises TextError with its `name` for a text that is empty or no UTF-8."""
+    """Raises TextError, naming the text, for one that is empty or not valid Unicode."""
     try:
         empty = not checked(text).strip()
     except TextError as error:
@@ -64,7 +63,7 @@ def check_text(text: str, name: str) -> None:
 
 
 class _Reader(NamedTuple):
-    """What reads: a tower, and the embedding where that is another's."""
+    """A text encoder, and its embedding table if that belongs to another module."""
 
     tower: TextTransformer
     table: nn.Embedding | None
@@ -74,15 +73,17 @@ def _reader(checkpoint: Checkpoint) -> _Reader:
     model = checkpoint.model
     if isinstance(model, TextTransformer):
         return _Reader(model, None)
-    if not isinstance(model, TextToText):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, embed needs a model that reads text")
-    if _tokenizer(checkpoint).language_ids:
-        raise UsageError(f"model {checkpoint.source}: translates, and its encoder needs a language; embed gives none")
+    if not isinstance(model, EncoderDecoder):
+        raise UsageError(f"model {checkpoint.source}: expected a model with a text encoder, got {checkpoint.kind}")
+    if checkpoint.required_tokenizer().language_ids:
+        raise UsageError(
+            f"model {checkpoint.source}: embed does not support translators, whose encoder needs a language"
+        )
     return _Reader(model.encoder, model.decoder.embed)
 
 
 def checked_pooling(checkpoint: Checkpoint, pooling: str | None) -> str:
-    """The pooling asked for, or the model's own. Raises UsageError where the model has none such."""
+    """The given pooling or the model's default. Raises UsageError for one that the model does not support."""
     tower = _reader(checkpoint).tower
     if pooling is None:
         pooling = str(checkpoint.card.get("pooling") or ("last" if tower.config.causal else "mean"))
@@ -90,14 +91,14 @@ def checked_pooling(checkpoint: Checkpoint, pooling: str | None) -> str:
         raise UsageError(f"pooling {pooling!r}: unknown (known: {', '.join(POOLINGS)})")
     if pooling == "pooler" and tower.pool is None:
         raise UsageError(f"pooling 'pooler': model {checkpoint.source} has no pooler")
-    if pooling in ("cls", "pooler") and (_tokenizer(checkpoint).bos_id is None or tower.config.causal):
-        raise UsageError(f"pooling {pooling!r}: model {checkpoint.source} has no first token that has seen a text")
+    if pooling in ("cls", "pooler") and (checkpoint.required_tokenizer().bos_id is None or tower.config.causal):
+        raise UsageError(f"pooling {pooling!r}: model {checkpoint.source} has no first token that attends to the text")
     return pooling
 
 
 def _pooled(checkpoint: Checkpoint, texts: list[str], pooling: str, batch_tokens: int | None) -> Float[Tensor, "N D"]:
     tower, table = _reader(checkpoint)
-    rows = text_rows(_tokenizer(checkpoint), texts, tower.config.context, ends=not tower.config.causal)
+    rows = text_rows(checkpoint.required_tokenizer(), texts, tower.config.context, ends=not tower.config.causal)
     pool = "first" if pooling in ("cls", "pooler") else pooling
     vectors = pool_ragged(tower, rows, pool, table=table, tokens=batch_tokens)
     with torch.inference_mode():
@@ -105,21 +106,15 @@ def _pooled(checkpoint: Checkpoint, texts: list[str], pooling: str, batch_tokens
 
 
 def text_rows(tokenizer: Tokenizer, texts: Sequence[str], context: int, ends: bool) -> list[list[int]]:
-    """Ids of each text behind bos and, with `ends`, before eos. One TextCut warning says what the context cuts."""
+    """Ids of each text after bos and, with `ends`, before eos. Warns (TextCut) of texts cut to the context."""
     start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     end = [tokenizer.eos_id] if ends and tokenizer.eos_id is not None else []
     length = min(context, tokenizer.context or context)
-    room = length - len(start) - len(end)
+    capacity = length - len(start) - len(end)
     ids = [tokenizer.encode(text) for text in texts]
-    warn_of_cut(texts, [max(0, len(own) - room) for own in ids], length)
-    rows = [start + own[:room] + end for own in ids]
+    warn_of_cut(texts, [max(0, len(own) - capacity) for own in ids], length)
+    rows = [start + own[:capacity] + end for own in ids]
     for text, row in zip(texts, rows, strict=True):
         if not row:
             raise TextError(f"text {text[:40]!r}: has no tokens")
     return rows
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    if checkpoint.tokenizer is None:
-        raise CheckpointError(f"model {checkpoint.source}: its tokenizer is not known, and is not guessed")
-    return checkpoint.tokenizer

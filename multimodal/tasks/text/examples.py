@@ -1,4 +1,4 @@
-"""Few-shot prompts: pairs of input and output that stand before the question (Brown et al. 2020, section 2)."""
+"""Few-shot prompts: demonstrations before the question (Brown et al. 2020, section 2)."""
 
 import json
 from collections.abc import Callable
@@ -7,22 +7,22 @@ from typing import NamedTuple
 
 from multimodal.errors import UsageError
 
-QUESTION = "Input: {}\nOutput:"  # as which a prompt is asked
-EXAMPLE = QUESTION + " {}\n\n"  # as which an example stands before it
-STOP = "\n\n"  # where an answer in this form ends
+QUESTION = "Input: {}\nOutput:"
+EXAMPLE = QUESTION + " {}\n\n"
+STOP = "\n\n"  # ends an answer
 
 
-class Example(NamedTuple):
+class Demonstration(NamedTuple):
     input: str
     output: str
 
 
-def read_examples(path: str, flag: str) -> list[Example]:
-    """The pairs of a .jsonl file (objects with "input" and "output") or a .tsv file (two columns, which the first line
-    may name). Raises UsageError naming `flag`, file and line."""
+def read_examples(path: str, flag: str) -> list[Demonstration]:
+    """Read a .jsonl file (objects with "input" and "output") or a .tsv file (two columns, optionally with a header).
+    Raises UsageError naming `flag`, file and line."""
     ending = Path(path).suffix.lower()
     if ending not in (".jsonl", ".tsv"):
-        raise UsageError(f"{flag} {path}: ends in neither .jsonl nor .tsv")
+        raise UsageError(f"{flag} {path}: must end in .jsonl or .tsv")
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
@@ -30,38 +30,40 @@ def read_examples(path: str, flag: str) -> list[Example]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start})") from None
     read = _object if ending == ".jsonl" else _columns
-    found = []
+    examples = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             pair = read(line.rstrip("\r"))
             if pair is None or not all(text.strip() for text in pair):
-                told = 'an object with texts "input" and "output"' if ending == ".jsonl" else "two columns with text"
-                raise UsageError(f"{flag} {path}: line {number} is not {told}")
-            found.append(pair)
-    if ending == ".tsv" and found and tuple(text.lower() for text in found[0]) == Example._fields:
-        found = found[1:]
-    if not found:
+                expected = (
+                    'an object with texts "input" and "output"' if ending == ".jsonl" else "two columns with text"
+                )
+                raise UsageError(f"{flag} {path}: line {number} is not {expected}")
+            examples.append(pair)
+    if ending == ".tsv" and examples and tuple(text.lower() for text in examples[0]) == Demonstration._fields:
+        examples = examples[1:]
+    if not examples:
         raise UsageError(f"{flag} {path}: has no example")
-    return found
+    return examples
 
 
-def _object(line: str) -> Example | None:
+def _object(line: str) -> Demonstration | None:
     try:
-        made = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(made, dict) or not all(isinstance(made.get(name), str) for name in Example._fields):
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in Demonstration._fields):
         return None
-    return Example(made["input"], made["output"])
+    return Demonstration(row["input"], row["output"])
 
 
-def _columns(line: str) -> Example | None:
+def _columns(line: str) -> Demonstration | None:
     cells = line.split("\t")
-    return Example(*cells) if len(cells) == 2 else None
+    return Demonstration(*cells) if len(cells) == 2 else None
 
 
-def with_examples(prompt: str, examples: list[Example], fits: Callable[[str], bool]) -> tuple[str, int]:
-    """The question after as many of the first examples as fit, and how many were left out."""
+def with_examples(prompt: str, examples: list[Demonstration], fits: Callable[[str], bool]) -> tuple[str, int]:
+    """(the question after as many of the first examples as fit, number of examples dropped)."""
     question, heads = QUESTION.format(prompt), [EXAMPLE.format(*example) for example in examples]
     least, most = 0, len(heads)
     while least < most:

@@ -1,8 +1,8 @@
-"""Transcription of sound while it comes: partial lines as it is spoken, final ones at its pauses."""
+"""Live transcription: partial lines while somebody speaks, final ones at pauses."""
 
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from time import monotonic
 from typing import Literal, NamedTuple
 
@@ -11,17 +11,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
-from multimodal.models.whisper import JointConformer
-from multimodal.tasks.transcribe.conformer.decode import Heard, JointOptions, tokenizer_of, with_language_model
-from multimodal.tasks.transcribe.conformer.windows import LONGEST, unlikely
-from multimodal.tasks.transcribe.live_recognizers import Hearing, hearing
-from multimodal.tasks.transcribe.segmentation import Ear, cut
+from multimodal.models.conformer import ConformerCTC
+from multimodal.tasks.transcribe.conformer.decode import (
+    CtcTranscription,
+    HybridOptions,
+    tokenizer_of,
+    with_language_model,
+)
+from multimodal.tasks.transcribe.conformer.windows import LONGEST, is_unlikely
+from multimodal.tasks.transcribe.live_recognizers import Recognizer, new_recognizer
+from multimodal.tasks.transcribe.segmentation import LevelMeter, cut
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector
 from multimodal.tokens.audio.log_mel import HOP, RATE
-from multimodal.tokens.audio.pcm import PcmReader, Piece
+from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
 
-BEFORE = 0.4  # seconds heard before the first frame of speech
+LEAD = 0.4  # seconds kept before the first frame of speech
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class LiveOptions:
     silence: float = 0.6
     longest: float = LONGEST / RATE
     threshold: float = 0.5
-    decode: JointOptions = field(default_factory=JointOptions)
+    decode: HybridOptions = field(default_factory=HybridOptions)
 
     def __post_init__(self):
         if not 0.1 <= self.step <= self.longest:
@@ -49,9 +54,9 @@ class LiveOptions:
 
 
 class Event(NamedTuple):
-    """A line, from `start` to `end` in seconds of the sound. A partial one holds the utterance so far, of which the
-    words in `stable` are as in the partial before; a final one takes the place of the partials since the last final.
-    `latency`: seconds from the arrival of the last sample that the line needed until it was out.
+    """A line; `start` and `end` in seconds of the stream. A partial line holds the utterance so far, of which the words
+    in `stable` agree with the previous partial; a final line replaces the partials since the last final. `latency`:
+    seconds from the arrival of the last sample needed to the line.
 
     The last event is the "summary", with `figures` (see `run`)."""
 
@@ -65,42 +70,36 @@ class Event(NamedTuple):
 
 
 def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptions | None = None) -> Iterator[Event]:
-    """Lines of a stream of raw mono 16-bit little-endian PCM: `read` as `pcm.PcmReader` takes it.
+    """Transcribe a stream of raw mono 16-bit little-endian PCM; `read` is the one of `pcm.PcmReader`.
 
-    A model of chunks is run chunk by chunk, another one hears the going utterance again at each step. Where decoding
-    falls behind the sound, only the first partial of an utterance is made. `figures` of the summary: `seconds` of
-    sound, `real_time_factor` (seconds at work a second of sound), `partials` and `finals` (their number),
-    `latency_p50`, `latency_p95`, `latency_max` of all lines and of the finals alone (`final_latency_…`).
+    A chunked model runs chunk by chunk, others decode the current utterance again at each step. If decoding falls
+    behind, only the first partial of an utterance is made. `figures` of the summary: `seconds` of audio,
+    `real_time_factor` (seconds of work per second of audio), the numbers of `partials` and `finals`, `latency_p50`,
+    `latency_p95`, `latency_max` of all lines and `final_latency_…` of the finals.
 
-    Raises UsageError for a model without CTC, and as `PcmReader` and `joint_decode.language_model` do."""
-    if not isinstance(checkpoint.model, JointConformer):
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, live transcription needs one with CTC")
+    Raises UsageError for a model without CTC, and as `PcmReader` and `conformer.decode.language_model` do."""
+    if not isinstance(checkpoint.model, ConformerCTC):
+        raise UsageError(f"model {checkpoint.source}: live transcription needs a CTC model, got {checkpoint.kind}")
     options = options or LiveOptions()
-    # a language model that does not fit is refused before anything is read
+    # refuse an unfit language model before reading anything
     options = replace(options, decode=with_language_model(checkpoint, options.decode))
     return _Live(checkpoint, options, PcmReader(read, options.rate)).events()
 
 
-class _Detector(SpeechDetector):
-    def take(self) -> list[float]:
-        """Probabilities of the frames that were filled since the last call."""
-        found, self._found = self._found.tolist(), array("f")
-        return found
-
-
 class _Live:
-    """`held`: samples from `first` on, those of the going utterance, or of BEFORE it. `now`: the end of the last
-    frame whose probability of speech is known; decisions fall at such ends only, so they do not depend on how the
-    sound arrives. `begin`: first sample of the going utterance, None in silence; `spoken`: the end of its speech."""
+    """State of a stream. `buffer`: samples from `first` on, those of the current utterance or LEAD. `now`: end of the
+    last frame with a speech probability; decisions are made only there, so they do not depend on how the samples
+    arrive. `begin`: first sample of the current utterance, None in silence; `spoken`: end of its speech; `shown`: end
+    of its last partial."""
 
     def __init__(self, checkpoint: Checkpoint, options: LiveOptions, reader: PcmReader):
         self.checkpoint, self.options, self.reader = checkpoint, options, reader
-        self.tokenizer, self.detector = tokenizer_of(checkpoint), _Detector()
-        self.held, self.first, self.now, self.samples = torch.zeros(0), 0, 0, 0
+        self.tokenizer, self.detector = tokenizer_of(checkpoint), SpeechDetector()
+        self.buffer, self.first, self.now, self.samples = torch.zeros(0), 0, 0, 0
         self.begin: int | None = None
         self.spoken = self.shown = 0
-        self.hearing: Hearing | None = None
-        self.last: list[str] | None = None  # words of the partial before
+        self.recognizer: Recognizer | None = None
+        self.previous: list[str] | None = None  # words of the last partial
         self.latencies: dict[str, list[float]] = {"partial": [], "final": []}
 
     def events(self) -> Iterator[Event]:
@@ -116,8 +115,8 @@ class _Live:
         yield from self._end(arrived)
         yield self._summary(work + monotonic() - began)
 
-    def _piece(self, piece: Piece) -> Iterator[Event]:
-        self.held = torch.cat([self.held, piece.samples])
+    def _piece(self, piece: PcmChunk) -> Iterator[Event]:
+        self.buffer = torch.cat([self.buffer, piece.samples])
         self.samples += len(piece.samples)
         self.detector.push(piece.samples)
         for probability in self.detector.take():
@@ -134,13 +133,13 @@ class _Live:
             yield from self._final(self.samples, arrived)
 
     def _frame(self, probability: float, arrived: float) -> Iterator[Event]:
-        """What one more FRAME of sound, up to `now`, changes."""
+        """Process one more FRAME of audio, up to `now`."""
         o = self.options
         if self.begin is None and probability >= o.threshold:
-            self._start(max(self.first, self.now - FRAME - round(BEFORE * RATE)))
+            self._start(max(self.first, self.now - FRAME - round(LEAD * RATE)))
             self.spoken = self.now
         if self.begin is None:
-            self._forget(self.now - round(BEFORE * RATE))
+            self._forget(self.now - round(LEAD * RATE))
             return
         if probability >= max(o.threshold - 0.15, min(o.threshold, 0.01)):
             self.spoken = self.now
@@ -150,42 +149,44 @@ class _Live:
         elif self.now - self.begin >= o.longest * RATE:
             yield from self._final(self.begin + _quietest(self._wave(self.now)), arrived)
             self.begin = None
-            if self.spoken > self.first:  # speech goes on after the cut
+            if self.spoken > self.first:  # speech continues after the cut
                 self._start(self.first)
-        elif self.now - self.shown >= o.step * RATE and (self.last is None or self.reader.waiting() <= o.step):
+        elif self.now - self.shown >= o.step * RATE and (self.previous is None or self.reader.waiting() <= o.step):
             yield from self._partial(arrived)
 
     def _start(self, begin: int) -> None:
-        self.begin, self.shown, self.last = begin, begin, None
-        self.hearing = hearing(self.checkpoint, self.options.decode)
+        self.begin, self.shown, self.previous = begin, begin, None
+        self.recognizer = new_recognizer(self.checkpoint, self.options.decode)
         self._forget(begin)
 
     def _forget(self, before: int) -> None:
         if before > self.first:
-            self.held, self.first = self.held[before - self.first :].clone(), before
+            self.buffer, self.first = self.buffer[before - self.first :].clone(), before
 
     def _wave(self, end: int) -> Float[Tensor, "T"]:
-        return self.held[self.begin - self.first : end - self.first]
+        return self.buffer[self.begin - self.first : end - self.first]
 
     def _partial(self, arrived: float) -> Iterator[Event]:
-        heard = self.hearing.partial(self._wave(self.now))
+        decoded = self.recognizer.partial(self._wave(self.now))
         self.shown = self.now
-        words = self.tokenizer.decode(heard.ids).split()
-        if words or self.last:
-            agreed = _common(self.last or [], words)
-            self.last = words
-            yield self._event("partial", heard, " ".join(words), arrived, " ".join(words[:agreed]))
+        words = self.tokenizer.decode(decoded.ids).split()
+        if words or self.previous:
+            agreed = _common(self.previous or [], words)
+            self.previous = words
+            yield self._event("partial", decoded, " ".join(words), arrived, " ".join(words[:agreed]))
 
     def _final(self, end: int, arrived: float) -> Iterator[Event]:
-        heard = self.hearing.final(self._wave(end))
-        text = "" if unlikely(heard, self.options.decode) else " ".join(self.tokenizer.decode(heard.ids).split())
-        if text or self.last:  # an empty line takes back what was shown
-            yield self._event("final", heard, text, arrived, text)
+        decoded = self.recognizer.final(self._wave(end))
+        text = "" if is_unlikely(decoded, self.options.decode) else " ".join(self.tokenizer.decode(decoded.ids).split())
+        if text or self.previous:  # an empty line retracts the partial
+            yield self._event("final", decoded, text, arrived, text)
         self._forget(end)
 
-    def _event(self, kind: Literal["partial", "final"], heard: Heard, text: str, arrived: float, stable: str) -> Event:
+    def _event(
+        self, kind: Literal["partial", "final"], decoded: CtcTranscription, text: str, arrived: float, stable: str
+    ) -> Event:
         begin = self.begin / RATE
-        start, end = (heard.words[0].start, heard.words[-1].end) if heard.words else (0.0, 0.0)
+        start, end = (decoded.words[0].start, decoded.words[-1].end) if decoded.words else (0.0, 0.0)
         latency = monotonic() - arrived
         self.latencies[kind].append(latency)
         return Event(kind, text, begin + start, begin + end, latency, stable)
@@ -200,23 +201,21 @@ class _Live:
 
 
 def _quietest(wave: Float[Tensor, "T"]) -> int:
-    """The sample at which a full utterance is cut."""
-    ear = Ear()
-    ear.push(wave)
-    powers = ear.levels()[1]
+    """The sample at which to cut a full utterance."""
+    meter = LevelMeter()
+    meter.push(wave)
+    powers = meter.levels()[1]
     return cut(powers, 0, len(powers), len(powers) - 1)[0][1] * HOP
 
 
-def _common(before: list[str], words: list[str]) -> int:
-    """Words at the begin that both have."""
-    for count, (a, b) in enumerate(zip(before, words, strict=False)):
-        if a != b:
-            return count
-    return min(len(before), len(words))
+def _common(previous: list[str], words: list[str]) -> int:
+    """Length of the common prefix."""
+    pairs = zip(previous, words, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _quantiles(name: str, values: list[float]) -> dict[str, float]:
-    """Nothing of no values."""
+    """p50, p95 and max; empty without values."""
     if not values:
         return {}
     ordered = sorted(values)

@@ -1,58 +1,58 @@
-"""What is heard of an utterance that is still going on: anew each time, or chunk by chunk where the model can.
+"""Recognizers of an utterance in progress: re-decode it each time, or chunk by chunk if the model can.
 
-Each `wave` [T] that an utterance is given holds its samples from the begin on."""
+Each `wave` [T] holds the samples of the utterance from its beginning."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.models.whisper import JointConformer
-from multimodal.tasks.transcribe.conformer.decode import Heard, JointOptions, decode_frames, decode_windows
+from multimodal.models.conformer import ConformerCTC
+from multimodal.tasks.transcribe.conformer.decode import CtcTranscription, HybridOptions, decode_frames, decode_windows
 from multimodal.tokens.audio.log_mel import HOP, WINDOW, filterbank
 from multimodal.weights.folder import Checkpoint
 
-BEST_PATH = JointOptions(beam_size=1)
+BEST_PATH = HybridOptions(beam_size=1)
 
 
-class Again:
-    """For a model whose frames need the whole utterance: it is encoded anew each time."""
+class RedecodingRecognizer:
+    """For a model whose frames depend on the whole utterance: encodes it again each time."""
 
-    def __init__(self, checkpoint: Checkpoint, options: JointOptions):
+    def __init__(self, checkpoint: Checkpoint, options: HybridOptions):
         self.checkpoint, self.options = checkpoint, options
 
-    def partial(self, wave: Float[Tensor, "T"]) -> Heard:
+    def partial(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
         return decode_windows([wave], self.checkpoint, BEST_PATH)[0]
 
-    def final(self, wave: Float[Tensor, "T"]) -> Heard:
+    def final(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
         return decode_windows([wave], self.checkpoint, self.options)[0]
 
 
-class Chunks:
-    """For a chunked model: each sample is encoded once, and the frames equal those of the whole utterance."""
+class ChunkedRecognizer:
+    """For a chunked model: encodes each sample once. The frames equal those of the whole utterance."""
 
-    def __init__(self, checkpoint: Checkpoint, options: JointOptions):
+    def __init__(self, checkpoint: Checkpoint, options: HybridOptions):
         self.checkpoint, self.options = checkpoint, options
-        model: JointConformer = checkpoint.model
+        model: ConformerCTC = checkpoint.model
         self.bands, self.stream = model.config.encoder.bands, model.encoder.stream()
-        self.features = self.samples = 0  # mel frames that were pushed, samples that were seen
+        self.features = self.samples = 0  # mel frames pushed, samples seen
         self.frames = model.ctc.weight.new_zeros(1, 0, model.config.encoder.width)
 
-    def partial(self, wave: Float[Tensor, "T"]) -> Heard:
+    def partial(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
         self._push(wave, last=False)
         return decode_frames([self.frames[0]], self.checkpoint, BEST_PATH)[0]
 
-    def final(self, wave: Float[Tensor, "T"]) -> Heard:
-        """The stream ends with it. An utterance that was cut before what was seen already is encoded anew."""
+    def final(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+        """Ends the stream. An utterance that was cut shorter than what has been seen is encoded again."""
         if len(wave) < self.samples:
-            return Again(self.checkpoint, self.options).final(wave)
+            return RedecodingRecognizer(self.checkpoint, self.options).final(wave)
         self._push(wave, last=True)
-        return decode_frames([self.frames[0]], self.checkpoint, self.options)[0].on_sound(wave)
+        return decode_frames([self.frames[0]], self.checkpoint, self.options)[0].snap_to_audio(wave)
 
     @torch.inference_mode()
     def _push(self, wave: Tensor, last: bool) -> None:
         fresh = wave[self.features * HOP :]
         features = torch.zeros(0, self.bands)
-        # sound shorter than a window makes a frame only where it is all that there is
+        # audio shorter than a window makes a frame only if there is nothing else
         if len(fresh) >= WINDOW or (last and not self.features):
             features = filterbank(fresh, self.bands)
         self.features, self.samples = self.features + len(features), len(wave)
@@ -60,10 +60,10 @@ class Chunks:
         self.frames = torch.cat([self.frames, new.to(self.frames.dtype)], 1)
 
 
-Hearing = Again | Chunks
+Recognizer = RedecodingRecognizer | ChunkedRecognizer
 
 
-def hearing(checkpoint: Checkpoint, options: JointOptions) -> Hearing:
-    """A new utterance."""
-    kind = Chunks if checkpoint.model.config.encoder.chunk else Again
+def new_recognizer(checkpoint: Checkpoint, options: HybridOptions) -> Recognizer:
+    """A recognizer for a new utterance."""
+    kind = ChunkedRecognizer if checkpoint.model.config.encoder.chunk else RedecodingRecognizer
     return kind(checkpoint, options)

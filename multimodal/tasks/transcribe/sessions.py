@@ -1,4 +1,4 @@
-"""Recordings as the streams that hear them, of both kinds of speech models."""
+"""Sessions: recordings opened as streams of model requests, for both kinds of speech model."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -8,78 +8,77 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
-from multimodal.tasks.transcribe import segmentation
+from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, MelReader, survey
+from multimodal.tasks.transcribe.audio_source import cut as cut_audio
 from multimodal.tasks.transcribe.conformer import windows
-from multimodal.tasks.transcribe.conformer.decode import tokenizer_of, with_language_model
-from multimodal.tasks.transcribe.recording import MelReader, Recording, Survey
-from multimodal.tasks.transcribe.recording import cut as samples_of
+from multimodal.tasks.transcribe.conformer.decode import decode_windows, with_language_model
+from multimodal.tasks.transcribe.results import Transcription
+from multimodal.tasks.transcribe.segmentation import Clip, LevelMeter, cut, plan
 from multimodal.tasks.transcribe.timeline import Span
-from multimodal.tasks.transcribe.whisper import decode
+from multimodal.tasks.transcribe.vad import SpeechDetector
+from multimodal.tasks.transcribe.whisper.decode import Encode, Identify, model_and_tokenizer, server
+from multimodal.tasks.transcribe.whisper.language import allowed_codes, combine
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
-from multimodal.tasks.transcribe.whisper.windows import STRIDE, Heard, Sound, WhisperStream, held
+from multimodal.tasks.transcribe.whisper.windows import StreamAudio, WhisperTranscriber
+from multimodal.tasks.transcribe.whisper.words import STRIDE, alignment_heads
 from multimodal.tokens.audio.levels import SILENT
-from multimodal.tokens.audio.log_mel import HOP, RATE
+from multimodal.tokens.audio.log_mel import HOP
 from multimodal.weights.folder import Checkpoint
 
-Stream = Generator[Any, Any, Heard]
+Stream = Generator[Any, Any, Transcription]
 Serve = Callable[[list[Any]], list[Any]]
-Tell = Callable[[int, list[dict[str, Any]]], None]
+Report = Callable[[int, list[dict[str, Any]]], None]
 
 
-class Opened(NamedTuple):
-    """A recording of `samples`: its language (None: not known), with what probability if it was detected, what is left
-    out (`gaps`), and the streams that hear the rest, in order. `told`: the streams call `tell` themselves."""
+class Session(NamedTuple):
+    """A recording of `samples` samples: its language (None: unknown) and the probability if it was detected, the spans
+    skipped in advance, and the streams of the rest, in order. `reports`: the streams call `report` themselves."""
 
     samples: int
     language: str | None
     probability: float | None
-    gaps: list[Span]
+    skipped: list[Span]
     streams: Iterable[Stream]
-    told: bool = False
+    reports: bool = False
 
 
-Open = Callable[[Recording, Tell], Opened]
+Open = Callable[[AudioSource, Report], Session]
 
 
 def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tuple[Open, Serve]:
-    """What opens a recording for a model, and what answers its streams' requests.
+    """Return a function that opens a recording, and one that answers the requests of its streams.
 
-    Raises UsageError for a language or a task that the model does not know, CheckpointError for one that lacks its
-    vocabulary."""
+    Raises UsageError for a language or task unknown to the model, CheckpointError for a missing vocabulary."""
     if isinstance(options, WhisperOptions):
-        language, serve = named_language(checkpoint, options), decode.server(checkpoint, options)
-        _known_tokens(checkpoint, options)
+        language, serve = whisper_language(checkpoint, options), server(checkpoint, options)
+        _check_tokens(checkpoint, options)
         if options.word_timestamps:
-            from multimodal.tasks.transcribe.whisper.words import alignment_heads
-
-            alignment_heads(checkpoint)  # what is wrong with them is told before anything is read
+            alignment_heads(checkpoint)  # report a faulty card before reading anything
         return partial(_open_whisper, checkpoint, options, language, serve), serve
     own = checkpoint.card.get("language")
     if options.language is not None and own is not None and options.language != own:
         raise UsageError(f"language {options.language!r}: {checkpoint.source} knows {own!r} only")
     if options.task != "transcribe":
         raise UsageError(f"task {options.task!r}: {checkpoint.source} can only transcribe")
-    options = with_language_model(checkpoint, options)  # one that does not fit is refused before anything is read
-    open_ = partial(_open_joint, checkpoint, options, own or options.language)
-    return open_, partial(windows.serve, checkpoint, options=options)
+    options = with_language_model(checkpoint, options)  # refuse an unfit one before reading anything
+    open_ = partial(_open_conformer, checkpoint, options, own or options.language)
+    return open_, partial(decode_windows, checkpoint=checkpoint, options=options)
 
 
-def _known_tokens(checkpoint: Checkpoint, options: WhisperOptions) -> None:
-    (model, tokenizer), listed = decode.parts(checkpoint), options.suppress_tokens or ()
+def _check_tokens(checkpoint: Checkpoint, options: WhisperOptions) -> None:
+    (model, tokenizer), tokens = model_and_tokenizer(checkpoint), options.suppress_tokens or ()
     size = model.config.decoder.vocabulary
-    if strange := next((token for token in listed if token >= size), None):
-        raise UsageError(f"suppress_tokens: {strange} is not one of the {size} tokens of {checkpoint.source}")
-    time = next((token for token in listed if token >= tokenizer.timestamp_begin), None)
+    if unknown := next((token for token in tokens if token >= size), None):
+        raise UsageError(f"suppress_tokens: {unknown} is not one of the {size} tokens of {checkpoint.source}")
+    time = next((token for token in tokens if token >= tokenizer.timestamp_begin), None)
     if time is not None and not options.without_timestamps:
-        raise UsageError(f"suppress_tokens: {time} is a time, which must be written (without_timestamps writes none)")
+        raise UsageError(f"suppress_tokens: {time} is a timestamp, which only without_timestamps can suppress")
 
 
-def named_language(checkpoint: Checkpoint, options: WhisperOptions) -> str | None:
-    """The language that is given or the only one; None: it must be found. Raises UsageError for one, or a task, that
-    the model does not know."""
-    from multimodal.tasks.transcribe.whisper.language import allowed_codes
-
-    tokenizer = decode.parts(checkpoint)[1]
+def whisper_language(checkpoint: Checkpoint, options: WhisperOptions) -> str | None:
+    """The language of the options or the model's only one; None if it must be detected. Raises UsageError for a
+    language or task unknown to the model."""
+    tokenizer = model_and_tokenizer(checkpoint)[1]
     allowed_codes(tokenizer, options.languages)
     if not tokenizer.multilingual and options.multilingual:
         raise UsageError(f"multilingual: {checkpoint.source} knows English only")
@@ -90,97 +89,80 @@ def named_language(checkpoint: Checkpoint, options: WhisperOptions) -> str | Non
 
 
 def _open_whisper(
-    checkpoint: Checkpoint, options: WhisperOptions, language: str | None, serve: Serve, recording: Recording,
-    tell: Tell,
-) -> Opened:  # fmt: skip
-    model, tokenizer = decode.parts(checkpoint)
+    checkpoint: Checkpoint, options: WhisperOptions, language: str | None, serve: Serve, source: AudioSource,
+    report: Report,
+) -> Session:  # fmt: skip
+    model, tokenizer = model_and_tokenizer(checkpoint)
     size, bands = STRIDE * model.config.encoder.context, model.config.encoder.bands
-    several = options.language_detection_segments if language is None else 1
-    listened = several if several > 1 else 0
-    found, ear = segmentation.listen(recording, options, bands=bands, windows=listened, size=size * HOP)
+    segments = options.language_detection_segments if language is None else 1
+    meter = LevelMeter(options.vad_filter)
+    overview = survey(
+        source, bands=bands, push=meter.push, windows=segments if segments > 1 else 0, size=size * HOP
+    )  # fmt: skip
     probability = None
     if language is None:
-        language, probability = _identified(_listened(recording, found, bands, size), found, options, serve)
-    content, (peaks, powers) = found.samples // HOP, ear.levels()
-    clips, gaps = segmentation.plan(
-        options, content, segmentation.speech(options, found, size if options.batched else None)
-    )
-    reader = MelReader(recording, bands, found.mel_peak, found.samples)
+        language, probability = _identify(source, overview, bands, size, options, serve)
+    content, (peaks, powers) = overview.samples // HOP, meter.levels()
+    speech = meter.speech(options, overview.samples, size if options.batched else None)
+    clips, skipped = plan(options, content, speech)
+    reader = MelReader(source, bands, overview.mel_peak, overview.samples)
 
     def silent(seek: int, count: int) -> bool:
-        return options.cut_loops and bool((peaks[seek : seek + count] < SILENT).all())
+        return options.remove_repetitions and bool((peaks[seek : seek + count] < SILENT).all())
 
-    sound, common = Sound(reader.window, content, size, silent), (model.config.decoder.context, options, language)
+    audio, common = StreamAudio(reader.window, content, size, silent), (model.config.decoder.context, options, language)
     if options.batched:
-        parts = [part for clip in clips for part in segmentation.cut(powers, *clip, size)]
-        streams = _independent(sound, parts, tokenizer, *common)
+        parts = [part for clip in clips for part in cut(powers, *clip, size)]
+        streams = _independent(audio, parts, tokenizer, *common)
     else:
-        streams = [WhisperStream(sound, clips, tokenizer, *common, tell).run()]
-    return Opened(found.samples, language, probability, gaps, streams, told=not options.batched)
+        streams = [WhisperTranscriber(audio, clips, tokenizer, *common, report).run()]
+    return Session(overview.samples, language, probability, skipped, streams, reports=not options.batched)
 
 
-def _independent(sound: Sound, parts: Sequence[segmentation.Clip], *common: Any) -> Iterator[Stream]:
-    """A stream for each part, which takes its mel when its turn comes."""
+def _independent(audio: StreamAudio, parts: Sequence[Clip], *common: Any) -> Iterator[Stream]:
+    """A stream for each part, which reads its mel when its turn comes."""
     for start, stop in parts:
-        mel = sound.mel(start, stop - start)
-        yield WhisperStream(sound._replace(mel=held(mel, start)), [(start, stop)], *common).run()
+        mel = audio.mel(start, stop - start)
+        yield WhisperTranscriber(audio._replace(mel=partial(_frames, mel, start)), [(start, stop)], *common).run()
 
 
-def _listened(recording: Recording, found: Survey, bands: int, size: int) -> Iterator[Float[Tensor, "M F"]]:
-    """The mel of each window that is listened to; without any the recording's begin, as openai-whisper has it."""
-    if not found.windows:
-        yield MelReader(recording, bands, found.mel_peak, found.samples).window(0, size)
-    for _, wave in found.windows:
-        yield MelReader(Recording(wave), bands, found.mel_peak, len(wave)).window(0, size)
+def _frames(mel: Float[Tensor, "M F"], first: int, seek: int, count: int) -> Float[Tensor, "M _"]:
+    """Frames [seek, seek + count) of a recording, of which `mel` holds those from `first` on."""
+    return mel[:, seek - first : seek - first + count]
 
 
-def _identified(
-    mels: Iterable[Float[Tensor, "M F"]], found: Survey, options: WhisperOptions, serve: Serve
+def _identify(
+    source: AudioSource, overview: AudioSurvey, bands: int, size: int, options: WhisperOptions, serve: Serve
 ) -> tuple[str, float]:
-    """Language and its probability over all windows, of which each counts as much as there is speech in it."""
-    from multimodal.tasks.transcribe.vad import SpeechDetector, speech_share
-    from multimodal.tasks.transcribe.whisper.language import combine
-
-    heard = []
-    for mel in mels:
-        (features,) = serve([decode.Encode(mel)])
-        (chances,) = serve([decode.Identify(features)])
-        heard.append(chances)
-    weights = [1.0] * len(heard)
-    if len(heard) > 1:
-        for i, (_, wave) in enumerate(found.windows):
-            detector = SpeechDetector()
-            detector.push(wave)
-            weights[i] = speech_share(detector.probabilities(), 0, len(wave))
-    return combine(list(zip(heard, weights, strict=True)), options.languages)
+    """Language and probability over the survey's windows, weighted by the speech in each; without windows, over the
+    beginning of the recording, as in openai-whisper."""
+    waves = [wave for _, wave in overview.windows]
+    sources = [(AudioSource(wave), len(wave)) for wave in waves] or [(source, overview.samples)]
+    weights = [_speech_share(wave) for wave in waves] if len(waves) > 1 else [1.0]
+    votes = []
+    for (window, samples), weight in zip(sources, weights, strict=True):
+        (features,) = serve([Encode(MelReader(window, bands, overview.mel_peak, samples).window(0, size))])
+        (probabilities,) = serve([Identify(features)])
+        votes.append((probabilities, weight))
+    return combine(votes, options.languages)
 
 
-def _open_joint(
-    checkpoint: Checkpoint, options: CtcOptions, language: str | None, recording: Recording, tell: Tell
-) -> Opened:  # fmt: skip
-    found, ear = segmentation.listen(recording, options)
-    longest, content = windows.LONGEST // HOP, -(-found.samples // HOP)  # a started frame counts
-    _, powers = ear.levels()
-    clips, gaps = segmentation.plan(options, content, segmentation.speech(options, found, longest))
-    parts = [part for clip in clips for part in segmentation.cut(powers, *clip, longest)]
-    sounds = samples_of(recording, [(start * HOP, min(stop * HOP, found.samples)) for start, stop in parts])
-    streams = (_joint(start, wave, checkpoint, options) for start, wave in sounds)
-    return Opened(found.samples, language, None, gaps, streams)
+def _speech_share(wave: Float[Tensor, "_"]) -> float:
+    """Mean probability of speech."""
+    detector = SpeechDetector()
+    detector.push(wave)
+    return detector.probabilities().mean().item()
 
 
-def _joint(start: int, wave: Tensor, checkpoint: Checkpoint, options: CtcOptions) -> Stream:
-    stream, log, answer = windows.stream(start, wave, checkpoint, options), [], None
-    while True:
-        try:
-            answer = yield stream.send(answer)
-        except StopIteration as stop:
-            window = stop.value
-            break
-        if options.decode_log:
-            log.append({
-                "seek": round(start / HOP), "start": start / RATE, "end": (start + len(wave)) / RATE,
-                "temperature": 0.0, "avg_logprob": answer.avg_logprob, "no_speech_prob": answer.no_speech_prob,
-                "tokens": answer.ids, "text": tokenizer_of(checkpoint).decode(answer.ids),
-            })  # fmt: skip
-    tokens = [token for segment in window.segments for token in segment["tokens"]]
-    return Heard(window.segments, tokens, [Span(start, start + len(wave), window.skipped)], log)
+def _open_conformer(
+    checkpoint: Checkpoint, options: CtcOptions, language: str | None, source: AudioSource, report: Report
+) -> Session:  # fmt: skip
+    meter = LevelMeter(options.vad_filter)
+    samples = survey(source, push=meter.push).samples
+    longest, content = windows.LONGEST // HOP, -(-samples // HOP)  # a partial frame counts
+    _, powers = meter.levels()
+    clips, skipped = plan(options, content, meter.speech(options, samples, longest))
+    parts = [part for clip in clips for part in cut(powers, *clip, longest)]
+    waves = cut_audio(source, [(start * HOP, min(stop * HOP, samples)) for start, stop in parts])
+    streams = (windows.stream(start, wave, checkpoint, options) for start, wave in waves)
+    return Session(samples, language, None, skipped, streams)

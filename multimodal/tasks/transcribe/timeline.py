@@ -1,10 +1,12 @@
-"""The account of a recording: every sample of it was transcribed, or skipped for a reason."""
+"""Timeline of a recording: every sample was transcribed, or skipped for a reason."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from multimodal.tokens.audio.log_mel import HOP, RATE
+
+FRAMES_PER_SECOND = RATE // HOP  # mel frames of 10 ms
 
 
 class Span(NamedTuple):
@@ -15,66 +17,68 @@ class Span(NamedTuple):
     reason: str | None = None
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
-    """Neighbours of one reason as one; empty ones go."""
-    found: list[Span] = []
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Drop empty spans and join neighbours with the same reason."""
+    result: list[Span] = []
     for span in spans:
         if span.start == span.stop:
             continue
-        if found and found[-1].reason == span.reason and found[-1].stop == span.start:
-            span = Span(found.pop().start, span.stop, span.reason)
-        found.append(span)
-    return found
+        if result and result[-1].reason == span.reason and result[-1].stop == span.start:
+            span = Span(result.pop().start, span.stop, span.reason)
+        result.append(span)
+    return result
 
 
-def painted(start: int, stop: int, reason: str | None, over: Iterable[Span]) -> list[Span]:
-    """[start, stop) with spans painted over it, of which the later lie on top."""
+def overlaid(start: int, stop: int, reason: str | None, over: Iterable[Span]) -> list[Span]:
+    """[start, stop) with other spans on top; later ones win."""
     spans = [Span(max(start, s.start), min(stop, s.stop), s.reason) for s in over]
     edges = sorted({start, stop, *(edge for s in spans if s.start < s.stop for edge in s[:2])})
-    found = []
+    result = []
     for a, b in pairwise(edges):
         top = next((s.reason for s in reversed(spans) if s.start <= a and b <= s.stop), reason)
-        found.append(Span(a, b, top))
-    return joined(found)
+        result.append(Span(a, b, top))
+    return merged(result)
 
 
-def between(pieces: Iterable[tuple[int, int]], start: int, stop: int, reason: str) -> list[Span]:
-    """What of [start, stop) lies before, between and after pieces in rising order."""
-    found = []
+def gaps(pieces: Iterable[tuple[int, int]], start: int, stop: int, reason: str) -> list[Span]:
+    """The parts of [start, stop) outside ascending pieces."""
+    result = []
     for first, last in [*pieces, (stop, stop)]:
-        found += [Span(start, first, reason)] if first > start else []
+        result += [Span(start, first, reason)] if first > start else []
         start = last
-    return found
+    return result
 
 
 def tiled(spans: Iterable[Span], samples: int) -> list[Span]:
-    """Spans in rising order as a tiling of [0, samples]. A gap of less than a mel frame, which the end of a recording
-    leaves, belongs to what is before it. Raises ValueError for a longer gap or an overlap."""
-    found, at = [], 0
+    """Check that spans tile [0, samples] and merge them.
+
+    A remainder shorter than a mel frame at the end joins the last span. Raises ValueError for a longer gap or an
+    overlap."""
+    result, position = [], 0
     for span in sorted(spans, key=lambda own: (own.start, own.stop)):
         span = Span(span.start, min(span.stop, samples), span.reason)
         if span.start >= span.stop:
             continue
-        if span.start != at:
-            raise ValueError(f"account: {at} is followed by {span}")
-        found.append(span)
-        at = span.stop
-    if samples - at >= HOP:
-        raise ValueError(f"account: ends at {at} of {samples}")
-    if found:
-        found[-1] = Span(found[-1].start, samples, found[-1].reason)
-    return joined(found or [Span(0, samples, "silence")])
+        if span.start != position:
+            raise ValueError(f"coverage: expected a span from {position}, got {span}")
+        result.append(span)
+        position = span.stop
+    if samples - position >= HOP:
+        raise ValueError(f"coverage: ends at {position} of {samples}")
+    if result:
+        result[-1] = Span(result[-1].start, samples, result[-1].reason)
+    return merged(result or [Span(0, samples, "silence")])
 
 
-def together(channels: Sequence[list[Span]]) -> list[Span]:
-    """One account of several tilings: transcribed where any is, else with the first one's reason."""
+def union(channels: Sequence[list[Span]]) -> list[Span]:
+    """One tiling of several channels: transcribed where any channel is, else with the first channel's reason."""
     if len(channels) == 1:
         return channels[0]
-    heard = [span for spans in channels for span in spans if span.reason is None]
-    return painted(0, channels[0][-1].stop, None, [*channels[0], *heard])
+    transcribed = [span for spans in channels for span in spans if span.reason is None]
+    return overlaid(0, channels[0][-1].stop, None, [*channels[0], *transcribed])
 
 
-def entries(spans: Sequence[Span]) -> dict[str, Any]:
+def coverage(spans: Sequence[Span]) -> dict[str, Any]:
     """`duration`, `transcribed` and `skipped` of a result, in seconds."""
     return {
         "duration": spans[-1].stop / RATE,

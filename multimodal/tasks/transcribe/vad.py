@@ -1,44 +1,37 @@
-"""Where somebody speaks: silero-vad (snakers4/silero-vad, version 6), its weights from the installed package."""
+"""Voice activity detection with silero-vad 6 (snakers4/silero-vad).
+
+recipes/data/silero_vad.py made the shipped weights."""
 
 import functools
-import importlib.util
 import math
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multimodal.errors import CheckpointError, UsageError
+from multimodal.errors import UsageError
+from multimodal.system.assets import asset
 from multimodal.tokens.audio.log_mel import RATE
 from multimodal.weights.folder import fill
-from multimodal.weights.speech.onnx_tensors import read_onnx_tensors
+from multimodal.weights.tensor_files import read_tensors
 
-FRAME = 512  # samples a probability, 32 ms
-CONTEXT = 64  # samples before each frame that the network sees too
+FRAME = 512  # samples per probability, 32 ms
+CONTEXT = 64  # samples before each frame that the network also sees
 BLOCK = 1024  # frames convolved at once, about 20 MB
-SHORTEST_CUT = 98 * RATE // 1000  # samples of a pause at which too long speech may be cut, as in the package
+SHORTEST_CUT = 98 * RATE // 1000  # samples of a pause at which overlong speech may be cut, as in the package
 Span = tuple[int, int]
-
-NAMES = {
-    "model.stft.forward_basis_buffer": "spectrum.weight",
-    **{f"model.encoder.{i}.reparam_conv.{part}": f"convs.{i}.{part}" for i in range(4) for part in ("weight", "bias")},
-    **{f"model.decoder.rnn.{part}": f"lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")},
-    **{f"model.decoder.decoder.2.{part}": f"head.{part}" for part in ("weight", "bias")},
-}
 
 
 @dataclass(frozen=True)
 class VadOptions:
-    """silero-vad's options with faster-whisper's defaults. `neg_threshold` None: `threshold` - 0.15, at least 0.01.
+    """silero-vad's options with faster-whisper's defaults.
 
-    Speech begins at a probability of `threshold` and ends where it stays under `neg_threshold` for
-    `min_silence_duration_ms`; shorter speech than `min_speech_duration_ms` is dropped, longer than
-    `max_speech_duration_s` is cut at its longest pause; `speech_pad_ms` are added on both sides."""
+    Speech begins at a probability of `threshold` and ends where it stays below `neg_threshold` (None: `threshold` -
+    0.15, at least 0.01) for `min_silence_duration_ms`. Speech shorter than `min_speech_duration_ms` is dropped, longer
+    than `max_speech_duration_s` is cut at its longest pause; `speech_pad_ms` is added on both sides."""
 
     threshold: float | int = 0.5
     neg_threshold: float | int | None = None
@@ -63,30 +56,32 @@ class VadOptions:
 
     @property
     def pad(self) -> float:
-        """Samples added on each side."""
+        """Padding on each side in samples."""
         return RATE * self.speech_pad_ms / 1000
 
     @property
     def release(self) -> float:
-        """The probability under which speech ends."""
+        """Probability below which speech ends."""
         return max(self.threshold - 0.15, 0.01) if self.neg_threshold is None else self.neg_threshold
 
 
 class SileroVad(nn.Module):
-    """A short-time spectrum as a convolution, four convolutions over it, and an LSTM over the frames."""
+    """Short-time spectrum as a convolution, four convolutions over it, and an LSTM over the frames."""
 
     def __init__(self):
         super().__init__()
         self.spectrum = nn.Conv1d(1, 258, 256, stride=128, bias=False)
         sizes = [(129, 128, 1), (128, 64, 2), (64, 64, 2), (64, 128, 1)]
-        self.convs = nn.ModuleList(nn.Conv1d(of, to, 3, stride, padding=1) for of, to, stride in sizes)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(inputs, outputs, 3, stride, padding=1) for inputs, outputs, stride in sizes
+        )
         self.lstm = nn.LSTM(128, 128)
         self.head = nn.Conv1d(128, 1, 1)
 
     def forward(
         self, frames: Float[Tensor, "T S"], state: tuple[Tensor, Tensor] | None
     ) -> tuple[Float[Tensor, "T"], tuple[Tensor, Tensor]]:
-        """Probabilities of frames that follow each other, each with the CONTEXT before it, and the LSTM's state."""
+        """Speech probabilities of consecutive frames, each preceded by its CONTEXT, and the LSTM's state."""
         x = self.spectrum(F.pad(frames, (0, 64), "reflect")[:, None])
         x = torch.hypot(*x.chunk(2, 1))
         for conv in self.convs:
@@ -97,69 +92,58 @@ class SileroVad(nn.Module):
 
 @functools.cache
 def silero() -> SileroVad:
-    """The network with the weights of the installed package, which is not imported: its import would set torch to one
-    thread. Raises CheckpointError when the package or its file is missing or unfit."""
-    spec = importlib.util.find_spec("silero_vad")
-    if spec is None or not spec.submodule_search_locations:
-        raise CheckpointError(
-            "silero-vad: the package is not installed, voice activity detection needs it (vad_filter False does not)"
-        )
-    # the package's .safetensors file holds an older version, whose probabilities differ by up to 0.4
-    path = Path(spec.submodule_search_locations[0]) / "data" / "silero_vad_16k_op15.onnx"
-    tensors = read_onnx_tensors(path)
-    if strange := sorted(tensors.keys() - NAMES.keys()):
-        raise CheckpointError(f"{path}: tensor {strange[0]!r} is not of silero-vad 6")
-    ours = {NAMES[name]: tensor for name, tensor in tensors.items()}
+    """The 16 kHz network with the shipped weights. Raises CheckpointError if they are missing or damaged."""
+    path = asset("silero-vad", "model.safetensors")
     with torch.device("meta"):
         model = SileroVad()
-    fill(model, ours, str(path))
+    fill(model, read_tensors(path), str(path))
     return model.eval()
 
 
 class SpeechDetector:
-    """Probabilities of speech of a recording that comes in pieces of any size."""
+    """Streaming speech probabilities; samples may come in pieces of any size."""
 
     def __init__(self):
         self._model, self._state = silero(), None
-        self._found = array("f")  # one growing buffer: see pieces.Ear
-        self._rest = torch.zeros(CONTEXT)  # the context, and then what does not fill a frame yet
+        self._probabilities = array("f")  # one growing buffer: see segmentation.LevelMeter
+        self._rest = torch.zeros(CONTEXT)  # the context, then samples that do not fill a frame yet
 
     @torch.inference_mode()
     def push(self, samples: Float[Tensor, "T"]) -> None:
-        """Takes the next samples (16 kHz)."""
+        """Add samples (16 kHz)."""
         for piece in samples.split(BLOCK * FRAME):
             self._rest = torch.cat([self._rest, piece.detach().float().cpu()])
             frames = (len(self._rest) - CONTEXT) // FRAME
             if frames:
-                found, self._state = self._model(_framed(self._rest), self._state)
-                self._found.frombytes(found.numpy().tobytes())
+                probabilities, self._state = self._model(_framed(self._rest), self._state)
+                self._probabilities.frombytes(probabilities.numpy().tobytes())
                 self._rest = self._rest[frames * FRAME :].clone()
 
     @torch.inference_mode()
     def probabilities(self) -> Float[Tensor, "T"]:
-        """One for each FRAME of what was taken so far, an unfilled last one with zeros after it."""
-        found = torch.tensor(self._found)
+        """One for each FRAME so far, the last one zero-padded."""
+        probabilities = torch.tensor(self._probabilities)
         if missing := (CONTEXT - len(self._rest)) % FRAME:
-            found = torch.cat([found, self._model(_framed(F.pad(self._rest, (0, missing))), self._state)[0]])
-        return found
+            last = self._model(_framed(F.pad(self._rest, (0, missing))), self._state)[0]
+            probabilities = torch.cat([probabilities, last])
+        return probabilities
+
+    def take(self) -> list[float]:
+        """Remove and return the probabilities of the frames filled since the last call."""
+        probabilities, self._probabilities = self._probabilities.tolist(), array("f")
+        return probabilities
 
 
 def _framed(samples: Tensor) -> Tensor:
     return samples.unfold(0, CONTEXT + FRAME, FRAME)
 
 
-def speech_share(probabilities: Float[Tensor, "T"], start: int, end: int) -> float:
-    """Mean probability of speech of the samples from `start` to `end`; 0 of none."""
-    frames = probabilities[start // FRAME : -(-end // FRAME)]
-    return frames.mean().item() if len(frames) else 0.0
-
-
 def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOptions) -> list[Span]:
-    """Where speech is, in samples, ascending, equal to `silero_vad.get_speech_timestamps`.
+    """Ascending spans of speech in samples, equal to `silero_vad.get_speech_timestamps`.
 
-    `probabilities`: one a FRAME of a recording of `samples` samples; ValueError for another number of them."""
-    if len(probabilities) != -(-samples // FRAME):
-        raise ValueError(f"{len(probabilities)} probabilities are not those of {samples} samples")
+    `probabilities`: one per FRAME of a recording of `samples` samples, else ValueError."""
+    if len(probabilities) != (expected := -(-samples // FRAME)):
+        raise ValueError(f"expected {expected} probabilities for {samples} samples, got {len(probabilities)}")
     spans, pad = _unpadded(probabilities.tolist(), samples, options), options.pad
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
     for i in range(len(spans)):
@@ -176,8 +160,8 @@ def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOp
 
 
 def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> list[Span]:
-    """The spans before padding. `quiet`: where a pause that may end the speech began; `pauses`: (begin, length) of
-    those inside the going speech at which it may be cut."""
+    """Spans before padding. `quiet`: start of a pause that may end the speech; `pauses`: (start, length) of pauses at
+    which the current speech may be cut."""
     threshold, release = options.threshold, options.release
     shortest, silence = (RATE * ms / 1000 for ms in (options.min_speech_duration_ms, options.min_silence_duration_ms))
     longest = RATE * options.max_speech_duration_s - FRAME - 2 * options.pad
@@ -205,32 +189,16 @@ def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> 
     return spans + ([(start, samples)] if start >= 0 and samples - start > shortest else [])
 
 
-def clips(spans: Iterable[Span], longest: int, gap: int) -> list[Span]:
-    """Spans in a row joined into pieces of at most `longest` samples, over pauses of at most `gap` samples.
-
-    Raises ValueError for a span that is longer itself; `windows` gives none."""
-    found: list[Span] = []
-    for start, end in spans:
-        if end - start > longest:
-            raise ValueError(f"span {start}..{end} is longer than {longest} samples")
-        if found and start - found[-1][1] <= gap and end - found[-1][0] <= longest:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
-    return found
-
-
-def windows(probabilities: Float[Tensor, "T"], samples: int, options: VadOptions, longest: int, gap: int) -> list[Span]:
-    """The speech of a recording as pieces of at most `longest` samples, ascending and apart: `speech_spans` with
-    `max_speech_duration_s` at most `longest`, joined by `clips`. Raises UsageError when the padding fills `longest`."""
+def speech_windows(
+    probabilities: Float[Tensor, "T"], samples: int, options: VadOptions, longest: int, gap: int
+) -> list[Span]:
+    """`speech_spans` joined over pauses of at most `gap` samples into windows of at most `longest` samples; longer
+    speech is cut. Raises UsageError if the padding alone fills `longest`."""
     limited = replace(options, max_speech_duration_s=min(options.max_speech_duration_s, longest / RATE))
-    return clips(speech_spans(probabilities, samples, limited), longest, gap)
-
-
-def complement(spans: Iterable[Span], samples: int) -> list[Span]:
-    """What lies between, before and after ascending spans: with them it tiles [0, samples]."""
-    found, last = [], 0
-    for start, end in [*spans, (samples, samples)]:
-        found += [(last, start)] if start > last else []
-        last = end
-    return found
+    windows: list[Span] = []
+    for start, end in speech_spans(probabilities, samples, limited):
+        if windows and start - windows[-1][1] <= gap and end - windows[-1][0] <= longest:
+            windows[-1] = (windows[-1][0], end)
+        else:
+            windows.append((start, end))
+    return windows

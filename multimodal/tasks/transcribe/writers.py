@@ -1,4 +1,4 @@
-"""Transcripts to files, in openai-whisper's formats and with its line breaking: txt, vtt, srt, tsv, json."""
+"""Transcript writers in openai-whisper's formats with its line breaking: txt, vtt, srt, tsv, json."""
 
 import json
 import re
@@ -11,15 +11,15 @@ from multimodal.system.outputs import Outputs, write_output
 
 Result = dict[str, Any]
 Word = dict[str, Any]
-PAUSE = 3.0  # s between the starts of two words that end a subtitle
+PAUSE = 3.0  # seconds between the starts of two words that end a subtitle
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Lines of subtitles (openai-whisper's options); all but the default need `words` in the segments.
+    """Subtitle layout (openai-whisper's options); any but the default needs `words` in the segments.
 
-    A width and a count together fill subtitles across segments, else each segment begins a new one.
-    `max_words_per_line` acts where segments are kept. `highlight_words` gives each word a cue with it underlined."""
+    With both a width and a count, subtitles span segments; otherwise each segment begins a new one, and
+    `max_words_per_line` applies. `highlight_words` adds a cue for each word with that word underlined."""
 
     max_line_width: int | None = None
     max_line_count: int | None = None
@@ -28,7 +28,7 @@ class Layout:
 
 
 class Cue(NamedTuple):
-    """One subtitle: `start` and `end` as the format writes them."""
+    """One subtitle; `start` and `end` formatted."""
 
     start: str
     end: str
@@ -37,7 +37,7 @@ class Cue(NamedTuple):
 
 
 def clock(seconds: float, mark: str = ".", always_hours: bool = False) -> str:
-    """`MM:SS.mmm`, with hours where there are any or where always wanted."""
+    """`MM:SS.mmm`, or `HH:MM:SS.mmm` if there are hours or with `always_hours`."""
     total = round(seconds * 1000)
     hours, rest = divmod(total, 3_600_000)
     minutes, rest = divmod(rest, 60_000)
@@ -46,7 +46,7 @@ def clock(seconds: float, mark: str = ".", always_hours: bool = False) -> str:
 
 
 def line(segment: dict[str, Any]) -> str:
-    """A segment's text on one line, with its speaker where it has one."""
+    """A segment's text on one line, after its speaker if it has one."""
     return _prefix(segment.get("speaker")) + _flat(segment["text"]).strip()
 
 
@@ -55,14 +55,14 @@ def txt(result: Result, layout: Layout | None = None) -> str:
 
 
 def vtt(result: Result, layout: Layout | None = None) -> str:
-    """A speaker is a voice span."""
+    """Speakers are voice spans."""
     cues = cues_of(result, layout or Layout(), clock, _vtt_text)
     voices = ((cue, f"<v {_vtt_text(_flat(cue.speaker))}>" if cue.speaker else "") for cue in cues)
     return "WEBVTT\n\n" + "".join(f"{cue.start} --> {cue.end}\n{voice}{cue.text}\n\n" for cue, voice in voices)
 
 
 def srt(result: Result, layout: Layout | None = None) -> str:
-    """Hours always, comma before the milliseconds, numbered from 1."""
+    """Times have hours and a comma before the milliseconds; cues are numbered from 1."""
 
     def time(seconds: float) -> str:
         return clock(seconds, ",", always_hours=True)
@@ -75,7 +75,7 @@ def srt(result: Result, layout: Layout | None = None) -> str:
 
 
 def tsv(result: Result, layout: Layout | None = None) -> str:
-    """start, end (whole milliseconds), text."""
+    """Columns start, end (milliseconds), text."""
     rows = (f"{round(1000 * s['start'])}\t{round(1000 * s['end'])}\t{line(s).replace(chr(9), ' ')}\n"
             for s in result["segments"])  # fmt: skip
     return "start\tend\ttext\n" + "".join(rows)
@@ -91,7 +91,7 @@ FORMATS: dict[str, Callable[[Result, Layout | None], str]] = {
 
 
 def cues_of(result: Result, layout: Layout, time: Callable[[float], str], clean: Callable[[str], str]) -> Iterator[Cue]:
-    """The subtitles: one a segment, or as `layout` has it where there are words (whisper.utils.SubtitlesWriter)."""
+    """Subtitles by `layout` if there are words, else one per segment (whisper.utils.SubtitlesWriter)."""
     segments = result["segments"]
     if not any("words" in segment for segment in segments):
         for s in segments:
@@ -108,43 +108,43 @@ def cues_of(result: Result, layout: Layout, time: Callable[[float], str], clean:
 
 
 def _words(segment: dict[str, Any]) -> list[Word]:
-    """A segment whose words are not known is one word, so that its text is not lost."""
+    """Words of a segment. One without words counts as a single word, so that its text is not lost."""
     whole = {"word": segment["text"], "start": segment["start"], "end": segment["end"]}
     return segment.get("words") or ([whole] if segment["text"].strip() else [])
 
 
 def _subtitles(segments: list[dict[str, Any]], layout: Layout) -> Iterator[tuple[str | None, list[Word]]]:
-    """(speaker, words of one subtitle); a word's `gap` is the line break before it, if any."""
+    """(speaker, words) of each subtitle; a word's `gap` is the line break before it, if any."""
     keep = layout.max_line_count is None or layout.max_line_width is None
     width, share = layout.max_line_width or 1000, layout.max_words_per_line or 1000
-    held: list[Word] = []
+    cue: list[Word] = []
     length, lines, last, speaker = 0, 1, None, None
     for segment in segments:
         turn = segment.get("speaker") != speaker
         for index, timing in enumerate(_words(segment)):
             pause = not keep and last is not None and timing["start"] - last > PAUSE
-            fresh = bool(held) and ((keep and index % share == 0) or turn)
+            fresh = bool(cue) and ((keep and index % share == 0) or turn)
             gap, word = "", timing["word"]
             if not 0 < length <= width - len(word) or pause or fresh:
                 word = word.strip()
                 full = layout.max_line_count is not None and (pause or lines >= layout.max_line_count)
-                if (held and full) or fresh:
-                    yield speaker, held
-                    held, lines = [], 1
+                if (cue and full) or fresh:
+                    yield speaker, cue
+                    cue, lines = [], 1
                 elif length > 0:
                     lines, gap = lines + 1, "\n"
                 length = 0
             length += len(word)
-            held.append({**timing, "word": word, "gap": gap})
+            cue.append({**timing, "word": word, "gap": gap})
             last, speaker, turn = timing["start"], segment.get("speaker"), False
-    if held:
-        yield speaker, held
+    if cue:
+        yield speaker, cue
 
 
 def _highlighted(
     times: list[tuple[str, str]], texts: list[str], plain: str, clean: Callable[[str], str]
 ) -> Iterator[tuple[str, str, str]]:
-    """A cue for each word with it underlined, and one of the plain text in each pause."""
+    """A cue for each word, underlined in the text, and one with the plain text for each pause."""
     last = times[0][0]
     for i, (start, end) in enumerate(times):
         if last != start:
@@ -155,30 +155,30 @@ def _highlighted(
 
 
 def write_transcript(result: Result, audio: Path, folder: Path, which: str, layout: Layout | None = None) -> list[Path]:
-    """Writes `<stem of audio>.<format>` for one format or `all`; each file appears whole or not at all. Raises
-    UsageError where one would replace the audio."""
+    """Write `<stem of audio>.<format>` for one format or `all`, each file atomically. Raises UsageError if one would
+    replace the audio."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(FORMATS) if which == "all" else [which]
-    written, outputs = [folder / f"{audio.stem}.{name}" for name in names], Outputs([audio])
-    for path in written:
+    paths, outputs = [folder / f"{audio.stem}.{name}" for name in names], Outputs([audio])
+    for path in paths:
         outputs.spare(path)
-    for path, name in zip(written, names, strict=True):
+    for path, name in zip(paths, names, strict=True):
         write_output(path, FORMATS[name](result, layout).encode())
-    return written
+    return paths
 
 
 def _flat(text: str) -> str:
-    """A line break in a text would end its line, row or cue."""
+    """Remove line breaks, which would end the line, row or cue."""
     return re.sub(r"\s*[\r\n]\s*", " ", text)
 
 
 def _text(text: str) -> str:
-    """An arrow in the text would end the cue's header."""
+    """Escape arrows, which belong to a cue's header."""
     return text.replace("-->", "->")
 
 
 def _vtt_text(text: str) -> str:
-    """What WebVTT would take as a tag or a character reference is escaped."""
+    """Escape tags and character references."""
     return re.sub(r"&(?=#?\w+;)", "&amp;", _text(text)).replace("<", "&lt;")
 
 

@@ -1,4 +1,4 @@
-"""How long a container says its sound is, where that is a promise and not a guess from the file's size."""
+"""Length of the audio by the container's header, unless it is only estimated from the file's size."""
 
 import io
 import re
@@ -8,13 +8,13 @@ import struct
 KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
 W64 = bytes.fromhex("72696666 2e91cf11 a5d628db 04c10000")
 ASF_FILE = bytes.fromhex("a1dcab8c 47a9cf11 8ee400c0 0c205365")
-# Sizes that a writer to a pipe leaves in a WAV header, since it cannot come back to fill them in.
+# Sizes in WAV headers written to a pipe, where the writer cannot seek back.
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
-MOST_CHUNKS = 10000  # that are walked through: a file of nothing but empty ones would take minutes
+MOST_CHUNKS = 10000  # to walk; a file of empty chunks would take minutes
 
 
 def promised_seconds(container, stream, file: io.BufferedIOBase) -> float | None:
-    """Seconds of an audio stream by its header; None where none is given or it is only an estimate."""
+    """Seconds of an audio stream by its header; None if missing or only an estimate."""
     kinds = set(container.format.name.split(","))
     if "wav" in kinds:
         return _wav_seconds(file)
@@ -28,8 +28,8 @@ def promised_seconds(container, stream, file: io.BufferedIOBase) -> float | None
 
 
 def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
-    """Bytes at an offset, leaving the place where the demuxer reads as it was."""
-    if offset >= 1 << 62:  # a size that lies, beyond what a file can have
+    """Bytes at an offset; the demuxer's position is kept."""
+    if offset >= 1 << 62:  # from a false size
         return b""
     place = file.tell()
     file.seek(offset)
@@ -39,7 +39,7 @@ def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
 
 
 def _wav_seconds(file: io.BufferedIOBase) -> float | None:
-    """Size of the data chunk over the byte rate (PyAV's duration is already cut down to the file's size)."""
+    """Size of the data chunk over the byte rate (PyAV limits its duration to the file's size)."""
     offset, byte_rate = 12, 0
     for _ in range(MOST_CHUNKS):
         if len(header := bytes_at(file, offset, 8)) < 8:
@@ -55,7 +55,7 @@ def _wav_seconds(file: io.BufferedIOBase) -> float | None:
 
 
 def _asf_seconds(file: io.BufferedIOBase) -> float | None:
-    """Play duration of the file properties (in 0.1 µs) without the preroll (ms); a broadcast has none."""
+    """Play duration (0.1 µs) less the preroll (ms) of the file properties; broadcasts have none."""
     head = bytes_at(file, 0, 65536)
     at = head.find(ASF_FILE)
     if at < 0 or len(head) < at + 92:
@@ -65,7 +65,7 @@ def _asf_seconds(file: io.BufferedIOBase) -> float | None:
 
 
 def _matroska_seconds(container, stream) -> float | None:
-    """The stream's own DURATION tag, else the segment's duration if no other stream can be the longer one."""
+    """The stream's DURATION tag, else the segment's duration if it is the only stream."""
     if tag := re.fullmatch(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)", stream.metadata.get("DURATION", "")):
         hours, minutes, seconds = map(float, tag.groups())
         return 3600 * hours + 60 * minutes + seconds
@@ -74,7 +74,7 @@ def _matroska_seconds(container, stream) -> float | None:
 
 
 def _counts_frames(file: io.BufferedIOBase) -> bool:
-    """Whether an mp3 starts with a Xing, Info or VBRI frame; else its duration is a guess from the bit rate."""
+    """Return True if an mp3 starts with a Xing, Info or VBRI frame; else its duration is a guess."""
     head = bytes_at(file, 0, 10)
     tag = 0
     if head[:3] == b"ID3" and len(head) == 10:
@@ -84,7 +84,7 @@ def _counts_frames(file: io.BufferedIOBase) -> bool:
 
 
 def ends_inside(file: io.BufferedIOBase) -> bool:
-    """Whether a file is shorter than its own structure says, for kinds whose length is not promised in seconds."""
+    """Return True if a file is shorter than its structure says, for containers without a length in seconds."""
     place = file.tell()
     end = file.seek(0, 2)
     file.seek(place)
@@ -107,14 +107,14 @@ def _caf_size(file: io.BufferedIOBase) -> int:
         if len(header := bytes_at(file, offset, 12)) < 12:
             break
         size = struct.unpack(">q", header[4:])[0]
-        offset += 12 + max(0, size)  # -1: the last chunk goes to the end, whatever it is
+        offset += 12 + max(0, size)  # -1: the last chunk extends to the end
         if size < 0:
             break
     return offset
 
 
 def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
-    """Whether an Ogg file stops inside its last page. (Its length is found at its end, so it promises none.)"""
+    """Return True if an Ogg file stops inside its last page. (Its length stands at its end.)"""
     start = max(0, end - 2 * 65307)  # the largest page is 65,307 bytes
     tail = bytes_at(file, start, end - start)
     page = tail[tail.rfind(b"OggS") :]
@@ -123,7 +123,7 @@ def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
 
 
 def starts_without_index(file: io.BufferedIOBase) -> bool:
-    """Whether an MP4 that could not be opened lacks its index: recorders write it last, so a cut file has none."""
+    """Return True for an MP4 without its index, which recorders write last."""
     offset, kinds = 0, []
     while len(kinds) < MOST_CHUNKS and len(header := bytes_at(file, offset, 8)) == 8:
         size, kind = struct.unpack(">I4s", header)

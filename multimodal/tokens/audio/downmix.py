@@ -1,10 +1,9 @@
-"""Channels to one: a mix in which no channel is lost, and a resampler that is continuous over blocks.
+"""Downmix to mono without cancelling channels, and streaming resampling.
 
-The mean of the channels is right except where channels cancel (a microphone wired with swapped poles turns stereo
-speech into digital silence). So each 0.1 s of sound is checked: where the mean keeps less than a quarter of the power
-that unrelated channels would leave in it (for a pair of equal power: correlation below -0.75), channels are given the
-sign that aligns them with the loudest one before the mean. Weights pass from block to block over 10 ms without a step,
-and blocks lie on a fixed grid counted from the first sample, so the result does not depend on how the sound arrives.
+The mean of the channels fails where they cancel: a microphone with swapped poles turns stereo speech into silence. So
+each block of 0.1 s is checked: where the mean keeps less than a quarter of the power that uncorrelated channels would
+(for a pair of equal power: correlation below -0.75), channels are first given the sign that aligns them with the
+loudest one. Weights fade over 10 ms, and blocks lie on a fixed grid, so the result does not depend on the chunking.
 """
 
 import numpy as np
@@ -16,7 +15,7 @@ CANCELLED = 0.25
 
 
 class MonoMixer:
-    """Mixes a stream of (channels, samples) blocks; `flush` gives what waits for a whole block."""
+    """Mix a stream of (channels, samples) chunks; `flush` returns the last partial block."""
 
     def __init__(self, channels: int, rate: int):
         self.block = max(1, round(BLOCK_SECONDS * rate))
@@ -61,16 +60,14 @@ class MonoMixer:
         if kept * len(block) >= CANCELLED * power:
             return self.mean
         signs = np.where(gram[gram.diagonal().argmax()] < 0, -1, 1).astype(np.float32)
-        # The polarity of the whole is inaudible, but turning it over between blocks would fade through silence.
+        # Overall polarity is inaudible, but flipping it between blocks would fade through silence.
         weights = signs * self.mean if signs @ self.weights >= 0 else -signs * self.mean
         return self.weights if np.array_equal(weights, self.weights) else weights
 
 
 class Resampler:
-    """A stream of mono float samples at one rate, at another (libswresample: Kaiser-windowed sinc, its end flushed).
-
-    Chosen over torchaudio's kernel, which needs whole-number rate ratios to stay small and a carry of our own.
-    """
+    """Streaming mono resampler (libswresample: Kaiser-windowed sinc). torchaudio's kernel grows with odd rate ratios
+    and keeps no state."""
 
     def __init__(self, rate: int, target: int):
         import av

@@ -1,7 +1,7 @@
-"""Sound as frames: Whisper's log-mel, the Conformer's filterbank, and SpecAugment.
+"""Audio features: Whisper's log-mel spectrogram, the Conformer's filterbank, and SpecAugment.
 
-Both features share one mel scale (Slaney's, as librosa has it) and one framing loop; they differ in the window's
-padding and in the normalisation. All sound here is mono at 16 kHz: 25 ms windows (400 samples), 10 ms hops (160).
+Both features share the mel scale (Slaney's, as in librosa) and framing; they differ in padding and normalisation. Audio
+is mono at 16 kHz, with 25 ms windows (400 samples) and 10 ms hops (160).
 """
 
 import math
@@ -21,15 +21,14 @@ WHISPER_SAMPLES = 30 * RATE
 
 # The filterbank zero-pads its window to 512 points: bins of 31 Hz leave no mel band empty at 80 bands.
 BANK_FFT = 512
-# Just above the power that rounding to 16 bits leaves in a band, so digital silence and a quiet room look alike.
+# Just above the power of 16-bit rounding in a band, so that digital silence looks like a quiet room.
 BANK_FLOOR = 1e-9
-# Mean and deviation of ln(power) over LJSpeech (read speech), measured once and then fixed:
-# no statistic of the recording enters, so a live stream gives the same frames as the whole file.
+# Mean and deviation of ln(power) over LJSpeech. Fixed, so that a live stream gives the same frames as the whole file.
 BANK_MEAN = -10.0
 BANK_SCALE = 4.75
 
-# Frames transformed at once by one thread: the spectrum stays in the processor's cache (2.5 times faster than all at
-# once). Several threads wait for each other after each operation, so they take fewer and larger blocks.
+# Frames per block: with one thread the spectrum stays in the CPU's cache (2.5 times faster than all at once); several
+# threads synchronise after each operation, so their blocks are larger.
 BLOCK_FRAMES = 1024
 BLOCK_FRAMES_SHARED = 4096  # a thread
 BLOCK_FRAMES_DEVICE = 1 << 20  # on an accelerator: 1.7 GB of frames
@@ -42,7 +41,7 @@ def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
     The scale is linear (3 mel per 200 Hz) up to 1 kHz = 15 mel, then logarithmic, 27 mel per factor 6.4.
     """
     if bands < 1:
-        raise UsageError(f"bands: a spectrogram needs at least one band ({bands})")
+        raise UsageError(f"bands: must be at least 1 (got {bands})")
     top = 15 + 27 * math.log(RATE / 2 / 1000) / math.log(6.4)
     mels = torch.linspace(0, top, bands + 2, dtype=torch.float64)
     edges = torch.where(mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27))
@@ -54,13 +53,13 @@ def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
 
 @lru_cache(maxsize=8)
 def _on_device(bands: int, fft: int, device: torch.device) -> tuple[Float[Tensor, "W"], Float[Tensor, "M bins"]]:
-    """Window and filters; copied once, since a GPU would wait for each copy."""
-    with torch.inference_mode(False):  # what is kept may be needed outside of it
+    """Window and filters on a device; cached, since copies stall a GPU."""
+    with torch.inference_mode(False):  # the cache must be usable outside inference mode
         return torch.hann_window(WINDOW, device=device), mel_filters(bands, fft).to(device)
 
 
 def _mel_power(wave: Float[Tensor, "... T"], bands: int, fft: int) -> Float[Tensor, "... M F"]:
-    """Mel power of every whole window in `wave`, in blocks of frames: ⌊(T − 400) / 160⌋ + 1 frames."""
+    """Mel power of every whole window in `wave`: ⌊(T − 400) / 160⌋ + 1 frames, computed in blocks."""
     window, filters = _on_device(bands, fft, wave.device)
     threads, blocks = torch.get_num_threads(), []
     size = BLOCK_FRAMES if threads == 1 else threads * BLOCK_FRAMES_SHARED
@@ -73,21 +72,21 @@ def _mel_power(wave: Float[Tensor, "... T"], bands: int, fft: int) -> Float[Tens
 
 
 def log10_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
-    """log10 of the mel power of every whole window in `wave`, at least -10: what `log_mel` scales."""
+    """log10 of the mel power of every whole window in `wave`, at least -10."""
     return _mel_power(wave, bands, WINDOW).clamp_(min=1e-10).log10_()
 
 
 def scaled_mel(log: Float[Tensor, "... M F"], peak: Float[Tensor, "... 1 1"] | float) -> Float[Tensor, "... M F"]:
-    """`log10_mel` held at most 8 decades below the whole recording's `peak`, scaled to about [-1, 1]."""
+    """`log10_mel` clamped to 8 decades below the recording's `peak`, scaled to about [-1, 1]."""
     return (log.clamp(min=peak - 8) + 4) / 4
 
 
 def log_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
-    """Whisper's input: log10 mel power, at most 8 decades below its maximum, scaled to about [-1, 1].
+    """Whisper's input: log10 mel power, clamped to 8 decades below its maximum, scaled to about [-1, 1].
 
-    F = ⌊T / 160⌋ (the last centred frame is dropped); T is in samples at 16 kHz and must exceed 200, half a window,
-    else AudioError. Equal to openai-whisper's `log_mel_spectrogram`, but each waveform of a batch is held against
-    its own maximum, so alone = batched. That maximum makes the result depend on the whole waveform.
+    F = ⌊T / 160⌋ (the last centred frame is dropped). Equal to openai-whisper's `log_mel_spectrogram`, but each
+    waveform of a batch has its own maximum, so the result does not depend on the batch. Raises AudioError for T ≤ 200
+    samples.
     """
     if wave.shape[-1] <= WINDOW // 2:
         raise AudioError(f"waveform: too short for one mel frame ({wave.shape[-1]} samples)")
@@ -98,32 +97,30 @@ def log_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "...
 
 
 def pad_or_trim(wave: Float[Tensor, "... T"], length: int = WHISPER_SAMPLES) -> Float[Tensor, "... L"]:
-    """The first `length` samples, with zeros after the end: Whisper's encoder hears exactly 30 s."""
+    """The first `length` samples, zero-padded: Whisper's encoder takes exactly 30 s."""
     return F.pad(wave[..., :length], (0, max(0, length - wave.shape[-1])))
 
 
 def frame_count(samples: int) -> int:
-    """Frames that `filterbank` makes of so many samples; a sound shorter than one window still makes one."""
+    """Number of `filterbank` frames, at least one."""
     return max(samples - WINDOW, 0) // HOP + 1
 
 
 def filterbank(wave: Float[Tensor, "T"], bands: int = 80) -> Float[Tensor, "F M"]:
     """The Conformer's input: ln mel power with a floor and a fixed shift and scale, about N(0, 1) on speech.
 
-    F = ⌊(T − 400) / 160⌋ + 1 and frame f depends on samples [160 f, 160 f + 400) only, so frames of a stream equal
-    those of the whole. Digital silence is finite (about -2.3). A sound under 25 ms is padded with zeros to one frame;
-    no samples at all: AudioError. Window and hop follow the Conformer paper (Gulati et al. 2020).
+    F = ⌊(T − 400) / 160⌋ + 1; frame f depends on samples [160 f, 160 f + 400) only, so a stream gives the frames of the
+    whole. Digital silence is about -2.3. Audio under 25 ms is zero-padded to one frame. Window and hop follow the
+    Conformer paper (Gulati et al. 2020). Raises AudioError for empty audio.
     """
     return filterbank_batch([wave], bands)[0][0]
 
 
 def filterbank_batch(waves: list[Tensor], bands: int = 80) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:
-    """`filterbank` of several waveforms, and their lengths in frames; frames past an end are zero.
-
-    Padding never enters a counted frame, so each row equals the waveform's own `filterbank`.
-    """
+    """`filterbank` of several waveforms and their lengths in frames; padding frames are zero. Each row equals the
+    waveform's own `filterbank`."""
     if not waves:
-        raise UsageError("waves: an empty batch has no frames (0)")
+        raise UsageError("waves: must not be empty (got 0)")
     empty = [i for i, wave in enumerate(waves) if wave.ndim != 1 or not wave.numel()]
     if empty:
         raise AudioError(f"waveform {empty[0]}: no samples in one dimension (shape {tuple(waves[empty[0]].shape)})")
@@ -136,18 +133,13 @@ def filterbank_batch(waves: list[Tensor], bands: int = 80) -> tuple[Float[Tensor
 
 
 def spec_augment(
-    features: Float[Tensor, "F M"],
-    generator: torch.Generator,
-    time_masks: int | None = None,
-    time_ratio: float = 0.05,
-    freq_masks: int = 2,
-    freq_width: int = 27,
-    fill: float = 0.0,
-) -> Float[Tensor, "F M"]:
-    """A copy with random bands and spans of time replaced by `fill` (SpecAugment, Park et al. 2019, no warping).
+    features: Float[Tensor, "F M"], generator: torch.Generator, time_masks: int | None = None,
+    time_ratio: float = 0.05, freq_masks: int = 2, freq_width: int = 27, fill: float = 0.0,
+) -> Float[Tensor, "F M"]:  # fmt: skip
+    """Copy with random bands and time spans replaced by `fill` (SpecAugment, Park et al. 2019, without warping).
 
-    Each frequency mask covers 0..`freq_width` bands, each time mask 0..`time_ratio`·F frames. Without `time_masks`
-    their number is adaptive, ⌊0.05 F⌋ held within 2..10 (Park et al. 2020). All randomness is `generator`'s (CPU).
+    Each frequency mask covers 0..`freq_width` bands, each time mask 0..`time_ratio`·F frames. `time_masks` defaults to
+    ⌊0.05 F⌋ within 2..10 (Park et al. 2020). `generator`: on the CPU.
     """
     if time_ratio < 0 or time_ratio > 1 or freq_width < 0 or freq_masks < 0 or (time_masks or 0) < 0:
         wrong = (time_masks, time_ratio, freq_masks, freq_width)

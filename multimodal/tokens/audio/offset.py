@@ -1,7 +1,7 @@
-"""DC offset: a constant that a faulty sound card or converter adds to every sample, found and subtracted.
+"""Removal of a DC offset, the constant that faulty sound cards add to every sample.
 
-Real speech has none: over each second, the mean of the samples stays below 0.0005 of full scale. So sound without an
-offset passes unchanged, bit for bit, and only where the mean of a piece exceeds `SIGNIFICANT` is the whole measured.
+Over a second of clean speech the mean stays below 0.0005 of full scale. Audio without an offset passes unchanged, bit
+for bit; only if the mean of a chunk exceeds `SIGNIFICANT` is the whole file measured.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +14,9 @@ from multimodal.errors import MultimodalError
 from multimodal.tokens.audio.levels import Levels
 
 SIGNIFICANT = 0.01
-# What speech that the offset drives into clipping takes off the mean of a second.
+# Reduction of a second's mean by speech that the offset drives into clipping.
 CLIPPED_SHARE = 0.25
-# Wind and rumble also move the mean of a second, but do not keep it; an offset lasts so long, or for the whole audio.
+# Wind and rumble also move the mean, but not for this long; an offset does, or lasts for the whole file.
 LASTING_SECONDS = 3.0
 Pieces = Iterable[tuple[int, Float32[np.ndarray, "C n"]]]  # (rate, samples) of about one second each
 
@@ -24,7 +24,7 @@ Pieces = Iterable[tuple[int, Float32[np.ndarray, "C n"]]]  # (rate, samples) of 
 def without_offset(
     pieces: Pieces, again: Callable[[], Pieces], levels: Levels
 ) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
-    """The pieces, less the offset of each channel. `again` reads the same pieces from the start, once at most."""
+    """Subtract the offset of each channel. `again` reads the same chunks from the start, at most once."""
     offsets: list[np.ndarray] | None = None
     for number, (rate, sound) in enumerate(pieces):
         if offsets is None and (np.abs(sound.mean(axis=1)) > SIGNIFICANT).any():
@@ -37,9 +37,9 @@ def without_offset(
 
 
 def _measured(pieces: Pieces) -> Iterator[Float32[np.ndarray, "C"]]:
-    """The offset of each channel in each piece."""
+    """Offset of each channel in each chunk."""
     means, sizes = [], []
-    with suppress(MultimodalError):  # the reader of the pieces meets it too
+    with suppress(MultimodalError):  # the first reading raises it too
         for rate, sound in pieces:
             means.append(sound.mean(axis=1, dtype=np.float64))
             sizes.append(sound.shape[1] / rate)
@@ -55,17 +55,17 @@ def _measured(pieces: Pieces) -> Iterator[Float32[np.ndarray, "C"]]:
 
 
 def _levels(means: Float[np.ndarray, "p"], sizes: Float[np.ndarray, "p"]) -> Float[np.ndarray, "p"]:
-    """One constant for each run of pieces whose means agree, 0 where it is not significant or does not last."""
-    found, start = np.zeros(len(means)), 0
+    """Offset of each run of chunks with similar means; 0 if insignificant or too short."""
+    levels, start = np.zeros(len(means)), 0
     while start < len(means):
         stop, level = start + 1, means[start]
         while stop < len(means) and (_agree(means[stop], level) or (stop == len(means) - 1 and sizes[stop] < 0.5)):
             stop += 1
             level = np.average(means[start:stop], weights=sizes[start:stop])
         if abs(level) > SIGNIFICANT and sizes[start:stop].sum() >= min(LASTING_SECONDS, sizes.sum()):
-            found[start:stop] = level
+            levels[start:stop] = level
         start = stop
-    return found
+    return levels
 
 
 def _agree(mean: float, level: float) -> bool:
@@ -73,7 +73,7 @@ def _agree(mean: float, level: float) -> bool:
 
 
 class LiveOffset:
-    """The same for a live stream, whose blocks are shorter and whose future is unknown: the mean of what came."""
+    """Offset removal in a live stream: the mean of the past."""
 
     MEASURED_SECONDS, STEADY_SECONDS = 0.1, 10.0
 

@@ -1,39 +1,38 @@
-"""Where packets of mp3 and ADTS lie in their file: they carry no times, so a loss shows in the bytes between them."""
+"""Byte positions of mp3 and ADTS packets, which have no timestamps: losses show as gaps between them."""
 
 import io
 
 from multimodal.tokens.audio.container import bytes_at
-from multimodal.tokens.audio.damage import Clock, Place
+from multimodal.tokens.audio.damage import DecoderClock, PacketInfo
 
-# Bit rates of layer III in kbit/s by their index, of MPEG 1 and of MPEG 2 and 2.5; 0: not told.
+# Bit rates of layer III in kbit/s by index, of MPEG 1 and of MPEG 2 and 2.5; 0: unknown.
 MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
 MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
-# How far behind its place by the demuxer's count an ADTS packet is looked for.
+# Bytes to search for an ADTS packet after the demuxer's position.
 FAR = 1 << 20
 
 
-def tell_place(packet, tick: float, file, clock: Clock) -> bool:
-    """Tells the clock where a packet without times lies. False: it does not start with a frame, or with one unlike
-    its neighbours on both sides. (The decoder, too, must not see such one: it would spoil the next frame's rate.)"""
+def tell_place(packet, tick: float, file, clock: DecoderClock) -> bool:
+    """Give the clock a packet's position. Return False if it does not start with a frame, or with one unlike both
+    neighbours, which would also corrupt the decoder's sample rate."""
     data, last = bytes(packet), clock.place
     size, kind = frame_size(data[:6]), frame_kind(data)
     if size == 0 or packet.pos is None:
         return False
     if clock.pending and last and bytes_at(file, packet.pos + clock.skipped, len(data)) != data:
-        # the places of ADTS packets leave out what was passed over
+        # positions of ADTS packets do not count skipped bytes
         clock.skipped += max(0, bytes_at(file, packet.pos + clock.skipped, FAR).find(data))
     place, size = packet.pos + clock.skipped, min(size or len(data), len(data))
     if last and last.kind != kind and not _starts_frame(file, place + size, data):
         return False
     tagged = last is not None and last.end < place and _is_tag(file, last.end)
-    clock.put(Place(place, size, tick * (packet.duration or 0), kind, tagged))
+    clock.put(PacketInfo(place, size, tick * (packet.duration or 0), kind, tagged))
     return True
 
 
 def frame_size(head: bytes) -> int | None:
-    """Bytes of an mp3 (layer III) or ADTS frame by its own first 6 bytes: a packet before a damaged part is longer.
-
-    0 where no frame starts, None where its header does not tell."""
+    """Bytes of an mp3 (layer III) or ADTS frame by its first 6 bytes; packets before damage are longer. 0: not a frame,
+    None: not stated."""
     if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE0:
         return 0
     first, layer = head[1] & 0x08, head[1] >> 1 & 3
@@ -47,15 +46,15 @@ def frame_size(head: bytes) -> int | None:
 
 
 def _starts_frame(file: io.BufferedIOBase, place: int, like: bytes) -> bool:
-    """Whether an mp3 or ADTS frame of the same version, layer and rate as that of the header `like` lies there."""
+    """Return True for a frame of the same version, layer and rate as the header `like`."""
     return frame_kind(bytes_at(file, place, 6)) == frame_kind(like)
 
 
 def frame_kind(head: bytes) -> tuple[int, int]:
-    """Version, layer and sample rate of an mp3 or ADTS frame, as bits; junk that looks like a frame has others."""
+    """Version, layer and sample rate bits of an mp3 or ADTS frame, which differ in junk."""
     return (head[1] & 0xFE, head[2] & (0x0C if head[1] & 6 else 0xFC)) if len(head) > 2 else (0, 0)
 
 
 def _is_tag(file: io.BufferedIOBase, place: int) -> bool:
-    """Whether a tag (ID3, APE, Lyrics3) lies there: joined recordings have them between their packets."""
+    """Return True for a tag (ID3, APE, Lyrics3), which joined recordings have between packets."""
     return bytes_at(file, place, 8).startswith((b"ID3", b"TAG", b"APETAG", b"LYRICS"))

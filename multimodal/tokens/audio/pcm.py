@@ -1,4 +1,4 @@
-"""A growing stream of 16-bit PCM, read in a thread, so that it is known when each sample came."""
+"""Live 16-bit PCM, read in a thread that records when samples arrive."""
 
 import queue
 import struct
@@ -20,42 +20,40 @@ from multimodal.tokens.audio.offset import LiveOffset
 from multimodal.tokens.audio.reading import TruncatedAudio
 from multimodal.tokens.audio.tracks import check_rate
 
-BLOCK_SECONDS = 0.1  # most of one reading
-AHEAD = 600  # readings that may wait: up to a minute, then the writer has to
+BLOCK_SECONDS = 0.1  # longest read
+AHEAD = 600  # queued reads, up to a minute; then the writer blocks
 
 WAV_HEADER = 1 << 16  # bytes at most
 RECORDINGS = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\x1aE\xdf\xa3": "WebM"}
 
 
-class Piece(NamedTuple):
-    """The next samples [T] at 16 kHz, and when they had come (seconds of `time.monotonic`)."""
+class PcmChunk(NamedTuple):
+    """Samples [T] at 16 kHz and their arrival (seconds of `time.monotonic`)."""
 
     samples: Tensor
     arrived: float
 
 
 class PcmReader:
-    """Mono 16-bit little-endian samples of `rate` Hz from `read(n)`, which gives 1 to n bytes as soon as it has some,
-    and none at the end, as `os.read` of a descriptor. (A `sys.stdin.buffer.read1` that still waits in the thread when
-    the program ends makes Python abort.)
+    """Mono 16-bit little-endian samples at `rate` Hz from `read(n)`, which returns 1 to n bytes as soon as available
+    and b"" at the end, like `os.read`. (Python aborts if `sys.stdin.buffer.read1` still waits at exit.)
 
-    A WAV header of the same samples is passed over. Raises UsageError for an implausible rate;
-    AudioError at the end of an empty stream, where it cannot be read, or begins as a recording of another kind. Half a
-    sample at the end gives a TruncatedAudio warning."""
+    A matching WAV header is skipped. Raises UsageError for an implausible rate; AudioError for an empty or unreadable
+    stream and other formats. Half a sample at the end gives a TruncatedAudio warning."""
 
     def __init__(self, read: Callable[[int], bytes], rate: int = RATE, name: str = "stdin"):
         check_rate("rate", rate)
         self.rate, self.name, self._read = rate, name, read
         self._queue: queue.Queue[tuple[float, bytes | Exception]] = queue.Queue(AHEAD)
-        self._come = self._taken = 0  # bytes; each is written by one thread only
+        self._come = self._taken = 0  # bytes; each written by one thread
         self._stopped = False
 
     def waiting(self) -> float:
-        """Seconds of sound that have come and are not taken yet."""
+        """Seconds of audio in the queue."""
         return (self._come - self._taken) / (2 * self.rate)
 
-    def __iter__(self) -> Iterator[Piece]:
-        # a daemon: a reading that waits for a silent writer must not keep the process
+    def __iter__(self) -> Iterator[PcmChunk]:
+        # daemon: a read that waits for a silent writer must not keep the process alive
         threading.Thread(target=self._follow, daemon=True).start()
         resampler, half, arrived, begun = Resampler(self.rate, RATE), b"", monotonic(), False
         offset = LiveOffset(self.rate)
@@ -67,16 +65,16 @@ class PcmReader:
                 self._taken += len(data)
                 data = half + data
                 if not begun:
-                    if (found := self._begin(data)) is None:
+                    if (samples := self._begin(data)) is None:
                         half = data
                         continue
-                    begun, data = True, found
+                    begun, data = True, samples
                 whole = len(data) // 2 * 2
                 half = data[whole:]
-                yield Piece(_tensor(resampler.push(offset.push(_floats(data[:whole])))), arrived)
+                yield PcmChunk(_tensor(resampler.push(offset.push(_floats(data[:whole])))), arrived)
             if self._taken < 2:
-                raise AudioError(f"{self.name}: no samples in it ({self._taken} bytes)")
-            yield Piece(_tensor(resampler.flush()), arrived)
+                raise AudioError(f"{self.name}: no samples ({self._taken} bytes)")
+            yield PcmChunk(_tensor(resampler.flush()), arrived)
             if half:
                 message = f"{self.name}: ends within a 16-bit sample ({self._taken} bytes, an odd number)"
                 warnings.warn(TruncatedAudio(message), stacklevel=2)
@@ -84,9 +82,9 @@ class PcmReader:
             self._stopped = True
 
     def _begin(self, data: bytes) -> bytes | None:
-        """The samples after a WAV header, if there is one; None: more of it must come. Raises AudioError."""
+        """Samples after a WAV header, if any; None if it is incomplete. Raises AudioError."""
         if kind := next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None):
-            raise AudioError(f"{self.name}: is {kind}, a live stream holds bare 16-bit samples")
+            raise AudioError(f"{self.name}: expected raw 16-bit samples, got {kind}")
         if not data.startswith(b"RIFF"):
             return None if len(data) < 4 and b"RIFF".startswith(data) else data
         fmt, place = data.find(b"fmt "), data.find(b"data")
@@ -94,8 +92,8 @@ class PcmReader:
             return None if len(data) < WAV_HEADER else data
         _, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data, fmt + 8)
         if (channels, rate, bits) != (1, self.rate, 16):
-            raise AudioError(f"{self.name}: is a WAV of {channels} channels, {rate} Hz, {bits} bits, "
-                             f"expected 1, {self.rate} Hz, 16")  # fmt: skip
+            raise AudioError(f"{self.name}: expected a WAV of 1 channel, {self.rate} Hz, 16 bits, "
+                             f"got {channels}, {rate} Hz, {bits}")  # fmt: skip
         return data[place + 8 :]
 
     def _follow(self) -> None:
@@ -110,7 +108,7 @@ class PcmReader:
             self._put(error)
 
     def _put(self, data: bytes | Exception) -> bool:
-        """Waits for a place; False when nobody takes any more."""
+        """Queue data; False when the consumer has stopped."""
         entry = monotonic(), data
         while not self._stopped:
             try:

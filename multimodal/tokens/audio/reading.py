@@ -1,7 +1,7 @@
-"""Audio of any kind as mono float32 samples, read in a stream: memory does not grow with the length.
+"""Audio files as mono float32 samples, streamed with constant memory.
 
-PyAV opens containers (`tracks.py`) and decodes them, no ffmpeg program is needed; `offset.py` subtracts a DC offset and
-`mono.py` mixes and resamples. A missing file, no audio, samples that are not finite and an early end are errors.
+PyAV opens (`tracks.py`) and decodes containers without an ffmpeg program; `offset.py` subtracts a DC offset;
+`downmix.py` mixes and resamples.
 """
 
 import glob
@@ -22,7 +22,7 @@ from torch import Tensor
 from multimodal.errors import AudioError, MultimodalError, UsageError
 from multimodal.system.walk import matches, walk
 from multimodal.tokens.audio.container import ends_inside, promised_seconds
-from multimodal.tokens.audio.damage import HOLE_SECONDS, JITTER_SECONDS, TIMELESS, WHOLE, Clock, Damage
+from multimodal.tokens.audio.damage import HOLE_SECONDS, JITTER_SECONDS, TIMELESS, WHOLE, DamagedSpan, DecoderClock
 from multimodal.tokens.audio.downmix import MonoMixer, Resampler
 from multimodal.tokens.audio.levels import SILENT, Levels
 from multimodal.tokens.audio.offset import without_offset
@@ -33,113 +33,103 @@ SAMPLE_RATE = 16000
 AUDIO = "wav w64 flac mp3 ogg oga opus m4a m4b aac mka aif aiff aifc caf au amr wma"
 VIDEO = "mp4 m4v mov webm mkv 3gp avi mpg mpeg"
 SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO}".split()}
-# Frames of a codec hold 10-100 ms; the mix and the resampler are called for about this much at once.
+# Frames have 10-100 ms; mixing and resampling take about this much at once.
 GATHER_SECONDS = 1.0
-GATHER_MOST = 1 << 24  # samples of all channels, at most
+GATHER_MOST = 1 << 24  # samples of all channels
 
 
 class TruncatedAudio(UserWarning):
-    """A recording ends before its header says, or has damaged parts, and the caller asked for what is there."""
+    """A recording ends early or is damaged, and the caller accepts that."""
 
 
 class OddAudio(UserWarning):
-    """An audio file that can be read, but may not be what its owner takes it for."""
+    """A readable audio file with something odd: silence, several tracks, a low level."""
 
 
 def stream_audio(
-    source: str | Path | bytes,
-    rate: int = SAMPLE_RATE,
-    chunk_seconds: float | int = 30.0,
-    on_truncated: str = "error",
-    channel: int | None = None,
-    damage: list[Damage] | None = None,
-    audio_track: int | None = None,
+    source: str | Path | bytes, rate: int = SAMPLE_RATE, chunk_seconds: float | int = 30.0, on_truncated: str = "error",
+    channel: int | None = None, damage: list[DamagedSpan] | None = None, audio_track: int | None = None,
     remarks: list[str] | None = None,
-) -> Iterator[Float[Tensor, "T"]]:
-    """An audio track of a file (or of a file's bytes) as mono float32 chunks at `rate` Hz, within [-1, 1].
+) -> Iterator[Float[Tensor, "T"]]:  # fmt: skip
+    """Yield an audio track of a file (or of its bytes) as mono float32 chunks [T] at `rate` Hz, within [-1, 1].
 
-    Joined chunks equal the whole; all but the last have `chunk_seconds`. `audio_track` counts from 1; None takes the
-    first one that the file marks as its default, else the first. Antiphase channels do not cancel (`mono.py`);
-    `channel` (0-based) gives that one alone, unmixed. A DC offset is subtracted (`offset.py`). `remarks` receives what
-    is odd, one line each: other tracks, silence, a very low level, clipping, an offset. What is lost inside (packets
-    that fail, holes) is silence of the same length, so that what follows keeps its time, as far as the container tells
-    it; `damage` is given each span.
-    AudioError, when the reading reaches it: not a readable recording, no sound, NaN or infinite samples. A recording
-    that ends more than 0.5 s and 2 % before its header says, or is damaged inside, raises after the last chunk;
-    `on_truncated="warn"` gives one TruncatedAudio warning instead, "ignore" none (`damage` tells it).
+    All chunks but the last have `chunk_seconds`. `audio_track` counts from 1 (default: the file's default track, else
+    the first). Antiphase channels do not cancel (`downmix.py`); `channel` (from 0) selects one, unmixed. A DC offset is
+    subtracted (`offset.py`). `remarks` receives a line for each oddity: other tracks, silence, a low level, clipping,
+    an offset. Lost parts (failed packets, gaps) become silence of the same length, as far as the container states it,
+    so that later audio keeps its time; `damage` receives the spans.
+
+    Raises AudioError for a recording that is unreadable, empty or not finite; and after the last chunk for one that is
+    damaged or ends more than 0.5 s and 2 % early: `on_truncated="warn"` gives a TruncatedAudio warning instead,
+    "ignore" only fills `damage`.
     """
     if on_truncated not in ("error", "warn", "ignore"):
-        raise UsageError(f"on_truncated: must be 'error', 'warn' or 'ignore' ({on_truncated!r})")
+        raise UsageError(f"on_truncated: must be 'error', 'warn' or 'ignore' (got {on_truncated!r})")
     check_rate("rate", rate)
     if not 1 <= chunk_seconds * rate < math.inf:
-        raise UsageError(f"rate and chunk_seconds: a chunk must hold a sample (rate {rate}, {chunk_seconds} s)")
+        raise UsageError(f"chunk_seconds: must hold at least one sample (got {chunk_seconds} s at {rate} Hz)")
     if channel is not None and channel < 0:
-        raise UsageError(f"channel: channels are counted from 0 ({channel})")
+        raise UsageError(f"channel: must be 0 or more (got {channel})")
     if audio_track is not None and (not isinstance(audio_track, int) or audio_track < 1):
-        raise UsageError(f"audio_track: must be a whole number, tracks are counted from 1 ({audio_track})")
+        raise UsageError(f"audio_track: must be a whole number from 1 on (got {audio_track})")
     if on_truncated == "ignore" and damage is None:
-        raise UsageError("on_truncated 'ignore': needs a list for `damage`, which tells what is lost (None)")
+        raise UsageError("on_truncated 'ignore': needs a list `damage` (got None)")
     reading = _Reading(source, _name(source), channel, audio_track)
     pieces = _samples(reading, rate, on_truncated, [] if damage is None else damage, [] if remarks is None else remarks)
     return _chunks(pieces, round(chunk_seconds * rate))
 
 
 def read_audio(
-    source: str | Path | bytes,
-    rate: int = SAMPLE_RATE,
-    max_seconds: float | int | None = None,
-    on_truncated: str = "error",
-    audio_track: int | None = None,
-) -> Float[Tensor, "T"]:
-    """`stream_audio` as one tensor; with `max_seconds` only the beginning is read, and only it is checked."""
+    source: str | Path | bytes, rate: int = SAMPLE_RATE, max_seconds: float | int | None = None,
+    on_truncated: str = "error", audio_track: int | None = None,
+) -> Float[Tensor, "T"]:  # fmt: skip
+    """`stream_audio` as one tensor. `max_seconds`: read, and check, only the beginning."""
     if max_seconds is None:
         return torch.cat(list(stream_audio(source, rate, on_truncated=on_truncated, audio_track=audio_track)))
     check_rate("rate", rate)
     if not 1 <= max_seconds * rate < math.inf:
-        raise UsageError(f"max_seconds: must hold at least one sample ({max_seconds})")
+        raise UsageError(f"max_seconds: must hold at least one sample (got {max_seconds})")
     return next(stream_audio(source, rate, max_seconds, on_truncated, audio_track=audio_track))
 
 
 def find_audio(paths: Iterable[str | Path]) -> list[Path]:
-    """Files, folders (searched to the bottom but not behind links to folders, known suffixes, no dot files, sorted) and
-    globs as a list without repeats.
-
-    A name that is neither folder nor pattern is kept as it is, so that reading it names the fault. Nothing found for
-    a folder or a pattern: UsageError.
+    """Expand files, folders (recursive, known suffixes, no dot files, no links to folders, sorted) and globs, without
+    repeats. Other names are kept, so that reading them reports the fault. Raises UsageError for a folder or glob
+    without recordings.
     """
-    found: dict[Path, None] = {}
-    for given in paths:
-        if not str(given):  # else the current folder
+    unique: dict[Path, None] = {}
+    for entry in paths:
+        if not str(entry):  # else the current folder
             raise UsageError("audio: an empty name ('')")
-        path = Path(given)
-        if os.path.isdir(path):  # Path.is_dir raises for a name that is too long, which must not stop the others
+        path = Path(entry)
+        if os.path.isdir(path):  # Path.is_dir raises for too long names, which must not stop the others
             files = [Path(file) for file in walk(str(path), SUFFIXES)]
-        elif not os.path.exists(path) and glob.has_magic(str(given)):
-            files = [Path(file) for file in matches(str(given)) if Path(file).is_file()]
+        elif not os.path.exists(path) and glob.has_magic(str(entry)):
+            files = [Path(file) for file in matches(str(entry)) if Path(file).is_file()]
         else:
             files = [path]
         if not files:
-            raise UsageError(f"{given}: no recordings found (0 files)")
-        found.update(dict.fromkeys(files))
-    if not found:
+            raise UsageError(f"{entry}: no recordings found (0 files)")
+        unique.update(dict.fromkeys(files))
+    if not unique:
         raise UsageError("audio: no files given (0)")
-    return list(found)
+    return list(unique)
 
 
 def _chunks(pieces: Iterator[Float32[np.ndarray, "n"]], size: int) -> Iterator[Float[Tensor, "T"]]:
-    held, count = [], 0
+    parts, count = [], 0
     for piece in pieces:
         while count + len(piece) >= size:
-            yield torch.from_numpy(np.concatenate([*held, piece[: size - count]]))
-            held, count, piece = [], 0, piece[size - count :]
-        held.append(piece)
+            yield torch.from_numpy(np.concatenate([*parts, piece[: size - count]]))
+            parts, count, piece = [], 0, piece[size - count :]
+        parts.append(piece)
         count += len(piece)
     if count:
-        yield torch.from_numpy(np.concatenate(held))
+        yield torch.from_numpy(np.concatenate(parts))
 
 
 def count_channels(source: str | Path | bytes, audio_track: int | None = None) -> int:
-    """Channels of an audio track, as its first decoded frame has them. AudioError and tracks as `stream_audio`."""
+    """Channels of an audio track, by its first frame. `audio_track` and AudioError as in `stream_audio`."""
     import av
 
     name = _name(source)
@@ -149,7 +139,7 @@ def count_channels(source: str | Path | bytes, audio_track: int | None = None) -
                 for frame in packet.decode():
                     check_plausible(name, frame.sample_rate, frame.layout.nb_channels)
                     return frame.layout.nb_channels
-    raise AudioError(f"{name}: no sound in it (0 samples)")
+    raise AudioError(f"{name}: no audio (0 samples)")
 
 
 def _name(source: str | Path | bytes) -> str:
@@ -157,7 +147,7 @@ def _name(source: str | Path | bytes) -> str:
 
 
 class _Reading(NamedTuple):
-    """What is read, and may be read again."""
+    """A source that may be read again."""
 
     source: str | Path | bytes
     name: str
@@ -165,13 +155,13 @@ class _Reading(NamedTuple):
     track: int | None = None
 
     def pieces(self) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
-        """About a second at once, as decoded."""
+        """Yield chunks of about a second, as decoded."""
         with opened(self.source, self.name, self.track) as (container, stream, file):
             clock = _clock(self.name, container, stream, file)
             yield from _gathered(_sounds(container, stream, file, clock), clock, self.channel)
 
     def scale(self) -> float:
-        """How much longer the losses are than their bytes tell: in mp3 of varying bit rate the promise decides."""
+        """Factor of losses measured in bytes, for mp3 of variable bit rate, by the promised length."""
         with opened(self.source, self.name, self.track) as (container, stream, file):
             clock = _clock(self.name, container, stream, file)
             for _ in _sounds(container, stream, file, clock):
@@ -181,7 +171,7 @@ class _Reading(NamedTuple):
         return scale if 0.5 < scale < 2 else 1.0
 
     def speaking(self, count: int, silent: int) -> int | None:
-        """The first of `count` tracks that is not silent, where track `silent` is."""
+        """First of `count` tracks that is not silent, besides track `silent`."""
         for track in range(1, count + 1):
             with suppress(MultimodalError):
                 pieces = _Reading(self.source, self.name, None, track).pieces() if track != silent else ()
@@ -191,9 +181,9 @@ class _Reading(NamedTuple):
 
 
 def _samples(
-    reading: _Reading, rate: int, on_truncated: str, damage: list[Damage], remarks: list[str]
+    reading: _Reading, rate: int, on_truncated: str, damage: list[DamagedSpan], remarks: list[str]
 ) -> Iterator[Float32[np.ndarray, "n"]]:
-    """Pieces of the resampled mono sound, then the verdict on how it ended."""
+    """Yield resampled mono audio, then report how it ended."""
     name, levels, made = reading.name, Levels(), 0
     with opened(reading.source, name, reading.track) as (container, stream, file):
         cut = ends_inside(file)
@@ -206,7 +196,7 @@ def _samples(
             yield np.clip(piece, -1, 1)
         taken, tracks = number_of(container, stream), tracks_of(container)
     if not made:
-        raise AudioError(f"{name}: no sound in it (0 samples, {clock.pending} packets failed)")
+        raise AudioError(f"{name}: no audio (0 samples, {clock.pending} packets failed)")
     problem = clock.finish(cut)
     damage += clock.lost
     remarks += _remarks(reading, levels, taken, tracks)
@@ -218,27 +208,27 @@ def _samples(
 
 def _remarks(reading: _Reading, levels: Levels, taken: int, tracks: list[str]) -> list[str]:
     part = "" if reading.channel is None else f"channel {reading.channel + 1}: "
-    found = [part + text for text in levels.remarks()]
+    lines = [part + text for text in levels.remarks()]
     if len(tracks) > 1 and not reading.channel:
         which, listed = f"audio track {taken} of {len(tracks)}", numbered(tracks)
         if levels.silent and (other := reading.speaking(len(tracks), taken)):
-            found = [f"{which} is silent, track {other} is not, audio_track chooses ({listed})"]
+            lines = [f"{which} is silent, track {other} is not; audio_track selects ({listed})"]
         elif reading.track is None:
-            found.append(f"{which} is taken, audio_track chooses ({listed})")
-    return [f"{reading.name}: {text}" for text in found]
+            lines.append(f"{which} is used; audio_track selects ({listed})")
+    return [f"{reading.name}: {text}" for text in lines]
 
 
-def _clock(name: str, container, stream, file) -> Clock:
+def _clock(name: str, container, stream, file) -> DecoderClock:
     promised = promised_seconds(container, stream, file)
     length = promised or (container.duration / 1e6 if container.duration else None)
     start = None if stream.start_time is None else float(stream.start_time * stream.time_base)
     timeless = container.format.name in TIMELESS
     pause = JITTER_SECONDS if timeless or stream.codec_context.name.startswith(WHOLE) else HOLE_SECONDS
-    return Clock(name, start, length, promised, timeless, pause)
+    return DecoderClock(name, start, length, promised, timeless, pause)
 
 
-def _sounds(container, stream, file, clock: Clock) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
-    """(rate, samples) of each frame, with silence for what is lost; a container that breaks off ends the sound."""
+def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
+    """Yield (rate, samples) of each frame, with silence for losses; a broken container ends the stream."""
     import av
 
     packets, tick = container.demux(stream), float(stream.time_base or 0)
@@ -247,7 +237,7 @@ def _sounds(container, stream, file, clock: Clock) -> Iterator[tuple[int, Float3
             packet = next(packets)
         except StopIteration:
             return
-        except (av.error.FFmpegError, OSError, IndexError):  # the last: a stream that damage made up
+        except (av.error.FFmpegError, OSError, IndexError):  # IndexError: a stream invented by damage
             clock.broken = True
             return
         known = not clock.timeless or not packet.size or tell_place(packet, tick, file, clock)
@@ -270,29 +260,29 @@ def _sounds(container, stream, file, clock: Clock) -> Iterator[tuple[int, Float3
 
 
 def _gathered(
-    sounds: Iterator[tuple[int, Float32[np.ndarray, "C n"]]], clock: Clock, channel: int | None
+    sounds: Iterator[tuple[int, Float32[np.ndarray, "C n"]]], clock: DecoderClock, channel: int | None
 ) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
-    """(rate, samples) of many frames at once, all of one rate and number of channels."""
-    kind, held, count = None, [], 0
+    """Join frames of one rate and channel count to (rate, samples) of about a second."""
+    kind, parts, count = None, [], 0
     for rate, sound in sounds:
         sound = _channel(sound, channel, clock)
-        if held and (rate, len(sound)) != kind:
-            yield kind[0], _joined(held, clock)
-            held, count = [], 0
+        if parts and (rate, len(sound)) != kind:
+            yield kind[0], _joined(parts, clock)
+            parts, count = [], 0
         kind = rate, len(sound)
-        held.append(sound)
+        parts.append(sound)
         count += sound.shape[1]
         if count >= GATHER_SECONDS * rate or count * len(sound) >= GATHER_MOST:
-            yield rate, _joined(held, clock)
-            held, count = [], 0
-    if held:
-        yield kind[0], _joined(held, clock)
+            yield rate, _joined(parts, clock)
+            parts, count = [], 0
+    if parts:
+        yield kind[0], _joined(parts, clock)
 
 
 def _converted(
     pieces: Iterable[tuple[int, Float32[np.ndarray, "C n"]]], rate: int
 ) -> Iterator[Float32[np.ndarray, "n"]]:
-    """Pieces to mono at `rate`. A stream that changes rate or channels midway goes on with a new mixer."""
+    """Convert chunks to mono at `rate`; a change of rate or channels starts a new mixer."""
     kind = mixer = resampler = None
     for source_rate, sound in pieces:
         if (source_rate, len(sound)) != kind:
@@ -305,26 +295,26 @@ def _converted(
         yield from (resampler.push(mixer.flush()), resampler.flush())
 
 
-def _channel(sound: Float32[np.ndarray, "C n"], channel: int | None, clock: Clock) -> Float32[np.ndarray, "D n"]:
+def _channel(sound: Float32[np.ndarray, "C n"], channel: int | None, clock: DecoderClock) -> Float32[np.ndarray, "D n"]:
     if channel is None:
         return sound
     if channel >= len(sound):
-        raise UsageError(f"channel {channel}: {clock.name} has {len(sound)}, counted from 0 (at {clock.seconds:.2f} s)")
+        raise UsageError(f"channel {channel}: {clock.name} has {len(sound)} channels (at {clock.seconds:.2f} s)")
     return sound[channel : channel + 1]
 
 
 def _has_its_planes(frame) -> bool:
-    """PyAV counts the planes of more than 8 channels past their list's end; reading those would end the process."""
+    """Return False for frames of more than 8 channels whose planes PyAV would read out of bounds, which crashes."""
     channels = frame.layout.nb_channels
     return channels <= 8 or not frame.format.is_planar or len(frame.planes) == channels
 
 
 def _planar(frame, name: str) -> Float32[np.ndarray, "C n"]:
-    """Samples as (channels, samples) float32 with full scale 1, from any PCM type, packed or planar."""
+    """Samples [C, n] as float32 with full scale 1, from any PCM type, packed or planar."""
     try:
         sound = frame.to_ndarray()
-    except ValueError:  # PyAV's, of integers of 64 bits
-        raise AudioError(f"{name}: samples of an unknown kind ({frame.format.name})") from None
+    except ValueError:  # 64-bit integers
+        raise AudioError(f"{name}: unsupported sample format ({frame.format.name})") from None
     if not frame.format.is_planar:
         sound = sound.reshape(frame.samples, -1).T
     if sound.dtype == np.uint8:
@@ -334,8 +324,8 @@ def _planar(frame, name: str) -> Float32[np.ndarray, "C n"]:
     return sound.astype(np.float32, copy=False)
 
 
-def _joined(held: list[Float32[np.ndarray, "C _"]], clock: Clock) -> Float32[np.ndarray, "C n"]:
-    sound = np.concatenate(held, axis=1)
+def _joined(parts: list[Float32[np.ndarray, "C _"]], clock: DecoderClock) -> Float32[np.ndarray, "C n"]:
+    sound = np.concatenate(parts, axis=1)
     if not np.isfinite(sound).all():
         value = sound[~np.isfinite(sound)][0]
         raise AudioError(f"{clock.name}: not a finite sample within {clock.seconds:.2f} s of the start ({value})")

@@ -1,4 +1,4 @@
-"""Opening an audio or video file: the demuxers that may run, the audio track that is taken, what is plausible in it."""
+"""Open audio and video files: allowed demuxers, choice of the audio track, plausibility of its format."""
 
 import ctypes
 import errno
@@ -14,21 +14,20 @@ from multimodal.errors import AudioError, UsageError
 from multimodal.system.files import open_media
 from multimodal.tokens.audio.container import starts_without_index
 
-# The demuxers that may be tried. Playlists and scripts (hls, concat, dash, sdp) are left out: they name other files
-# and addresses, which a file given by a stranger must not make us open.
+# Allowed demuxers. Not playlists and scripts (hls, concat, dash, sdp), which name other files and addresses.
 FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
-# No protocol has this name: FFmpeg reads from our file object and can open nothing by itself.
+# Not a protocol: FFmpeg reads from our file object and can open nothing by itself.
 NO_PROTOCOL = "none"
-# Telephones have 8,000 Hz, early sound cards 4,000; DSD512 of the 48 kHz family is decoded to 3,072,000.
+# Telephones use 8,000 Hz, early sound cards 4,000; DSD512 decodes to 3,072,000.
 RATES = (1000, 3072000)
-# A header's lie makes FFmpeg ask for up to 2 GB at once; the tables of hours of audio take a few megabytes.
+# A false header makes FFmpeg allocate up to 2 GB; tables of hours of audio take a few MB.
 MOST_BYTES = 128 << 20
 MOST_CHANNELS = 512  # FFmpeg's own limit for WAV
 
 
 @cache
 def _limit_ffmpeg() -> None:
-    """Lets no single allocation of FFmpeg exceed `MOST_BYTES`, for which PyAV has no setting."""
+    """Limit FFmpeg's single allocations to `MOST_BYTES`; PyAV has no setting for it."""
     from av.container import core
 
     with suppress(OSError, AttributeError):
@@ -36,7 +35,7 @@ def _limit_ffmpeg() -> None:
 
 
 class _Seeking:
-    """The file, whose `seek` answers with FFmpeg's error number: PyAV prints what a second failed one raises."""
+    """File whose `seek` returns FFmpeg's error number: PyAV prints a second exception."""
 
     def __init__(self, file: io.BufferedIOBase):
         self._file = file
@@ -47,13 +46,13 @@ class _Seeking:
     def seek(self, offset: int, whence: int = 0) -> int:
         try:
             return self._file.seek(offset, whence)
-        except (OSError, ValueError):  # a header names a place before the file's start
+        except (OSError, ValueError):  # an offset before the start, from a false header
             return -errno.EINVAL
 
 
 @contextmanager
 def opened(source: str | Path | bytes, name: str, track: int | None = None) -> Iterator[tuple]:
-    """The container, its audio stream (`track` counted from 1; None: see `_chosen`) and the file below it."""
+    """Yield the container, its audio stream (`track` counts from 1; None: see `_chosen`) and the file."""
     import av
 
     _limit_ffmpeg()
@@ -64,38 +63,38 @@ def opened(source: str | Path | bytes, name: str, track: int | None = None) -> I
         except (av.error.FFmpegError, ValueError) as error:
             if starts_without_index(file):
                 raise AudioError(f"{name}: the recording ends early (an MP4 without its index, moov)") from None
-            raise AudioError(f"{name}: not a recording that can be read ({_cause(error)})") from None
+            raise AudioError(f"{name}: not a readable recording ({_cause(error)})") from None
         with container:
             stream = _chosen(container, name, track)
-            if rate := stream.codec_context.sample_rate:  # 0 where only the frames tell
+            if rate := stream.codec_context.sample_rate:  # 0 if only the frames state it
                 check_plausible(name, rate)
             yield container, stream, file
 
 
 def _chosen(container, name: str, track: int | None):
-    """The audio stream of this number, else the first that is marked as default, else the first; a stream whose codec
-    is unknown only where it is asked for or alone."""
+    """The audio stream with this number, else the first default one, else the first; streams with an unknown codec
+    last."""
     streams = container.streams.audio
     if not streams:
         kinds = ", ".join(stream.type for stream in container.streams) or "no streams"
         raise AudioError(f"{name}: no audio stream ({container.format.name}: {kinds})")
     if track is not None and track > len(streams):
-        raise UsageError(f"{name}: no audio track {track}, it has {len(streams)} ({numbered(tracks_of(container))})")
+        raise UsageError(f"{name}: no audio track {track}, only {len(streams)} ({numbered(tracks_of(container))})")
     readable = [stream for stream in streams if stream.codec_context is not None]
     default = [stream for stream in readable if stream.disposition & type(stream.disposition).default]
     stream = streams[track - 1] if track is not None else next(iter([*default, *readable, *streams]))
     if stream.codec_context is None:
-        raise AudioError(f"{name}: its sound has a codec that cannot be decoded ({container.format.name})")
+        raise AudioError(f"{name}: unknown audio codec ({container.format.name})")
     return stream
 
 
 def tracks_of(container) -> list[str]:
-    """What each audio track is, such as "aac 2 ch eng"."""
+    """Descriptions of the audio tracks, such as "aac 2 ch eng"."""
     return [_described(stream) for stream in container.streams.audio]
 
 
 def number_of(container, stream) -> int:
-    """The track's number among the audio tracks, counted from 1."""
+    """Number of the track among the audio tracks, from 1."""
     return 1 + [one.index for one in container.streams.audio].index(stream.index)
 
 
@@ -111,7 +110,7 @@ def _described(stream) -> str:
 
 
 def check_plausible(name: str, rate: int, channels: int = 1) -> None:
-    """Raises AudioError before anything of that size is made."""
+    """Raise AudioError for an implausible format, before allocating for it."""
     low, high = RATES
     if not low <= rate <= high:
         raise AudioError(f"{name}: sample rate {rate} Hz, expected {low:,} to {high:,}")
@@ -120,10 +119,10 @@ def check_plausible(name: str, rate: int, channels: int = 1) -> None:
 
 
 def check_rate(argument: str, rate: int) -> None:
-    """The same for a rate that the caller names. Raises UsageError."""
+    """Raise UsageError for an implausible `rate` argument."""
     low, high = RATES
     if not isinstance(rate, Integral) or not low <= rate <= high:
-        raise UsageError(f"{argument}: must be a whole number from {low:,} to {high:,} Hz ({rate})")
+        raise UsageError(f"{argument}: must be a whole number from {low:,} to {high:,} Hz (got {rate})")
 
 
 def _cause(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Pictures to pixels to patches: the preprocessing record kept with a checkpoint, and what it does.
+"""Images to pixels to patches: a checkpoint's preprocessing record and its application.
 
-`preprocess` equals torchvision's evaluation transforms as open_clip and timm compose them, to the bit, with
-Pillow alone (torchvision takes seconds to import). Reading files is in `picture.py`.
+`preprocess` equals the evaluation transforms of open_clip and timm to the bit, with Pillow alone (torchvision takes
+seconds to import).
 """
 
 import dataclasses
@@ -18,32 +18,14 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, ImageError
 from multimodal.system.files import shown
 from multimodal.system.records import to_record
-from multimodal.tokens.image.reading import ImageLimits, find_images, read_image, to_rgb, walk_images
-
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "OPENAI_MEAN",
-    "OPENAI_STD",
-    "ImageLimits",
-    "Preprocessing",
-    "find_images",
-    "native_size",
-    "patchify",
-    "placement",
-    "preprocess",
-    "read_image",
-    "to_rgb",
-    "unpatchify",
-    "walk_images",
-]
+from multimodal.tokens.image.reading import to_rgb
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-MOST_PIXELS = 1 << 24  # that an image is resized to; 200 MB as float32
+MOST_PIXELS = 1 << 24  # after resizing; 200 MB as float32
 
 Resize = Literal["shortest", "squash", "longest"]
 Interpolation = Literal["bicubic", "bilinear"]
@@ -51,42 +33,41 @@ Interpolation = Literal["bicubic", "bilinear"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes the pixels of a model. Raises CheckpointError naming an unusable field."""
+    """Conversion of images to a model's pixels. Raises CheckpointError for an invalid field."""
 
     size: tuple[int, int]  # height, width in pixels
-    resize: Resize  # shortest edge then crop, both edges (aspect lost), or longest edge then pad
+    resize: Resize  # shortest edge then crop, both edges (changes the aspect), or longest edge then pad
     interpolation: Interpolation
     mean: tuple[float, float, float]  # of RGB in 0..1
     std: tuple[float, float, float]
     fill: int  # 0..255, the padding of "longest"
-    crop: float  # timm's crop_pct: resize to size / crop, then cut the centre; 1.0 for CLIP
+    crop: float  # timm's crop_pct: resize to size / crop, then centre crop; 1.0 for CLIP
 
     def __post_init__(self) -> None:
         _check(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; `from_record` reads it."""
+        """JSON data, as `from_record` reads it."""
         return to_record(self)
 
     def replace(self, **changes: Any) -> "Preprocessing":
-        """A changed copy, e.g. `replace(size=native_size(image, 16, 256), resize="squash")`."""
+        """Changed copy, e.g. `replace(size=native_size(image, 16, 256), resize="squash")`."""
         return dataclasses.replace(self, **changes)
 
 
 def preprocess(
     image: Image.Image, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
 ) -> Float[Tensor, "3 H W"]:
-    """Pixels as a model takes them: resized, cropped or padded to `record.size`, (rgb / 255 - mean) / std; written to
-    `out` where it is given.
+    """Resize, crop or pad to `record.size` and normalise: (rgb / 255 - mean) / std, written to `out` if given.
 
-    Equals open_clip's `image_transform_v2(is_train=False)` for the three resize modes, and timm's
+    Equals open_clip's `image_transform_v2(is_train=False)` for all resize modes, and timm's
     `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". Raises ImageError.
     """
-    picture = _resize(to_rgb(image), record)
-    picture = _centre(picture, record.size, record.fill if record.resize == "longest" else 0)
+    rgb = _resize(to_rgb(image), record)
+    rgb = _centre(rgb, record.size, record.fill if record.resize == "longest" else 0)
     pixels = np.empty((3, *record.size), np.float32) if out is None else out
-    # NumPy, plane by plane: each stays in the cache, and no thread of a reader starts threads of PyTorch
-    for plane, band, mean, std in zip(pixels, picture.split(), record.mean, record.std, strict=True):
+    # NumPy, plane by plane: stays in the CPU cache, and reader threads start no PyTorch threads
+    for plane, band, mean, std in zip(pixels, rgb.split(), record.mean, record.std, strict=True):
         np.divide(np.asarray(band), np.float32(255), out=plane)
         plane -= np.float32(mean)
         plane /= np.float32(std)
@@ -94,13 +75,13 @@ def preprocess(
 
 
 def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """(H, W): the largest whole-patch size at the picture's aspect with at most `max_tokens` patches.
+    """Largest (H, W) in whole patches at the image's aspect ratio with at most `max_tokens` patches.
 
-    As in NaFlex (SigLIP 2, arXiv:2502.14786): both edges are scaled by one ratio, then rounded up to whole
-    patches. Exact integers over every ratio at which a row or column is added, where timm bisects.
+    As in NaFlex (SigLIP 2, arXiv:2502.14786): both edges are scaled by one ratio and rounded up to whole patches. Exact
+    integers, where timm bisects.
     """
     if max_tokens < 1:
-        raise ImageError(f"native size: token budget below 1 ({max_tokens})")
+        raise ImageError(f"max_tokens: must be at least 1 (got {max_tokens})")
     patch_h, patch_w = _pair(patch)
     tall, wide = image.height * patch_w, image.width * patch_h  # rows : columns of an unrounded grid
     by_rows = [(n, -(-n * wide // tall)) for n in range(1, max_tokens + 1)]
@@ -112,13 +93,13 @@ def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: in
 def patchify(images: Float[Tensor, "B 3 H W"], patch: int | tuple[int, int]) -> Float[Tensor, "B N P"]:
     """Patches row by row, each flattened as (channel, row, column), P = 3·p·p.
 
-    `patchify(x, p) @ weight.flatten(1).T` is a Conv2d of kernel = stride = p. Raises ImageError when an edge
-    is no multiple of the patch (a convolution would drop the rest without a word).
+    `patchify(x, p) @ weight.flatten(1).T` is a Conv2d with kernel = stride = p. Raises ImageError unless both edges are
+    multiples of the patch (a convolution would silently drop the rest).
     """
     patch_h, patch_w = _pair(patch)
     batch, channels, height, width = images.shape
     if height % patch_h or width % patch_w:
-        raise ImageError(f"patches: size {height}x{width} is no multiple of the patch ({patch_h}x{patch_w})")
+        raise ImageError(f"patches: size {height}x{width} must be a multiple of the patch ({patch_h}x{patch_w})")
     rows, columns = height // patch_h, width // patch_w
     grid = images.reshape(batch, channels, rows, patch_h, columns, patch_w)  # B 3 rows ph columns pw
     return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch_h * patch_w)
@@ -127,20 +108,19 @@ def patchify(images: Float[Tensor, "B 3 H W"], patch: int | tuple[int, int]) -> 
 def unpatchify(
     patches: Float[Tensor, "B N P"], patch: int | tuple[int, int], size: tuple[int, int]
 ) -> Float[Tensor, "B 3 H W"]:
-    """The images of `size` (H, W) that `patchify` cut. Raises ImageError when N or P does not fit."""
+    """Inverse of `patchify` for images of `size` (H, W). Raises ImageError if N or P does not fit."""
     patch_h, patch_w = _pair(patch)
     rows, columns = size[0] // patch_h, size[1] // patch_w
-    want = (rows * columns, 3 * patch_h * patch_w)
-    if (rows * patch_h, columns * patch_w) != tuple(size) or tuple(patches.shape[1:]) != want:
-        got = tuple(patches.shape[1:])
-        raise ImageError(f"patches: {got} do not make {size[0]}x{size[1]} pixels, which need {want}")
+    expected, actual = (rows * columns, 3 * patch_h * patch_w), tuple(patches.shape[1:])
+    if (rows * patch_h, columns * patch_w) != tuple(size) or actual != expected:
+        raise ImageError(f"patches: {size[0]}x{size[1]} pixels need {expected} (got {actual})")
     grid = patches.reshape(-1, rows, columns, 3, patch_h, patch_w)
     return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, size[0], size[1])
 
 
 def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int, int, int]:
-    """(width, height, left, top) of a picture of this size, in pixels of the `record.size` that a model sees: where it
-    was padded `left` or `top` is above zero, where it was cropped below."""
+    """(width, height, left, top) of a resized image relative to `record.size`, in pixels: `left` and `top` are positive
+    for padding, negative for a crop."""
     new_h, new_w = _resized(width, height, record)
     starts = []
     for new, edge in ((new_w, record.size[1]), (new_h, record.size[0])):
@@ -156,12 +136,12 @@ def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:
 
 
 def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
-    """(height, width) before what is cropped or padded."""
+    """(height, width) before cropping or padding."""
     target_h, target_w = (math.floor(edge / record.crop) for edge in record.size)
     if record.resize == "squash":
         return target_h, target_w
     if record.resize == "shortest" and target_h == target_w:
-        # torchvision's Resize(int) cuts the longer edge off; the keep-ratio resize below rounds it.
+        # torchvision's Resize(int) truncates the longer edge; the keep-ratio resize below rounds it.
         short = min(height, width)
         return int(target_h * height / short), int(target_w * width / short)
     pick = max if record.resize == "longest" else min
@@ -171,7 +151,7 @@ def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
 
 
 def _centre(image: Image.Image, size: tuple[int, int], fill: int) -> Image.Image:
-    """The centre of `size` (H, W): padding first, (missing // 2) before, then a crop at round(excess / 2)."""
+    """Centre of `size` (H, W): pad with missing // 2 before, then crop at round(excess / 2)."""
     height, width = size
     if (image.height, image.width) == size:
         return image
@@ -186,7 +166,7 @@ def _centre(image: Image.Image, size: tuple[int, int], fill: int) -> Image.Image
 def _pair(patch: int | tuple[int, int]) -> tuple[int, int]:
     height, width = (patch, patch) if isinstance(patch, int) else patch
     if height < 1 or width < 1:
-        raise ImageError(f"patches: patch below 1 pixel ({height}x{width})")
+        raise ImageError(f"patch: must be at least 1 pixel (got {height}x{width})")
     return height, width
 
 
@@ -203,7 +183,7 @@ def _check(fields: dict[str, Any]) -> None:
     }
     for key, usable in good.items():
         if not usable:
-            raise CheckpointError(f"preprocessing: {key} cannot be used ({shown(fields[key])})")
+            raise CheckpointError(f"preprocessing: invalid {key} ({shown(fields[key])})")
 
 
 def _numbers(values: Any, length: int, kind: type) -> bool:

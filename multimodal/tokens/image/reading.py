@@ -1,7 +1,6 @@
-"""Picture files read as a person sees them: upright, opaque, 8 bits a channel, RGB; or refused in one line.
+"""Image files as viewers show them: upright, opaque RGB of 8 bits per channel.
 
-Size limits are checked on the header, before any pixel is decoded. Only formats with a clear signature are
-taken.
+Size limits are checked on the header, before decoding. Only formats with a clear signature are read.
 """
 
 import contextlib
@@ -23,13 +22,13 @@ from multimodal.errors import ImageError, UsageError
 from multimodal.system.files import open_media
 from multimodal.system.walk import matches, walk
 
-# No TGA or PCX (their signature fits random bytes), no ICO (its header hides the size of the picture inside),
-# no EPS or WMF (they run other programs).
+# Not TGA and PCX (random bytes match their signature), ICO (its header hides the image's size), EPS and WMF (they run
+# other programs).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif"}
 SUFFIXES |= {".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".j2k", ".qoi"}
 ORIENTATION_TAG = 0x0112
-# EXIF 2.32, tag 0x0112: where row 0 and column 0 of the stored pixels lie; one transposition undoes each.
+# EXIF 2.32, tag 0x0112: the transposition that undoes each orientation.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -39,92 +38,82 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Python prints what Pillow logs of a damaged file
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Pillow's log about damaged files is printed
 # 16 to 8 bits by rounding v·255/65535.
 EIGHT_BITS = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Refused before decoding: more pixels than `max_pixels`, longer edge / shorter edge over `max_aspect`.
-
-    The default lets a 200-megapixel phone picture through (about 0.6 GB as RGB).
-    """
+    """Limits checked before decoding: pixels, and longer edge / shorter edge. The default admits a 200-megapixel phone
+    image (about 0.6 GB as RGB)."""
 
     max_pixels: int = 200_000_000
     max_aspect: float = 100.0
 
 
 def read_image(source: str | Path | bytes, limits: ImageLimits = ImageLimits()) -> Image.Image:
-    """A file, or a file's bytes, as an upright RGB picture; the first frame of an animation.
-
-    Raises ImageError, one line `PATH: cause (value)`: a missing, empty, truncated, huge or non-image file.
-    """
+    """Read a file, or its bytes, as an upright RGB image; of an animation the first frame. Raises ImageError."""
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
         image = Image.open(file, formats=FORMATS)
         _check_size(image, limits, name)
-        picture = _upright(image, name)
-        # without a copy, since no one else has the file's own object; free of its file and its metadata
-        return _bare(image._new(image.im) if picture is image else picture)
+        upright = _upright(image, name)
+        # no copy, since the file's object is not shared; drops file and metadata
+        return _bare(image._new(image.im) if upright is image else upright)
 
 
-def to_rgb(image: Image.Image, name: str = "picture") -> Image.Image:
-    """Any Pillow image as a person sees it: EXIF turn undone, 16 bits scaled, alpha over white, RGB.
-
-    The result carries no metadata, so that it is never turned twice. Raises ImageError.
-    """
+def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+    """Convert a Pillow image to upright RGB: EXIF orientation applied, 16 bits scaled, alpha over white. The result has
+    no metadata, so it is not rotated twice. Raises ImageError."""
     with _refusing(name), _quiet_pillow():
-        picture = _upright(image, name)
-        return picture if picture is image and not image.info else _bare(image.copy() if picture is image else picture)
+        upright = _upright(image, name)
+        return upright if upright is image and not image.info else _bare(image.copy() if upright is image else upright)
 
 
 def _upright(image: Image.Image, name: str) -> Image.Image:
-    """The picture itself where it is RGB already and needs no turn."""
+    """Upright RGB; the image itself if it is so already."""
     _load(image)
     turn = TURNS.get(_orientation(image))
-    picture = _flatten(image, name)
-    return picture if turn is None else picture.transpose(turn)
+    flat = _flatten(image, name)
+    return flat if turn is None else flat.transpose(turn)
 
 
-def _bare(picture: Image.Image) -> Image.Image:
-    picture.info = {}
-    return picture
+def _bare(image: Image.Image) -> Image.Image:
+    image.info = {}
+    return image
 
 
 def find_images(paths: list[str]) -> list[Path]:
-    """Files, folders (recursive, sorted, known suffixes, no dot files) and globs, without repeats.
-
-    Raises UsageError naming the argument that yields nothing.
-    """
+    """Expand files, folders (recursive, sorted, known suffixes, no dot files) and globs, without repeats. Raises
+    UsageError for an argument without images."""
     if not paths:
-        raise UsageError("no picture given (0 paths)")
-    found: dict[Path, None] = {}
+        raise UsageError("no image given (0 paths)")
+    unique: dict[Path, None] = {}
     for text in paths:
         if not str(text):  # else the working directory
-            raise UsageError("'': names no picture")
+            raise UsageError("'': names no image")
         images = _expand(text)
         if not images:
-            raise UsageError(f"{text}: no picture found ({_why_none(text)})")
-        found.update(dict.fromkeys(images))
-    return list(found)
+            raise UsageError(f"{text}: no image found ({_why_none(text)})")
+        unique.update(dict.fromkeys(images))
+    return list(unique)
 
 
 def walk_images(folder: str | Path, refused: Callable[[OSError], None] | None = None) -> Iterator[str]:
-    """Pictures in a folder and those inside it (but not behind a link to a folder), in the order of sorted paths, with
-    known suffixes, no dot files. Texts, of which a million are 100 MB, as they are found. A folder that cannot be
-    listed goes to `refused`, or is a warning."""
+    """Yield the images below a folder, sorted, with known suffixes, no dot files, no links to folders. Strings, since a
+    million paths take 100 MB so. A folder that cannot be listed goes to `refused`, or is a warning."""
     return walk(str(Path(folder)), SUFFIXES, refused)
 
 
 def _expand(text: str) -> list[Path]:
     path = Path(text)
-    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long, which must not stop the others
-        return [Path(found) for found in walk_images(path)]
+    if os.path.isdir(path):  # Path.is_dir raises for too long names, which must not stop the others
+        return [Path(file) for file in walk_images(path)]
     if os.path.isfile(path):
         return [path]
-    found = matches(text) if glob.has_magic(text) else []
-    files = (p for match in found for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
+    names = matches(text) if glob.has_magic(text) else []
+    files = (p for match in names for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
     return [p for p in files if p.suffix.lower() in SUFFIXES]
 
 
@@ -134,13 +123,13 @@ def _why_none(text: str) -> str:
         return f"known suffixes: {' '.join(sorted(SUFFIXES))}"
     if os.path.exists(path):
         return "not a regular file: device, pipe or socket"
-    return "a link to a file that is not there" if os.path.islink(path) else "no such file"
+    return "a broken link" if os.path.islink(path) else "no such file"
 
 
 def _check_size(image: Image.Image, limits: ImageLimits, name: str) -> None:
     width, height = image.size
     if width < 1 or height < 1:
-        raise ImageError(f"{name}: picture without pixels ({width}x{height})")
+        raise ImageError(f"{name}: image without pixels ({width}x{height})")
     if width * height > limits.max_pixels:
         raise ImageError(f"{name}: too many pixels ({width}x{height}, limit {limits.max_pixels})")
     aspect = max(width, height) / min(width, height)
@@ -150,21 +139,21 @@ def _check_size(image: Image.Image, limits: ImageLimits, name: str) -> None:
 
 def _load(image: Image.Image) -> None:
     if ImageFile.LOAD_TRUNCATED_IMAGES and isinstance(image, ImageFile.ImageFile):
-        # Some libraries set this global; the missing part of a file would then be grey without a word.
+        # Some libraries set this global; missing parts of files would silently be grey.
         raise ImageError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES must be off (True)")
     image.load()
 
 
 def _orientation(image: Image.Image) -> int:
-    # After load(): Pillow turns TIFF itself while loading, and a PNG may carry its EXIF after the pixels.
+    # After load(): Pillow rotates TIFF while loading, and a PNG may have its EXIF after the pixels.
     try:
         return image.getexif().get(ORIENTATION_TAG, 1)
-    except Exception:  # damaged metadata makes viewers show the pixels as stored; so do we
+    except Exception:  # with damaged metadata viewers show the pixels as stored
         return 1
 
 
 def _flatten(image: Image.Image, name: str) -> Image.Image:
-    """RGB of 8 bits, alpha composed over white: the colour under full transparency is not seen."""
+    """8-bit RGB, with alpha composed over white."""
     alpha = None
     if image.mode.startswith("I") or image.mode == "F":
         image, alpha = _scaled(image, name)
@@ -179,10 +168,10 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
 
 
 def _eight_bit_key(image: Image.Image) -> Image.Image:
-    """Pillow keeps the high byte of 16-bit RGB, but all 16 bits of the PNG's transparent colour."""
+    """Reduce a PNG's transparent colour to 8 bits, as Pillow does with the pixels of 16-bit RGB."""
     key = image.info.get("transparency")
     if image.mode == "La":
-        return image.convert("LA")  # premultiplied grey has no direct way to RGBA
+        return image.convert("LA")  # premultiplied grey cannot convert to RGBA directly
     if image.mode != "RGB" or not isinstance(key, tuple) or max(key) < 256:
         return image
     image = image.copy()
@@ -191,8 +180,8 @@ def _eight_bit_key(image: Image.Image) -> Image.Image:
 
 
 def _scaled(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
-    """Deep grey as (8-bit grey, alpha). In integers 65535 is white. In floats it is the smallest of 1, 255
-    and 65535 that holds every sample, since files do not say which they mean; other ranges are refused."""
+    """Deep grey as (8-bit grey, alpha). White is 65535 in integers; in floats the smallest of 1, 255 and 65535 that
+    covers all samples, since files do not state it. Raises ImageError for other ranges."""
     samples = np.asarray(image)
     wrong = samples.size - int(np.isfinite(samples).sum())
     if wrong:
@@ -217,7 +206,7 @@ def _refusing(name: str):
         raise ImageError(text if text.startswith(name) else f"{name}: {text}") from None
     except UnidentifiedImageError:
         known = ", ".join(FORMATS)
-        raise ImageError(f"{name}: not a readable picture (no intact header of {known})") from None
+        raise ImageError(f"{name}: not a readable image (no intact header of {known})") from None
     except Exception as error:  # Pillow's decoders raise more than ten types on damaged files
         cause = " ".join(str(error).split()) or "no reason given"
         raise ImageError(f"{name}: cannot be decoded ({type(error).__name__}: {cause})") from error
@@ -225,7 +214,7 @@ def _refusing(name: str):
 
 @functools.cache
 def _mute_libtiff() -> None:
-    """It prints its own lines to stderr, beside the exception that Pillow raises; Pillow has no switch for that."""
+    """Stop libtiff from printing to stderr, for which Pillow has no option."""
     with contextlib.suppress(OSError, AttributeError):  # a Pillow built without libtiff
         ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler(None)
 
@@ -237,10 +226,8 @@ _quiet_saved = None
 
 @contextlib.contextmanager
 def _quiet_pillow():
-    """Silences Pillow's warnings and lifts its global pixel limit (ours is ImageLimits) while a thread reads.
-
-    `catch_warnings` alone is not thread-safe: overlapping readers would leave the filter behind.
-    """
+    """Silence Pillow's warnings and lift its global pixel limit (see ImageLimits) while any thread reads. Counts the
+    readers, since overlapping `catch_warnings` would leave the filter behind."""
     global _quiet_depth, _quiet_saved
     _mute_libtiff()
     with _quiet_lock:

@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding, trained here: every text has ids, and the ids give back every byte."""
+"""Byte-level byte-pair encoding with training. Every text has ids, which decode to the same bytes."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.files import read_json
-from multimodal.tokens.text.chunks import BackendChunks
-from multimodal.tokens.text.tokenizer import Tokenizer, checked, read_record, require_keys, write_record, write_text
+from multimodal.tokens.text.chunks import BackendChunkCache
+from multimodal.tokens.text.tokenizer import (
+    RECORD,
+    Tokenizer,
+    checked,
+    read_record,
+    require_keys,
+    write_record,
+    write_text,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,8 +30,8 @@ SMALLEST = len(SPECIALS) + 256
 class BytePairTokenizer(Tokenizer):
     """Byte-level BPE as in GPT-2 (Radford et al. 2019), with `<pad>` 0, `<bos>` 1 and `<eos>` 2.
 
-    The control tokens have ids, but are not registered with the backend, so "<eos>" in a text stays five bytes. Those
-    of `languages`, for translation, come after all others.
+    Control tokens are not registered with the backend, so "<eos>" in a text stays five bytes. Tokens of `languages`,
+    for translation, come last.
     """
 
     pad_id, bos_id, eos_id = 0, 1, 2
@@ -37,58 +45,54 @@ class BytePairTokenizer(Tokenizer):
         self.lowercase = lowercase
         self.language_ids = {code: len(vocab) + i for i, code in enumerate(languages)}
         if len(self.language_ids) < len(languages):
-            raise CheckpointError(f"languages {', '.join(languages)}: one is there twice")
+            raise CheckpointError(f"languages must be unique (got {', '.join(languages)})")
         self.vocab_size = len(vocab) + len(languages)
         self.control = frozenset({0, 1, 2, *self.language_ids.values()})
         self._backend = _backend(vocab, merges, lowercase)
-        self._chunks = BackendChunks(self._backend)
+        self._chunks = BackendChunkCache(self._backend)
 
     @classmethod
     def train(
         cls, texts: Iterable[str], vocab_size: int, lowercase: bool = False, languages: Sequence[str] = ()
     ) -> "BytePairTokenizer":
-        """Learn a vocabulary of at most `vocab_size` ids (fewer when the texts have fewer pairs seen twice), those of
-        `languages` not among them.
+        """Learn a vocabulary of at most `vocab_size` ids (fewer if fewer pairs occur twice), not counting `languages`.
 
-        Raises UsageError under 259 ids (256 bytes and three control tokens) and TextError when there is no text.
+        Raises UsageError below 259 ids (256 bytes and three control tokens), TextError without text.
         """
         from tokenizers import pre_tokenizers, trainers
 
         if vocab_size < SMALLEST:
-            raise UsageError(f"vocab_size {vocab_size} is under {SMALLEST}: 256 bytes and 3 control tokens")
+            raise UsageError(f"vocab_size: must be at least {SMALLEST}, 256 bytes and 3 controls (got {vocab_size})")
         if isinstance(texts, str):
-            raise TextError("train needs an iterable of texts, not one string")
+            raise TextError("texts: expected an iterable of texts, got one string")
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=2,
-            special_tokens=list(SPECIALS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
+            vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        )  # fmt: skip
         learner = _backend({}, [], lowercase)
-        seen = False
+        has_text = False
 
         def each():
-            nonlocal seen
+            nonlocal has_text
             for text in texts:
-                seen = seen or bool(text.strip())
+                has_text = has_text or bool(text.strip())
                 yield checked(text)
 
         learner.train_from_iterator(each(), trainer)
-        if not seen:
+        if not has_text:
             raise TextError("no text to train a vocabulary on")
         trained = json.loads(learner.to_str())["model"]
         return cls(trained["vocab"], [tuple(pair) for pair in trained["merges"]], lowercase, languages)
 
     @classmethod
     def load(cls, folder: Path | str) -> "BytePairTokenizer":
-        """Read what `save` wrote. Raises CheckpointError naming the file on any disagreement."""
+        """Load what `save` wrote. Raises CheckpointError for an inconsistent file."""
         folder = Path(folder)
         record = read_record(folder)
-        spoken = {"languages": list[str]} if "languages" in record else {}
-        require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool, **spoken}, folder)
+        optional = {"languages": list[str]} if "languages" in record else {}
+        require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool, **optional}, folder)
         if record["kind"] != "bpe":
-            raise CheckpointError(f"{folder}: the tokenizer is of kind {record['kind']!r}, not 'bpe'")
+            raise CheckpointError(f"{folder}: expected a tokenizer of kind 'bpe', got {record['kind']!r}")
         try:
             vocab, merges = _model(read_json(folder / FILE))
             tokenizer = cls(vocab, merges, record["lowercase"], record.get("languages", ()))
@@ -97,25 +101,22 @@ class BytePairTokenizer(Tokenizer):
             raise CheckpointError(str(error) if path in str(error) else f"{path}: {error}") from None
         if tokenizer.vocab_size != record["vocab_size"]:
             raise CheckpointError(
-                f"{folder / FILE}: {tokenizer.vocab_size} tokens where the record says {record['vocab_size']}"
+                f"{folder / FILE}: has {tokenizer.vocab_size} tokens, {RECORD} has {record['vocab_size']}"
             )
         return tokenizer
 
     def save(self, folder: Path | str) -> None:
-        """Write `tokenizer.json` (the format of the `tokenizers` library) and the record beside it."""
+        """Write `tokenizer.json` (as the `tokenizers` library does) and the record."""
         folder = Path(folder)
         write_text(folder / FILE, self._backend.to_str(pretty=True))
-        spoken = {"languages": list(self.language_ids)} if self.language_ids else {}
-        record = {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase, **spoken}
+        optional = {"languages": list(self.language_ids)} if self.language_ids else {}
+        record = {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase, **optional}
         write_record(folder, record)
 
     def token_bytes(self) -> list[bytes]:
-        """The bytes of each id, in order; a control token's are its name."""
+        """Bytes of each id in order; a control token's are its name."""
         names = sorted(self._backend.get_vocab(), key=self._backend.get_vocab().get)
-        # GPT-2 writes each byte as a visible character: those that are one as themselves, the others from 256 on
-        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        hidden = [byte for byte in range(256) if byte not in shown]
-        byte_of = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+        byte_of = {letter: byte for byte, letter in byte_letters().items()}
         learnt = [name.encode() if name in SPECIALS else bytes(byte_of[c] for c in name) for name in names]
         return learnt + [f"<{code}>".encode() for code in self.language_ids]
 
@@ -127,6 +128,13 @@ class BytePairTokenizer(Tokenizer):
         parts = [(i in codes, list(run)) for i, run in groupby(ids, lambda i: i if i in codes else None)]
         spell = lambda run: self._backend.decode(run, skip_special_tokens=False)
         return "".join("".join(f"<{codes[i]}>" for i in run) if known else spell(run) for known, run in parts)
+
+
+def byte_letters() -> dict[int, str]:
+    """GPT-2's visible character of each byte, in CLIP's order: itself, else one from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool) -> "tokenizers.Tokenizer":
@@ -142,20 +150,20 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bo
 
 
 def _model(file: dict[str, Any]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of a saved file, if they are of the form `save` writes."""
+    """Vocabulary and merges of a file that `save` wrote."""
     model = file.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
         raise CheckpointError("holds no BPE model")
     if file.get("added_tokens"):
-        raise CheckpointError("registers control tokens, which a user's text could then spell")
+        raise CheckpointError("registers control tokens, so texts could spell them")
     if (file.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
         raise CheckpointError("is not byte-level")
     vocab, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
-        raise CheckpointError("the vocabulary is no table of tokens and ids")
+        raise CheckpointError("the vocabulary must map tokens to ids")
     pairs = isinstance(merges, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in merges)
     if not pairs or not all(isinstance(part, str) for pair in merges for part in pair):
-        raise CheckpointError("the merges are no list of pairs")
+        raise CheckpointError("the merges must be a list of pairs")
     return vocab, [tuple(pair) for pair in merges]
 
 
@@ -163,7 +171,7 @@ def _check(vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
     from tokenizers import pre_tokenizers
 
     if sorted(vocab.values()) != list(range(len(vocab))):
-        raise CheckpointError(f"the vocabulary's ids are not 0 to {len(vocab) - 1}, each once")
+        raise CheckpointError(f"the vocabulary's ids must be 0 to {len(vocab) - 1}, each once")
     for token_id, token in enumerate(SPECIALS):
         if vocab.get(token) != token_id:
             raise CheckpointError(f"{token} has id {vocab.get(token)}, not {token_id}")

@@ -1,4 +1,4 @@
-"""Characters as tokens: the vocabulary is the set of characters that some text has."""
+"""Character vocabularies."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,25 +8,25 @@ from multimodal.tokens.text.tokenizer import Tokenizer, checked, write_record
 
 
 class CharacterTokenizer(Tokenizer):
-    """`<end>` 0, which begins and ends texts, then a token for each character. Text with others is refused."""
+    """`<end>` 0, which begins and ends texts, then one token per character. Unknown characters raise TextError."""
 
     pad_id = bos_id = eos_id = 0
     control = frozenset({0})
 
     def __init__(self, characters: str):
-        """Raises CheckpointError where one is there twice, or there are none."""
+        """Raises CheckpointError for repeated or no characters."""
         if not characters or len(set(characters)) < len(characters):
-            raise CheckpointError(f"characters {characters!r:.40}: must be one or more different ones")
+            raise CheckpointError(f"characters: must be unique and not empty (got {characters!r:.40})")
         self.characters, self.vocab_size = characters, len(characters) + 1
         self._ids = {character: number for number, character in enumerate(characters, 1)}
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> "CharacterTokenizer":
-        """The characters of the texts, in order of their code points. Raises TextError where there are none."""
-        found = set().union(*(checked(text) for text in texts))
-        if not found:
-            raise TextError("no text to take the characters of")
-        return cls("".join(sorted(found)))
+        """Collect the characters of the texts, in code point order. Raises TextError if there are none."""
+        characters = set().union(*(checked(text) for text in texts))
+        if not characters:
+            raise TextError("no text to train a vocabulary on")
+        return cls("".join(sorted(characters)))
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -34,8 +34,8 @@ class CharacterTokenizer(Tokenizer):
         except KeyError as error:
             at = text.index(error.args[0])
             raise TextError(
-                f"text {text[max(0, at - 20) : at + 20]!r} has {error.args[0]!r}, none of the {len(self._ids)} "
-                "characters of this vocabulary"
+                f"text {text[max(0, at - 20) : at + 20]!r}: {error.args[0]!r} is not in this vocabulary of "
+                f"{len(self._ids)} characters"
             ) from None
 
     def _decode(self, ids: list[int]) -> str:

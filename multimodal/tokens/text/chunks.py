@@ -1,4 +1,4 @@
-"""Texts encoded by chunks: words repeat, and what a vocabulary makes of a repeated one is looked up."""
+"""Encoding of texts by chunks, with a cache, since words repeat."""
 
 import re
 from abc import abstractmethod
@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import tokenizers
 
-MOST_CHUNKS, LONGEST_CHUNK = 1 << 16, 40  # kept: about 20 MB at most
-BLOCK = 8192  # chunks of a long text that are looked at together
-FEW = 1000  # chunks, of which all are worth keeping
+MOST_CHUNKS, LONGEST_CHUNK = 1 << 16, 40  # cached: about 20 MB at most
+BLOCK = 8192  # chunks of a long text that are examined together
+FEW = 1000  # chunks: always cached
 LONG = 100_000  # characters
-# blanks as the libraries' \s has them (Python's has four more), and what follows them up to the next
+# blanks as in the libraries' \s (Python's has four more), with what follows up to the next
 AT_BLANKS = re.compile(r"[^\S\x1c-\x1f]*+[\S\x1c-\x1f]++|[^\S\x1c-\x1f]++")
 
 
-class Chunks(dict[str, list[int]]):
-    """Ids of chunks, for a split into words that no word crosses: a chunk's ids are the same wherever it stands. Those
-    of short ones are kept."""
+class ChunkCache(dict[str, list[int]]):
+    """Cache of the ids of short chunks. No word may cross the boundary of a chunk."""
 
     @abstractmethod
     def one(self, chunk: str) -> list[int]:
-        """Ids of a chunk that is not kept."""
+        """Ids of a chunk that is not cached."""
 
     def __missing__(self, chunk: str) -> list[int]:
         ids = self.one(chunk)
@@ -33,9 +32,9 @@ class Chunks(dict[str, list[int]]):
         return ids
 
 
-class BackendChunks(Chunks):
-    """Of a pipeline of the `tokenizers` library that always splits where `pattern`, which leaves out no character,
-    does, and there looks at nothing beyond."""
+class BackendChunkCache(ChunkCache):
+    """Cache for a `tokenizers` pipeline that always splits where `pattern` does, without context across the split.
+    `pattern` must match every character."""
 
     def __init__(self, backend: "tokenizers.Tokenizer", pattern: re.Pattern[str] = AT_BLANKS):
         self._backend, self._pattern = backend, pattern
@@ -47,7 +46,7 @@ class BackendChunks(Chunks):
         chunks, ids = self._pattern.findall(text), []
         for at in range(0, len(chunks), BLOCK):
             block = chunks[at : at + BLOCK]
-            # where hardly a chunk repeats, one call is quicker than one for each
+            # if few chunks repeat, one call for all is faster
             if len(block) > FEW and 2 * len(set(block).difference(self)) > len(block):
                 ids += encode_whole(self._backend, "".join(block))
             else:
@@ -58,5 +57,5 @@ class BackendChunks(Chunks):
 def encode_whole(backend: "tokenizers.Tokenizer", text: str) -> list[int]:
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=False).ids
-    # without the places of tokens in the text: half the time, but forks after it are warned of
+    # encode_batch_fast omits offsets: half the time, but later forks warn
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -1,4 +1,4 @@
-"""CLIP's vocabulary: equal to the reference on ordinary text, and quick, since each run of letters is split once."""
+"""CLIP's tokenizer: equal to the reference on ordinary text, and fast, since words are cached."""
 
 import gzip
 import html
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multimodal.errors import CheckpointError
-from multimodal.tokens.text.chunks import Chunks
+from multimodal.tokens.text.bytepair import byte_letters
+from multimodal.tokens.text.chunks import ChunkCache
 from multimodal.tokens.text.tokenizer import Tokenizer, write_record
 
 if TYPE_CHECKING:
@@ -26,16 +27,9 @@ _PLAIN = re.compile(r"[\t\n\f\r !-%'-~]*")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-def byte_letters() -> dict[int, str]:
-    """GPT-2's printable letter of each byte, in the order in which CLIP numbers them."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
 @lru_cache(maxsize=1)
 def _vocabulary() -> tuple["tokenizers.models.BPE", list[str]]:
-    """The BPE and its tokens in order of id, from the file that open_clip installs (its import takes seconds)."""
+    """The BPE model and its tokens by id, from the file that open_clip installs (importing it takes seconds)."""
     from tokenizers import models
 
     spec = find_spec("open_clip")
@@ -55,8 +49,8 @@ def _vocabulary() -> tuple["tokenizers.models.BPE", list[str]]:
     return models.BPE(vocab=vocab, merges=merges, end_of_word_suffix=_END), tokens
 
 
-class _Chunks(Chunks):
-    """Of what stands between two blanks: no word of the pattern holds one."""
+class _CLIPChunkCache(ChunkCache):
+    """Cache of the text between two blanks; no word of the pattern contains one."""
 
     def __init__(self, model: "tokenizers.models.BPE"):
         import regex
@@ -72,8 +66,8 @@ class _Chunks(Chunks):
 class CLIPTokenizer(Tokenizer):
     """CLIP's 49,408 ids (Radford et al. 2021), equal to `open_clip.tokenize` on ordinary text.
 
-    Text is repaired by ftfy, freed of HTML entities, its spaces collapsed, lower-cased. Rows are padded with 0, which
-    is also "!". Unlike the reference, "<end_of_text>" in a text is text, and the time taken is near-linear.
+    Text is repaired by ftfy, HTML entities are decoded, spaces collapsed, letters lower-cased. Rows are padded with 0,
+    which is also "!". Unlike in the reference, "<end_of_text>" in a text is text, and the time is near-linear.
     """
 
     vocab_size = 49408
@@ -83,7 +77,7 @@ class CLIPTokenizer(Tokenizer):
     def __init__(self, context: int = 77):
         self.context = context
         model, self._tokens = _vocabulary()
-        self._chunks = _Chunks(model)
+        self._chunks = _CLIPChunkCache(model)
         self._bytes = {letter: byte for byte, letter in byte_letters().items()}
 
     def _encode(self, text: str) -> list[int]:
@@ -91,7 +85,7 @@ class CLIPTokenizer(Tokenizer):
         return list(chain.from_iterable(map(self._chunks.__getitem__, text.lower().split())))
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Lower-cased text of ids, a space after each word; what follows the first eos is padding."""
+        """Lower-cased text with a space after each word, up to the first eos."""
         ids = [int(i) for i in ids]
         if skip_control and self.eos_id in ids:
             ids = ids[: ids.index(self.eos_id)]
@@ -111,13 +105,12 @@ class CLIPTokenizer(Tokenizer):
 
 
 def _clean(text: str) -> str:
-    """Mojibake repaired and HTML entities read (twice, as captions from the web need)."""
+    """Repair mojibake and decode HTML entities (twice, as in the reference)."""
     return html.unescape(html.unescape(_repaired(text)))
 
 
 def _repaired(text: str) -> str:
-    """By ftfy, which works line by line: of many equal lines each once. A "<" changes what it does with all lines
-    after it, so there they are not independent."""
+    """Repair by ftfy, each distinct line once. After a "<" ftfy treats later lines differently, so then as a whole."""
     import ftfy
 
     if "<" in text:

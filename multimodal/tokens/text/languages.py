@@ -1,4 +1,4 @@
-"""The languages of Whisper, in the order of their tokens (openai/whisper, MIT; see assets/vocabularies/LICENCE)."""
+"""Whisper's languages in the order of their tokens (openai/whisper, MIT; see assets/vocabularies/LICENCE)."""
 
 import re
 from collections.abc import Mapping
@@ -32,34 +32,32 @@ _CODES = {name: code for code, name in LANGUAGES.items()} | dict(entry.split("="
 
 
 def language_code(language: str) -> str:
-    """The code ("de") of a language given by code or by English name, in any case. Raises UsageError."""
-    wanted = language.strip().lower()
-    if wanted in LANGUAGES:
-        return wanted
-    if wanted in _CODES:
-        return _CODES[wanted]
+    """Code ("de") of a language given by code or English name, in any case. Raises UsageError."""
+    name = language.strip().lower()
+    if name in LANGUAGES:
+        return name
+    if name in _CODES:
+        return _CODES[name]
     raise UsageError(f"language {language!r} is not one of Whisper's {len(LANGUAGES)}")
 
 
 LANGUAGE = re.compile(r"__(?P<m2m>[a-z]{2,3})__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|>>(?P<marian>\w+)<<")
-
-
 SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")
 
 
 def language_of(token: str) -> str | None:
-    """The language that a special token of this name stands for; None for other tokens."""
-    found = LANGUAGE.fullmatch(token)
-    return next(filter(None, found.groups())) if found else None
+    """Language of a special token, or None."""
+    match = LANGUAGE.fullmatch(token)
+    return next(filter(None, match.groups())) if match else None
 
 
 def languages_of(names: Mapping[str, int]) -> dict[str, int]:
-    """Of each language among special tokens its id, in the order of ids."""
-    found = {code: i for name, i in names.items() if (code := language_of(name)) is not None}
-    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+    """Id of each language among special tokens, in the order of ids."""
+    ids = {code: i for name, i in names.items() if (code := language_of(name)) is not None}
+    return dict(sorted(ids.items(), key=lambda pair: pair[1]))
 
 
 def sentinels_of(names: Mapping[str, int]) -> tuple[int, ...]:
-    """The ids of `<extra_id_0>`, `<extra_id_1>`, …"""
-    found = {int(match[1]): i for name, i in names.items() if (match := SENTINEL.fullmatch(name))}
-    return tuple(found[number] for number in sorted(found))
+    """Ids of `<extra_id_0>`, `<extra_id_1>`, …"""
+    ids = {int(match[1]): i for name, i in names.items() if (match := SENTINEL.fullmatch(name))}
+    return tuple(ids[number] for number in sorted(ids))

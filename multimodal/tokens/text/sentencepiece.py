@@ -1,4 +1,4 @@
-"""Vocabularies that others made: SentencePiece models (T5, SigLIP), and ByT5's bytes."""
+"""SentencePiece models (T5, SigLIP, Llama) and ByT5's bytes."""
 
 import math
 import string
@@ -13,54 +13,46 @@ from multimodal.tokens.text.tokenizer import Tokenizer, write_record
 
 
 def canonicalize(text: str) -> str:
-    """SigLIP's canonical text: lower case, no ASCII punctuation ("_" is a space), single spaces (big_vision)."""
+    """SigLIP's canonical form: lower case, no ASCII punctuation ("_" is a space), single spaces (big_vision)."""
     plain = text.replace("_", " ").translate(str.maketrans("", "", string.punctuation))
     return " ".join(plain.lower().split())
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """The ids of a SentencePiece model file, as T5 uses it: text and eos, no bos, padded with the file's pad id.
-
-    `pad_id` overrides the file's; a file without one needs it. `canonical` puts text through `canonicalize`.
-    """
+    """SentencePiece model file as T5 uses it: text and eos, no bos, padded with the file's pad id."""
 
     def __init__(
-        self,
-        path: Path | str,
-        pad_id: int | None = None,
-        add_bos: bool = False,
-        canonical: bool = False,
-        context: int | None = None,
-        pad_to_length: bool = False,
-        vocab_size: int | None = None,
+        self, path: Path | str, pad_id: int | None = None, add_bos: bool = False, canonical: bool = False,
+        context: int | None = None, pad_to_length: bool = False, vocab_size: int | None = None,
         proto: bytes | None = None,
-    ):
-        """`vocab_size`: ids of the model, where they are more than the file's; those are control ids. `proto`: the
-        model, where it is made from a file of another kind. Raises
-        CheckpointError naming the file when it is no model, does not go with that size, or lacks an id asked for."""
+    ):  # fmt: skip
+        """`pad_id`: overrides the file's. `canonical`: apply `canonicalize`. `vocab_size`: rows of the model's
+        embedding; those beyond the file's are control ids. `proto`: the model, if it was made from another kind of
+        file. Raises CheckpointError for a file that is not a model, does not fit `vocab_size`, or lacks the pad or bos
+        id."""
         self.path = Path(path)
         self._model = pieces_model(self.path, proto)
-        self._held = self._model.vocab_size()
-        self.vocab_size = self._held if vocab_size is None else vocab_size
-        if not self._held <= self.vocab_size < 2 * self._held:
-            raise CheckpointError(f"{self.path}: a vocabulary of {self._held}, the model's has {self.vocab_size}")
+        self._pieces = self._model.vocab_size()
+        self.vocab_size = self._pieces if vocab_size is None else vocab_size
+        if not self._pieces <= self.vocab_size < 2 * self._pieces:
+            raise CheckpointError(f"{self.path}: has {self._pieces} tokens, the model {self.vocab_size}")
         self.pad_id = self._model.pad_id() if pad_id is None else pad_id
         if not 0 <= self.pad_id < self.vocab_size:
-            raise CheckpointError(f"{self.path}: pad id {self.pad_id} is not in its vocabulary of {self.vocab_size}")
+            raise CheckpointError(f"{self.path}: pad id {self.pad_id} is outside its vocabulary of {self.vocab_size}")
         self.eos_id = self._model.eos_id() if self._model.eos_id() >= 0 else None
         self.bos_id = self._model.bos_id() if add_bos else None
         if self.bos_id == -1:
             raise CheckpointError(f"{self.path}: add_bos, but the model has no bos id")
         self.canonical, self.context, self.pad_to_length = canonical, context, pad_to_length
-        named = {i for i in range(self._held) if self._model.is_control(i)}
-        self.control = frozenset(named | set(range(self._held, self.vocab_size)))
+        named = {i for i in range(self._pieces) if self._model.is_control(i)}
+        self.control = frozenset(named | set(range(self._pieces, self.vocab_size)))
 
     def _encode(self, text: str) -> list[int]:
         return self._model.encode(canonicalize(text) if self.canonical else text)
 
     def _decode(self, ids: list[int]) -> str:
         text, plain = [], []
-        for i in ids:  # the library drops control pieces, so they are written out here
+        for i in ids:  # the library drops control pieces
             if i in self.control:
                 text += [self._model.decode(plain), self._name(i)]
                 plain = []
@@ -69,7 +61,7 @@ class SentencePieceTokenizer(Tokenizer):
         return "".join([*text, self._model.decode(plain)])
 
     def _name(self, i: int) -> str:
-        return self._model.id_to_piece(i) if i < self._held else f"[{i}]"
+        return self._model.id_to_piece(i) if i < self._pieces else f"[{i}]"
 
     def save(self, folder: Path | str) -> None:
         """Write the model and the record."""
@@ -83,19 +75,17 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class SigLIPText(SentencePieceTokenizer):
-    """SigLIP's text (Zhai et al. 2023): canonical, eos, padded to 64 with the eos id 1.
-
-    Wrong padding is not seen in shapes but ruins the scores: the model attends to its padding.
-    """
+    """SigLIP's text (Zhai et al. 2023): canonical, eos, padded to 64 with the eos id 1. The model attends to its
+    padding, so wrong padding ruins the scores."""
 
     def __init__(self, path: Path | str, context: int = 64):
         super().__init__(path, pad_id=1, canonical=True, context=context, pad_to_length=True)
         if self.eos_id != 1:
-            raise CheckpointError(f"{self.path}: eos id {self.eos_id}, where SigLIP's vocabulary has 1")
+            raise CheckpointError(f"{self.path}: SigLIP's eos id must be 1 (got {self.eos_id})")
 
 
 class ByteTokenizer(Tokenizer):
-    """ByT5's ids (Xue et al. 2022): byte + 3, after `<pad>` 0, `</s>` 1 and `<unk>` 2. No training, no surprises."""
+    """ByT5's ids (Xue et al. 2022): byte + 3, after `<pad>` 0, `</s>` 1 and `<unk>` 2."""
 
     vocab_size = 259
     pad_id, eos_id = 0, 1
@@ -113,47 +103,40 @@ class ByteTokenizer(Tokenizer):
 
 
 def pieces_model(path: Path, proto: bytes | None = None) -> Any:
-    """A `SentencePieceProcessor` of a file, or of its content where that is given. Raises CheckpointError."""
+    """SentencePieceProcessor of a file, or of its content `proto`. Raises CheckpointError."""
     import sentencepiece
 
     try:
         proto = proto or path.read_bytes()
-        if not proto:  # which the library takes for a model, and writes its own lines about to stderr later
+        if not proto:  # the library would accept it and write to stderr later
             raise RuntimeError("the file is empty")
         return sentencepiece.SentencePieceProcessor(model_proto=proto)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: no SentencePiece model: {error}") from None
+        raise CheckpointError(f"{path}: not a SentencePiece model ({error})") from None
 
 
 def sentencepiece_from(folder: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:
-    """Build from a record; the file must lie in the folder itself, whatever the record says."""
+    """Build from a record; the file must lie in the folder itself."""
     name = settings.pop("file")
     if Path(name).name != name or name in ("", ".", ".."):
-        raise UsageError(f"{folder}: tokenizer file {name!r} is not a plain file name")
+        raise UsageError(f"{folder}: tokenizer file must be a plain file name (got {name!r})")
     return SentencePieceTokenizer(folder / name, **settings)
 
 
 NAMES = ("<unk>", "<s>", "</s>")  # ids 0, 1 and 2, whatever the list calls them
-
-
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # sentencepiece_model.proto, SentencePiece.Type
-
-
 BPE = 2  # TrainerSpec.ModelType
-
-
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def scored_tokenizer(path: Path, size: int, context: int | None = None) -> SentencePieceTokenizer:
-    """Byte-pair encoding that merges the neighbours with the best score, from the characters on; what the list has no
-    character for is written as its bytes. Texts get a bos, and a space before them (llama2.c, `encode`).
+    """Byte-pair encoding from a JSON list of [piece, score] with byte fallback; texts get a bos and a leading space
+    (llama2.c, `encode`).
 
-    The list becomes a SentencePiece model, whose library does the work. `size`: ids of the model. Raises
-    CheckpointError naming the file."""
+    The list is turned into a SentencePiece model. `size`: rows of the model's embedding. Raises CheckpointError."""
     pieces = read_json_value(path)
     if not isinstance(pieces, list) or not all(map(_is_scored, pieces)):
-        raise CheckpointError(f"{path}: holds no list of pieces and scores ({shown(pieces)})")
+        raise CheckpointError(f"{path}: expected a list of pieces and scores, got {shown(pieces)}")
     if missing := set(BYTES) - {piece for piece, _ in pieces[3:]}:
         raise CheckpointError(f"{path}: lacks {len(missing)} of the 256 bytes, first {min(missing)}")
     proto = b"".join(_model(pieces))
@@ -161,7 +144,7 @@ def scored_tokenizer(path: Path, size: int, context: int | None = None) -> Sente
 
 
 def is_scored(path: Path) -> bool:
-    """Whether a JSON file holds a list."""
+    """Return True if a JSON file holds a list."""
     with path.open("rb") as file:
         return file.read(64).lstrip().startswith(b"[")
 
@@ -172,7 +155,7 @@ def _is_scored(pair: Any) -> bool:
 
 
 def _model(pieces: list[Any]) -> Iterator[bytes]:
-    """The fields of a ModelProto."""
+    """Fields of a ModelProto."""
     for i, (piece, score) in enumerate(pieces):
         kind = (UNKNOWN, CONTROL, CONTROL)[i] if i < 3 else BYTE if piece in BYTES else NORMAL
         name = NAMES[i] if i < 3 else piece.replace(" ", "\u2581")
@@ -183,14 +166,14 @@ def _model(pieces: list[Any]) -> Iterator[bytes]:
 
 
 def _field(number: int, value: int | float | bytes) -> bytes:
-    """One field of a protocol buffer: a varint, a float of four bytes, or a length and bytes."""
+    """Field of a protocol buffer: a varint, a 4-byte float, or a length and bytes."""
     if isinstance(value, float):
-        return _varint(number << 3 | 5) + struct.pack("<f", value)
+        return varint(number << 3 | 5) + struct.pack("<f", value)
     if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     low, rest = value & 127, value >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])

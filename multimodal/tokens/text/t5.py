@@ -1,4 +1,4 @@
-"""T5's and ByT5's vocabularies with the sentinels that stand for masked spans (Raffel et al. 2020, section 3.1.4)."""
+"""T5's and ByT5's vocabularies with the sentinels of masked spans (Raffel et al. 2020, section 3.1.4)."""
 
 import re
 from collections.abc import Iterator
@@ -8,36 +8,36 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json, write_whole
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
-from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer
+from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer, varint
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, write_record
 
 FILE = "spiece.model"
 SENTINELS = 100
-CONTROL = b"\x18\x03"  # field 3 of a piece, its type: control, which no text yields
+CONTROL = b"\x18\x03"  # field 3 of a piece: type control
 
 
 class T5Text(SentencePieceTokenizer):
-    """A SentencePiece model and its sentinels: T5's stand above its pieces, the first highest; mT5's are pieces, which
-    here no text yields."""
+    """SentencePiece model with sentinels: T5's follow its pieces, in descending order; mT5's are pieces. No text yields
+    either."""
 
     def __init__(self, path: Path | str, sentinels: int, vocab_size: int):
-        """`sentinels`: how many, where the file has none itself. Raises CheckpointError naming the file when they leave
-        the vocabulary of `vocab_size`, or it lacks an end."""
+        """`sentinels`: their number if the file has none. Raises CheckpointError if they exceed `vocab_size`, or the
+        file has no eos."""
         try:
             proto = without_sentinels(Path(path).read_bytes())
-        except (OSError, LookupError):  # the library will say what is wrong
+        except (OSError, LookupError):  # the base class reports the fault
             proto = None
         super().__init__(path, vocab_size=vocab_size, proto=proto)
         if self.eos_id is None:
-            raise CheckpointError(f"{self.path}: has no id for the end of a text")
-        names = map(self._model.id_to_piece, range(self._held))
+            raise CheckpointError(f"{self.path}: has no eos id")
+        names = map(self._model.id_to_piece, range(self._pieces))
         self.names = {name: i for i, name in enumerate(names) if SENTINEL.fullmatch(name)}
         if not self.names:
-            if sentinels > max(0, vocab_size - self._held):  # before they are made: a file can claim any number
+            if sentinels > max(0, vocab_size - self._pieces):  # checked first, since a file can claim any number
                 raise CheckpointError(
-                    f"{self.path}: {sentinels} sentinels above {self._held} leave the {vocab_size} ids"
+                    f"{self.path}: {self._pieces} tokens and {sentinels} sentinels exceed the model's {vocab_size} ids"
                 )
-            self.names = {f"<extra_id_{i}>": self._held + sentinels - 1 - i for i in range(sentinels)}
+            self.names = {f"<extra_id_{i}>": self._pieces + sentinels - 1 - i for i in range(sentinels)}
         self.sentinel_ids = sentinels_of(self.names)
         self.control |= frozenset(self.sentinel_ids)
 
@@ -54,9 +54,8 @@ class T5Text(SentencePieceTokenizer):
 
 
 class ByT5Text(ByteTokenizer):
-    """ByT5's bytes and after them the sentinels, as transformers numbers them. (The released models were trained with
-    the bytes 255, 254, … in their place, ids 258, 257, …, which UTF-8 has not at first: Xue et al. 2022, section
-    3.)"""
+    """ByT5's bytes, then the sentinels as transformers numbers them. (The released models were trained with the bytes
+    255, 254, … as sentinels, ids 258, 257, …: Xue et al. 2022, section 3.)"""
 
     def __init__(self, sentinels: int = 125):
         self.vocab_size = ByteTokenizer.vocab_size + sentinels
@@ -83,9 +82,8 @@ def t5_from(folder: Path, settings: dict[str, Any]) -> T5Text:
 
 
 def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """Of a folder in the layout of Hugging Face, for a model of this configuration; None where there is none.
-
-    Raises CheckpointError naming the file, also for a vocabulary that does not go with the model."""
+    """Tokenizer of a Hugging Face folder, or None. Raises CheckpointError for an unusable file, or one that does not
+    fit the model."""
     from multimodal.tokens.text.hub.files import hub_tokenizer
 
     if folder is None:
@@ -99,28 +97,28 @@ def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
     if (folder / FILE).is_file():
         sentinels = record.get("extra_ids", SENTINELS)
         if type(sentinels) is not int or sentinels < 0:
-            raise CheckpointError(f"{folder / RECORD}: extra_ids {sentinels!r} is no number of sentinels")
+            raise CheckpointError(f"{folder / RECORD}: extra_ids must be a number of sentinels (got {sentinels!r})")
         return T5Text(folder / FILE, sentinels, size)
     return hub_tokenizer(folder, config)
 
 
 def without_sentinels(model: bytes) -> bytes:
-    """A SentencePiece model whose sentinels are control pieces, which are not looked for in a text.
+    """SentencePiece model with its sentinels as control pieces, which no text yields.
 
-    The format is protobuf's: field 1 of the model is a piece, whose fields 1 and 3 are its name and type; of a field
-    that is there twice the last holds."""
+    Field 1 of the protocol buffer is a piece, whose fields 1 and 3 are name and type; the last of repeated fields
+    counts."""
     if b"<extra_id_" not in model:
         return model
     made = b""
     for key, value in _fields(model):
         if key == b"\x0a" and re.search(rb"<extra_id_\d+>", value):
             value += CONTROL
-        made += key + (_varint(len(value)) if key[0] & 7 == 2 else b"") + value
+        made += key + (varint(len(value)) if key[0] & 7 == 2 else b"") + value
     return made
 
 
 def _fields(message: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each field, the value of a varint or a fixed number as it stands."""
+    """Yield key and value of each field; varints and fixed numbers stay encoded."""
     at = 0
     while at < len(message):
         start = at
@@ -140,11 +138,3 @@ def _after_varint(message: bytes, at: int) -> int:
     while message[at] & 128:
         at += 1
     return at + 1
-
-
-def _varint(number: int) -> bytes:
-    made = bytearray()
-    while number > 127:
-        made.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*made, number])

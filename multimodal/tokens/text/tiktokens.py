@@ -1,4 +1,4 @@
-"""GPT-2's and Whisper's vocabularies, through tiktoken, from the rank files in assets/vocabularies."""
+"""GPT-2's and Whisper's vocabularies in tiktoken, from the rank files in assets/vocabularies."""
 
 import binascii
 import gzip
@@ -20,31 +20,31 @@ from multimodal.tokens.text.tokenizer import Tokenizer, write_record
 if TYPE_CHECKING:
     import tiktoken
 
-# GPT-2's split into words (Radford et al. 2019), in fewer alternatives, of which tiktoken tries the first, which looks
-# at nothing beyond, in one pass: 1.3 times as fast. `\s++$` changes no match, but spares the stack at a text's end
+# GPT-2's split into words (Radford et al. 2019) with fewer alternatives and the lookahead last: 1.3 times as fast.
+# `\s++$` changes no match, but saves stack at a text's end
 WORDS = r"""(?:'(?:[sdmt]|ll|ve|re)| ?(?:\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+))|\s++$|\s+(?!\S)|\s"""
-# blank runs as tiktoken's \s sees them (Python's \s has four more); near 1e6 of them it panics on its stack
+# blanks of tiktoken's \s (Python's has four more); a run of about 1e6 overflows its stack
 LONGEST_BLANK = 10_000
 _LONG_BLANK = re.compile(rf"[^\S\x1c-\x1f]{{{LONGEST_BLANK},}}")
-_NEXT_BLANK = re.compile(r"(?<=[\S\x1c-\x1f])[^\S\x1c-\x1f]")  # the first after a word: texts can be cut before it
-LEAST = 50_000  # characters that a thread is given
+_NEXT_BLANK = re.compile(r"(?<=[\S\x1c-\x1f])[^\S\x1c-\x1f]")  # a text can be split before the first blank after a word
+LEAST = 50_000  # characters per thread
 _RANKS = {"gpt2": 50256, "multilingual": 50257}
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Tokens and their ranks, of a file in tiktoken's format (`.gz`: compressed). Raises CheckpointError naming it."""
+    """Tokens and ranks of a file in tiktoken's format (`.gz`: compressed). Raises CheckpointError."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         pairs = (line.split() for line in data.splitlines() if line)
         return {binascii.a2b_base64(token): int(rank) for token, rank in pairs}
     except (OSError, EOFError, zlib.error, ValueError, binascii.Error) as error:
-        raise CheckpointError(f"{path}: no list of tokens and ranks: {error}") from None
+        raise CheckpointError(f"{path}: not a list of tokens and ranks ({error})") from None
 
 
 @lru_cache(maxsize=2)
 def _encoding(name: Literal["gpt2", "multilingual"]) -> "tiktoken.Encoding":
-    """The plain vocabulary. Control tokens are left out of it, so that no text can spell one."""
+    """The vocabulary without control tokens, so that no text can spell one."""
     import tiktoken
 
     path = asset("vocabularies", f"{name}.tiktoken.gz")
@@ -55,7 +55,7 @@ def _encoding(name: Literal["gpt2", "multilingual"]) -> "tiktoken.Encoding":
 
 
 class _TiktokenTokenizer(Tokenizer):
-    """Plain ids from tiktoken, control ids from a table of our own."""
+    """Plain ids from tiktoken, control ids from our own table."""
 
     def __init__(self, encoding: "tiktoken.Encoding", size: int, controls: Sequence[str]):
         self._encoding = encoding
@@ -81,18 +81,18 @@ class _TiktokenTokenizer(Tokenizer):
 
 
 def _parts(text: str, count: int) -> list[str]:
-    """At most so many, of like length, whose words are those of the text: no word goes on over a blank after another
-    character, and none looks back."""
+    """Split a text into at most `count` parts of similar length, before a blank that follows another character, which
+    no word crosses."""
     cuts = [0]
     for number in range(1, count):
-        if found := _NEXT_BLANK.search(text, max(cuts[-1] + 1, number * len(text) // count)):
-            cuts.append(found.start())
+        if match := _NEXT_BLANK.search(text, max(cuts[-1] + 1, number * len(text) // count)):
+            cuts.append(match.start())
     return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
 
 def _without_long_blanks(text: str) -> list[str]:
-    """Cut so that no part has a long run of blanks before its end; a word takes the last blank before it."""
-    half = LONGEST_BLANK // 2  # each long run fills one of these whole
+    """Split after long runs of blanks, less the last one, which belongs to the next word."""
+    half = LONGEST_BLANK // 2  # a long run fills at least one such slice
     if not any(text[at : at + half].isspace() for at in range(0, len(text) - half, half)):
         return [text]
     ends = [run.end() - (run.end() < len(text)) for run in _LONG_BLANK.finditer(text)]
@@ -114,16 +114,17 @@ class GPT2Tokenizer(_TiktokenTokenizer):
 class WhisperTokenizer(_TiktokenTokenizer):
     """Whisper's ids (Radford et al. 2022): text, then `<|endoftext|>`, tasks, languages and 1,501 timestamps.
 
-    `languages` is 99, or 100 for large-v3 and later, which know Cantonese: each later id moves by one.
-    A `batch` is <|startoftranscript|> text <|endoftext|>; a decoder's prompt is `sot_sequence`.
-    """
+    `languages` is 99, or 100 (Cantonese) for large-v3 and later, which shifts later ids by one. A `batch` is
+    <|startoftranscript|> text <|endoftext|>; a decoder's prompt is `sot_sequence`."""
 
     SECONDS_PER_TIMESTAMP = 0.02
 
     def __init__(self, multilingual: bool, languages: int = 99):
         """Raises UsageError unless `languages` is 99, or 100 with `multilingual`."""
         if languages not in ((99, 100) if multilingual else (99,)):
-            raise UsageError(f"languages={languages}: Whisper has 99, or 100 in multilingual models from large-v3")
+            raise UsageError(
+                f"languages: must be 99, or 100 for multilingual models from large-v3 on (got {languages})"
+            )
         self.multilingual = multilingual
         name = "multilingual" if multilingual else "gpt2"
         self._build(_encoding(name), _RANKS[name], tuple(LANGUAGES)[:languages], 1501)
@@ -143,53 +144,51 @@ class WhisperTokenizer(_TiktokenTokenizer):
 
     @property
     def language_tokens(self) -> tuple[int, ...]:
-        """Ids of the language tokens, in the order of `languages`."""
+        """Ids of the language tokens in the order of `languages`."""
         return tuple(range(self.sot + 1, self.sot + 1 + len(self.languages)))
 
     def language_token(self, language: str) -> int:
-        """Id of a language given by code or name. Raises UsageError when this model does not know it."""
+        """Id of a language given by code or name. Raises UsageError if the model lacks it."""
         code = language_code(language)
         if code not in self.languages:
             raise UsageError(f"language {language!r} is not one of the {len(self.languages)} of this model")
         return self.control_ids[f"<|{code}|>"]
 
     def sot_sequence(
-        self,
-        language: str | None = None,
-        task: Literal["transcribe", "translate"] = "transcribe",
+        self, language: str | None = None, task: Literal["transcribe", "translate"] = "transcribe",
         timestamps: bool = True,
-    ) -> tuple[int, ...]:
-        """The ids a decoder starts from. English-only models take neither a language token nor a task token."""
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Ids that a decoder starts from; English-only models have no language and task token."""
         end = () if timestamps else (self.no_timestamps,)
         if not self.multilingual:
             if language is not None and language_code(language) != "en":
-                raise UsageError(f"language {language!r}: this model knows English only")
+                raise UsageError(f"language {language!r}: this model is English-only")
             if task != "transcribe":
                 raise UsageError(f"task {task!r}: an English-only model can only transcribe")
             return (self.sot, *end)
         if language is None:
-            raise UsageError("a multilingual Whisper model needs a language; detect it or name it")
+            raise UsageError("language: a multilingual Whisper model needs one; detect or name it")
         if task not in ("transcribe", "translate"):
-            raise UsageError(f"task {task!r} is neither 'transcribe' nor 'translate'")
+            raise UsageError(f"task must be 'transcribe' or 'translate' (got {task!r})")
         return (self.sot, self.language_token(language), self.control_ids[f"<|{task}|>"], *end)
 
     def decode_with_timestamps(self, ids: Sequence[int]) -> str:
-        """Text of ids with every control token written out, a time as `<|1.08|>` (seconds)."""
+        """Text of ids with all control tokens; timestamps as `<|1.08|>` (seconds)."""
         return self.decode(ids, skip_control=False)
 
     def non_speech_tokens(self) -> tuple[int, ...]:
-        """Ids to suppress so that no speaker tags, brackets or notes of music are written (openai/whisper)."""
-        notes = "♩♪♫♬♭♮♯"  # several tokens each, whose first ones they share with signs no speech needs
+        """Ids to suppress against speaker tags, brackets and music notes (openai/whisper)."""
+        notes = "♩♪♫♬♭♮♯"  # several tokens each; the first ones are shared with other symbols only
         marks = [*'"#()*+/:;<=>@[\\]^_`{|}~「」『』', *notes]
         marks += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"]
         marks += ["[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
-        # a hyphen or an apostrophe is fine within a word, but not as the start of one
-        found = {self._encode(" -")[0], self._encode(" '")[0]}
+        # a hyphen or apostrophe may stand inside a word, but not begin one
+        first = {self._encode(" -")[0], self._encode(" '")[0]}
         for mark in marks:
             for ids in (self._encode(mark), self._encode(" " + mark)):
                 if len(ids) == 1 or mark in notes:
-                    found.add(ids[0])
-        return tuple(sorted(found))
+                    first.add(ids[0])
+        return tuple(sorted(first))
 
     def save(self, folder: Path | str) -> None:
         record = {"kind": "whisper", "multilingual": self.multilingual, "languages": len(self.languages)}

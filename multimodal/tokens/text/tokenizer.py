@@ -1,4 +1,4 @@
-"""What every text tokenizer is: text to ids and back, and padded batches that say what they cut."""
+"""Base class of text tokenizers: text to ids and back, and padded batches that report truncation."""
 
 import json
 import warnings
@@ -22,11 +22,11 @@ RECORD = "tokenizer_config.json"
 
 
 class TextCut(UserWarning):
-    """A text was longer than the model takes, and its end was cut off."""
+    """A text was truncated to the model's context."""
 
 
 class TextBatch(NamedTuple):
-    """Padded ids; `mask` is True on real tokens (never infer it from the pad id: CLIP's 0 is also "!")."""
+    """Padded ids; `mask` is True on real tokens (do not infer it from the pad id: CLIP's 0 is also "!")."""
 
     ids: Int[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
@@ -34,60 +34,59 @@ class TextBatch(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Base of all tokenizers. `encode` gives plain ids only: no text that a user types becomes a control id.
+    """Base class. `encode` returns plain ids only: no text becomes a control id.
 
-    A subclass sets the ids below and writes `_encode`, `_decode` and `save`.
-    """
+    Subclasses set the ids below and implement `_encode`, `_decode` and `save`."""
 
     vocab_size: int
     pad_id: int
     bos_id: int | None = None
     eos_id: int | None = None
-    mask_id: int | None = None  # stands for a token that a model is to guess
-    language_ids: Mapping[str, int] = MappingProxyType({})  # of each language the id of its token, for translation
-    language_in_source: bool = False  # whether the one asked for stands before the source, and not before the answer
-    sentinel_ids: tuple[int, ...] = ()  # stand for masked spans, the first first
+    mask_id: int | None = None  # masked token
+    language_ids: Mapping[str, int] = MappingProxyType({})  # id of each language token, for translation
+    language_in_source: bool = False  # target language before the source, else before the output
+    sentinel_ids: tuple[int, ...] = ()  # of masked spans, in order
     control: frozenset[int] = frozenset()  # ids that no text yields
-    context: int | None = None  # the length a batch is cut to when none is given
-    pad_to_length: bool = False  # whether a batch is padded to that length, or only to its longest text
+    context: int | None = None  # default length of a batch
+    pad_to_length: bool = False  # pad batches to `context`, else to the longest text
 
     @abstractmethod
     def _encode(self, text: str) -> list[int]:
-        """Plain ids of a text that UTF-8 can hold."""
+        """Plain ids of a valid text."""
 
     @abstractmethod
     def _decode(self, ids: list[int]) -> str:
-        """Text of ids that all lie in the vocabulary."""
+        """Text of valid ids."""
 
     @abstractmethod
     def save(self, folder: Path | str) -> None:
-        """Write what `tokenizer_from(folder)` needs, as data only."""
+        """Write the files that `tokenizer_from(folder)` reads."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with no control id among them. Raises TextError on a lone surrogate."""
+        """Ids of a text, without control ids. Raises TextError for a lone surrogate."""
         return self._encode(checked(text))
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises TextError on an id outside the vocabulary."""
+        """Text of ids; invalid UTF-8 becomes U+FFFD. Raises TextError for an id outside the vocabulary."""
         ids = [int(i) for i in ids]
         if wrong := [i for i in ids if not 0 <= i < self.vocab_size]:
-            raise TextError(f"token id {wrong[0]} lies outside the vocabulary of {self.vocab_size}")
+            raise TextError(f"token id {wrong[0]} is outside the vocabulary of {self.vocab_size}")
         return self._decode([i for i in ids if not (skip_control and i in self.control)])
 
     def pair(
         self, first: str | Sequence[int], second: str | Sequence[int], length: int | None = None, ends: int = 1
     ) -> tuple[list[int], list[int]]:
-        """Ids and segments of two texts, or of their ids, in one row: bos first eos second eos, the second text and
-        the last eos in segment 1 (Devlin et al. 2019, figure 2). `ends`: how many eos stand between them (RoBERTa: 2).
+        """Ids and segments of two texts, or of their ids, in one row: bos first eos second eos, with the second text
+        and last eos in segment 1 (Devlin et al. 2019, figure 2). `ends`: number of eos between them (RoBERTa: 2).
 
-        Of a row longer than `length` (default: the tokenizer's `context`) the longer text loses its end, and where both
-        are too long the second keeps at most one token more; one TextCut warning says so. Raises TextError."""
+        A row longer than `length` (default: `context`) is cut at the end of the longer text, or of both to about equal
+        length, with a TextCut warning. Raises TextError."""
         start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
         a, b = (self.encode(text) if isinstance(text, str) else list(text) for text in (first, second))
         length = self.context if length is None else length
         room = len(a) + len(b) if length is None else length - len(start) - (ends + 1) * len(end)
         if room < 0:
-            raise TextError(f"a length of {length} tokens leaves no room for the control tokens")
+            raise TextError(f"length: {length} tokens leave no room for the control tokens")
         if (lost := len(a) + len(b) - room) > 0:
             warnings.warn(TextCut(f"a pair of texts is cut to {length} tokens, {lost} lost"), stacklevel=2)
             keep = max(room // 2, room - len(b)) if len(a) <= len(b) else max((room + 1) // 2, room - len(b))
@@ -97,20 +96,19 @@ class Tokenizer(ABC):
         return before + after, [0] * len(before) + [1] * len(after)
 
     def batch(self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
-        """Ids [B T] of texts between bos and eos (those the vocabulary has), with mask and cut counts.
+        """Ids [B T] of texts between bos and eos (if the vocabulary has them), with mask and counts of cut tokens.
 
-        `length` (tokens, bos and eos included; default: the tokenizer's `context`) is the most a row may hold.
-        Rows are padded to the longest text, or to `length` with `pad_to_length`. A cut row keeps its eos as last
-        token, and one TextCut warning a batch says what was lost.
-        """
+        `length`: maximum tokens of a row, with bos and eos (default: `context`). Rows are padded to the longest text,
+        or to `length` with `pad_to_length`. Truncated rows keep their eos; one TextCut warning per batch. Raises
+        TextError."""
         if isinstance(texts, str) or not texts:
-            raise TextError(f"a batch needs a list of at least one text, got {texts!r:.40}")
+            raise TextError(f"texts: expected a list of at least one text, got {texts!r:.40}")
         length = self.context if length is None else length
         pad_to_length = self.pad_to_length if pad_to_length is None else pad_to_length
         start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
         room = None if length is None else length - len(start) - len(end)
         if room is not None and (room < 0 or length == 0):
-            raise TextError(f"a length of {length} tokens leaves no room for the control tokens")
+            raise TextError(f"length: {length} tokens leave no room for the control tokens")
         if pad_to_length and length is None:
             raise TextError("pad_to_length needs a length")
         full = [self.encode(text) for text in texts]
@@ -121,7 +119,7 @@ class Tokenizer(ABC):
 
 
 def _padded(rows: list[list[int]], width: int | None, pad_id: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Ids and mask; `width` None: that of the longest row."""
+    """Ids and mask; `width`: default the longest row."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     mask = np.arange(lengths.max() if width is None else width) < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int64)
@@ -130,7 +128,7 @@ def _padded(rows: list[list[int]], width: int | None, pad_id: int) -> tuple[Int[
 
 
 def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) -> None:
-    """One TextCut warning for all texts, if any lost tokens; it is the caller's caller that is warned."""
+    """Give one TextCut warning for all texts that lost tokens, at the caller's caller."""
     first = next((i for i, lost in enumerate(cut) if lost), None)
     if first is None:
         return
@@ -141,18 +139,18 @@ def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) ->
 
 
 def texts_of(values: Any, name: str, error: type[MultimodalError] = TextError) -> list[str]:
-    """A list of texts, given as any sequence of them. Raises `error` with the argument's `name` and the value."""
+    """List of texts from any iterable. Raises `error` with the argument's `name` and the value."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise error(f"{name}: expected a list of texts ({shown(values)})")
-    found = list(values)
-    for number, text in enumerate(found, 1):
+    texts = list(values)
+    for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise error(f"{name}: number {number} of {len(found)}: expected a text ({shown(text)})")
-    return found
+            raise error(f"{name}: number {number} of {len(texts)}: expected a text ({shown(text)})")
+    return texts
 
 
 def checked(text: str) -> str:
-    """The text, if it is one that UTF-8 can hold; else TextError (a lone surrogate is half a character)."""
+    """Return a text that UTF-8 can encode. Raises TextError for others (lone surrogates)."""
     if not isinstance(text, str):
         raise TextError(f"expected a text ({shown(text)})")
     try:
@@ -169,19 +167,18 @@ def write_record(folder: Path | str, record: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file of a tokenizer's folder, which is made where it is not there."""
+    """Write a text file, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
 
 
 def read_record(folder: Path | str) -> dict[str, Any]:
-    """The tokenizer record of a checkpoint folder, as `write_record` left it."""
+    """Read the tokenizer record of a checkpoint folder."""
     return read_json(Path(folder) / RECORD)
 
 
 def require_keys(record: dict[str, Any], types: dict[str, Any], where: Path) -> None:
-    """Hold a record to exactly these keys and types, those of `tokens.records`; CheckpointError names the first
-    fault."""
+    """Raise CheckpointError unless a record has exactly these keys and types (as in `system.records`)."""
     if unknown := sorted(set(record) - set(types)):
         raise CheckpointError(f"{where / RECORD}: unknown key {unknown[0]!r}")
     for key, kind in types.items():

@@ -1,5 +1,5 @@
-"""The vocabularies of translators: SentencePiece models whose pieces have ids in a table of their own, and a token for
-each language (M2M100, Marian)."""
+"""Tokenizers of translators: SentencePiece pieces with ids from a separate table, and language tokens (M2M100,
+Marian)."""
 
 import json
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ CODES = {"m2m100": tuple(_M2M100.split()), "wmt21": tuple(_WMT21.split())}
 
 
 class PiecesTokenizer(Tokenizer):
-    """Equal to transformers' M2M100Tokenizer and MarianTokenizer on ordinary text; unlike them, "__de__" and "</s>" in
-    a text are text. Pieces that the table lacks are unknown, which `decode` leaves out with the control tokens."""
+    """Equal to transformers' M2M100Tokenizer and MarianTokenizer on ordinary text; unlike there, "__de__" and "</s>" in
+    a text are text. Pieces missing from the table are unknown, which `decode` drops with the control tokens."""
 
     def __init__(
         self, source: Path, target: Path, vocab: dict[str, Any], vocab_size: int, languages: dict[str, Any],
         language_in_source: bool = False,
     ):  # fmt: skip
-        """`languages`: names and ids of their tokens, as `__de__` or `>>deu<<`. Raises CheckpointError naming the file
-        that is no model, or for a table that does not go with the others."""
+        """`languages`: names and ids of their tokens, such as `__de__` or `>>deu<<`. Raises CheckpointError for a file
+        that is not a model, and a table that does not fit."""
         self._source, self._target = pieces_model(source), None if target == source else pieces_model(target)
         self.vocab, self.vocab_size, self.languages = vocab, vocab_size, languages
         self._check()
@@ -51,30 +51,30 @@ class PiecesTokenizer(Tokenizer):
     def _check(self) -> None:
         ids = [*self.vocab.values(), *(i for name, i in self.languages.items() if name not in self.vocab)]
         if not all(type(i) is int and 0 <= i < self.vocab_size for i in ids) or len(set(ids)) < len(ids):
-            raise CheckpointError(f"the table's ids are not those of {self.vocab_size} tokens, each once")
+            raise CheckpointError(f"the table's ids must be unique and below {self.vocab_size}")
         if 2 * len(ids) < self.vocab_size:
-            raise CheckpointError(f"the table holds {len(ids)} tokens, the model's vocabulary {self.vocab_size}")
+            raise CheckpointError(f"the table has {len(ids)} tokens, the model {self.vocab_size}")
         if missing := [name for name in (END, PAD, UNKNOWN) if name not in self.vocab]:
             raise CheckpointError(f"the table lacks {missing[0]}")
         for model, side in ((self._source, "source"), (self._target or self._source, "target")):
             size = model.vocab_size()
             known = sum(model.id_to_piece(i) in self.vocab for i in range(size))
             if 2 * known < size:
-                raise CheckpointError(f"the table has {known} of the {size} pieces of the {side}'s model")
+                raise CheckpointError(f"the table has {known} of the {size} pieces of the {side} model")
 
     def _encode(self, text: str) -> list[int]:
         return self._numbers(self._source, text)
 
     def encode_target(self, text: str) -> list[int]:
-        """Ids of a translation, where that has a SentencePiece model of its own. Raises TextError as `encode`."""
+        """Ids of a translation, by the target's SentencePiece model. Raises TextError as `encode` does."""
         return self._numbers(self._target or self._source, checked(text))
 
     def _numbers(self, model: Any, text: str) -> list[int]:
-        # by name: what a model cannot spell comes as it is, and may be a piece of the other side
+        # by name: an unknown piece comes as its text, which may be a piece of the other side
         return [self._ids.get(piece, self.unknown_id) for piece in model.encode(text, out_type=str)]
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids. Raises TextError on an id outside the vocabulary."""
+        """Text of ids. Raises TextError for an id outside the vocabulary."""
         return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
 
     def _decode(self, ids: list[int]) -> str:
@@ -82,7 +82,7 @@ class PiecesTokenizer(Tokenizer):
         return "".join(pieces).replace(SPACE, " ").strip()
 
     def save(self, folder: Path | str) -> None:
-        """Write the models, the table and the record."""
+        """Write models, table and record."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for model, name in ((self._source, SOURCE), (self._target, TARGET)):
@@ -100,8 +100,8 @@ def pieces_from(folder: Path, settings: dict[str, Any]) -> PiecesTokenizer:
 
 
 def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """Of a folder in the layout of Hugging Face: M2M100's files, or the `tokenizer.json` of NLLB; None where there is
-    neither. Raises CheckpointError naming the file."""
+    """Tokenizer of a Hugging Face folder with M2M100's files or NLLB's `tokenizer.json`, or None. Raises
+    CheckpointError."""
     from multimodal.tokens.text.hub.files import hub_tokenizer
 
     if folder is None or not (folder / VOCAB).is_file():
@@ -109,7 +109,7 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
     kind = record.get("language_codes", "m2m100")
     if kind not in CODES:
-        raise CheckpointError(f"{folder / RECORD}: language_codes {kind!r:.40} is none of {', '.join(CODES)}")
+        raise CheckpointError(f"{folder / RECORD}: language_codes must be one of {', '.join(CODES)} (got {kind!r:.40})")
     first = len(read_json(folder / VOCAB))
     languages = {f"__{code}__": first + i for i, code in enumerate(CODES[kind])}
     model = folder / "sentencepiece.bpe.model"
@@ -117,8 +117,7 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
 
 
 def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """Of a folder in the layout of Hugging Face; None where it has no such files. Raises CheckpointError naming the
-    file."""
+    """Tokenizer of a Hugging Face folder with Marian's files, or None. Raises CheckpointError."""
     if folder is None or not (folder / VOCAB).is_file():
         return None
     vocab = read_json(folder / VOCAB)

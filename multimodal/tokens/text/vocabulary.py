@@ -1,4 +1,4 @@
-"""Text to tokens: every vocabulary of the project, and the one function that builds the right one."""
+"""`tokenizer_from`: the tokenizer of a checkpoint folder, or a vocabulary by name."""
 
 from pathlib import Path
 from typing import Any
@@ -8,47 +8,14 @@ from multimodal.system.files import path_of
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
-from multimodal.tokens.text.hub.files import hub_tokenizer
-from multimodal.tokens.text.hub.pipeline import HubTokenizer, hub_from
-from multimodal.tokens.text.languages import LANGUAGES, language_code
-from multimodal.tokens.text.sentencepiece import (
-    ByteTokenizer,
-    SentencePieceTokenizer,
-    SigLIPText,
-    canonicalize,
-    sentencepiece_from,
-)
-from multimodal.tokens.text.t5 import ByT5Text, T5Text, t5_from
+from multimodal.tokens.text.hub.pipeline import hub_from
+from multimodal.tokens.text.sentencepiece import ByteTokenizer, sentencepiece_from
+from multimodal.tokens.text.t5 import ByT5Text, t5_from
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
-from multimodal.tokens.text.tokenizer import RECORD, TextBatch, TextCut, Tokenizer, read_record, require_keys
-from multimodal.tokens.text.translation import PiecesTokenizer, pieces_from
-from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer, whisper_small_from
-from multimodal.tokens.text.wordpiece import WordPieceTokenizer, wordpiece_from
-
-__all__ = [
-    "LANGUAGES",
-    "ByT5Text",
-    "BytePairTokenizer",
-    "ByteTokenizer",
-    "CLIPTokenizer",
-    "CharacterTokenizer",
-    "GPT2Tokenizer",
-    "HubTokenizer",
-    "PiecesTokenizer",
-    "SentencePieceTokenizer",
-    "SigLIPText",
-    "SmallWhisperTokenizer",
-    "T5Text",
-    "TextBatch",
-    "TextCut",
-    "Tokenizer",
-    "WhisperTokenizer",
-    "WordPieceTokenizer",
-    "canonicalize",
-    "hub_tokenizer",
-    "language_code",
-    "tokenizer_from",
-]
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, read_record, require_keys
+from multimodal.tokens.text.translation import pieces_from
+from multimodal.tokens.text.whisper_small import whisper_small_from
+from multimodal.tokens.text.wordpiece import wordpiece_from
 
 _KEYS: dict[str, dict[str, Any]] = {
     "bpe": {},  # checks itself
@@ -62,30 +29,18 @@ _KEYS: dict[str, dict[str, Any]] = {
     "pieces": {"two_models": bool, "languages": dict[str, int], "vocab_size": int, "language_in_source": bool},
     "characters": {"characters": str},
     "sentencepiece": {
-        "file": str,
-        "pad_id": int,
-        "add_bos": bool,
-        "canonical": bool,
-        "context": int | None,
-        "pad_to_length": bool,
-        "vocab_size": int,
+        "file": str, "context": int | None, **dict.fromkeys(("pad_id", "vocab_size"), int),
+        **dict.fromkeys(("add_bos", "canonical", "pad_to_length"), bool),
     },
     "hub": {
-        "control": dict[str, int],
-        "vocab_size": int,
-        "pad_id": int,
+        "control": dict[str, int], "vocab_size": int, "pad_id": int,
         **dict.fromkeys(("bos_id", "eos_id", "mask_id", "unknown_id", "context"), int | None),
     },
     "wordpiece": {
-        "vocab_size": int,
-        "bos_id": int,
-        "eos_id": int,
-        "context": int | None,
-        "lowercase": bool,
-        "strip_accents": bool | None,
-        "split_chinese": bool,
+        **dict.fromkeys(("vocab_size", "bos_id", "eos_id"), int), "context": int | None, "lowercase": bool,
+        "strip_accents": bool | None, "split_chinese": bool,
     },
-}
+}  # fmt: skip
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {
     "clip": CLIPTokenizer,
@@ -103,11 +58,10 @@ _WITH_FILES = {
 
 
 def tokenizer_from(source: Path | str) -> Tokenizer:
-    """The tokenizer of a checkpoint folder (by its `tokenizer_config.json`), or a vocabulary by name.
+    """Tokenizer of a checkpoint folder (by its `tokenizer_config.json`), or a vocabulary by name.
 
-    A string that is one of the names clip, gpt2, bytes, whisper, whisper-en, whisper-v3 means that vocabulary; write
-    "./clip" for a folder. Raises UsageError when it is neither, CheckpointError when the record is damaged.
-    """
+    The strings clip, gpt2, bytes, whisper, whisper-en and whisper-v3 are names; write "./clip" for a folder. Raises
+    UsageError for anything else, CheckpointError for a damaged record."""
     if isinstance(source, str) and source in _NAMED:
         return _NAMED[source]()
     folder = path_of(source, UsageError, "tokenizer")
@@ -116,14 +70,14 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     record = read_record(folder)
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:
-        raise CheckpointError(f"{folder / RECORD}: kind {kind!r} is none of {', '.join(_KEYS)}")
+        raise CheckpointError(f"{folder / RECORD}: kind must be one of {', '.join(_KEYS)} (got {kind!r})")
     if kind == "bpe":
         return BytePairTokenizer.load(folder)
     require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
     if (context := record.get("context")) is not None and not 0 < context <= MOST_CONTEXT:
         raise CheckpointError(f"{folder / RECORD}: context: expected a number from 1 to {MOST_CONTEXT} ({context})")
     if not 0 <= record.get("vocab_size", 1) <= MOST_CONTEXT or not 0 <= record.get("sentinels", 1) <= 1 << 20:
-        raise CheckpointError(f"{folder / RECORD}: vocab_size or sentinels: no such vocabulary fits into memory")
+        raise CheckpointError(f"{folder / RECORD}: vocab_size or sentinels: too large")
     settings = {key: value for key, value in record.items() if key != "kind"}
     try:
         if kind in _WITH_FILES:

@@ -1,4 +1,4 @@
-"""Whisper's format with a vocabulary of one's own: byte-level tokens learnt here, few languages, few times."""
+"""Whisper's format with a trained vocabulary: byte-level tokens, few languages, few timestamps."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -16,18 +16,18 @@ MOST_TIMESTAMPS = 1501  # Whisper's 30 s
 
 
 class SmallWhisperTokenizer(WhisperTokenizer):
-    """As Whisper's multilingual vocabulary, in the same order: text, `<|endoftext|>`, `<|startoftranscript|>`, the
-    languages, the six tasks, then the times 0.00, 0.02, … of a shorter window."""
+    """Text, `<|endoftext|>`, `<|startoftranscript|>`, languages, six tasks, then the timestamps 0.00, 0.02, … of a
+    shorter window: the order of Whisper's multilingual vocabulary."""
 
     def __init__(self, ranks: dict[bytes, int], languages: Sequence[str], timestamps: int):
-        """`ranks` gives each byte and each longer token its id and its place in merging, from 0 on.
+        """`ranks`: id and merge rank of each token, from 0 on.
 
-        Raises UsageError for unknown or doubled languages, or not 2 to 1,501 `timestamps`; CheckpointError for ranks
-        that leave out a byte or a number, or that hold a token which no merge makes."""
+        Raises UsageError for unknown or repeated languages, and unless `timestamps` is 2 to 1,501; CheckpointError for
+        ranks that lack a byte or a number, or with a token that no merge makes."""
         if not languages or len(set(languages)) != len(languages) or not set(languages) <= set(LANGUAGES):
-            raise UsageError(f"languages={list(languages)!r:.60}: must be codes of Whisper's languages, each once")
+            raise UsageError(f"languages: must be Whisper's codes, each once (got {list(languages)!r:.60})")
         if not 2 <= timestamps <= MOST_TIMESTAMPS:
-            raise UsageError(f"timestamps={timestamps}: must be 2 to {MOST_TIMESTAMPS}")
+            raise UsageError(f"timestamps: must be 2 to {MOST_TIMESTAMPS} (got {timestamps})")
         import tiktoken
 
         _check(ranks)
@@ -40,21 +40,21 @@ class SmallWhisperTokenizer(WhisperTokenizer):
     def train(
         cls, texts: Iterable[str], size: int, languages: Sequence[str], timestamps: int
     ) -> "SmallWhisperTokenizer":
-        """Learns `size` text tokens (256 bytes and merges; fewer where the texts have no more pairs).
+        """Learn `size` text tokens (256 bytes and merges; fewer if the texts have no more pairs).
 
-        Whisper's texts begin with a space, so that the first word is the same tokens as inside a sentence."""
+        Whisper's texts begin with a space, so that a first word has the same tokens as inside a sentence."""
         learnt = BytePairTokenizer.train(texts, size + len(SPECIALS))
         return cls({token: i for i, token in enumerate(learnt.token_bytes()[len(SPECIALS) :])}, languages, timestamps)
 
     def non_speech_tokens(self) -> tuple[int, ...]:
-        """As Whisper's list, of those marks that are one token here: a part of one may be a part of a word."""
+        """Whisper's list, as far as its marks are one token here: parts of one may be parts of words."""
         marks = [*'"#()*+/:;<=>@[\\]^_`{|}~', "<<", ">>", "--", "((", "))", "[[", "]]"]
-        found = [self._encode(text) for mark in marks for text in (mark, " " + mark)]
-        found += [self._encode(" -"), self._encode(" '")]
-        return tuple(sorted({ids[0] for ids in found if len(ids) == 1}))
+        encoded = [self._encode(text) for mark in marks for text in (mark, " " + mark)]
+        encoded += [self._encode(" -"), self._encode(" '")]
+        return tuple(sorted({ids[0] for ids in encoded if len(ids) == 1}))
 
     def save(self, folder: Path | str) -> None:
-        """Writes the ranks in tiktoken's format, and the record."""
+        """Write the ranks in tiktoken's format, and the record."""
         lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in self.ranks.items())
         write_text(Path(folder) / FILE, "".join(lines))
         record = {"kind": "whisper-small", "languages": list(self.languages), "timestamps": self.timestamps}
@@ -62,10 +62,10 @@ class SmallWhisperTokenizer(WhisperTokenizer):
 
 
 def whisper_small_from(folder: Path, settings: dict[str, Any]) -> SmallWhisperTokenizer:
-    """Raises CheckpointError naming the file, UsageError for the record's values."""
+    """Build from a record and the ranks beside it. Raises CheckpointError, UsageError for the record's values."""
     ranks = read_ranks(folder / FILE)
     if not all(isinstance(code, str) for code in settings["languages"]):
-        raise UsageError(f"languages={settings['languages']!r:.60}: must be codes of Whisper's languages")
+        raise UsageError(f"languages: must be codes of Whisper's languages (got {settings['languages']!r:.60})")
     try:
         return SmallWhisperTokenizer(ranks, **settings)
     except CheckpointError as error:
@@ -74,10 +74,10 @@ def whisper_small_from(folder: Path, settings: dict[str, Any]) -> SmallWhisperTo
 
 def _check(ranks: dict[bytes, int]) -> None:
     if list(ranks.values()) != list(range(len(ranks))):
-        raise CheckpointError(f"the ranks of {len(ranks)} tokens are not 0 to {len(ranks) - 1} in order")
+        raise CheckpointError(f"the ranks of {len(ranks)} tokens must be 0 to {len(ranks) - 1} in order")
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise CheckpointError(f"lacks {len(missing)} of the 256 bytes, first {missing[0]}")
     for token, rank in ranks.items():
         cuts = ((ranks.get(token[:i], rank), ranks.get(token[i:], rank)) for i in range(1, len(token)))
         if len(token) != 1 and not any(max(pair) < rank for pair in cuts):
-            raise CheckpointError(f"token {token!r:.40} is no merge of two tokens before it")
+            raise CheckpointError(f"token {token!r:.40} is not a merge of two earlier tokens")

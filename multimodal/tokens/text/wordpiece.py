@@ -1,4 +1,4 @@
-"""BERT's WordPiece vocabulary (Devlin et al. 2019), as BLIP and GIT write captions with it, or trained here."""
+"""BERT's WordPiece (Devlin et al. 2019), which BLIP and GIT also use, with training."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.files import read_json
-from multimodal.tokens.text.chunks import BackendChunks
+from multimodal.tokens.text.chunks import BackendChunkCache
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE = "vocab.txt"
-# other blanks are control characters to BERT, which it takes out of words
+# BERT removes other blanks from words, as control characters
 _AT_BLANKS = re.compile(r"[ \t\n\r]*+[^ \t\n\r]++|[ \t\n\r]++")
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -22,14 +22,14 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class WordPieceTokenizer(Tokenizer):
     """Equal to transformers' BertTokenizer on ordinary text; unlike it, "[SEP]" in a text is text.
 
-    Words that the vocabulary cannot spell are [UNK], which `decode` leaves out with the control tokens."""
+    Words that the vocabulary cannot spell become [UNK], which `decode` drops with the control tokens."""
 
     def __init__(
         self, vocab: list[str], vocab_size: int, bos_id: int, eos_id: int, context: int | None = None,
         lowercase: bool = True, strip_accents: bool | None = None, split_chinese: bool = True,
     ):  # fmt: skip
-        """`vocab`: the tokens in order of id; ids from there to `vocab_size` are control tokens. `strip_accents`
-        None: where `lowercase`. Raises CheckpointError."""
+        """`vocab`: tokens in order of id; ids from there to `vocab_size` are control tokens. `strip_accents`: default
+        as `lowercase`. Raises CheckpointError."""
         ids = {token: i for i, token in enumerate(vocab)}
         for token in SPECIALS:
             if token not in ids:
@@ -37,10 +37,10 @@ class WordPieceTokenizer(Tokenizer):
         if len(ids) != len(vocab):
             raise CheckpointError("the vocabulary has a token twice")
         if not len(vocab) <= vocab_size:
-            raise CheckpointError(f"the vocabulary holds {len(vocab)} tokens, the model {vocab_size}")
+            raise CheckpointError(f"the vocabulary has {len(vocab)} tokens, the model {vocab_size}")
         for name, value in (("bos", bos_id), ("eos", eos_id)):
             if not 0 <= value < vocab_size:
-                raise CheckpointError(f"{name}_id {value!r} is no id of a vocabulary of {vocab_size}")
+                raise CheckpointError(f"{name}_id {value!r} is outside the vocabulary of {vocab_size}")
         self.vocab, self.vocab_size, self.context = vocab, vocab_size, context
         self.bos_id, self.eos_id, self.pad_id, self.unknown_id = bos_id, eos_id, ids["[PAD]"], ids["[UNK]"]
         self.mask_id = ids["[MASK]"]
@@ -48,14 +48,12 @@ class WordPieceTokenizer(Tokenizer):
         named = {ids[token] for token in SPECIALS} - {self.unknown_id}
         self.control = frozenset(named | {bos_id, eos_id} | set(range(len(vocab), vocab_size)))
         self._backend = _backend(ids, lowercase, strip_accents, split_chinese)
-        self._chunks = BackendChunks(self._backend, _AT_BLANKS)
+        self._chunks = BackendChunkCache(self._backend, _AT_BLANKS)
 
     @classmethod
     def from_bert(cls, folder: Path, vocab_size: int, bos_id: Any, eos_id: Any, context: int) -> "WordPieceTokenizer":
-        """From the `tokenizer.json` or else the `vocab.txt` of a folder in the layout of Hugging Face. `bos_id`,
-        `eos_id`: ids, or tokens of the vocabulary.
-
-        Raises CheckpointError naming the file."""
+        """From `tokenizer.json` or else `vocab.txt` of a Hugging Face folder. `bos_id`, `eos_id`: ids or tokens. Raises
+        CheckpointError."""
         path = folder / "tokenizer.json"
         if path.exists():
             vocab, settings = _from_json(read_json(path), path)
@@ -69,7 +67,7 @@ class WordPieceTokenizer(Tokenizer):
         bos_id, eos_id = (vocab.index(token) if token in vocab else token for token in (bos_id, eos_id))
         for name, value in (("bos", bos_id), ("eos", eos_id)):
             if type(value) is not int:
-                raise CheckpointError(f"{path}: {name}_id {value!r} is no id")
+                raise CheckpointError(f"{path}: {name}_id must be an id or a token (got {value!r})")
         return _naming(path, cls, vocab=vocab, vocab_size=vocab_size, bos_id=bos_id, eos_id=eos_id, context=context,
                        **settings)  # fmt: skip
 
@@ -77,10 +75,10 @@ class WordPieceTokenizer(Tokenizer):
     def train(
         cls, texts: Iterable[str], vocab_size: int, spare: int = 0, lowercase: bool = True, context: int | None = None
     ) -> "WordPieceTokenizer":
-        """Learn a vocabulary of at most `vocab_size` ids, of which the last `spare` are control tokens without a name,
-        such as T5's sentinels. bos is [CLS], eos [SEP].
+        """Learn a vocabulary of at most `vocab_size` ids, the last `spare` of them unnamed control tokens, such as T5's
+        sentinels. bos is [CLS], eos [SEP].
 
-        Raises UsageError where there is no room for letters, TextError when there is no text."""
+        Raises UsageError if there is no room for letters, TextError without text."""
         from tokenizers import trainers
 
         if vocab_size - spare <= len(SPECIALS):
@@ -91,14 +89,14 @@ class WordPieceTokenizer(Tokenizer):
         words = {word for text in texts for word, _ in learner.pre_tokenizer.pre_tokenize_str(text)}
         if not words:
             raise TextError("no text to train a vocabulary on")
-        # letters inside of words are named, since the trainer numbers them in any order else, and merges with them
+        # name the inner letters: the trainer would number them, and so its merges, in random order
         inner = sorted({f"##{letter}" for word in words for letter in word[1:]})[: vocab_size - spare - len(SPECIALS)]
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size - spare, special_tokens=[*SPECIALS, *inner], min_frequency=2, show_progress=False
         )
         learner.train_from_iterator(texts, trainer)
-        found = learner.get_vocab()
-        vocab = sorted(found, key=found.get)
+        learnt = learner.get_vocab()
+        vocab = sorted(learnt, key=learnt.get)
         bos, eos = specials["[CLS]"], specials["[SEP]"]
         return cls(vocab, len(vocab) + spare, bos, eos, context, lowercase)
 
@@ -106,7 +104,7 @@ class WordPieceTokenizer(Tokenizer):
         return self._chunks.encode(text)
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids, with spaces where BERT's convention has them: what the vocabulary left out is lost."""
+        """Text of ids, with spaces by BERT's convention; unknown words are lost."""
         return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
 
     def _decode(self, ids: list[int]) -> str:
@@ -136,9 +134,9 @@ def _backend(
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """One token a line. Raises CheckpointError naming the file."""
+    """Read one token per line. Raises CheckpointError."""
     try:
-        # not splitlines: some vocabularies hold other separators as tokens
+        # not splitlines: some vocabularies have other separators as tokens
         tokens = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as text ({error})") from None
@@ -148,15 +146,15 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def _from_json(file: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Vocabulary and settings of a file of the `tokenizers` library. Raises CheckpointError for another pipeline."""
+    """Vocabulary and settings of a `tokenizer.json`. Raises CheckpointError for another pipeline."""
     parts = {name: file.get(name) if isinstance(file.get(name), dict) else {} for name in (
         "model", "normalizer", "pre_tokenizer")}  # fmt: skip
     kinds = [parts[name].get("type") for name in parts]
     vocab = parts["model"].get("vocab")
     if kinds != ["WordPiece", "BertNormalizer", "BertPreTokenizer"] or not isinstance(vocab, dict):
-        raise CheckpointError(f"{path}: is no WordPiece vocabulary as BERT's ({', '.join(map(str, kinds))})")
+        raise CheckpointError(f"{path}: expected BERT's WordPiece pipeline, got {', '.join(map(str, kinds))}")
     if sorted(vocab.values(), key=str) != sorted(range(len(vocab)), key=str):
-        raise CheckpointError(f"{path}: the vocabulary's ids are not 0 to {len(vocab) - 1}, each once")
+        raise CheckpointError(f"{path}: the vocabulary's ids must be 0 to {len(vocab) - 1}, each once")
     normal = parts["normalizer"]
     settings = {"lowercase": normal.get("lowercase", True), "strip_accents": normal.get("strip_accents"),
                 "split_chinese": normal.get("handle_chinese_chars", True)}  # fmt: skip

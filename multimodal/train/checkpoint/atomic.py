@@ -1,8 +1,8 @@
 """Crash-safe training states.
 
 A state is a folder `state-000000500` of files and `complete.json`, which is written last and holds their sizes and
-sha256. It is made under another name beside its place, with every file and folder fsynced before the rename, so
-that a kill or a full disk at any moment leaves each state complete or absent.
+sha256. It is written under another name, fsynced and renamed, so that a kill or a full disk at any moment leaves each
+state complete or absent.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import torch
 from multimodal.errors import CheckpointError, TrainingError
 from multimodal.system.files import inside, read_json
 from multimodal.system.records import from_record
-from multimodal.weights.archives import read_archive
+from multimodal.weights.pytorch.archives import read_archive
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class FileSum:
 
 @dataclass(frozen=True)
 class Marker:
-    """`complete.json`: the files of the state, by their names in its folder."""
+    """Contents of `complete.json`: the state's files by name."""
 
     format: int
     step: int
@@ -46,18 +46,18 @@ class Marker:
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise CheckpointError(f"format {self.format}, this version reads {FORMAT}")
+            raise CheckpointError(f"format must be {FORMAT} (got {self.format})")
 
 
 def partial_folder(folder: Path, step: int) -> Path:
-    """Where the state of `step` is being written; all processes of a run know the name."""
+    """Return the folder in which the state of `step` is written."""
     return folder / f".state-{step:09d}.partial"
 
 
 @contextlib.contextmanager
 def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
-    """Gives an empty folder for the files of a state; leaving the block completes it and removes all states but the
-    newest `keep`. Raises TrainingError where the disk is full or cannot be written: the states before stay."""
+    """Yield an empty folder for the files of a state; on exit complete it and remove all states but the newest `keep`.
+    Raises TrainingError if the disk is full or cannot be written; earlier states stay."""
     place, part = folder / f"state-{step:09d}", partial_folder(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
         part.mkdir()
         yield part
         _complete(part, step)
-        if place.exists():  # a damaged one, or one of a run that was resumed before it
+        if place.exists():  # damaged, or of a run that was resumed before it
             _remove(place)
         part.rename(place)
         _sync(folder)
@@ -76,51 +76,53 @@ def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    after = [path for path in saved_states(folder) if path.name > place.name]  # too damaged to be resumed from
+    after = [
+        path for path in saved_states(folder) if path.name > place.name
+    ]  # damaged: the run resumed from an earlier one
     for old in after + [path for path in saved_states(folder) if path not in after][: -max(keep, 1)]:
         _remove(old)
 
 
 def save_state(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
-    """One file of tensors, numbers, texts, lists and dictionaries. Raises TrainingError as `saving` does."""
+    """Save tensors, numbers, strings, lists and dicts as one file. Raises TrainingError as `saving` does."""
     with saving(folder, step, keep) as part:
         with (part / "state.pt").open("wb") as file:
             torch.save(state, file)
 
 
 def saved_states(folder: Path) -> list[Path]:
-    """Folders of states by step; whether they are whole is checked when they are read."""
+    """Return the folders of states by step, unchecked."""
     return sorted(path for path in folder.glob("state-*") if path.is_dir())
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """The newest state that is whole, on the CPU, or None where there is none; a damaged one is logged and passed
-    over. Raises CheckpointError where none can be read."""
+    """Read the newest intact state on the CPU, skipping damaged ones with a warning; None without states. Raises
+    CheckpointError if none can be read."""
     return newest(folder, read_state)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read as data, on the CPU. Raises CheckpointError."""
+    """Read a state as data, on the CPU. Raises CheckpointError."""
     return read_archive(path / "state.pt")
 
 
 def newest(folder: Path, read: Callable[[Path], Read]) -> Read | None:
-    """`read(path)` of the newest state for which the marker, the sums and `read` itself raise nothing."""
+    """Return `read(path)` of the newest state that passes `check` and `read`."""
     states = saved_states(folder)
     for path in reversed(states):
         try:
             check(path)
             return read(path)
-        except Exception as error:  # damage shows as almost any exception of the reader
+        except Exception as error:  # a damaged file may raise almost anything
             cause = " ".join(str(error).split()) or type(error).__name__
-            log.warning("%s: damaged, taking the one before: %s", path, cause)
+            log.warning("%s: damaged, trying the one before: %s", path, cause)
     if states:
         raise CheckpointError(f"{folder}: none of {len(states)} saved states can be read")
     return None
 
 
 def check(path: Path) -> None:
-    """Raises CheckpointError where a file of the state is missing or differs from the sum that was taken of it."""
+    """Raises CheckpointError if a file of the state is missing or its sha256 differs."""
     marker = path / MARKER
     if not marker.is_file():
         raise CheckpointError(f"{marker}: missing")
@@ -133,7 +135,7 @@ def check(path: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The system's reason, such as "No space left on device", which torch's writer hides behind an error of its own."""
+    """Return the system's reason, such as "No space left on device", which torch's writer hides."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, OSError):
         inner = inner.__context__
@@ -155,7 +157,7 @@ def _complete(part: Path, step: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Under another name first, so that a kill half-way leaves no damaged state."""
+    """Rename, then delete, so that a kill half-way leaves no damaged state."""
     gone = path.with_name(f".{path.name}.old.partial")
     path.rename(gone)
     shutil.rmtree(gone)

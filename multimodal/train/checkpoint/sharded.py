@@ -1,5 +1,5 @@
-"""States of a run whose weights are in shards: each process writes and reads its own part (torch's distributed
-checkpoint, as safetensors files beside `state.pt`). Any number of processes can resume from them."""
+"""Sharded training states: each process writes and reads its own part with torch's distributed checkpoint, as
+safetensors files beside `state.pt`. Any number of processes can resume from them."""
 
 import contextlib
 from pathlib import Path
@@ -20,8 +20,7 @@ SHARDS = "shards"
 
 def save_shards(folder: Path, step: int, state: dict[str, Any], tensors: dict[str, Tensor], processes: Processes,
                 keep: int) -> None:  # fmt: skip
-    """Save `tensors` in shards and the rest of `state` whole. All processes call this; the first one completes the
-    state. Raises TrainingError."""
+    """Save `tensors` in shards and the rest of `state` in one file. All processes call this. Raises TrainingError."""
     part = partial_folder(folder, step)
     average = state["average"] and {"updates": state["average"]["updates"]}
     rest = state | {"model": None, "optimizers": None, "average": average}
@@ -37,12 +36,12 @@ def save_shards(folder: Path, step: int, state: dict[str, Any], tensors: dict[st
 
 
 def load_shards(path: Path, rest: dict[str, Any], state: TrainingState, processes: Processes) -> None:
-    """Fill `state`, in shards or whole, from the folder `path` and what its `state.pt` holds. Raises ValueError where
-    it does not fit."""
+    """Fill `state`, sharded or not, from the folder `path` and the contents `rest` of its `state.pt`. Raises ValueError
+    if it does not fit."""
     reader = dcp.HuggingFaceStorageReader(str(path / SHARDS))
     try:
         known = reader.read_metadata().state_dict_metadata
-    except Exception as error:  # PyTorch's reader checks nothing that it reads
+    except Exception as error:  # PyTorch's reader checks nothing
         raise ValueError(f"{path / SHARDS}: {error!r:.200}") from None
     if any(name.startswith("optimizers.") for name in known):
         state.begin_optimizers()
@@ -50,9 +49,8 @@ def load_shards(path: Path, rest: dict[str, Any], state: TrainingState, processe
     tensors = {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("average.")}
     for name, tensor in tensors.items():
         if name not in known or known[name].size != tensor.shape:
-            raise ValueError(
-                f"{name}: {tuple(tensor.shape)} here, {known[name].size if name in known else 'not'} saved"
-            )
+            size = tuple(known[name].size) if name in known else "nothing"
+            raise ValueError(f"{name}: expected shape {tuple(tensor.shape)}, saved {size}")
     group = processes.control
     try:
         dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)

@@ -1,4 +1,4 @@
-"""What training changes, and random generators: to dictionaries of numbers, texts and tensors, and back."""
+"""Training state and random generators as dicts of numbers, strings and tensors, and back."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from multimodal.train.optim import Average, OptimSettings, optimizers
 
 @dataclass(frozen=True)
 class Counters:
-    """Items read and broken, steps that were not finite, and the step of the last evaluation."""
+    """Items read and broken, steps skipped as not finite, and the step of the last evaluation."""
 
     read: int
     broken: int
@@ -25,7 +25,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class StateRecord:
-    """A state but for its tensors: see `Loop.state_dict`."""
+    """A state without its tensors; see `Loop.state_dict`."""
 
     done: int
     settings: dict[str, Any]
@@ -35,11 +35,11 @@ class StateRecord:
 
     def __post_init__(self) -> None:
         if not 0 <= self.done < 1 << 48 or min(vars(self.counters).values()) < -1:
-            raise CheckpointError(f"done {self.done}, counters {vars(self.counters)}: no run has such counts")
+            raise CheckpointError(f"done {self.done}, counters {vars(self.counters)}: counts out of range")
 
 
 class TrainingState:
-    """Weights, optimizers, their average and the loss scale, with PyTorch's `state_dict` and `load_state_dict`."""
+    """Weights, their average, optimizers and the loss scale, with PyTorch's `state_dict` and `load_state_dict`."""
 
     def __init__(self, model: nn.Module, settings: OptimSettings, scaler: torch.amp.GradScaler):
         self.model, self.settings, self.scaler = model, settings, scaler
@@ -56,7 +56,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError, KeyError or RuntimeError where the state does not fit."""
+        """Raises ValueError, KeyError or RuntimeError for a state that does not fit."""
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             restore_optimizer(optimizer, saved)
@@ -71,22 +71,22 @@ class TrainingState:
             self.scaler.load_state_dict(state["scaler"])
 
     def restart_average(self) -> None:
-        """Begin the average with the weights of this step."""
+        """Restart the average from the current weights."""
         self.average = Average(self.model, self.settings.average)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights, average and optimizer states by name; they share the storage of the originals."""
-        found = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        """Return weights, average and optimizer states by name, sharing their storage."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         if self.average:
-            found |= {f"average.{name}": tensor for name, tensor in self.average.weights.items()}
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.weights.items()}
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for number, optimizer in enumerate(self.optimizers):
             for parameter, state in optimizer.state.items():
-                found |= {f"optimizers.{number}.{key}.{names[parameter]}": value for key, value in state.items()}
-        return {name: tensor if tensor.ndim else tensor.view(1) for name, tensor in found.items()}
+                tensors |= {f"optimizers.{number}.{key}.{names[parameter]}": value for key, value in state.items()}
+        return {name: tensor if tensor.ndim else tensor.view(1) for name, tensor in tensors.items()}
 
     def begin_optimizers(self) -> None:
-        """Make the optimizers' states by a step whose effect will be overwritten."""
+        """Create the optimizers' states by a step, whose effect is then overwritten."""
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
@@ -96,9 +96,9 @@ class TrainingState:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Moments and step counts; the settings, such as weight decay, stay those that the run was started with."""
+    """Load moments and step counts; settings such as weight decay stay those of this run."""
     if saved["kind"] != type(optimizer).__name__:
-        raise ValueError(f"the optimizer was {saved['kind']}, now it is {type(optimizer).__name__}")
+        raise ValueError(f"expected a state of {type(optimizer).__name__}, got one of {saved['kind']}")
     now = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved["state"])
     for group, values in zip(optimizer.param_groups, now, strict=True):
@@ -110,10 +110,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 
 
 def seed(number: int) -> None:
-    """Of all libraries."""
+    """Seed torch, Python and numpy."""
     torch.manual_seed(number)
     random.seed(number)
-    np.random.seed(number % (2**32 - 5))  # a prime, so that the high bits count
+    np.random.seed(number % (2**32 - 5))  # a prime: the high bits count
 
 
 def random_state() -> dict[str, Any]:
@@ -130,8 +130,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     kind, words, position, *rest = state["numpy"]
-    if not 0 <= position <= len(words):  # numpy would read beyond its memory
-        raise ValueError(f"numpy's random state stands at {position} of {len(words)}")
+    if not 0 <= position <= len(words):  # numpy does not check
+        raise ValueError(f"numpy's random state: position {position} is out of range (0 to {len(words)})")
     np.random.set_state((kind, np.array(words, dtype=np.uint32), position, *rest))
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,4 +1,4 @@
-"""Gradients of several processes: exchanged (DDP), or with weights and optimizer in shards (FSDP2)."""
+"""Data parallel training: averaged gradients (DDP), or sharded weights and optimizer (FSDP2)."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,16 +16,16 @@ from multimodal.train.distributed.processes import Processes
 from multimodal.train.objective import Objective
 
 
-class Parallel:
-    """`module(batch)` is the objective's forward on one process of several. The gradient is the mean over them.
+class DataParallel:
+    """Wraps an objective as `module`, whose gradients are averaged over processes.
 
-    With `shard`, each process keeps a part of each weight, gradient and state of the optimizer, and sees a block whole
-    while it computes it (Zhao et al. 2023). Numbers, such as CLIP's scale, stay whole everywhere."""
+    With `shard` each process keeps a part of each weight, gradient and optimizer state, and gathers a block while it
+    computes it (Zhao et al. 2023). Scalars, such as CLIP's scale, stay replicated."""
 
     def __init__(self, objective: Objective, processes: Processes, shard: bool = False):
         self.objective, self.processes, self.shard = objective, processes, shard
         self.module: nn.Module = objective
-        self.whole: list[nn.Parameter] = []  # parameters that are not in shards
+        self.whole: list[nn.Parameter] = []  # parameters that are not sharded
         self.fresh = True
         if shard:
             self._shard()
@@ -41,7 +41,7 @@ class Parallel:
 
         group = self.processes.group
         if group is None:
-            raise UsageError("--shard: start the recipe with torchrun, on one process or more")
+            raise UsageError("needs torchrun: start the recipe with it", argument="shard")
         self.whole = [p for p in self.objective.parameters() if p.ndim == 0]
         for tensor in self.objective.state_dict().values():
             dist.broadcast(tensor, 0, group=group)
@@ -50,15 +50,15 @@ class Parallel:
             fully_shard(block, mesh=mesh)
         fully_shard(self.objective, mesh=mesh, ignored_params=set(self.whole))
 
-    def last(self, yes: bool) -> AbstractContextManager:
-        """Around forward and backward of a micro-batch. In shards, the gradient of each is exchanged, since the sum
-        of them would not fit."""
-        waits = isinstance(self.module, DistributedDataParallel) and not yes
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        """Context of a micro-batch's forward and backward. Sharded gradients are exchanged after each, since their
+        unsharded sum would not fit."""
+        waits = isinstance(self.module, DistributedDataParallel) and not last
         return self.module.no_sync() if waits else nullcontext()
 
     def finish(self) -> None:
-        """After the last backward of a step. Raises TrainingError for parameters that had no part in the loss of the
-        first step, whose gradients would never be exchanged."""
+        """Finish the last backward of a step. Raises TrainingError for trained parameters without a gradient in the
+        first step, which would never be exchanged."""
         for parameter in self.whole:
             if parameter.grad is not None:
                 parameter.grad = self.processes.total(parameter.grad) / self.processes.world
@@ -71,24 +71,24 @@ class Parallel:
 
     @torch.no_grad()
     def full(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights whole on the CPU of the first process, where they are in shards; called by all processes."""
-        found = {}
+        """Gather sharded weights on the CPU of the first process. All processes call this."""
+        gathered = {}
         for name, tensor in weights.items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.processes.main:
-                found[name] = whole.cpu()
-        return found
+                gathered[name] = whole.cpu()
+        return gathered
 
 
 def gradients(parameters: Iterable[nn.Parameter]) -> list[list[Tensor]]:
-    """Those that there are: whole ones, then those in shards, where there are such."""
-    found = [p.grad for p in parameters if p.grad is not None]
-    kinds = [[g for g in found if isinstance(g, DTensor) is shards] for shards in (False, True)]
-    return [kind for kind in kinds if kind]
+    """Return all gradients, grouped into plain and sharded ones; empty groups are dropped."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    groups = [[g for g in grads if isinstance(g, DTensor) is sharded] for sharded in (False, True)]
+    return [group for group in groups if group]
 
 
-def norm(kinds: list[list[Tensor]]) -> Float[Tensor, ""]:
-    """Of all gradients together, on their device."""
-    norms = [nn.utils.get_total_norm(kind) for kind in kinds]
+def norm(groups: list[list[Tensor]]) -> Float[Tensor, ""]:
+    """Return the total norm of all gradients, on their device."""
+    norms = [nn.utils.get_total_norm(group) for group in groups]
     norms = [n.full_tensor() if isinstance(n, DTensor) else n for n in norms]
     return norms[0] if len(norms) == 1 else torch.stack([n.float() for n in norms]).norm()

@@ -1,7 +1,7 @@
-"""Several processes of one run, as torchrun starts them; a program that is started plainly is one process.
+"""The processes of a run, as torchrun starts them; a program started without it is one process.
 
-Gradients travel over nccl on GPUs and gloo on CPUs. What the processes agree on between steps (signals and errors)
-travels over gloo on CPUs always, where waiting long is no fault and a process that died is noticed at once.
+Gradients use nccl on GPUs and gloo on CPUs. Signals and errors, which the processes agree on between steps, always use
+gloo on CPUs: it allows long waits and notices a dead process at once.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from multimodal.errors import TrainingError
-from multimodal.train.losses import Alone
+from multimodal.train.losses import SingleProcess
 from multimodal.train.signals import Stopped
 
 Result = TypeVar("Result")
-LONG = timedelta(days=7)  # an evaluation on the first process may take any time
+LONG = timedelta(days=7)  # the others wait while the first process evaluates
 LOST = ("connection closed", "connection reset", "broken pipe", "socket", "remote process exited")  # gloo's and nccl's
 
 
-class Processes(Alone):
-    """Joins the group that torchrun's environment describes (RANK, WORLD_SIZE, LOCAL_RANK). `device`: `cpu`, `cuda`."""
+class Processes(SingleProcess):
+    """Joins the process group of torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK). `device`: `cpu`, `cuda`."""
 
     def __init__(self, device: str = "cpu"):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -43,11 +43,11 @@ class Processes(Alone):
 
     @property
     def main(self) -> bool:
-        """Whether this process prints, evaluates and saves."""
+        """True for the process that prints, evaluates and saves."""
         return self.rank == 0
 
     def close(self) -> None:
-        """Leaves the group, when all processes have come here."""
+        """Leave the group once all processes have called this."""
         if self.group is not None and dist.is_initialized():
             self.tell("")
             dist.destroy_process_group()
@@ -59,41 +59,41 @@ class Processes(Alone):
         return value
 
     def counts(self, count: int) -> list[int]:
-        """The number that each process gives."""
+        """Gather one number from each process."""
         if self.world == 1:
             return [count]
-        found = torch.empty(self.world, dtype=torch.long)
-        dist.all_gather_into_tensor(found, torch.tensor([count]), group=self.control)
-        return found.tolist()
+        gathered = torch.empty(self.world, dtype=torch.long)
+        dist.all_gather_into_tensor(gathered, torch.tensor([count]), group=self.control)
+        return gathered.tolist()
 
     def gather(self, value: Tensor, counts: Sequence[int]) -> Tensor:
-        """The rows of all processes, of which each gives `counts` many."""
+        """Gather the rows of all processes, `counts` of each."""
         padded = value.new_zeros(max(1, *counts), *value.shape[1:])
         padded[: len(value)] = value
-        found = value.new_empty(self.world * len(padded), *value.shape[1:])
-        dist.all_gather_into_tensor(found, padded)
-        return torch.cat([part[:count] for part, count in zip(found.split(len(padded)), counts, strict=True)])
+        rows = value.new_empty(self.world * len(padded), *value.shape[1:])
+        dist.all_gather_into_tensor(rows, padded)
+        return torch.cat([part[:count] for part, count in zip(rows.split(len(padded)), counts, strict=True)])
 
     def scatter(self, value: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-        """Each process is given its rows of the `value` of all processes."""
+        """Return this process's rows of the `value` of each process."""
         own = [counts[self.rank]] * self.world
-        found = value.new_empty(sum(own), *value.shape[1:])
-        dist.all_to_all_single(found, value.contiguous(), own, list(counts))
-        return found.split(own)
+        rows = value.new_empty(sum(own), *value.shape[1:])
+        dist.all_to_all_single(rows, value.contiguous(), own, list(counts))
+        return rows.split(own)
 
     def pass_on(self, values: Sequence[Tensor], count: int) -> list[Tensor]:
-        """Gives `values` to the next process and takes those of the one before, which have `count` rows."""
-        found = [value.new_empty(count, *value.shape[1:]) for value in values]
+        """Send `values` to the next process and receive those of the previous one, of `count` rows."""
+        received = [value.new_empty(count, *value.shape[1:]) for value in values]
         after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
         moves = [dist.P2POp(dist.isend, value.contiguous(), after, tag=i) for i, value in enumerate(values)]
-        moves += [dist.P2POp(dist.irecv, value, before, tag=i) for i, value in enumerate(found)]
+        moves += [dist.P2POp(dist.irecv, value, before, tag=i) for i, value in enumerate(received)]
         for move in dist.batch_isend_irecv(moves):
             move.wait()
-        return found
+        return received
 
     def agree(self, error: BaseException | None = None) -> None:
-        """Called by all processes at the same place, with what went wrong in this one. Raises `error`; in the other
-        processes Stopped for a Stopped, else TrainingError."""
+        """Exchange errors: all processes call this at the same point, with the error of this one, if any. Raises
+        `error`; in the other processes Stopped for a Stopped, else TrainingError."""
         own = 0 if error is None else 1 if isinstance(error, Stopped) else 2
         kinds = self.counts(own)
         worst = max(kinds)
@@ -106,7 +106,7 @@ class Processes(Alone):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around all that processes do together: raises TrainingError where another one was killed or has crashed."""
+        """Raise TrainingError if another process was killed or has crashed."""
         try:
             yield
         except RuntimeError as error:
@@ -116,7 +116,7 @@ class Processes(Alone):
             raise TrainingError(f"process {self.rank}: another process has ended ({text[-120:]})") from error
 
     def tell(self, text: str, source: int = 0) -> str:
-        """The text that process `source` gives, for all."""
+        """Broadcast a text from process `source`."""
         if self.world == 1:
             return text
         content = torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -128,37 +128,36 @@ class Processes(Alone):
         return bytes(content.tolist()).decode()
 
     def on_main(self, function: Callable[[], Result]) -> Result | None:
-        """`function()` on the first process, for which the others wait. Raises what it raises, in the others as
-        `agree` does."""
+        """Run `function()` on the first process while the others wait. Its error is raised in all, as `agree` does."""
         result, error = None, None
         if self.main:
             try:
                 result = function()
-            except BaseException as found:
-                error = found
+            except BaseException as cause:
+                error = cause
         self.agree(error)
         return result
 
-    def meeting(self, exchange: str) -> Alone:
-        """How pictures meet the texts of all processes: `gather` or `ring`."""
-        return Alone() if self.world == 1 else {"gather": Gather, "ring": Ring}[exchange](self)
+    def meeting(self, exchange: str) -> SingleProcess:
+        """Return the exchange of texts between processes: `gather` or `ring`."""
+        return SingleProcess() if self.world == 1 else {"gather": Gather, "ring": Ring}[exchange](self)
 
 
-class Gather(Alone):
-    """Each process is shown the texts of all at once: two exchanges, and room for all texts."""
+class Gather(SingleProcess):
+    """All-gather of texts: two exchanges, with memory for the texts of all processes."""
 
     def __init__(self, processes: Processes):
         self.processes, self.total = processes, processes.total
 
     def sweep(self, work: Callable, merge: Callable, texts: Sequence[Tensor]) -> Sequence[Tensor]:
         counts = self.processes.counts(len(texts[0]))
-        found = work(*(self.processes.gather(value, counts) for value in texts))
-        parts = [self.processes.scatter(value, counts) for value in found]
+        results = work(*(self.processes.gather(value, counts) for value in texts))
+        parts = [self.processes.scatter(value, counts) for value in results]
         return functools.reduce(merge, zip(*parts, strict=True))
 
 
-class Ring(Alone):
-    """The texts go round, with what was found for them: room for those of one process at a time."""
+class Ring(SingleProcess):
+    """Ring exchange: texts move round with their results, with memory for one process's texts at a time."""
 
     def __init__(self, processes: Processes):
         self.processes, self.total = processes, processes.total
@@ -167,8 +166,8 @@ class Ring(Alone):
         rank, world = self.processes.rank, self.processes.world
         counts, carried = self.processes.counts(len(texts[0])), []
         for hop in range(world):
-            found = work(*texts)
-            carried = merge(carried, found) if carried else found
+            results = work(*texts)
+            carried = merge(carried, results) if carried else results
             both = self.processes.pass_on([*texts, *carried], counts[(rank - hop - 1) % world])
             texts, carried = both[: len(texts)], both[len(texts) :]
         return carried

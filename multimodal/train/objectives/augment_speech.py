@@ -1,4 +1,4 @@
-"""Augmentation of log-mel frames with each item's own random generator, and batches of what it makes."""
+"""Speech augmentation on log-mel frames, and batches of it."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multimodal.data.batching import padded_frames, round_up
-from multimodal.data.datasets.speech import Spoken
+from multimodal.data.batching import pad_text, padded_frames
+from multimodal.data.datasets.speech import SpeechFrames
 from multimodal.errors import DataError, demand
 from multimodal.tokens.audio.log_mel import BANK_FLOOR, BANK_MEAN, BANK_SCALE, spec_augment
 
-FLOOR = (math.log(BANK_FLOOR) - BANK_MEAN) / BANK_SCALE  # a feature of digital silence
+FLOOR = (math.log(BANK_FLOOR) - BANK_MEAN) / BANK_SCALE  # the feature of digital silence
 
 
 class SpeechBatch(NamedTuple):
@@ -28,24 +28,24 @@ class SpeechBatch(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """Share of the frames that is padding."""
+        """Share of padding among the frames."""
         return 1 - self.lengths.sum().item() / (self.features.shape[0] * self.features.shape[1])
 
 
 @dataclass(frozen=True)
-class Augmentation:
-    """Strengths, 0 for none: all of it works on log-mel frames, which costs a hundredth of doing it on samples."""
+class SpeechAugmentation:
+    """Strengths, 0 for none. Augmenting log-mel frames costs a hundredth of augmenting samples."""
 
     speed: float = 0.1
-    """pace by up to this share, slower or faster"""
+    """change of speed, up to this share"""
     volume: float = 10.0
-    """loudness by up to so many dB, down or up"""
+    """change of volume, up to this many dB"""
     noise: float = 0.2
-    """share of the utterances with steady noise of random level (5 to 45 dB under the loud parts) and tilt"""
+    """share of utterances with steady noise of random tilt, 5 to 45 dB under the loud parts"""
     time_masks: float = 0.67
-    """SpecAugment masks a second of sound, each of up to 0.12 s and a twentieth of the whole"""
+    """SpecAugment time masks per second, each up to 0.12 s and a twentieth of the utterance"""
     freq_masks: int = 1
-    """SpecAugment masks of up to `freq_width` bands"""
+    """SpecAugment frequency masks of up to `freq_width` bands"""
     freq_width: int = 15
 
     def __post_init__(self):
@@ -54,8 +54,8 @@ class Augmentation:
         demand("speed", self.speed, 0 <= self.speed < 1, "0 to under 1")
 
 
-def augment(features: Float[Tensor, "_ M"], a: Augmentation, random: torch.Generator) -> Float[Tensor, "_ M"]:
-    """Pace, loudness, noise, then SpecAugment (Park et al. 2019)."""
+def augment(features: Float[Tensor, "_ M"], a: SpeechAugmentation, random: torch.Generator) -> Float[Tensor, "_ M"]:
+    """Change speed and volume, add noise, then apply SpecAugment (Park et al. 2019)."""
     pace, gain, noisy, level, tilt = torch.rand(5, generator=random).tolist()
     frames = max(1, round(len(features) * (1 + a.speed * (2 * pace - 1))))
     x = F.interpolate(features.T[None], size=frames, mode="linear", align_corners=False)[0].T
@@ -71,29 +71,26 @@ def augment(features: Float[Tensor, "_ M"], a: Augmentation, random: torch.Gener
 
 
 @dataclass(frozen=True)
-class Prepare:
-    """Augments an item with its own random generator. Raises DataError for a text that the model has no room for."""
+class PrepareSpeech:
+    """Augment an item with its own random generator. Raises DataError for a text longer than the model's context."""
 
-    augmentation: Augmentation
+    augmentation: SpeechAugmentation
     most_ids: int
 
-    def __call__(self, item: Spoken, random: torch.Generator) -> tuple[Tensor, list[int]]:
+    def __call__(self, item: SpeechFrames, random: torch.Generator) -> tuple[Tensor, list[int]]:
         if len(item.ids) > self.most_ids:
-            raise DataError(f"{len(item.ids)} tokens are more than the {self.most_ids} of the model's context")
+            raise DataError(f"{len(item.ids)} tokens, more than the {self.most_ids} of the model's context")
         return augment(item.features, self.augmentation, random) if item.augment else item.features, item.ids
 
 
 def collate(items: Sequence[tuple[Float[Tensor, "_ M"], list[int]]]) -> SpeechBatch:
     features, lengths = stacked([row for row, _ in items])
-    id_lengths = torch.tensor([len(ids) for _, ids in items])
-    padded = torch.zeros(len(items), round_up(int(id_lengths.max()), 8), dtype=torch.long)
-    for row, (_, ids) in zip(padded, items, strict=True):
-        row[: len(ids)] = torch.tensor(ids, dtype=torch.long)
-    return SpeechBatch(features, lengths, padded, id_lengths)
+    text = pad_text([ids for _, ids in items])
+    return SpeechBatch(features, lengths, text.ids, text.lengths)
 
 
 def stacked(rows: Sequence[Float[Tensor, "_ M"]]) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:
-    """Rows padded with zeros to one length, and their own lengths."""
+    """Pad rows of frames with zeros; return them and their lengths."""
     lengths = torch.tensor([len(row) for row in rows])
     features = torch.zeros(len(rows), padded_frames(int(lengths.max())), rows[0].shape[1])
     for place, row in zip(features, rows, strict=True):

@@ -1,7 +1,7 @@
-"""Supervised classification of pictures: timm's augmentation and mixing, soft targets, accuracy.
+"""Supervised image classification: timm's augmentation and mixing, soft targets, accuracy.
 
-timm draws from the global generators of Python, numpy and torch. Here they are seeded from the item's own generator
-around each call and put back after it, so that a batch depends on nothing but its items.
+timm draws from the global generators of Python, numpy and torch, which are seeded from the item's own generator around
+each call and restored, so that a batch depends on its items alone.
 """
 
 import logging
@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,13 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from multimodal.data.datasets.class_names import class_labels, class_names, evenly
-from multimodal.data.loader import BROKEN, generator
-from multimodal.data.sources import Sample, Source
-from multimodal.errors import CheckpointError, DataError, UsageError, demand
+from multimodal.data.loader import generator
+from multimodal.data.sources import Sample
+from multimodal.errors import CheckpointError, UsageError, demand
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
-from multimodal.tasks.evaluate.scores import top_shares
-from multimodal.tokens.image.preprocessing import Preprocessing, preprocess, read_image
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.image.reading import read_image
 from multimodal.train.objective import Summed
 from multimodal.weights.folder import Checkpoint
 
@@ -35,25 +33,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class AugmentSettings:
-    """Raises UsageError for a value out of its range."""
+class ImageAugmentSettings:
+    """Raises UsageError for a value out of range."""
 
     randaugment: str = "rand-m9-mstd0.5-inc1"
-    """timm's configuration string (Cubuk et al. 2020), empty for none"""
+    """timm's RandAugment string (Cubuk et al. 2020), empty for none"""
     smallest_crop: float = 0.3
-    """share of the picture's area"""
+    """smallest crop, as a share of the image's area"""
     flip: float = 0.5
-    """chance to be mirrored"""
+    """probability of mirroring"""
     erase: float = 0.25
-    """chance that a rectangle is erased (Zhong et al. 2020)"""
+    """probability of random erasing (Zhong et al. 2020)"""
     mixup: float = 0.2
-    """alpha of mixup (Zhang et al. 2018), 0 for none; partners are of the same micro-batch"""
+    """alpha of mixup (Zhang et al. 2018), 0 for none; partners come from the same micro-batch"""
     cutmix: float = 1.0
-    """alpha of CutMix (Yun et al. 2019), 0 for none; with both, each picture has either"""
+    """alpha of CutMix (Yun et al. 2019), 0 for none; with both, each image gets either"""
     mix: float = 1.0
-    """share of the pictures that are mixed"""
+    """share of the images that are mixed"""
     smoothing: float = 0.1
-    """of the labels (Szegedy et al. 2016)"""
+    """label smoothing (Szegedy et al. 2016)"""
 
     def __post_init__(self):
         demand("smallest_crop", self.smallest_crop, 0 < self.smallest_crop <= 1, "over 0, up to 1")
@@ -64,20 +62,20 @@ class AugmentSettings:
         demand("smoothing", self.smoothing, 0 <= self.smoothing < 1, "0 to under 1")
 
 
-class Example(NamedTuple):
+class ImageExample(NamedTuple):
     pixels: Float[Tensor, "3 H W"]
     label: int
-    seed: int  # this item's part in the seed of its batch
+    seed: int  # contributes to the seed of its batch
 
 
-class Classified(NamedTuple):
+class ImageClassBatch(NamedTuple):
     pixels: Float[Tensor, "B 3 H W"]
     targets: Float[Tensor, "B C"]  # rows sum to 1
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python's, numpy's and torch's (CPU) global generators seeded inside, and as before after it."""
+    """Seed the global generators of Python, numpy and torch (CPU) inside, and restore them."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -90,17 +88,17 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def _posterize(picture: Image.Image, bits: int, **_: Any) -> Image.Image:
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
     # timm asks for 0 bits at full magnitude, which Pillow refuses
-    return picture if bits >= 8 else ImageOps.posterize(picture, max(1, bits))
+    return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
 
 
-class Augment:
-    """A labelled picture to an example; `labels` in the order of the model's outputs.
+class ImageAugment:
+    """Augments a labelled image; `labels` are in the order of the model's outputs.
 
-    Raises UsageError for a string that timm does not understand."""
+    Raises UsageError for an invalid RandAugment string."""
 
-    def __init__(self, labels: Sequence[str], record: Preprocessing, settings: AugmentSettings):
+    def __init__(self, labels: Sequence[str], record: Preprocessing, settings: ImageAugmentSettings):
         from timm.data import create_transform
 
         self.index = {label: i for i, label in enumerate(labels)}
@@ -111,24 +109,26 @@ class Augment:
                 mean=record.mean, std=record.std, re_prob=settings.erase, re_mode="pixel",
             )  # fmt: skip
         except (AssertionError, ValueError, KeyError) as error:
-            raise UsageError(f"--randaugment {settings.randaugment}: timm does not know it ({error!r})") from None
+            raise UsageError(
+                f"{settings.randaugment}: timm does not know it ({error!r})", argument="randaugment"
+            ) from None
         for operation in (o for t in self.transform.transforms for o in getattr(t, "ops", ()) if "Post" in o.name):
             operation.aug_fn = _posterize
 
-    def __call__(self, sample: Sample, source: torch.Generator) -> Example:
-        picture = read_image(sample.media)
+    def __call__(self, sample: Sample, source: torch.Generator) -> ImageExample:
+        image = read_image(sample.media)
         own, batch = torch.randint(2**31, (2,), generator=source).tolist()
         with seeded(own):
-            return Example(self.transform(picture), self.index[sample.label], batch)
+            return ImageExample(self.transform(image), self.index[sample.label], batch)
 
 
-class Mix:
-    """Examples to a batch, mixed by timm, each with its own partner and share."""
+class MixImages:
+    """Collates examples, mixed by timm, each with its own partner and share."""
 
-    def __init__(self, classes: int, settings: AugmentSettings):
+    def __init__(self, classes: int, settings: ImageAugmentSettings):
         self.classes, self.settings = classes, settings
 
-    def __call__(self, examples: Sequence[Example]) -> Classified:
+    def __call__(self, examples: Sequence[ImageExample]) -> ImageClassBatch:
         from timm.data.mixup import Mixup, mixup_target
 
         s = self.settings
@@ -136,41 +136,34 @@ class Mix:
         targets = mixup_target(labels, self.classes, smoothing=s.smoothing)
         if s.mix and (s.mixup or s.cutmix):
             mixup = Mixup(s.mixup, s.cutmix, None, s.mix, 0.5, "elem", True, s.smoothing, self.classes)
-            even = len(examples) // 2 * 2  # timm mixes even batches only; an odd one's last picture stays as it is
+            even = len(examples) // 2 * 2  # timm mixes even batches only: the last image of an odd one stays
             with seeded(generator(*(e.seed for e in examples)).initial_seed()):
                 _, targets[:even] = mixup(pixels[:even], labels[:even])
-        return Classified(pixels, targets)
+        return ImageClassBatch(pixels, targets)
 
 
 class SoftTargets(Summed):
-    """Cross-entropy against distributions, the mean over pictures."""
+    """Cross-entropy against target distributions, averaged over images."""
 
-    def forward(self, batch: Classified) -> dict[str, Tensor]:
+    def forward(self, batch: ImageClassBatch) -> dict[str, Tensor]:
         return {"loss": F.cross_entropy(self.model(batch.pixels).float(), batch.targets, reduction="sum")}
 
-    def counts(self, batch: Classified) -> dict[str, int]:
+    def counts(self, batch: ImageClassBatch) -> dict[str, int]:
         return {"loss": len(batch.targets)}
 
 
-def names_of(labels: Sequence[str], files: Sequence[Path], sources: Sequence[str | Path]) -> list[str]:
-    """The first name that `files` or a `classes.jsonl` beside `sources` have for each class id, else the id with
-    spaces."""
-    known = class_names(files, sources)
-    return [known[label].names[0] if label in known else label.replace("_", " ") for label in labels]
-
-
 def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0) -> ViT:
-    """The ViT of a checkpoint, or the picture tower of a CLIP, with a head for `labels`: its own where the card says
-    that it was made for the same ones in this order, else a new one of zeros.
+    """Copy the ViT of a checkpoint, or the image tower of a CLIP, with a head for `labels`: its own if the card has the
+    same labels in the same order, else a new one of zeros.
 
-    Raises CheckpointError for a model of another kind, or one that gives no vector a picture."""
+    Raises CheckpointError for another model, or one without pooling."""
     model = start.model.image if isinstance(start.model, CLIP) else start.model
     if not isinstance(model, ViT):
-        raise CheckpointError(f"{start.source}: is of kind {start.kind}; classification needs a vit or a clip")
+        raise CheckpointError(f"{start.source}: expected a ViT or a CLIP, got {start.kind}")
     if model.config.pool == "none":
-        raise CheckpointError(f"{start.source}: pools no vector that could be classified (pool 'none')")
+        raise CheckpointError(f"{start.source}: expected a model with pooling, got pool 'none'")
     if start.preprocessing is None:
-        raise CheckpointError(f"{start.source}: its preprocessing is not known, and is not guessed")
+        raise CheckpointError(f"{start.source}: checkpoint has no preprocessing")
     keep = model.head is not None and start.card.get("labels") == list(labels)
     stack = replace(model.config.stack, drop_path=drop_path)
     bias = model.config.head_bias if keep else True
@@ -181,46 +174,3 @@ def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0)
         nn.init.zeros_(made.head.weight)
         nn.init.zeros_(made.head.bias)
     return made
-
-
-class Accuracy:
-    """Called with a model: the shares of a source's pictures whose label comes first, and among the first five.
-
-    `count`: about so many pictures, evenly spread. A broken one is logged and left out. Raises DataError for a source
-    whose classes are not all among `labels`. `examples`: label and guess of a few pictures of the last call."""
-
-    def __init__(
-        self, source: Source, labels: Sequence[str], record: Preprocessing, where: object, count: int | None = None,
-        batch: int = 100,
-    ):  # fmt: skip
-        unknown = sorted(set(class_labels(source, where, 1)) - set(labels))
-        if unknown:
-            raise DataError(f"{where}: has the class {unknown[0]!r}, which the model's {len(labels)} classes lack")
-        self.source, self.record, self.batch = source, record, batch
-        self.index = {label: i for i, label in enumerate(labels)}
-        self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
-        self.examples: list[str] = []
-
-    def read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
-        """Pixels and class index of each whole picture."""
-        for key in keys:
-            try:
-                sample = self.source.read(key)
-                yield preprocess(read_image(sample.media), self.record), self.index[sample.label]
-            except BROKEN as error:
-                log.warning("broken item left out: %s: %s", self.source.name(key), error)
-
-    @torch.inference_mode()
-    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
-        device, scores, labels = next(model.parameters()).device, [], []
-        for start in range(0, len(self.keys), self.batch):
-            if part := list(self.read(self.keys[start : start + self.batch])):
-                pixels, own = zip(*part, strict=True)
-                scores.append(model(torch.stack(pixels).to(device)).float().cpu())
-                labels += own
-        if not labels:
-            raise DataError(f"{self.source.name(0)} and all others cannot be read, so there is no accuracy")
-        guesses, known = torch.cat(scores).argmax(1).tolist(), list(self.index)
-        rows = evenly(list(zip(labels, guesses, strict=True)), 10)
-        self.examples = [f"{known[label]} | {known[guess]}" for label, guess in rows]
-        return top_shares(torch.cat(scores), torch.tensor(labels))

@@ -1,4 +1,4 @@
-"""Training CoCa (Yu et al. 2022): its batches, its objective, and a CoCa made of a CLIP."""
+"""CoCa training (Yu et al. 2022): batches, objective, and a CoCa built from a CLIP."""
 
 import dataclasses
 import math
@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from multimodal.data.datasets.captions import Example
+from multimodal.data.batching import pad_text
+from multimodal.data.datasets.captions import CaptionExample
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa, CoCaConfig
@@ -21,34 +22,28 @@ from multimodal.weights.folder import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class Collate:
-    """Pictures and their captions, bos .. eos. Pictures whose captions are the same text fit each other's."""
+class CollateCoCa:
+    """Collates images with captions from bos to eos. Images with the same caption match each other's."""
 
     pad_id: int
 
-    def __call__(self, examples: list[Example]) -> Pairs:
-        ids = [torch.tensor(example.ids) for example in examples]
-        texts = torch.tensor([zlib.crc32(repr(example.ids).encode()) for example in examples])  # the same everywhere
-        return Pairs(
-            torch.stack([example.pixels for example in examples]),
-            nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=self.pad_id),
-            nn.utils.rnn.pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in ids], batch_first=True),
-            texts, texts,
-        )  # fmt: skip
+    def __call__(self, examples: list[CaptionExample]) -> Pairs:
+        text = pad_text([example.ids for example in examples], self.pad_id, multiple=1)
+        texts = torch.tensor([zlib.crc32(repr(example.ids).encode()) for example in examples])  # equal in all processes
+        return Pairs(torch.stack([example.pixels for example in examples]), text.ids, text.valid, texts, texts)
 
 
 class ContrastiveCaptioning(Contrastive):
-    """`contrast` times the contrastive loss over all pictures and texts of a step, plus `captions` times the mean
-    cross-entropy of a caption's next token over all tokens of the step (equation 4; section 4.1 has 1 and 2, as
-    open_clip). `smoothing`: of the labels of the latter. Both are functions of the step's pairs alone, so accumulation
-    is exact."""
+    """`contrast` times the contrastive loss over all pairs of a step plus `captions` times the mean next-token
+    cross-entropy over all its caption tokens (equation 4; 1 and 2 in section 4.1 and open_clip). `smoothing`: label
+    smoothing of the latter. Accumulation is exact."""
 
     def __init__(self, model: CoCa, smoothing: float = 0.0, contrast: float = 1.0, captions: float = 2.0):
         super().__init__(model)
         self.smoothing, self.weights = smoothing, (contrast, captions)
 
     def forward(self, batch: Pairs) -> tuple[Tensor, ...]:
-        """As `Contrastive.forward`, with the sum of the losses of all tokens [1] behind the features."""
+        """Return the outputs of `Contrastive.forward` with the summed token loss [1] after the features."""
         images, texts, logits = self.model.outputs(batch.images, batch.ids)
         real = batch.valid[:, 1:]
         chosen, wanted = wide(logits[:, :-1][real]), batch.ids[:, 1:][real]
@@ -68,12 +63,12 @@ class ContrastiveCaptioning(Contrastive):
 
 
 def coca(start: CLIP, pad_id: int, s: DecoderSettings) -> CoCa:
-    """A CoCa with the towers of `start`, whose weights are copied, final norms too: the pooler's norm of its tokens is
-    the image tower's. The pooler, the class token of texts and the decoder, which is as wide as the text tower, are
-    new. Raises CheckpointError for a text tower that sees what comes."""
+    """Build a CoCa from a copy of the towers of `start`. Final norms are copied too: the image tower's becomes the
+    pooler's input norm. The pooler, the texts' class token and the decoder, as wide as the text tower, are new. Raises
+    CheckpointError for a text tower that is not causal."""
     config = start.config
     if not config.text.causal:
-        raise CheckpointError("the text tower is not causal, so that it cannot write captions")
+        raise CheckpointError("expected a causal text tower")
     block = dataclasses.replace(config.text.stack.block, dropout=s.dropout)
     text = dataclasses.replace(config.text.stack, block=block, final_norm=False)
     cross = dataclasses.replace(block.attention, source_width=config.embed)
@@ -95,7 +90,7 @@ MOVED = {"image.stack.norm.": "image_pool.source_norm.", "image.norm.": "image_p
 
 
 def _copy(start: CLIP, model: CoCa) -> None:
-    """All weights that have a place: not a pooler of the CLIP's own, nor a projection from another width."""
+    """Copy all weights of matching names and shapes: no pooler of the CLIP's, no projection from another width."""
     places = model.state_dict()
     for name, weights in start.state_dict().items():
         prefix = next((prefix for prefix in MOVED if name.startswith(prefix)), "")
@@ -105,18 +100,18 @@ def _copy(start: CLIP, model: CoCa) -> None:
 
 
 def begin(known: Checkpoint, s: DecoderSettings) -> Checkpoint:
-    """What training begins with: a CoCa as it is, or `coca` with the vocabulary of a CLIP.
+    """Return the checkpoint to train: a CoCa as it is, or `coca` of a CLIP with its tokenizer.
 
-    Raises CheckpointError for another model, or where tokenizer or preprocessing are not known."""
+    Raises CheckpointError for another model, or one without tokenizer or preprocessing."""
     if known.preprocessing is None or known.tokenizer is None:
         what = "preprocessing" if known.preprocessing is None else "tokenizer"
-        raise CheckpointError(f"{known.source}: its {what} is not known")
+        raise CheckpointError(f"{known.source}: checkpoint has no {what}")
     if not isinstance(known.model, CLIP):
-        raise CheckpointError(f"{known.source}: is a {known.kind}; a CoCa is made of a clip")
+        raise CheckpointError(f"{known.source}: expected a CLIP model, got {known.kind}")
     if isinstance(known.model, CoCa):
         return known
     if known.tokenizer.bos_id is None or known.tokenizer.eos_id is None:
-        raise CheckpointError(f"{known.source}: its vocabulary has no token for begin or end of a text")
+        raise CheckpointError(f"{known.source}: its tokenizer has no bos or eos token")
     try:
         model = coca(known.model, known.tokenizer.pad_id, s)
     except CheckpointError as error:

@@ -1,9 +1,8 @@
-"""The contrastive objective: one loss over all micro-batches of all processes, with its exact gradient.
+"""Contrastive objective: one loss over all micro-batches of all processes, with its exact gradient.
 
-Features of all micro-batches are computed first, without a graph; the loss and its gradient with respect to the
-features and to the scale and bias of the logits follow; then each micro-batch is run again, with a graph, and its
-features are pulled by the gradients that wait for them (GradCache, Gao et al. 2021). open_clip's scheme, which runs the
-loss once for every micro-batch, makes the gradients of the scale and the bias k times too large.
+The features of all micro-batches are computed without a graph, then the loss and its gradient for features, scale and
+bias; then each micro-batch runs again with a graph and backpropagates its features' gradient (GradCache, Gao et al.
+2021). open_clip's scheme, one loss for every micro-batch, makes the gradients of scale and bias k times too large.
 """
 
 import math
@@ -20,10 +19,10 @@ from multimodal.train.objective import Engine, Objective
 
 
 class Pairs(NamedTuple):
-    """A micro-batch of pictures and texts.
+    """A micro-batch of images and texts.
 
-    `concepts` and `terms` say which text fits which picture; without them there is one text a picture, in order.
-    `order`: for each picture all its patches in random order, of which the first ones are looked at."""
+    `concepts` and `terms` tell which text matches which image; without them texts match images in order. `order`: each
+    image's patches in random order, of which the model may see the first ones."""
 
     images: Tensor  # [B 3 height width]
     ids: Tensor  # [C T]
@@ -34,13 +33,12 @@ class Pairs(NamedTuple):
 
 
 class Contrastive(Objective):
-    """The loss of `model.config.loss` over all pictures and texts of a step.
+    """The loss `model.config.loss` over all images and texts of a step.
 
-    `fits` [concepts, terms]: whether a text that says the term fits a picture of the concept; without it a text fits
-    the pictures whose concept has the number of its term. A text that is drawn twice counts twice, and a picture's
-    target is spread over all texts that fit it: so the loss is a function of the pairs alone, whatever micro-batch
-    or process they are in. `keep(step)`: share of the patches that is looked at (FLIP, Li et al. 2023).
-    `exchange`: how processes see each other's texts, all at once or passed around."""
+    `fits` [concepts, terms]: True if a text of the term matches an image of the concept; by default, if their numbers
+    are equal. A text drawn twice counts twice, and an image's target is spread over all matching texts, so the loss is
+    a function of the pairs alone, whatever their micro-batch or process. `keep(step)`: share of the patches that the
+    model sees (FLIP, Li et al. 2023). `exchange`: texts of other processes all at once, or passed around a ring."""
 
     def __init__(
         self, model: CLIP, fits: Bool[Tensor, "concepts terms"] | None = None,
@@ -51,7 +49,7 @@ class Contrastive(Objective):
         self.register_buffer("table", fits, persistent=False)
 
     def forward(self, batch: Pairs) -> tuple[Tensor, ...]:
-        """Features of pictures [B D] and texts [C D] in float32 or better; scale and bias (where there is one)."""
+        """Return features of images [B D] and texts [C D] in float32 or better, the scale, and the bias, if any."""
         images = self.model.encode_image(batch.images, batch.order)
         return self._with_scalars(images, self.model.encode_text(batch.ids, batch.valid))
 
@@ -60,16 +58,16 @@ class Contrastive(Objective):
         return (*map(wide, rows), self.model.logit_scale.exp(), *([] if bias is None else [bias]))
 
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
-        batches = [self._looked_at(batch, engine.done) for batch in batches]
+        batches = [self._kept(batch, engine.done) for batch in batches]
         if len(batches) == 1:
-            with engine.last(True):
+            with engine.micro_batch(True):
                 loss = self._loss(engine, batches, *engine.forward(batches[0]))
-                engine.backward(loss * engine.world)  # DDP takes the mean over processes
+                engine.backward(loss * engine.world)  # DDP averages over processes
         else:
             loss = self._cached(engine, batches)
         return {"loss": engine.total(loss.detach()), "scale": self.model.logit_scale.detach().exp()}
 
-    def _looked_at(self, batch: Pairs, step: int) -> Pairs:
+    def _kept(self, batch: Pairs, step: int) -> Pairs:
         share = self.keep(step) if self.keep and batch.order is not None else 1.0
         order = batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None
         return batch._replace(order=order)
@@ -80,7 +78,7 @@ class Contrastive(Objective):
             random.append(_random_state())
             with torch.no_grad():
                 found.append(engine.forward(batch))
-        outputs = list(zip(*found, strict=True))  # rows of each micro-batch, and numbers that are the same in all
+        outputs = list(zip(*found, strict=True))  # rows of each micro-batch, and scalars equal in all
         leaves = [torch.cat(parts) if parts[0].ndim else parts[0].detach().clone() for parts in outputs]
         leaves = [x.requires_grad_() for x in leaves]
         loss = self._loss(engine, batches, *leaves)
@@ -90,7 +88,7 @@ class Contrastive(Objective):
             for x, parts in zip(leaves, outputs, strict=True)
         ]
         for number, batch in enumerate(batches):
-            with engine.last(number == len(batches) - 1):
+            with engine.micro_batch(number == len(batches) - 1):
                 _set_random_state(random[number])
                 again = engine.forward(batch)
                 pulled = sum((x * pull[number]).sum() for x, pull in zip(again, pulls, strict=True))
@@ -103,7 +101,7 @@ class Contrastive(Objective):
                 torch.cat(parts) for parts in zip(*((b.concepts, b.terms) for b in batches), strict=True)
             )
         elif len(images) != len(texts):
-            raise ValueError(f"{len(images)} pictures and {len(texts)} texts: say which fit by `concepts` and `terms`")
+            raise ValueError(f"concepts and terms are needed for {len(images)} images and {len(texts)} texts")
         else:
             first = sum(engine.processes.counts(len(images))[: engine.processes.rank])
             concepts = terms = torch.arange(first, first + len(images), device=images.device)
@@ -120,12 +118,12 @@ class Contrastive(Objective):
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 or better."""
+    """Cast to float32 or better."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _random_state() -> list[Tensor]:
-    """Of the CPU and, where it is in use, of the GPU: what is dropped must be dropped again in the second run."""
+    """Random states of the CPU and the GPU in use, so that the second forward repeats the dropout of the first."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
 
 

@@ -1,4 +1,4 @@
-"""Contrastive training of an image-text model: its shape, and how pictures and captions become batches."""
+"""Contrastive training of a small CLIP: its configuration, and batches of images and captions."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from multimodal.blocks.stack import transformer
-from multimodal.data.datasets.class_names import Captions
+from multimodal.data.datasets.class_names import CaptionSampler
 from multimodal.data.datasets.images import DRAWS, augment
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.objectives.contrastive import Pairs
 
 TEMPLATES = [
@@ -26,9 +26,9 @@ ZERO_SHOT = ["a photo of a {}.", "a picture of a {}.", "{}", "a photo of the {}.
 
 
 @dataclass(frozen=True)
-class ModelSettings:
-    """`image`: pixels a side. `drop_path`: of the image tower (Huang et al. 2016). `context`: tokens of a caption.
-    `vocabulary`: pieces of the tokenizer, which is trained on the captions."""
+class ContrastiveModelSettings:
+    """`image`: pixels per side. `drop_path`: of the image tower (Huang et al. 2016). `context`: tokens of a caption.
+    `vocabulary`: size of the tokenizer, which is trained on the captions."""
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
     image: int = 96
@@ -42,7 +42,7 @@ class ModelSettings:
     vocabulary: int = 2048
 
 
-def build(s: ModelSettings, tokenizer: Tokenizer) -> CLIP:
+def build(s: ContrastiveModelSettings, tokenizer: Tokenizer) -> CLIP:
     image = transformer(s.width, s.layers, s.width // 64, s.width * 4, drop_path=s.drop_path)
     text = transformer(s.text_width, s.text_layers, s.text_width // 32, s.text_width * 4)
     return CLIP(
@@ -54,8 +54,8 @@ def build(s: ModelSettings, tokenizer: Tokenizer) -> CLIP:
     )  # fmt: skip
 
 
-class Drawn(NamedTuple):
-    """A picture as it is stored, and all that is random about what is made of it."""
+class DrawnImage(NamedTuple):
+    """A stored image with the random draws of its caption and augmentation."""
 
     pixels: Tensor  # uint8 [3 S S]
     concept: int
@@ -65,27 +65,27 @@ class Drawn(NamedTuple):
     order: Tensor  # [N], the patches
 
 
-class Prepare:
-    """(square, concept number) to what is drawn for it; a function of the item's generator alone."""
+class PrepareContrastive:
+    """Draws a caption and augmentation for (square, concept number) from the item's generator alone."""
 
-    def __init__(self, captions: Captions, patches: int):
+    def __init__(self, captions: CaptionSampler, patches: int):
         self.captions, self.patches = captions, patches
 
-    def __call__(self, item: tuple[Tensor, int], random: torch.Generator) -> Drawn:
+    def __call__(self, item: tuple[Tensor, int], random: torch.Generator) -> DrawnImage:
         pixels, concept = item
         term, caption = self.captions.draw(concept, random)
         draws, order = torch.rand(DRAWS, generator=random), torch.randperm(self.patches, generator=random)
-        return Drawn(pixels, concept, term, caption, draws, order)
+        return DrawnImage(pixels, concept, term, caption, draws, order)
 
 
-class Collate:
-    """Drawn pictures to a batch, augmented at once for each stored size."""
+class CollateContrastive:
+    """Collates drawn images, augmenting those of each stored size as one batch."""
 
     def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, smallest: float, strength: float):
         self.tokenizer, self.context, self.record = tokenizer, context, record
         self.smallest, self.strength = smallest, strength
 
-    def __call__(self, items: Sequence[Drawn]) -> Pairs:
+    def __call__(self, items: Sequence[DrawnImage]) -> Pairs:
         items = sorted(items, key=lambda item: item.pixels.shape[-1])
         sides = sorted({item.pixels.shape[-1] for item in items})
         alike = [[item for item in items if item.pixels.shape[-1] == side] for side in sides]

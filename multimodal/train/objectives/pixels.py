@@ -1,5 +1,5 @@
-"""Pixels as tokens (Chen et al. 2020, "Generative pretraining from pixels"): small pictures in a palette's colours,
-read row by row."""
+"""Pixels as tokens (Chen et al. 2020, "Generative pretraining from pixels"): small images in the colours of a palette,
+row by row."""
 
 import logging
 import math
@@ -12,32 +12,32 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from multimodal.data.datasets.images import square
-from multimodal.data.datasets.text import Batch
+from multimodal.data.datasets.text import TokenBatch
 from multimodal.data.loader import BROKEN
 from multimodal.data.sources import Source
 from multimodal.errors import DataError, UsageError
 from multimodal.models.text import TextTransformer
-from multimodal.tokens.image.preprocessing import read_image
+from multimodal.tokens.image.reading import read_image
 from multimodal.train.objectives.text.language import guesses_loss
 
 log = logging.getLogger(__name__)
 
-SAMPLE = 50_000  # pixels that a palette is made of
+SAMPLE = 50_000  # pixels from which a palette is computed
 ROUNDS = 50  # of k-means at most
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures of one size. `labels`: the class numbers, -1 where a picture has none."""
+class ImagesInMemory:
+    """Images of one size. `labels`: class numbers, -1 for none."""
 
     pixels: UInt8[Tensor, "N S S 3"]
     labels: Int[Tensor, "N"]
     names: tuple[str, ...]  # of the classes
 
     @classmethod
-    def read(cls, source: Source, side: int) -> "Pictures":
-        """The central square of each, at `side` pixels; broken ones are left out and logged. Raises DataError where all
-        are broken."""
+    def read(cls, source: Source, side: int) -> "ImagesInMemory":
+        """Read the central square of each image at `side` pixels, skipping broken ones with a warning. Raises DataError
+        if all are broken."""
         names, found, labels = source.labels or (), [], []
         for key in range(len(source)):
             try:
@@ -45,16 +45,16 @@ class Pictures:
                 found.append(square(read_image(sample.media), side).permute(1, 2, 0))
                 labels.append(names.index(sample.label) if sample.label in names else -1)
             except BROKEN as error:
-                log.warning("broken item left out: %s: %s", source.name(key), error)
+                log.warning("broken item skipped: %s: %s", source.name(key), error)
         if not found:
-            raise DataError(f"{source.name(0)}: and {len(source) - 1} more pictures are broken, none is left")
+            raise DataError(f"{source.name(0)}: and {len(source) - 1} more images are broken, none is left")
         return cls(torch.stack(found), torch.tensor(labels), names)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, chosen: Tensor) -> "Pictures":
-        return Pictures(self.pixels[chosen], self.labels[chosen], self.names)
+    def part(self, chosen: Tensor) -> "ImagesInMemory":
+        return ImagesInMemory(self.pixels[chosen], self.labels[chosen], self.names)
 
 
 class Palette:
@@ -65,10 +65,10 @@ class Palette:
 
     @classmethod
     def of(cls, pixels: UInt8[Tensor, "N S S 3"], count: int, seed: int = 0) -> "Palette":
-        """k-means of a random sample of the pixels; fewer colours where it has no more. Raises UsageError for less than
+        """Cluster a random sample of the pixels by k-means; it may have fewer colours. Raises UsageError for less than
         two colours."""
         if count < 2:
-            raise UsageError(f"--colours {count}: must be 2 or more")
+            raise UsageError(f"{count}: must be 2 or more", argument="colours")
         from sklearn.cluster import KMeans
 
         random = torch.Generator().manual_seed(seed)
@@ -84,7 +84,7 @@ class Palette:
         return len(self.colours)
 
     def ids(self, pixels: UInt8[Tensor, "N S S 3"], chunk: int = 65536) -> Int[Tensor, "N T"]:
-        """The number of the nearest colour, row by row."""
+        """Return the nearest colour of each pixel, row by row."""
         parts = [torch.cdist(part.float(), self.colours).argmin(1) for part in pixels.reshape(-1, 3).split(chunk)]
         return torch.cat(parts).view(len(pixels), -1)
 
@@ -94,7 +94,7 @@ class Palette:
 
 
 class PixelRows:
-    """Training source of pictures as ids after `begin`; `text_data.Prepare` makes rows of them."""
+    """Training source of images as ids after `begin`, for `PrepareTokens`."""
 
     def __init__(self, ids: Int[Tensor, "N T"], begin: int):
         self.ids, self.begin = ids.to(torch.int32), begin
@@ -103,19 +103,19 @@ class PixelRows:
         return len(self.ids)
 
     def name(self, key: int) -> str:
-        return f"picture {key}"
+        return f"image {key}"
 
     def read(self, key: int) -> list[Int[Tensor, "_"]]:
         return [after(self.ids[key : key + 1].long(), self.begin)[0]]
 
 
-class Flipped:
-    """Prepares a row of a picture that is mirrored half of the time."""
+class FlippedImages:
+    """Prepares a row of an image, mirrored with probability one half."""
 
     def __init__(self, prepare):
         self.prepare = prepare
 
-    def __call__(self, pieces: Sequence[Int[Tensor, "_"]], random: torch.Generator) -> Batch:
+    def __call__(self, pieces: Sequence[Int[Tensor, "_"]], random: torch.Generator) -> TokenBatch:
         if bool(torch.rand((), generator=random) < 0.5):
             side = math.isqrt(len(pieces[0]) - 1)
             pieces = [torch.cat([piece[:1], piece[1:].view(side, side).flip(1).flatten()]) for piece in pieces]
@@ -123,22 +123,22 @@ class Flipped:
 
 
 def after(ids: Int[Tensor, "N T"], begin: int) -> Int[Tensor, "N _"]:
-    """With the token that begins a picture."""
+    """Prepend the token that begins an image."""
     return torch.cat([ids.new_full((len(ids), 1), begin), ids], 1)
 
 
 @torch.inference_mode()
 def bits(model: TextTransformer, ids: Int[Tensor, "N T"], begin: int, batch: int = 32) -> float:
-    """Mean bits of a pixel's colour."""
+    """Return the mean bits per colour."""
     total, device = 0.0, model.device
     for part in ids.split(batch):
         rows = after(part, begin).to(device)
-        total += guesses_loss(model, Batch(rows[:, :-1], rows[:, 1:])).item()
+        total += guesses_loss(model, TokenBatch(rows[:, :-1], rows[:, 1:])).item()
     return total / math.log(2) / ids.numel()
 
 
 def marginal_bits(train: Int[Tensor, "N T"], held: Int[Tensor, "M T"], colours: int) -> float:
-    """Of a model that knows how frequent each colour is (counts of `train`, each one more), and nothing else."""
+    """Return the bits per colour of a unigram model with add-one smoothing."""
     counts = torch.bincount(train.flatten().long(), minlength=colours).double() + 1
     return float(-(counts / counts.sum()).log2()[held.long()].mean())
 
@@ -147,7 +147,7 @@ def marginal_bits(train: Int[Tensor, "N T"], held: Int[Tensor, "M T"], colours: 
 def middle_features(
     model: TextTransformer, ids: Int[Tensor, "N T"], begin: int, layer: int, batch: int = 32
 ) -> Float[Tensor, "N D"]:
-    """The mean, over all pixels, of what layer number `layer` gets (section 2.4 of the paper)."""
+    """Return the mean over pixels of the input of layer `layer` (section 2.4 of the paper)."""
     found = []
     for part in ids.split(batch):
         states: list[Tensor] = []

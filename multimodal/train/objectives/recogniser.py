@@ -1,4 +1,4 @@
-"""The joint CTC and attention objective, and the small Conformer that the speech recipe trains."""
+"""Joint CTC and attention objective, and the small Conformer of the speech recipe."""
 
 import sys
 from typing import Any, Literal
@@ -11,9 +11,8 @@ from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import transformer
 from multimodal.errors import UsageError
-from multimodal.models.speech import ConformerEncoderConfig
+from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoderConfig
 from multimodal.models.text_config import TextConfig
-from multimodal.models.whisper import JointConformer, JointConformerConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.losses import ctc_loss, token_loss
 from multimodal.train.objective import Summed
@@ -25,9 +24,9 @@ Terms = Literal["joint", "ctc", "attention"]
 def joint_config(
     vocabulary: int, width: int, layers: int, decoder_layers: int, context: int, drop_path: float, chunk: int = 0,
     left: int = 0,
-) -> JointConformerConfig:  # fmt: skip
-    """A Conformer of 4-fold subsampling, and a decoder of `context` positions (none of 0 layers). With a `chunk` it
-    sees no frame of 40 ms after the chunk of so many (Chen et al. 2021), and `left` before it (0: all)."""
+) -> ConformerCTCConfig:  # fmt: skip
+    """Configure a Conformer with 4-fold subsampling, and a decoder of `context` positions unless it has 0 layers.
+    Frames of 40 ms attend to their `chunk` (0: all; Chen et al. 2021) and to `left` frames before it (0: all)."""
     attention = AttentionConfig(width, heads=4)
     block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer", conv_causal=chunk > 0)
     encoder = ConformerEncoderConfig(
@@ -35,33 +34,37 @@ def joint_config(
     )
     stack = transformer(width, decoder_layers, 4, 2 * width, source_width=width)
     decoder = TextConfig(vocabulary, context, stack, causal=True, tied=True) if decoder_layers else None
-    return JointConformerConfig(encoder, vocabulary, decoder)
+    return ConformerCTCConfig(encoder, vocabulary, decoder)
 
 
-def most_ids(model: JointConformer) -> int:
-    """Tokens of the longest text it can be trained on: the decoder also needs a place for the start."""
+def most_ids(model: ConformerCTC) -> int:
+    """Return the longest trainable text in tokens: the decoder's context less the start token."""
     return model.decoder.config.context - 1 if model.decoder is not None else sys.maxsize
 
 
 class Recognition(Summed):
-    """`attention` of the decoder's cross-entropy, with label smoothing 0.1, and the rest CTC (Watanabe et al. 2017),
-    of which `middle` falls on the middle layer (Lee and Watanabe 2021). All count a target token, the decoder's end
-    too. `terms` "ctc" and "attention" train one alone; the other's own weights then stay as they are.
+    """`attention` times the decoder's cross-entropy with label smoothing 0.1 plus CTC for the rest (Watanabe et al.
+    2017), a share `middle` of it at the middle layer (Lee and Watanabe 2021). All are means per target token, with the
+    decoder's end. `terms` "ctc" and "attention" train one alone and freeze the other's own weights.
 
-    Raises UsageError for weights outside of 0 to 1, or a model or tokenizer that lacks what is to be trained."""
+    Raises UsageError for weights out of range, or a model or tokenizer without the trained parts."""
 
     def __init__(
-        self, model: JointConformer, tokenizer: Tokenizer, terms: Terms = "joint", attention: float = 0.3,
+        self, model: ConformerCTC, tokenizer: Tokenizer, terms: Terms = "joint", attention: float = 0.3,
         middle: float = 0.3,
     ):  # fmt: skip
         super().__init__(model)
         share = {"ctc": 0.0, "attention": 1.0}.get(terms, attention)
         if not (0 <= share <= 1 and 0 <= middle < 1):
-            raise UsageError(f"--attention {attention} --middle {middle}: weights must be 0 to 1, the middle's under 1")
+            raise UsageError(
+                f"{attention}, middle {middle}: weights must be 0 to 1, the middle's under 1", argument="attention"
+            )
         weights = {"attention": share, "ctc": (1 - share) * (1 - middle), "middle": (1 - share) * middle}
         self.weights = {name: weight for name, weight in weights.items() if weight}
         if share and (model.decoder is None or tokenizer.bos_id is None or tokenizer.eos_id is None):
-            raise UsageError(f"--terms {terms}: the model has no attention decoder with a start and an end to train")
+            raise UsageError(
+                f"{terms}: the model has no attention decoder with a start and an end to train", argument="terms"
+            )
         self.bos, self.eos = tokenizer.bos_id, tokenizer.eos_id
         model.ctc.requires_grad_(share < 1)
         if model.decoder is not None:

@@ -1,9 +1,8 @@
-"""ALBERT in the names of transformers (Lan et al. 2020): AlbertForPreTraining (masked tokens and sentence order),
+"""ALBERT in transformers' names (Lan et al. 2020): AlbertForPreTraining (masked tokens and sentence order),
 AlbertForMaskedLM, AlbertForSequenceClassification, AlbertModel.
 
-Traps: a group of blocks is one block's weights for all layers; several groups follow one another, each for its share of
-the layers, so between one and as many as layers they are refused. The map from the embeddings' width is there though
-both may be equal. The bias of the logits has two names."""
+Traps: a group of blocks shares its weights among its layers; only one group, or as many as layers, is supported. The
+map from the embedding width exists even if both widths are equal. The bias of the logits has two names."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,10 +10,10 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import TextConfig
-from multimodal.weights.table import Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.text import bert
 
-# AlbertConfig's own defaults, where they differ from BERT's
+# AlbertConfig's defaults that differ from BERT's
 DEFAULTS = {
     "vocab_size": 30000, "embedding_size": 128, "hidden_size": 4096, "num_hidden_groups": 1, "inner_group_num": 1,
     "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
@@ -29,8 +28,8 @@ BLOCK = {
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError as BERT's does, and for groups of blocks that take turns."""
-    made = bert.encoder_config("ALBERT", config, tensors, prefix, HEAD, DEFAULTS)
+    """Raises CheckpointError as BERT's does, and for several groups that share layers."""
+    made = bert.encoder_config(config, tensors, prefix, HEAD, DEFAULTS)
     text, layers = DEFAULTS | config, made.stack.layers
     groups, inner = text["num_hidden_groups"], text["inner_group_num"]
     if groups != 1 and (groups, inner) != (layers, 1):
@@ -41,14 +40,13 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
     return bert.with_classes(made, tensors, {f"{prefix}pooler": "tanh"}, ORDER, "classifier")
 
 
-def rows(config: TextConfig, prefix: str) -> list[Row]:
-    block = [row for foreign, ours in BLOCK.items() for row in weight_and_bias(foreign, ours)]
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     blocks = "{}.albert_layers.0" if config.stack.shared is None else "0.albert_layers.{}"
     classes = "classifier" if config.tied is None else ORDER
     return [
         *bert.embedding_rows(prefix, "", config.segments),
         *weight_and_bias(f"{prefix}encoder.embedding_hidden_mapping_in", "widen"),
-        *under(f"{prefix}encoder.albert_layer_groups.{blocks}.", "stack.blocks.{}.", block),
+        *under(f"{prefix}encoder.albert_layer_groups.{blocks}.", "stack.blocks.{}.", linears(BLOCK)),
         *HEAD.rows(prefix + bert.WORD, config),
         *(weight_and_bias(f"{prefix}pooler", "pool.linear") if config.pool else []),
         *(weight_and_bias(classes, "classes") if config.classes else []),

@@ -1,10 +1,9 @@
-"""BART (Lewis et al. 2020) and mBART (Liu et al. 2020) in the names of transformers, and what M2M100 and Marian have in
-common with them.
+"""BART (Lewis et al. 2020) and mBART (Liu et al. 2020) in transformers' names, and what M2M100 and Marian share with
+them.
 
-Traps: learned positions begin at row 2 of their table, whose first two are never read. The norms after each sum are
-joined by one on the embeddings; mBART norms before each branch and at the end. The bias of the logits is a buffer of
-shape [1, V]. The embedding has up to four names. Files of BartModel, as facebook/bart-base, lack `model.` and the bias.
-A key that config.json leaves out has the library's default."""
+Traps: learned positions begin at row 2 of their table. BART has norms after each sum and on the embeddings; mBART has
+them before each branch and at the end. The bias of the logits is a buffer of shape [1, V]. The embedding has up to four
+names. Files of BartModel, such as facebook/bart-base, lack `model.` and the bias."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,16 +15,17 @@ import torch
 
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
-from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tokens.text.vocabulary import Tokenizer, hub_tokenizer
+from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import NO_FIRST, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import NO_FIRST, NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.vision.clip_hf import ACTIVATIONS as GELUS
 
 ACTIVATIONS = GELUS | {"relu": "relu", "silu": "silu", "swish": "silu"}
-# BartConfig's own defaults, and MBartConfig's
+# defaults of BartConfig and MBartConfig
 DEFAULTS = {
     "vocab_size": 50265, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "gelu",
     "encoder_layers": 12, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_layers": 12,
@@ -40,14 +40,14 @@ HEAD, LOGIT_BIAS = "lm_head.weight", "final_logits_bias"
 def text_to_text(
     c: dict[str, Any], tensors: Tensors, positions: PositionConfig, *, post_norm: bool, stem_norm: bool,
     prefix: str = "model.",
-) -> TextToTextConfig:  # fmt: skip
-    """`c`: the configuration, complete. Raises CheckpointError for an unknown activation, sinusoids of an odd width, or
-    embeddings that differ where they should repeat one another."""
+) -> EncoderDecoderConfig:  # fmt: skip
+    """`c`: the configuration with its defaults. Raises CheckpointError for an unknown activation, sinusoids of an odd
+    width, and embeddings that should repeat one another and differ."""
     if c["activation_function"] not in ACTIVATIONS:
         raise CheckpointError(f"config.json: activation_function {c['activation_function']!r} is not supported")
     width, shared = c["d_model"], c.get("share_encoder_decoder_embeddings", True)
     if positions.kind == "sinusoidal" and width % 2:
-        raise CheckpointError(f"config.json: d_model {width} is odd, and sines and cosines fill a half each")
+        raise CheckpointError(f"config.json: d_model {width} must be even for sinusoidal positions")
     table = f"{prefix}shared.weight" if shared else f"{prefix}decoder.embed_tokens.weight"
     if shared:
         check_repeats(tensors, table, [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")])
@@ -69,77 +69,66 @@ def text_to_text(
     decoder = TextConfig(
         size, context, stack("decoder"), causal=True, tied=tied, head_bias=LOGIT_BIAS in tensors, **common
     )
-    return TextToTextConfig(encoder, decoder, start_id(c))
+    return EncoderDecoderConfig(encoder, decoder, start_id(c))
 
 
 def start_id(c: dict[str, Any]) -> int:
-    """Raises CheckpointError where it is no id of the vocabulary."""
+    """Id that decoding begins with. Raises CheckpointError if it is outside the vocabulary."""
     start = c["eos_token_id"] if c["decoder_start_token_id"] is None else c["decoder_start_token_id"]
     if type(start) is not int or not 0 <= start < c["vocab_size"]:
-        raise CheckpointError(f"config.json: decoder_start_token_id {start!r} is no id of {c['vocab_size']} tokens")
+        raise CheckpointError(f"config.json: decoder_start_token_id {start!r} is outside {c['vocab_size']} tokens")
     return start
 
 
 def check_repeats(tensors: Tensors, of: str, names: Sequence[str]) -> None:
-    """Raises CheckpointError for a tensor that differs from the one it should repeat."""
+    """Raise CheckpointError for a tensor that differs from the one it should repeat."""
     for name in names:
         if name in tensors and of in tensors and not torch.equal(tensors[name], tensors[of]):
             raise CheckpointError(f"tensor {name!r} differs from {of!r}, which it should repeat")
 
 
-def complete(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Raises CheckpointError where there is no configuration at all: no tensor tells the number of heads."""
-    if not config:
-        raise CheckpointError("an encoder-decoder without config.json, which has the number of heads")
-    return defaults | config
-
-
-def config_from(config: dict[str, Any], tensors: Tensors, prefix: str = "model.") -> TextToTextConfig:
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str = "model.") -> EncoderDecoderConfig:
     pre = f"{prefix}encoder.layer_norm.weight" in tensors
-    c = complete(config, DEFAULTS)
+    c = DEFAULTS | config
     return text_to_text(c, tensors, LEARNED, post_norm=not pre, stem_norm=True, prefix=prefix)
 
 
-def _block(cross: bool) -> list[Row]:
+def _block(cross: bool) -> list[NameRow]:
     attentions = {"self_attn": "attention"} | ({"encoder_attn": "cross"} if cross else {})
-    rows = [
-        row for theirs, own in attentions.items() for part, name in PARTS.items()
-        for row in weight_and_bias(f"{theirs}.{part}", f"{own}.{name}")
-    ]  # fmt: skip
+    rows = [row for theirs, own in attentions.items() for row in under(f"{theirs}.", f"{own}.", linears(PARTS))]
     names = {f"{theirs}_layer_norm": f"{own}_branch.norm" for theirs, own in attentions.items()}
-    names |= {"fc1": "feed.up", "fc2": "feed.down", "final_layer_norm": "feed_branch.norm"}
-    return rows + [row for theirs, own in names.items() for row in weight_and_bias(theirs, own)]
+    return rows + linears(names | {"fc1": "feed.up", "fc2": "feed.down", "final_layer_norm": "feed_branch.norm"})
 
 
-def _tower(side: str, tower: TextConfig) -> list[Row]:
+def _tower(side: str, tower: TextConfig) -> list[NameRow]:
     return [
         *under("layers.{}.", "stack.blocks.{}.", _block(cross=side == "decoder")),
-        *([Row("embed_positions.weight", "positions")] if tower.positions.kind == "learned" else []),
+        *([NameRow("embed_positions.weight", "positions")] if tower.positions.kind == "learned" else []),
         *(weight_and_bias("layernorm_embedding", "norm") if tower.stem_norm else []),
         *(weight_and_bias("layer_norm", "stack.norm") if tower.stack.final_norm else []),
     ]
 
 
-def rows(config: TextToTextConfig, prefix: str = "model.", head: bool = True) -> list[Row]:
-    """`head`: whether the file may have one, and its bias."""
-    found = [row for side in ("encoder", "decoder") for row in under(
+def rows(config: EncoderDecoderConfig, prefix: str = "model.", head: bool = True) -> list[NameRow]:
+    """`head`: the file may have one, and its bias."""
+    made = [row for side in ("encoder", "decoder") for row in under(
         f"{prefix}{side}.", f"{side}.", _tower(side, getattr(config, side)))]  # fmt: skip
     names = [f"{prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
     table = names[1] if config.encoder.vocabulary else f"{prefix}shared.weight"
-    found.append(Row(table, "decoder.embed.weight"))
+    made.append(NameRow(table, "decoder.embed.weight"))
     if config.encoder.vocabulary:
-        found.append(Row(names[0], "encoder.embed.weight"))
+        made.append(NameRow(names[0], "encoder.embed.weight"))
     else:
-        found += [bert.again(name, table) for name in names]
+        made += [repeat(name, table) for name in names]
     if head:
-        found.append(bert.again(HEAD, table) if config.decoder.tied else Row(HEAD, "decoder.head.weight"))
+        made.append(repeat(HEAD, table) if config.decoder.tied else NameRow(HEAD, "decoder.head.weight"))
     if config.decoder.head_bias:
-        found.append(Row(LOGIT_BIAS, "decoder.tied_bias" if config.decoder.tied else "decoder.head.bias", NO_FIRST))
-    return found
+        made.append(NameRow(LOGIT_BIAS, "decoder.tied_bias" if config.decoder.tied else "decoder.head.bias", NO_FIRST))
+    return made
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    # mBART's two versions put languages in other places, which the files do not tell
+    # mBART's two versions place languages differently, and the files do not state the version
     return None if config.get("model_type") == "mbart" else hub_tokenizer(folder, DEFAULTS | config)
 
 
@@ -149,10 +138,11 @@ def _recognises(tensors: Tensors, config: dict[str, Any], prefix: str) -> bool:
 
 
 FAMILY = Family(
-    "bart", TextToText, recognises=partial(_recognises, prefix="model."), config_from=config_from, rows=rows,
-    tokenizer=tokenizer,
+    "bart", EncoderDecoder, recognises=partial(_recognises, prefix="model."), config_from=config_from, rows=rows,
+    tokenizer=tokenizer, needs="config.json",
 )  # fmt: skip
 BODY = Family(
-    "bart-body", TextToText, recognises=partial(_recognises, prefix=""),
+    "bart-body", EncoderDecoder, recognises=partial(_recognises, prefix=""),
     config_from=partial(config_from, prefix=""), rows=partial(rows, prefix="", head=False), tokenizer=tokenizer,
+    needs="config.json",
 )  # fmt: skip

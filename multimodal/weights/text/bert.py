@@ -1,9 +1,8 @@
-"""What text towers in BERT's names share: their configuration, tables and vocabulary (BERT and what grew from it, and
-the decoders of BLIP and GIT).
+"""Text towers in BERT's names: the configuration, tables and vocabulary that BERT, its descendants and the decoders of
+BLIP and GIT share.
 
-Traps: norms come after each residual sum, with an epsilon of 1e-12, and one stands before the blocks. Logits go
-through the embedding, whose tensor a file holds once or twice, or through a map of their own under the same name; so
-with their bias."""
+Traps: norms follow each residual sum, with an epsilon of 1e-12, and one precedes the blocks. The map to logits is the
+embedding (stored once or twice) or a map of its own under the same name; likewise its bias."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,15 +18,17 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.system.files import read_json
 from multimodal.tokens.text.hub.files import hub_tokenizer
-from multimodal.tokens.text.vocabulary import Tokenizer, WordPieceTokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text.sentence import sentence_card, sentence_length
 from multimodal.weights.vision import clip_hf
 
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 WORD = "embeddings.word_embeddings.weight"
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
+FEED = {"intermediate.dense": "feed.up", "output.dense": "feed.down", "output.LayerNorm": "feed_branch.norm"}
 SIZES = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
@@ -36,8 +37,8 @@ SIZES = {
 
 
 class Head(NamedTuple):
-    """The names of a map from states to logits: linear map, norm, the map to the vocabulary, and its bias, which may
-    have a name besides `decoder`.bias."""
+    """Names of the language-model head: linear map, norm, map to the vocabulary, and its bias, which may also be stored
+    as `decoder`.bias."""
 
     dense: str
     norm: str
@@ -45,30 +46,30 @@ class Head(NamedTuple):
     bias: str
 
     def tied(self, tensors: Tensors, embedding: str, config: dict[str, Any]) -> bool | None:
-        """None: the file has no such head. Raises CheckpointError for a bias of two names that differ."""
+        """None: no such head in the file. Raises CheckpointError if the two names of the bias differ."""
         if f"{self.dense}.weight" not in tensors:
             return None
         if not same(tensors, twin := f"{self.decoder}.bias", self.bias, absent=True):
-            raise CheckpointError(f"tensor {twin!r} is not the same as {self.bias!r}, which is another name of it")
+            raise CheckpointError(f"tensor {twin!r} differs from {self.bias!r}, which it must repeat")
         return same(tensors, f"{self.decoder}.weight", embedding, absent=config.get("tie_word_embeddings", True))
 
-    def rows(self, embedding: str, config: TextConfig, ours: str = "") -> list[Row]:
+    def rows(self, embedding: str, config: TextConfig, ours: str = "") -> list[NameRow]:
         if config.tied is None:
             return []
         weight = f"{self.decoder}.weight"
         return [
             *weight_and_bias(self.dense, f"{ours}transform.linear"),
             *weight_and_bias(self.norm, f"{ours}transform.norm"),
-            Row(self.bias, f"{ours}tied_bias" if config.tied else f"{ours}head.bias"),
-            again(weight, embedding) if config.tied else Row(weight, f"{ours}head.weight"),
-            *([again(f"{self.decoder}.bias", self.bias)] if self.bias != f"{self.decoder}.bias" else []),
+            NameRow(self.bias, f"{ours}tied_bias" if config.tied else f"{ours}head.bias"),
+            repeat(weight, embedding) if config.tied else NameRow(weight, f"{ours}head.weight"),
+            *([repeat(f"{self.decoder}.bias", self.bias)] if self.bias != f"{self.decoder}.bias" else []),
         ]  # fmt: skip
 
 
 def decoder_config(
     text: dict[str, Any], tied: bool | None, transform: bool, source_width: int | None = None
 ) -> TextConfig:
-    """Raises CheckpointError for another activation, or positions that are not absolute."""
+    """Raises CheckpointError for an unknown activation or positions that are not absolute."""
     if (kind := text.get("position_embedding_type", "absolute")) != "absolute":
         raise CheckpointError(f"config.json: position_embedding_type {kind!r} is not supported")
     if text["hidden_act"] not in ACTIVATIONS:
@@ -86,96 +87,85 @@ def decoder_config(
 
 
 def encoder_config(
-    name: str, config: dict[str, Any], tensors: Tensors, prefix: str, head: Head, defaults: dict[str, Any],
+    config: dict[str, Any], tensors: Tensors, prefix: str, head: Head, defaults: dict[str, Any],
     gelu_head: bool = False,
 ) -> TextConfig:  # fmt: skip
-    """The tower and its logits; `config` from config.json. `gelu_head`: in whatever the blocks have. Raises
-    CheckpointError."""
-    if not config:
-        raise CheckpointError(f"{name} weights without config.json, which has the number of heads")
+    """The tower and its head. `gelu_head`: the head has GELU whatever the blocks have. Raises CheckpointError."""
     text = SIZES | defaults | config
     if text["add_cross_attention"]:
         raise CheckpointError("config.json: add_cross_attention (a decoder over another model) is not supported")
     tied = head.tied(tensors, prefix + WORD, config)
     tower = decoder_config(text, tied, transform=tied is not None)
     if gelu_head and tied is not None and tower.stack.block.activation != "gelu":
-        raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} beside logits that go through gelu")
+        raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} with a gelu head is not supported")
     segments = text["type_vocab_size"]
     return replace(tower, causal=bool(text["is_decoder"]), head_bias=tied is not None, segments=segments)
 
 
 def with_classes(config: TextConfig, tensors: Tensors, pools: dict[str, str], *names: str) -> TextConfig:
-    """`pools`: the linear maps that may stand before `names`, of which a file has one, and the activation of each.
-    Raises CheckpointError for a classifier of tokens, which has none, and for a decoder, which pools its last token."""
+    """Add the classifier called one of `names`, after one of `pools` (linear map: activation). Raises CheckpointError
+    for a token classifier, which has no pooler, and for a decoder, which would pool its last token."""
     pool = next((activation for name, activation in pools.items() if f"{name}.weight" in tensors), None)
     classes = next((len(tensors[f"{name}.weight"]) for name in names if f"{name}.weight" in tensors), 0)
     if classes and pool is None:
-        raise CheckpointError("a classifier without a pooler (it classifies tokens) is not supported")
+        raise CheckpointError("token classifiers (without a pooler) are not supported")
     if pool and config.causal:
-        raise CheckpointError("config.json: is_decoder True with a pooler, whose first token sees no other")
+        raise CheckpointError("config.json: is_decoder True with a pooler (of the first token) is not supported")
     return replace(config, pool=pool, classes=classes)
 
 
 def same(tensors: Tensors, name: str, other: str, absent: bool) -> bool:
-    """Whether a file has one tensor under two names; `absent`: what it means that it has no `name`."""
+    """Return True if two names hold one tensor; `absent`: the answer if there is no `name`."""
     return absent if name not in tensors else other in tensors and torch.equal(tensors[name], tensors[other])
 
 
-def tower_rows(prefix: str, ours: str = "", cross: bool = False, segments: int = 0) -> list[Row]:
-    """Embeddings and blocks."""
+def tower_rows(prefix: str, ours: str = "", cross: bool = False, segments: int = 0) -> list[NameRow]:
+    """Rows of embeddings and blocks."""
     block = [
         *attention_rows("attention", "attention"),
         *(attention_rows("crossattention", "cross") if cross else []),
-        *weight_and_bias("intermediate.dense", "feed.up"),
-        *weight_and_bias("output.dense", "feed.down"),
-        *weight_and_bias("output.LayerNorm", "feed_branch.norm"),
+        *linears(FEED),
     ]
     blocks = under(f"{prefix}encoder.layer.{{}}.", f"{ours}stack.blocks.{{}}.", block)
     return [*embedding_rows(prefix, ours, segments), *blocks]
 
 
-def embedding_rows(prefix: str, ours: str, segments: int) -> list[Row]:
+def embedding_rows(prefix: str, ours: str, segments: int) -> list[NameRow]:
     rows = [
-        Row("word_embeddings.weight", "embed.weight"),
-        Row("position_embeddings.weight", "positions"),
-        *([Row("token_type_embeddings.weight", "segments.weight")] if segments else []),
+        NameRow("word_embeddings.weight", "embed.weight"),
+        NameRow("position_embeddings.weight", "positions"),
+        *([NameRow("token_type_embeddings.weight", "segments.weight")] if segments else []),
         *weight_and_bias("LayerNorm", "norm"),
-        Row("position_ids", reason="0, 1, 2, …", optional=True),
+        NameRow("position_ids", reason="0, 1, 2, …", optional=True),
     ]
     return under(f"{prefix}embeddings.", ours, rows)
 
 
-def attention_rows(foreign: str, ours: str) -> list[Row]:
-    rows = [row for theirs, own in SELF.items() for row in weight_and_bias(f"{foreign}.{theirs}", f"{ours}.{own}")]
+def attention_rows(foreign: str, ours: str) -> list[NameRow]:
+    rows = under(f"{foreign}.", f"{ours}.", linears(SELF))
     return [*rows, *weight_and_bias(f"{foreign}.output.LayerNorm", f"{ours}_branch.norm")]
 
 
-def again(name: str, of: str) -> Row:
-    """The row of a tensor that repeats another one."""
-    return Row(name, reason=f"{of} again", rebuild=lambda made: made[of].clone(), optional=True)
-
-
 def families(
-    types: tuple[str, ...], config_from: Callable[..., TextConfig], rows: Callable[..., list[Row]],
+    types: tuple[str, ...], config_from: Callable[..., TextConfig], rows: Callable[..., list[NameRow]],
     tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None],
 ) -> tuple[Family, Family]:  # fmt: skip
-    """Of models with heads, whose names begin with the first of `types`, and of encoders alone, whose names do not.
+    """Families of models with heads, whose names begin with the first of `types`, and of encoders alone.
 
-    `config_from` and `rows` get that `prefix` too. What many models name alike is told apart by config.json."""
+    `config_from` and `rows` also get that `prefix`. `types`: values of `model_type` in config.json."""
 
     def made(name: str, prefix: str, unnamed: str | None) -> Family:
         def recognises(tensors: Tensors, config: dict[str, Any]) -> bool:
             return prefix + WORD in tensors and config.get("model_type", unnamed) in types
 
         parts = (partial(function, prefix=prefix) for function in (config_from, rows))
-        return Family(name, TextTransformer, recognises, *parts, tokenizer, card=sentence_card)
+        return Family(name, TextTransformer, recognises, *parts, tokenizer, card=sentence_card, needs="config.json")
 
     return made(types[0], f"{types[0]}.", types[0]), made(f"{types[0]}-model", "", None)
 
 
 def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) -> Tokenizer | None:
-    """BERT's vocabulary where tokenizer_config.json says so; None for another. Raises CheckpointError when it does
-    not go with the model."""
+    """BERT's tokenizer if tokenizer_config.json names it, else None. Raises CheckpointError if it does not fit."""
     if folder is None or not (folder / "tokenizer_config.json").exists():
         return None
     kind = str(read_json(folder / "tokenizer_config.json").get("tokenizer_class"))
@@ -187,7 +177,7 @@ def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) 
 def encoder_tokenizer(
     folder: Path | None, config: dict[str, Any], defaults: dict[str, Any], first: int = 0
 ) -> Tokenizer | None:
-    """Of a folder as Hugging Face's; BERT's vocabulary alone has no file that says so. `first`: of the positions."""
+    """Tokenizer of a Hugging Face folder; a lone vocab.txt is BERT's. `first`: row of the first position."""
     sizes = SIZES | defaults | config
     size, context = sizes["vocab_size"], sizes["max_position_embeddings"] - first
     if folder is None:

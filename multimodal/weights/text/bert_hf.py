@@ -1,9 +1,9 @@
-"""BERT in the names of transformers (Devlin et al. 2019): BertForPreTraining, BertForMaskedLM, BertModel,
+"""BERT in transformers' names (Devlin et al. 2019): BertForPreTraining, BertForMaskedLM, BertModel,
 BertForSequenceClassification, BertForNextSentencePrediction.
 
-Traps: the bias of the logits has two names, `cls.predictions.decoder.bias` repeats `cls.predictions.bias`. The map of
-the next sentence is a classifier on the pooler, as that of a fine-tuned model under its own name. A BertModel saved
-alone has no `bert.` before its names. Google's own files on the hub have `gamma` and `beta` for the norms."""
+Traps: `cls.predictions.decoder.bias` repeats `cls.predictions.bias`. The next-sentence head is a classifier on the
+pooler, like a fine-tuned one under another name. A bare BertModel has no `bert.` prefix. Google's files on the hub call
+the norms' parameters `gamma` and `beta`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from typing import Any
 
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.family import Family
-from multimodal.weights.table import Row, Tensors, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, weight_and_bias
 from multimodal.weights.text import bert
 
 MASKED, NEXT = "cls.predictions", "cls.seq_relationship"
@@ -20,13 +20,13 @@ HEAD = bert.Head(f"{MASKED}.transform.dense", f"{MASKED}.transform.LayerNorm", f
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError for a classifier of tokens, and for a decoder over another model."""
-    made = bert.encoder_config("BERT", config, tensors, prefix, HEAD, {})
+    """Raises CheckpointError for token classifiers and cross-attention."""
+    made = bert.encoder_config(config, tensors, prefix, HEAD, {})
     return bert.with_classes(made, tensors, {f"{prefix}pooler.dense": "tanh"}, NEXT, "classifier")
 
 
-def rows(config: TextConfig, prefix: str, classes: str | None = None) -> list[Row]:
-    """`classes`: the classifier's name; None: the next sentence's where there are logits, else `classifier`."""
+def rows(config: TextConfig, prefix: str, classes: str | None = None) -> list[NameRow]:
+    """`classes`: name of the classifier; None: the next-sentence head beside logits, else `classifier`."""
     classes = classes or ("classifier" if config.tied is None else NEXT)
     return [
         *bert.tower_rows(prefix, segments=config.segments),
@@ -36,8 +36,8 @@ def rows(config: TextConfig, prefix: str, classes: str | None = None) -> list[Ro
     ]
 
 
-def old_rows(config: TextConfig) -> list[Row]:
-    """With the norms in TensorFlow's names, as the first files that were published have them."""
+def old_rows(config: TextConfig) -> list[NameRow]:
+    """Rows with the norms in TensorFlow's names, as in the first published files."""
 
     def old(name: str) -> str:
         return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
@@ -46,14 +46,14 @@ def old_rows(config: TextConfig) -> list[Row]:
 
 
 def _form(tensors: Tensors) -> str:
-    """The family of a file of a BERT with heads."""
+    """Name of the family of a BERT with heads."""
     if "bert.embeddings.LayerNorm.gamma" in tensors:
         return "bert-old"
     alone = f"{NEXT}.weight" in tensors and f"{HEAD.dense}.weight" not in tensors
     return "bert-next-sentence" if alone else "bert"
 
 
-def _with_heads(name: str, table: Callable[[TextConfig], list[Row]]) -> Family:
+def _with_heads(name: str, table: Callable[[TextConfig], list[NameRow]]) -> Family:
     known = _FAMILIES[0].recognises
     return replace(
         _FAMILIES[0], name=name, rows=table,

@@ -1,17 +1,17 @@
-"""DistilBERT in the names of transformers (Sanh et al. 2019): DistilBertForMaskedLM,
-DistilBertForSequenceClassification, DistilBertModel.
+"""DistilBERT in transformers' names (Sanh et al. 2019): DistilBertForMaskedLM, DistilBertForSequenceClassification,
+DistilBertModel.
 
-Traps: its sizes have names of their own in config.json, and its norms' epsilon stands in the code. It has no segments.
-Its classifier has a ReLU where BERT's pooler has tanh. Sinusoids, where it was made with them, are in the file."""
+Traps: config.json has its own names for the sizes and lacks the norms' epsilon. No segments. The classifier has a ReLU
+where BERT's pooler has tanh. Sinusoids are stored in the file."""
 
 from functools import partial
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
-from multimodal.weights.table import Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, linears, under
 from multimodal.weights.text import bert
 
-# DistilBertConfig's names for BERT's, and its own defaults
+# DistilBertConfig's names for BERT's, and its defaults
 NAMES = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
          "hidden_dim": "intermediate_size", "activation": "hidden_act"}  # fmt: skip
 DEFAULTS = {"num_hidden_layers": 6, "type_vocab_size": 0}
@@ -26,16 +26,15 @@ BLOCK = {
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does."""
     text = {NAMES.get(name, name): value for name, value in config.items()}
-    made = bert.encoder_config("DistilBERT", text, tensors, prefix, HEAD, DEFAULTS)
+    made = bert.encoder_config(text, tensors, prefix, HEAD, DEFAULTS)
     return bert.with_classes(made, tensors, {"pre_classifier": "relu"}, "classifier")
 
 
-def rows(config: TextConfig, prefix: str) -> list[Row]:
-    block = [row for foreign, ours in BLOCK.items() for row in weight_and_bias(foreign, ours)]
-    classifier = [*weight_and_bias("pre_classifier", "pool.linear"), *weight_and_bias("classifier", "classes")]
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
+    classifier = linears({"pre_classifier": "pool.linear", "classifier": "classes"})
     return [
         *bert.embedding_rows(prefix, "", config.segments),
-        *under(f"{prefix}transformer.layer.{{}}.", "stack.blocks.{}.", block),
+        *under(f"{prefix}transformer.layer.{{}}.", "stack.blocks.{}.", linears(BLOCK)),
         *HEAD.rows(prefix + bert.WORD, config),
         *(classifier if config.classes else []),
     ]

@@ -1,18 +1,18 @@
-"""ELECTRA in the names of transformers (Clark et al. 2020): generator (ElectraForMaskedLM), discriminator
+"""ELECTRA in transformers' names (Clark et al. 2020): generator (ElectraForMaskedLM), discriminator
 (ElectraForPreTraining), classifier and ElectraModel.
 
-Traps: embeddings of another width than the blocks go through `embeddings_project`, and states back to that width before
-the logits; where both are equal there is no such map. Generator and classifier have gelu whatever the blocks have."""
+Traps: if the embedding width differs from the blocks', `embeddings_project` maps to it, and the head maps back.
+Generator and classifier have GELU whatever the blocks have."""
 
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
-from multimodal.weights.table import Row, Tensors, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, linears
 from multimodal.weights.text import bert
 
-# ElectraConfig's own defaults, where they differ from BERT's
+# ElectraConfig's defaults that differ from BERT's
 DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 LOGITS, DETECT = "generator_lm_head", "discriminator_predictions"
 HEAD = bert.Head("generator_predictions.dense", "generator_predictions.LayerNorm", LOGITS, f"{LOGITS}.bias")
@@ -20,22 +20,18 @@ HEAD = bert.Head("generator_predictions.dense", "generator_predictions.LayerNorm
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does."""
-    made = bert.encoder_config("ELECTRA", config, tensors, prefix, HEAD, DEFAULTS, gelu_head=True)
+    made = bert.encoder_config(config, tensors, prefix, HEAD, DEFAULTS, gelu_head=True)
     inner = (DEFAULTS | config)["embedding_size"]
     made = replace(made, embed_width=None if inner == made.width else inner, detect=f"{DETECT}.dense.weight" in tensors)
     return bert.with_classes(made, tensors, {"classifier.dense": "gelu"}, "classifier.out_proj")
 
 
-def rows(config: TextConfig, prefix: str) -> list[Row]:
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     detector = {f"{DETECT}.dense": "detect.linear", f"{DETECT}.dense_prediction": "detect.out"}
     classifier = {"classifier.dense": "pool.linear", "classifier.out_proj": "classes"}
     names = (detector if config.detect else {}) | (classifier if config.classes else {})
     names |= {f"{prefix}embeddings_project": "widen"} if config.embed_width else {}
-    return [
-        *bert.tower_rows(prefix, segments=config.segments),
-        *HEAD.rows(prefix + bert.WORD, config),
-        *(row for foreign, ours in names.items() for row in weight_and_bias(foreign, ours)),
-    ]
+    return [*bert.tower_rows(prefix, segments=config.segments), *HEAD.rows(prefix + bert.WORD, config), *linears(names)]
 
 
 TOKENIZER = partial(bert.encoder_tokenizer, defaults=DEFAULTS)

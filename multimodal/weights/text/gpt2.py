@@ -1,8 +1,7 @@
 """GPT-2 in the names of transformers' GPT2LMHeadModel and GPT2Model (Radford et al. 2019).
 
-Traps: its Conv1D is x @ W, so weights are transposed, and query, key and value are one tensor, split after that. The
-released files hold the causal mask as a buffer, have no `transformer.` prefix, and no `lm_head`, which is the embedding
-again."""
+Traps: Conv1D is x @ W, so weights are transposed before the fused query, key and value are split. The released files
+hold the causal mask, and lack the `transformer.` prefix and `lm_head`, which repeats the embedding."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,12 +14,13 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.text.vocabulary import Tokenizer, hub_tokenizer
+from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import THIRDS, TRANSPOSE, Op, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import THIRDS, TRANSPOSE, NameRow, Op, Tensors, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 
-# GPT2Config's own defaults
+# GPT2Config's defaults
 DEFAULTS = {
     "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
     "scale_attn_weights": True,
@@ -33,9 +33,7 @@ TURNED_THIRDS = Op(lambda t: list(t.T.chunk(3)), lambda ours: torch.cat(ours).T)
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError for what the blocks cannot express."""
-    if not config:
-        raise CheckpointError("GPT-2 weights without config.json, which has the number of heads")
+    """Raises CheckpointError for unsupported options."""
     for name in OFF:
         if config.get(name):
             raise CheckpointError(f"config.json: {name} {config[name]!r} is not supported")
@@ -53,32 +51,34 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
 
 
 def _tied(text: dict[str, Any], tensors: Tensors, prefix: str) -> bool | None:
-    """None: a GPT2Model, which has no logits. The released files have its names, but are language models."""
+    """None: a GPT2Model, which has no logits. The released files have its names but are language models."""
     if not prefix and HEAD not in tensors:
         alone = text.get("architectures") == ["GPT2Model"] or not text["tie_word_embeddings"]
         return None if alone else True
     return bert.same(tensors, HEAD, prefix + EMBEDDING, absent=text["tie_word_embeddings"])
 
 
-def rows(config: TextConfig, prefix: str) -> list[Row]:
-    parts = ("query", "key", "value")
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
+    weight, bias = weight_and_bias("attn.c_attn", qkv("attention"), THIRDS)
     block = [
-        Row("attn.c_attn.weight", tuple(f"attention.{part}.weight" for part in parts), TURNED_THIRDS),
-        Row("attn.c_attn.bias", tuple(f"attention.{part}.bias" for part in parts), THIRDS),
+        replace(weight, op=TURNED_THIRDS), bias,
         *_conv1d("attn.c_proj", "attention.out"), *_conv1d("mlp.c_fc", "feed.up"), *_conv1d("mlp.c_proj", "feed.down"),
         *weight_and_bias("ln_1", "attention_branch.norm"), *weight_and_bias("ln_2", "feed_branch.norm"),
     ]  # fmt: skip
-    masks = [Row(f"h.{{}}.attn.{name}", reason="the causal mask", optional=True) for name in ("bias", "masked_bias")]
+    masks = [
+        NameRow(f"h.{{}}.attn.{name}", reason="the causal mask", optional=True) for name in ("bias", "masked_bias")
+    ]
     tower = [
-        Row(EMBEDDING, "embed.weight"), Row("wpe.weight", "positions"), *under("h.{}.", "stack.blocks.{}.", block),
+        NameRow(EMBEDDING, "embed.weight"), NameRow("wpe.weight", "positions"),
+        *under("h.{}.", "stack.blocks.{}.", block),
         *weight_and_bias("ln_f", "stack.norm"), *masks,
     ]  # fmt: skip
-    head = Row(HEAD, "head.weight") if config.tied is False else bert.again(HEAD, prefix + EMBEDDING)
+    head = NameRow(HEAD, "head.weight") if config.tied is False else repeat(HEAD, prefix + EMBEDDING)
     return [*under(prefix, "", tower), *([head] if prefix else [])]
 
 
-def _conv1d(foreign: str, ours: str) -> list[Row]:
-    return [Row(f"{foreign}.weight", f"{ours}.weight", TRANSPOSE), Row(f"{foreign}.bias", f"{ours}.bias")]
+def _conv1d(foreign: str, ours: str) -> list[NameRow]:
+    return [NameRow(f"{foreign}.weight", f"{ours}.weight", TRANSPOSE), NameRow(f"{foreign}.bias", f"{ours}.bias")]
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -93,6 +93,7 @@ def _family(name: str, prefix: str) -> Family:
             and config.get("model_type", "gpt2") == "gpt2"
         ),
         config_from=partial(config_from, prefix=prefix), rows=partial(rows, prefix=prefix), tokenizer=tokenizer,
+        needs="config.json",
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Llama-style models in Meta's names (`params.json`) and in those of transformers' LlamaForCausalLM and
+"""Llama and Mistral in Meta's names (`params.json`) and in those of transformers' LlamaForCausalLM and
 MistralForCausalLM (Touvron et al. 2023, Jiang et al. 2023).
 
-Traps: Meta's files turn neighbours, Hugging Face's the halves of each head, their rows being reordered for it; so the
-same model has other numbers in the two. `w1` is the gate, `w3` is up, `w2` is down."""
+Traps: Meta's files rotate neighbouring pairs, Hugging Face's the halves of each head, with their rows reordered, so the
+same model differs between the two. `w1` is the gate, `w3` is up, `w2` is down."""
 
 import math
 from dataclasses import replace
@@ -16,17 +16,18 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.sentencepiece import is_scored, scored_tokenizer
-from multimodal.tokens.text.vocabulary import Tokenizer, hub_tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import Row, Tensors, under
+from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bert
 
 META_KEYS = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "multiple_of", "ffn_dim_multiplier",
     "max_seq_len", "norm_eps", "rope_theta", "tied_output", "head_dim", "sliding_window", "use_scaled_rope",
 }  # fmt: skip
-# LlamaConfig's own defaults; MistralConfig's differ in two
+# LlamaConfig's defaults; MistralConfig's differ in two
 DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "tie_word_embeddings": False,
             "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0, "sliding_window": None}  # fmt: skip
 MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
@@ -39,7 +40,7 @@ def _config(
     bias: bool = False,
 ) -> TextConfig:  # fmt: skip
     if (head_width or width // heads) % 2:
-        raise CheckpointError(f"heads of width {head_width or width // heads} cannot be turned, it is odd")
+        raise CheckpointError(f"head width {head_width or width // heads} must be even for rotary positions")
     if head_width is not None and head_width * heads == width:
         head_width = None
     attention = AttentionConfig(width, heads, None if kv_heads == heads else kv_heads, head_width, bias=bias)
@@ -50,66 +51,61 @@ def _config(
 
 
 def meta_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
-    """Raises CheckpointError for an unknown key, and for what neither params.json nor the weights say."""
-    if not config:
-        raise CheckpointError("Llama weights without params.json, which has the number of heads")
+    """Raises CheckpointError for an unknown key, and for what neither params.json nor the weights state."""
     if unknown := sorted(config.keys() - META_KEYS):
         raise CheckpointError(f"params.json: unknown key {unknown[0]!r}")
     if config.get("use_scaled_rope"):
-        raise CheckpointError("params.json: use_scaled_rope does not say by how much; Hugging Face's files do")
+        raise CheckpointError("params.json: use_scaled_rope states no factor; use Hugging Face's files")
     if "max_seq_len" not in config:
         raise CheckpointError("params.json: max_seq_len is missing (Llama 2 was trained with 4096, Llama 3 with 8192)")
     theta = config["rope_theta"] if "rope_theta" in config else _theta(tensors)
     return _config(
         config["vocab_size"], config["max_seq_len"], config["dim"], config["n_layers"], config["hidden_dim"],
         config["n_heads"], config.get("n_kv_heads"), config.get("head_dim"), config["norm_eps"],
-        _tied(tensors, *META, told=config.get("tied_output")),
+        _tied(tensors, *META, tied=config.get("tied_output")),
         PositionConfig("rotary", theta=float(theta), interleaved=True), config.get("sliding_window"),
     )  # fmt: skip
 
 
 def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """params.json leaves sizes to the shapes: a vocabulary of -1, and the width inside."""
+    """Sizes that params.json leaves to the shapes: a vocabulary of -1, and the hidden width."""
     sizes = {"vocab_size": len(tensors[META[0]]), "hidden_dim": len(tensors["layers.0.feed_forward.w1.weight"])}
-    told = {key: value for key, value in config.items() if (key, value) != ("vocab_size", -1)}
-    return sizes | told if config else {}
+    return sizes | {key: value for key, value in config.items() if (key, value) != ("vocab_size", -1)}
 
 
 def _theta(tensors: Tensors) -> float:
-    """Older files of Meta have the rates of the rotation in place of its base."""
+    """Base of the rotation from the frequencies that Meta's older files store instead."""
     rates = tensors.get("rope.freqs")
     if rates is not None and rates.ndim == 1:
         width = 2 * len(rates)
         usual = 10000.0 ** (-torch.arange(0, width, 2).float() / width)
-        if torch.allclose(rates.float(), usual, rtol=2**-7, atol=0):  # they may be stored as bfloat16
+        if torch.allclose(rates.float(), usual, rtol=2**-7, atol=0):  # may be bfloat16
             return 10000.0
-    raise CheckpointError("params.json: rope_theta is missing, and the weights do not say it either")
+    raise CheckpointError("params.json: rope_theta is missing, and the weights do not state it")
 
 
-def _tied(tensors: Tensors, embedding: str, head: str, told: bool | None) -> bool:
-    """Raises CheckpointError for a head that is said to repeat the embedding, and does not."""
-    if told and not bert.same(tensors, head, embedding, absent=True):
+def _tied(tensors: Tensors, embedding: str, head: str, tied: bool | None) -> bool:
+    """Raises CheckpointError for a tied head that differs from the embedding."""
+    if tied and not bert.same(tensors, head, embedding, absent=True):
         raise CheckpointError(f"tensor {head!r} differs from the embedding it should repeat")
-    return bool(told)
+    return bool(tied)
 
 
 def hf_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
-    """Raises CheckpointError for what the blocks cannot express."""
-    if not config:
-        raise CheckpointError("Llama weights without config.json, which has the number of heads")
+    """Raises CheckpointError for unsupported options."""
     text = DEFAULTS | (MISTRAL if config.get("model_type") == "mistral" else {}) | config
     if text["hidden_act"] not in ("silu", "swish"):
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
     if text["attention_bias"] != text["mlp_bias"]:
         both = f"attention_bias {text['attention_bias']} with mlp_bias {text['mlp_bias']}"
-        raise CheckpointError(f"config.json: {both} is not supported, they must be equal")
+        raise CheckpointError(f"config.json: {both} is not supported (must be equal)")
     if len(set(text.get("layer_types") or ())) > 1:
         raise CheckpointError("config.json: layer_types with several kinds are not supported")
     window = text["sliding_window"] if config.get("model_type") == "mistral" else None
     return _config(
         text["vocab_size"], text["max_position_embeddings"], text["hidden_size"], text["num_hidden_layers"],
         text["intermediate_size"], text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"],
-        text["rms_norm_eps"], _tied(tensors, *HUGGING_FACE, told=text["tie_word_embeddings"]), hf_positions(text),
+        text["rms_norm_eps"], _tied(tensors, *HUGGING_FACE, tied=text["tie_word_embeddings"]), hf_positions(text),
         window, bias=text["attention_bias"],
     )  # fmt: skip
 
@@ -133,23 +129,23 @@ def hf_positions(text: dict[str, Any]) -> PositionConfig:
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = rope["original_max_position_embeddings"]
     if not (0 < low < high and math.isfinite(high) and type(original) is int and original > 0):
-        raise CheckpointError(f"config.json: rope factors {low} to {high} of {original!r} positions are no range")
+        raise CheckpointError(f"config.json: rope factors {low} to {high} of {original!r} positions are not a range")
     return replace(made, turns=(low, high, original))
 
 
 def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str, str], head: tuple[str, str],
-          biased: tuple[str, ...], dropped: Row) -> list[Row]:  # fmt: skip
-    """`names`: of a layer's parts, foreign and ours; `biased`: ours of those that may have a bias."""
+          biased: tuple[str, ...], dropped: NameRow) -> list[NameRow]:  # fmt: skip
+    """`names`: parts of a layer, foreign and ours; `biased`: prefixes of ours that may have a bias."""
     bias = config.stack.block.attention.bias
     block = [
-        Row(f"{theirs}.{kind}", f"{own}.{kind}")
+        NameRow(f"{theirs}.{kind}", f"{own}.{kind}")
         for theirs, own in names.items()
         for kind in (("weight", "bias") if bias and own.startswith(biased) else ("weight",))
     ]
     return [
         *under(prefix, "stack.blocks.{}.", block),
-        *(Row(theirs, own) for theirs, own in ends.items()),
-        bert.again(head[1], head[0]) if config.tied else Row(head[1], "head.weight"),
+        *(NameRow(theirs, own) for theirs, own in ends.items()),
+        repeat(head[1], head[0]) if config.tied else NameRow(head[1], "head.weight"),
         dropped,
     ]
 
@@ -157,18 +153,18 @@ def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str
 LINEAR = ("attention.", "feed.")
 
 
-def meta_rows(config: TextConfig) -> list[Row]:
+def meta_rows(config: TextConfig) -> list[NameRow]:
     names = {
         "attention.wq": "attention.query", "attention.wk": "attention.key", "attention.wv": "attention.value",
         "attention.wo": "attention.out", "feed_forward.w1": "feed.gate", "feed_forward.w3": "feed.up",
         "feed_forward.w2": "feed.down", "attention_norm": "attention_branch.norm", "ffn_norm": "feed_branch.norm",
     }  # fmt: skip
     ends = {META[0]: "embed.weight", "norm.weight": "stack.norm.weight"}
-    rates = Row("rope.freqs", reason="the rates of the rotation, which rope_theta tells", optional=True)
+    rates = NameRow("rope.freqs", reason="follows from rope_theta", optional=True)
     return _rows(config, "layers.{}.", names, ends, META, LINEAR, rates)
 
 
-def hf_rows(config: TextConfig) -> list[Row]:
+def hf_rows(config: TextConfig) -> list[NameRow]:
     names = {
         "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key",
         "self_attn.v_proj": "attention.value", "self_attn.o_proj": "attention.out", "mlp.gate_proj": "feed.gate",
@@ -176,7 +172,7 @@ def hf_rows(config: TextConfig) -> list[Row]:
         "post_attention_layernorm": "feed_branch.norm",
     }  # fmt: skip
     ends = {HUGGING_FACE[0]: "embed.weight", "model.norm.weight": "stack.norm.weight"}
-    rates = Row("model.layers.{}.self_attn.rotary_emb.inv_freq", reason="rates that rope_theta tells", optional=True)
+    rates = NameRow("model.layers.{}.self_attn.rotary_emb.inv_freq", reason="follows from rope_theta", optional=True)
     return _rows(config, "model.layers.{}.", names, ends, HUGGING_FACE, LINEAR, rates)
 
 
@@ -194,7 +190,7 @@ def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
 LLAMA = Family(
     "llama", TextTransformer,
     lambda tensors, config: {META[0], "layers.0.attention.wq.weight"} <= tensors.keys(),
-    meta_config, meta_rows, meta_tokenizer, complete=_complete,
+    meta_config, meta_rows, meta_tokenizer, complete=_complete, needs="params.json",
 )  # fmt: skip
 LLAMA_HF = Family(
     "llama-hf", TextTransformer,
@@ -203,5 +199,5 @@ LLAMA_HF = Family(
         <= tensors.keys()
         and config.get("model_type", "llama") in ("llama", "mistral")
     ),
-    hf_config, hf_rows, hf_tokenizer,
+    hf_config, hf_rows, hf_tokenizer, needs="config.json",
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Marian's translators (Junczys-Dowmunt et al. 2018), as OPUS-MT has them, in the names of transformers' MarianMTModel:
-the original Transformer (Vaswani et al. 2017), with norms after each sum and none at the end.
+"""Marian translators (Junczys-Dowmunt et al. 2018), such as OPUS-MT's, in the names of transformers' MarianMTModel: the
+original Transformer (Vaswani et al. 2017), with norms after each sum and none at the end.
 
-Traps: all sines come before all cosines, and the table is static: some files hold it. Source and target may each have
-an embedding (`share_encoder_decoder_embeddings`). Answers begin with the pad id, which is no token of theirs."""
+Traps: all sines precede all cosines, and some files store the static table. Source and target may have separate
+embeddings (`share_encoder_decoder_embeddings`). Outputs begin with the pad id."""
 
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from multimodal.errors import CheckpointError
-from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
-from multimodal.models.text_config import PositionConfig, waves
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from multimodal.models.text_config import PositionConfig, sinusoidal_positions
 from multimodal.system.files import read_json
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import Row, Tensors
+from multimodal.weights.table import NameRow, Tensors
 from multimodal.weights.text import bart
 
-# MarianConfig's own defaults
+# MarianConfig's defaults
 DEFAULTS = bart.DEFAULTS | {
     "vocab_size": 58101, "decoder_start_token_id": 58100, "pad_token_id": 58100, "eos_token_id": 0,
     "share_encoder_decoder_embeddings": True, "decoder_vocab_size": None,
@@ -29,22 +29,25 @@ OTHERS = ("model.encoder.layernorm_embedding.weight", "model.encoder.layer_norm.
 
 
 def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    c = bart.complete(config, DEFAULTS)
+    c = DEFAULTS | config
     return c | {"decoder_vocab_size": c["decoder_vocab_size"] or c["vocab_size"]}
 
 
-def config_from(config: dict[str, Any], tensors: Tensors) -> TextToTextConfig:
-    """Raises CheckpointError for other positions than the sinusoids."""
+def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
+    """Raises CheckpointError for positions other than the sinusoids."""
     for name in TABLES:
         if name in tensors:
-            expected = waves(POSITIONS, torch.arange(len(tensors[name])), tensors[name].shape[1])
+            expected = sinusoidal_positions(POSITIONS, torch.arange(len(tensors[name])), tensors[name].shape[1])
             if not torch.allclose(tensors[name].float(), expected, atol=2e-3):  # half precision, far positions
-                raise CheckpointError(f"tensor {name!r} holds other positions than the sinusoids")
+                raise CheckpointError(f"tensor {name!r} does not hold sinusoidal positions")
     return bart.text_to_text(_complete(config), tensors, POSITIONS, post_norm=True, stem_norm=False)
 
 
-def rows(config: TextToTextConfig) -> list[Row]:
-    return [*bart.rows(config), *(Row(name, reason="sinusoids, which are computed", optional=True) for name in TABLES)]
+def rows(config: EncoderDecoderConfig) -> list[NameRow]:
+    return [
+        *bart.rows(config),
+        *(NameRow(name, reason="sinusoids, which are computed", optional=True) for name in TABLES),
+    ]
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -57,7 +60,7 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 
 def card(folder: Path | None) -> dict[str, Any]:
-    """The one direction of a translator."""
+    """Source and target language."""
     path = None if folder is None else folder / "tokenizer_config.json"
     record = read_json(path) if path is not None and path.exists() else {}
     sides = record.get("source_lang"), record.get("target_lang")
@@ -71,5 +74,6 @@ def _recognises(tensors: Tensors, config: dict[str, Any]) -> bool:
 
 
 FAMILY = Family(
-    "marian", TextToText, recognises=_recognises, config_from=config_from, rows=rows, tokenizer=tokenizer, card=card
-)
+    "marian", EncoderDecoder, recognises=_recognises, config_from=config_from, rows=rows, tokenizer=tokenizer,
+    card=card, needs="config.json",
+)  # fmt: skip

@@ -1,8 +1,7 @@
-"""RoBERTa in the names of transformers (Liu et al. 2019), and what has its form: XLM-RoBERTa, CamemBERT.
+"""RoBERTa, XLM-RoBERTa and CamemBERT in transformers' names (Liu et al. 2019).
 
-Traps: the first position is row `pad_token_id` + 1 of its table; the rows before it are kept, and never read. Logits
-go through gelu whatever the blocks have. A classifier brings its own pooler; some files hold the encoder's too, which
-it does not use."""
+Traps: the first position is row `pad_token_id` + 1 of its table; earlier rows are kept but never read. The head has
+GELU whatever the blocks have. The classifier has its own pooler; some files also hold the encoder's, unused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tokens.text.vocabulary import Tokenizer
-from multimodal.weights.table import Row, Tensors, weight_and_bias
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.table import NameRow, Tensors, weight_and_bias
 from multimodal.weights.text import bert
 
 # RobertaConfig's own default
@@ -20,18 +19,18 @@ HEAD = bert.Head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_h
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError as BERT's does, and for positions that have no first row."""
-    made = bert.encoder_config("RoBERTa", config, tensors, prefix, HEAD, DEFAULTS, gelu_head=True)
+    """Raises CheckpointError as BERT's does, and for an invalid `pad_token_id`."""
+    made = bert.encoder_config(config, tensors, prefix, HEAD, DEFAULTS, gelu_head=True)
     if type(pad := (DEFAULTS | config)["pad_token_id"]) is not int or not -1 <= pad < made.context - 1:
-        raise CheckpointError(f"config.json: pad_token_id {pad!r}, after which positions begin, is no row of theirs")
+        raise CheckpointError(f"config.json: pad_token_id {pad!r} must be a row before the last position")
     made = replace(made, positions=PositionConfig(first=pad + 1), context=made.context - pad - 1)
     pools = {"classifier.dense": "tanh", f"{prefix}pooler.dense": "tanh"}
     return bert.with_classes(made, tensors, pools, "classifier.out_proj")
 
 
-def rows(config: TextConfig, prefix: str) -> list[Row]:
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     pooler, unused = f"{prefix}pooler.dense", "the classifier has its own pooler"
-    spare = [Row(f"{pooler}.{part}", reason=unused, optional=True) for part in ("weight", "bias")]
+    spare = [NameRow(f"{pooler}.{part}", reason=unused, optional=True) for part in ("weight", "bias")]
     return [
         *bert.tower_rows(prefix, segments=config.segments),
         *HEAD.rows(prefix + bert.WORD, config),

@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says beside its model: how states become one vector, and the longest text."""
+"""Settings of a sentence-transformers folder: pooling, normalisation and the longest text."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from multimodal.system.files import read_json, read_json_value
 from multimodal.system.records import checked
 
-# names of its Pooling module, and those of `embed`; before version 5 each was a flag
+# names of its Pooling module (flags before version 5), and those of `embed`
 POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
 KNOWN = ("Transformer", "Pooling", "Normalize")
 
 
 def sentence_card(folder: Path | None) -> dict[str, Any]:
-    """`pooling` and `normalize` for the card; nothing for another folder. What `embed` has not keeps its foreign name,
-    such as "max_tokens" or "mean, Dense", and is refused there."""
+    """`pooling` and `normalize` for the card; {} for other folders. Unsupported ones keep their foreign name, such as
+    "max_tokens" or "mean, Dense", which `embed` refuses."""
     if folder is None or not (path := folder / "1_Pooling" / "config.json").exists():
         return {}
     record = read_json(path)
@@ -26,7 +26,7 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
 
 
 def sentence_length(folder: Path, context: int) -> int:
-    """The tokens that a text may have, at most `context`."""
+    """Longest text in tokens, at most `context`."""
     path = folder / "sentence_bert_config.json"
     length = read_json(path).get("max_seq_length") if path.exists() else None
     return min(context, length) if type(length) is int and length > 2 else context

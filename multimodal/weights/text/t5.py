@@ -1,10 +1,9 @@
-"""T5 (Raffel et al. 2020), T5 v1.1, mT5, Flan-T5 and ByT5 in the names of transformers, and T5's encoder alone.
+"""T5 (Raffel et al. 2020), T5 v1.1, mT5, Flan-T5 and ByT5 in transformers' names, and T5's encoder alone.
 
-Traps: attention is not divided by √E, and heads need not fill the width; the one table of distances lies in block 0 of
-each stack, for all blocks; norms are RMS, and nothing has a bias. T5's logits go through the embedding with states
-times 1/√D, those of v1.1 and later through a map of their own without it: transformers up to version 4 says so by
-`tie_word_embeddings`, from 5 on by `scale_decoder_outputs`. v1.1's `wi_0` is the gate. The files by Google also hold
-a table of distances for the cross-attention, which nothing reads."""
+Traps: attention is not divided by √E, and heads need not fill the width. Block 0 of each stack holds the distance table
+of all blocks. Norms are RMS; there are no biases. T5's head is the embedding on states times 1/√D, that of v1.1 and
+later a map of its own without the factor: transformers 4 states this by `tie_word_embeddings`, transformers 5 by
+`scale_decoder_outputs`. `wi_0` is the gate. Google's files hold an unused distance table of the cross-attention."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,15 @@ from typing import Any
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import CheckpointError
-from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import Row, Tensors, under
+from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bart, bert
 
-# T5Config's own defaults, and those of MT5Config that differ; whatever its files say of ties, mT5 scales nothing
+# T5Config's defaults, and those of MT5Config that differ; mT5 never scales, whatever its files say of ties
 T5 = {
     "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_decoder_layers": None,
     "num_heads": 8, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
@@ -35,7 +34,7 @@ TABLE, FIRST_BLOCK = "shared.weight", "block.0.layer.0.SelfAttention.q.weight"
 
 
 def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    made = bart.complete(config, T5 | (MT5 if config.get("model_type") == "mt5" else {}))
+    made = T5 | (MT5 if config.get("model_type") == "mt5" else {}) | config
     start = made["pad_token_id"] if made["decoder_start_token_id"] is None else made["decoder_start_token_id"]
     layers = made["num_layers"] if made["num_decoder_layers"] is None else made["num_decoder_layers"]
     return made | {"decoder_start_token_id": start, "num_decoder_layers": layers}
@@ -43,11 +42,14 @@ def _complete(config: dict[str, Any]) -> dict[str, Any]:
 
 def _encoder(c: dict[str, Any], vocabulary: int) -> TextConfig:
     kind = c["feed_forward_proj"]
-    gated = kind.startswith("gated-")
-    # "gated-gelu" has always meant the tanh approximation
-    activation = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-    if activation not in bart.ACTIVATIONS:
-        raise CheckpointError(f"config.json: feed_forward_proj {kind!r} is not supported")
+    # "gated-gelu" has always meant the tanh approximation; the two newer keys override it
+    activation = c.get("dense_act_fn", "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
+    gated = c.get("is_gated_act", kind.startswith("gated-"))
+    if activation not in bart.ACTIVATIONS or type(gated) is not bool:
+        raise CheckpointError(
+            f"config.json: feed_forward_proj {kind!r}, dense_act_fn {activation!r}, is_gated_act {gated!r} is not "
+            "supported"
+        )
     attention = AttentionConfig(c["d_model"], c["num_heads"], head_width=c["d_kv"], bias=False, scale=1.0)
     block = BlockConfig(
         attention, c["d_ff"], bart.ACTIVATIONS[activation], gated, norm="rms", norm_eps=c["layer_norm_epsilon"]
@@ -58,21 +60,21 @@ def _encoder(c: dict[str, Any], vocabulary: int) -> TextConfig:
     return TextConfig(vocabulary, c["n_positions"], StackConfig(block, c["num_layers"]), False, positions=positions)
 
 
-def config_from(config: dict[str, Any], tensors: Tensors) -> TextToTextConfig:
-    """Raises CheckpointError for a head of its own on scaled states, which no released model has."""
+def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
+    """Raises CheckpointError for a separate head on scaled states, which no released model has."""
     c = _complete(config)
     bart.check_repeats(tensors, TABLE, [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")])
     tied = bert.same(tensors, bart.HEAD, TABLE, absent=c["tie_word_embeddings"])
     scaled = c.get("scale_decoder_outputs", c["tie_word_embeddings"])
     if scaled and not tied:
-        raise CheckpointError(f"tensor {bart.HEAD!r} is not the embedding, which the configuration says it repeats")
+        raise CheckpointError(f"tensor {bart.HEAD!r} differs from the embedding, which the configuration ties it to")
     encoder = _encoder(c, 0)
     block = replace(encoder.stack.block, cross=encoder.stack.block.attention)
     decoder = replace(
         encoder, vocabulary=c["vocab_size"], stack=StackConfig(block, c["num_decoder_layers"]), causal=True, tied=tied,
         logit_scale=c["d_model"] ** -0.5 if scaled else 1.0,
     )  # fmt: skip
-    return TextToTextConfig(encoder, decoder, bart.start_id(c))
+    return EncoderDecoderConfig(encoder, decoder, bart.start_id(c))
 
 
 def encoder_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
@@ -81,7 +83,7 @@ def encoder_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
     return _encoder(c, c["vocab_size"])
 
 
-def _tower(tower: TextConfig, cross: bool) -> list[Row]:
+def _tower(tower: TextConfig, cross: bool) -> list[NameRow]:
     names = {f"layer.0.SelfAttention.{theirs}": f"attention.{own}" for theirs, own in PARTS.items()}
     if cross:
         names |= {f"layer.1.EncDecAttention.{theirs}": f"cross.{own}" for theirs, own in PARTS.items()}
@@ -90,28 +92,28 @@ def _tower(tower: TextConfig, cross: bool) -> list[Row]:
     ups = {"wi_0": "gate", "wi_1": "up"} if tower.stack.block.gated else {"wi": "up"}
     names |= {f"{feed}.DenseReluDense.{theirs}": f"feed.{own}" for theirs, own in (ups | {"wo": "down"}).items()}
     names |= {"layer.0.layer_norm": "attention_branch.norm", f"{feed}.layer_norm": "feed_branch.norm"}
-    block = [Row(f"{theirs}.weight", f"{own}.weight") for theirs, own in names.items()]
+    block = [NameRow(f"{theirs}.weight", f"{own}.weight") for theirs, own in names.items()]
     return [
         *under("block.{}.", "stack.blocks.{}.", block),
-        Row("block.0.layer.0.SelfAttention.relative_attention_bias.weight", "bias.table.weight"),
-        Row("final_layer_norm.weight", "stack.norm.weight"),
+        NameRow("block.0.layer.0.SelfAttention.relative_attention_bias.weight", "bias.table.weight"),
+        NameRow("final_layer_norm.weight", "stack.norm.weight"),
     ]
 
 
-def rows(config: TextToTextConfig) -> list[Row]:
-    head = bert.again(bart.HEAD, TABLE) if config.decoder.tied else Row(bart.HEAD, "decoder.head.weight")
+def rows(config: EncoderDecoderConfig) -> list[NameRow]:
+    head = repeat(bart.HEAD, TABLE) if config.decoder.tied else NameRow(bart.HEAD, "decoder.head.weight")
     unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     return [
-        Row(TABLE, "decoder.embed.weight"), head, Row(unread, reason="nothing reads it", optional=True),
+        NameRow(TABLE, "decoder.embed.weight"), head, NameRow(unread, reason="unused", optional=True),
         *under("encoder.", "encoder.", _tower(config.encoder, cross=False)),
         *under("decoder.", "decoder.", _tower(config.decoder, cross=True)),
-        *(bert.again(f"{side}.embed_tokens.weight", TABLE) for side in ("encoder", "decoder")),
+        *(repeat(f"{side}.embed_tokens.weight", TABLE) for side in ("encoder", "decoder")),
     ]  # fmt: skip
 
 
-def encoder_rows(config: TextConfig) -> list[Row]:
+def encoder_rows(config: TextConfig) -> list[NameRow]:
     return [
-        Row(TABLE, "embed.weight"), bert.again("encoder.embed_tokens.weight", TABLE),
+        NameRow(TABLE, "embed.weight"), repeat("encoder.embed_tokens.weight", TABLE),
         *under("encoder.", "", _tower(config, cross=False)),
     ]  # fmt: skip
 
@@ -128,10 +130,10 @@ def _recognises(tensors: Tensors, config: dict[str, Any], decoder: bool) -> bool
 
 
 FAMILY = Family(
-    "t5", TextToText, recognises=lambda tensors, config: _recognises(tensors, config, decoder=True),
-    config_from=config_from, rows=rows, tokenizer=tokenizer,
+    "t5", EncoderDecoder, recognises=lambda tensors, config: _recognises(tensors, config, decoder=True),
+    config_from=config_from, rows=rows, tokenizer=tokenizer, needs="config.json",
 )  # fmt: skip
 ENCODER = Family(
     "t5-encoder", TextTransformer, recognises=lambda tensors, config: _recognises(tensors, config, decoder=False),
-    config_from=encoder_config, rows=encoder_rows, tokenizer=tokenizer,
+    config_from=encoder_config, rows=encoder_rows, tokenizer=tokenizer, needs="config.json",
 )  # fmt: skip

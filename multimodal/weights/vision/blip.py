@@ -1,7 +1,7 @@
 """BLIP captioners in the names of transformers' BlipForConditionalGeneration (Li et al. 2022).
 
-Traps: texts begin with `text_config.bos_token_id` ([DEC]), which is past BERT's vocabulary, and end with its
-`sep_token_id`, not with its `eos_token_id`. The bias of the logits has two names, and their map is the embedding."""
+Traps: texts begin with `text_config.bos_token_id` ([DEC]), past BERT's vocabulary, and end with its `sep_token_id`, not
+its `eos_token_id`. The bias of the logits has two names; their map is the embedding."""
 
 from functools import partial
 from pathlib import Path
@@ -10,14 +10,14 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captioner, CaptionerConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import NO_FIRST, THIRDS, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.vision.clip_hf import part, preprocessing, stack
 from multimodal.weights.vision.open_clip import pair
 
-# BlipTextConfig's and BlipVisionConfig's own defaults
+# defaults of BlipTextConfig and BlipVisionConfig
 TEXT = {
     "vocab_size": 30524, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
     "num_attention_heads": 8, "max_position_embeddings": 512, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
@@ -39,35 +39,31 @@ def vision_part(vision: dict[str, Any]) -> ViTConfig:
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> CaptionerConfig:
-    if not config:
-        raise CheckpointError("BLIP weights without config.json, which has the number of heads")
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
     if not text["is_decoder"]:
-        raise CheckpointError("config.json: is_decoder false in a model that captions")
+        raise CheckpointError("config.json: is_decoder must be true in a captioner")
     if (tied := HEAD.tied(tensors, EMBEDDING, config)) is None:
         raise CheckpointError(f"tensor '{HEAD.dense}.weight' is missing")
     decoder = bert.decoder_config(text, tied, transform=True, source_width=vision["hidden_size"])
     return CaptionerConfig(vision_part(vision), decoder)
 
 
-def vision_rows() -> list[Row]:
-    parts = [f"attention.{name}" for name in ("query", "key", "value")]
-    block = [
-        *(Row(f"self_attn.qkv.{kind}", tuple(f"{own}.{kind}" for own in parts), THIRDS) for kind in ("weight", "bias")),
-        *weight_and_bias("self_attn.projection", "attention.out"),
-        *weight_and_bias("layer_norm1", "attention_branch.norm"), *weight_and_bias("layer_norm2", "feed_branch.norm"),
-        *weight_and_bias("mlp.fc1", "feed.up"), *weight_and_bias("mlp.fc2", "feed.down"),
-    ]  # fmt: skip
+def vision_rows() -> list[NameRow]:
+    names = {
+        "self_attn.projection": "attention.out", "layer_norm1": "attention_branch.norm",
+        "layer_norm2": "feed_branch.norm", "mlp.fc1": "feed.up", "mlp.fc2": "feed.down",
+    }  # fmt: skip
+    block = [*weight_and_bias("self_attn.qkv", qkv("attention"), THIRDS), *linears(names)]
     return [
-        Row("embeddings.class_embedding", "class_token", NO_FIRST),
-        Row("embeddings.position_embedding", "positions", NO_FIRST),
+        NameRow("embeddings.class_embedding", "class_token", NO_FIRST),
+        NameRow("embeddings.position_embedding", "positions", NO_FIRST),
         *weight_and_bias("embeddings.patch_embedding", "embed"),
         *weight_and_bias("post_layernorm", "stack.norm"),
         *under("encoder.layers.{}.", "stack.blocks.{}.", block),
     ]
 
 
-def rows(config: CaptionerConfig) -> list[Row]:
+def rows(config: CaptionerConfig) -> list[NameRow]:
     return [
         *under("vision_model.", "image.", vision_rows()),
         *bert.tower_rows("text_decoder.bert.", "decoder.", cross=True),
@@ -86,4 +82,5 @@ FAMILY = Family(
     "blip", Captioner,
     recognises=lambda tensors, config: {EMBEDDING, "vision_model.embeddings.class_embedding"} <= set(tensors),
     config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=False),
+    needs="config.json",
 )  # fmt: skip

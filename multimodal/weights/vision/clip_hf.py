@@ -1,8 +1,7 @@
 """CLIP in the names of transformers' CLIPModel.
 
-Traps: the picture tower's first norm is spelt `pre_layrnorm`. Old files hold `position_ids`, which the library no
-longer writes. `eos_token_id` is 2 in old configurations, by mistake: it then means OpenAI's rule, the highest id of
-the vocabulary. A key that config.json leaves out has the library's default."""
+Traps: the image tower's first norm is spelt `pre_layrnorm`. Old files hold `position_ids`. An `eos_token_id` of 2 in
+old configurations is a mistake and means the highest id of the vocabulary."""
 
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,13 @@ from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.system.files import read_json
 from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.text.vocabulary import CLIPTokenizer, Tokenizer
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import FIRST, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import FIRST, NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.vision.open_clip import pair
 
-# CLIPTextConfig's and CLIPVisionConfig's own defaults
+# defaults of CLIPTextConfig and CLIPVisionConfig
 TEXT = {
     "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
     "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -35,12 +35,12 @@ RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 def part(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    """`text_config` or `vision_config` in full; `text_config_dict`, where there is one, goes before it."""
+    """`text_config` or `vision_config` with its defaults; `text_config_dict` takes precedence."""
     return defaults | (config.get(f"{name}_config_dict") or config.get(f"{name}_config") or {})
 
 
 def stack(part: dict[str, Any]):
-    """The blocks of one tower. Raises CheckpointError for an activation that is not known."""
+    """Blocks of one tower. Raises CheckpointError for an unknown activation."""
     if part["hidden_act"] not in ACTIVATIONS:
         raise CheckpointError(f"config.json: hidden_act {part['hidden_act']!r} is not supported")
     return transformer(
@@ -59,55 +59,52 @@ def vision_part(vision: dict[str, Any], pool: str) -> ViTConfig:
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
-    if not config:
-        raise CheckpointError("CLIP weights of transformers without config.json, which has the number of heads")
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
     eos = text["vocab_size"] - 1 if text["eos_token_id"] == 2 else text["eos_token_id"]
     if not isinstance(eos, int):
-        raise CheckpointError(f"config.json: eos_token_id {eos!r} is not one id")
+        raise CheckpointError(f"config.json: eos_token_id must be one id (got {eos!r})")
     tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack(text), causal=True)
     return CLIPConfig(vision_part(vision, "token"), tower, config.get("projection_dim", 512), "softmax", "eos", eos)
 
 
-def tower_rows(norm: str) -> list[Row]:
-    """Blocks and last norm, from `encoder.layers.{}.` to `stack.blocks.{}.`."""
+def tower_rows(norm: str) -> list[NameRow]:
+    """Rows of blocks, last norm and positions."""
     names = {
         "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key",
         "self_attn.v_proj": "attention.value", "self_attn.out_proj": "attention.out",
         "layer_norm1": "attention_branch.norm", "layer_norm2": "feed_branch.norm",
         "mlp.fc1": "feed.up", "mlp.fc2": "feed.down",
     }  # fmt: skip
-    rows = [row for foreign, own in names.items() for row in weight_and_bias(foreign, own)]
     return [
-        *under("encoder.layers.{}.", "stack.blocks.{}.", rows),
+        *under("encoder.layers.{}.", "stack.blocks.{}.", linears(names)),
         *weight_and_bias(norm, "stack.norm"),
-        Row("embeddings.position_embedding.weight", "positions"),
-        Row("embeddings.position_ids", reason="0, 1, 2, …", optional=True),
+        NameRow("embeddings.position_embedding.weight", "positions"),
+        NameRow("embeddings.position_ids", reason="0, 1, 2, …", optional=True),
     ]
 
 
-def text_rows() -> list[Row]:
-    rows = [*tower_rows("final_layer_norm"), Row("embeddings.token_embedding.weight", "embed.weight")]
+def text_rows() -> list[NameRow]:
+    rows = [*tower_rows("final_layer_norm"), NameRow("embeddings.token_embedding.weight", "embed.weight")]
     return under("text_model.", "text.", rows)
 
 
-def rows(config: CLIPConfig) -> list[Row]:
+def rows(config: CLIPConfig) -> list[NameRow]:
     vision = [
         *tower_rows("post_layernorm"),
-        Row("embeddings.class_embedding", "class_token", FIRST),
-        Row("embeddings.patch_embedding.weight", "embed.weight"),
+        NameRow("embeddings.class_embedding", "class_token", FIRST),
+        NameRow("embeddings.patch_embedding.weight", "embed.weight"),
         *weight_and_bias("pre_layrnorm", "stem_norm"),
     ]
     return [
         *text_rows(), *under("vision_model.", "image.", vision),
-        Row("visual_projection.weight", "image_project.weight"),
-        Row("text_projection.weight", "text_project.weight"),
-        Row("logit_scale", "logit_scale"),
+        NameRow("visual_projection.weight", "image_project.weight"),
+        NameRow("text_projection.weight", "text_project.weight"),
+        NameRow("logit_scale", "logit_scale"),
     ]  # fmt: skip
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """CLIP's vocabulary where tokenizer_config.json says so and the sizes agree."""
+    """CLIP's vocabulary if tokenizer_config.json names it and the sizes agree."""
     text = part(config, "text", TEXT)
     if folder is None or not (folder / "tokenizer_config.json").exists() or text["vocab_size"] != 49408:
         return None
@@ -116,7 +113,7 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 
 def _image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """What is done to pictures, and the file that says so: transformers 5 writes one for pictures and texts."""
+    """File and record of the image processor; transformers 5 writes one file for images and texts."""
     for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         if (path := folder / name).exists():
             record = read_json(path)
@@ -127,14 +124,12 @@ def _image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = True) -> Preprocessing | None:
-    """From what the folder has for pictures: {"shortest_edge": s} then a crop, or {"height", "width"} with the aspect
-    lost.
+    """Preprocessing of the folder: {"shortest_edge": s} with a crop, or {"height", "width"} without the aspect ratio.
 
-    `crops`: what a file without `do_center_crop` means. Raises CheckpointError for steps that are not known."""
-    found = _image_record(folder) if folder else None
-    if found is None:
+    `crops`: the default of `do_center_crop`. Raises CheckpointError for unknown steps."""
+    path, record = (_image_record(folder) if folder else None) or (None, None)
+    if record is None:
         return None
-    path, record = found
     size, crop = record["size"], record.get("crop_size")
     edge = size if isinstance(size, int) else size.get("shortest_edge")
     crop = (crop, crop) if isinstance(crop, int) else (crop["height"], crop["width"]) if crop else (edge, edge)
@@ -153,4 +148,5 @@ FAMILY = Family(
     "clip-hf", CLIP,
     recognises=lambda tensors, config: "vision_model.pre_layrnorm.weight" in tensors and "logit_scale" in tensors,
     config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=True),
+    needs="config.json",
 )  # fmt: skip

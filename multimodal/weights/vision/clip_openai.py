@@ -1,8 +1,8 @@
 """CLIP in OpenAI's names, which OpenCLIP kept (Radford et al. 2021; open_clip/model.py).
 
-Traps: OpenAI's weights use quick-GELU, most of OpenCLIP's the plain one, and no tensor says which. The projections
-are stored as x @ W. The picture tower has a norm before its blocks. Text is pooled at the highest id of a row,
-which is the end of text. OpenCLIP's CustomTextCLIP has the same text tower under `text.`."""
+Traps: OpenAI's weights use quick-GELU, most of OpenCLIP's the exact one, and no tensor tells. Projections are stored as
+x @ W. The image tower has a norm before its blocks. Text is pooled at the highest id of a row, the end of text.
+OpenCLIP's CustomTextCLIP has the same text tower under `text.`."""
 
 from typing import Any
 
@@ -10,11 +10,10 @@ from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.weights.family import Family
-from multimodal.weights.table import FIRST, THIRDS, TRANSPOSE, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import FIRST, TRANSPOSE, NameRow, Tensors, in_proj, linears, under, weight_and_bias
 from multimodal.weights.vision.open_clip import (
     VISION,
     model_settings,
-    open_clip_architecture,
     open_clip_preprocessing,
     open_clip_tokenizer,
     pair,
@@ -23,12 +22,11 @@ from multimodal.weights.vision.open_clip import (
     tower,
 )
 
-__all__ = ["CUSTOM_TEXT", "FAMILY", "block_rows", "open_clip_architecture", "text_rows"]
-ARCHIVE = ("input_resolution", "context_length", "vocab_size")  # only OpenAI's own archives hold these
+ARCHIVE = ("input_resolution", "context_length", "vocab_size")  # only in OpenAI's archives
 
 
 def vision_part(model: dict[str, Any]) -> ViTConfig:
-    """The picture tower. Raises CheckpointError for a ModifiedResNet or a timm trunk."""
+    """The image tower. Raises CheckpointError for a ModifiedResNet or a timm trunk."""
     part = settings(model["vision_cfg"], VISION, "vision_cfg.")
     image, patch = pair(part["image_size"]), pair(part["patch_size"])
     pools = {"tok": "token", "avg": "mean"}
@@ -46,7 +44,7 @@ def vision_part(model: dict[str, Any]) -> ViTConfig:
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     if "visual.layer1.0.conv1.weight" in tensors:
-        raise CheckpointError("the picture tower is a ModifiedResNet (visual.layer1), which is not supported")
+        raise CheckpointError("the image tower is a ModifiedResNet (visual.layer1), which is not supported")
     model = model_settings(config)
     text, fields = text_part(model)
     loss = "softmax" if model["init_logit_bias"] is None else "sigmoid"
@@ -54,15 +52,15 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
 
 
 def archive_config(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """What OpenAI's loader means by an archive of its own, which holds no configuration: heads 64 wide and
-    quick-GELU (clip/model.py, build_model), pictures resized and cropped as in clip/clip.py, _transform."""
+    """Configuration that OpenAI's loader infers from an archive: heads 64 wide and quick-GELU (clip/model.py,
+    build_model), images resized and cropped as in clip/clip.py, _transform."""
     if not all(name in tensors for name in ("visual.class_embedding", *ARCHIVE)):
         return config
     if config:
         if not config.get("model_cfg", config).get("quick_gelu"):
             raise CheckpointError(
-                "OpenAI's own weights, trained with quick-GELU, which the given architecture has not (leave it out, or "
-                "add -quickgelu to its name)"
+                "OpenAI's weights were trained with quick-GELU, which this architecture lacks (omit it, or add "
+                "-quickgelu to its name)"
             )
         return config
     width, _, _, patch = tensors["visual.conv1.weight"].shape
@@ -80,28 +78,23 @@ def archive_config(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
 def block_rows(
     layer_scale: bool, foreign: str = "transformer.resblocks.{}.", ours: str = "stack.blocks.{}.",
     attention: str = "attention", feed: str = "feed",
-) -> list[Row]:  # fmt: skip
-    """One residual block, which may be part of one of ours: its attention and feed-forward by their names there."""
-    parts = [f"{attention}.{name}" for name in ("query", "key", "value")]
+) -> list[NameRow]:  # fmt: skip
+    """Rows of a residual block, which may be part of one of ours; `attention` and `feed`: names there."""
     rows = [
-        Row("attn.in_proj_weight", tuple(f"{part}.weight" for part in parts), THIRDS),
-        Row("attn.in_proj_bias", tuple(f"{part}.bias" for part in parts), THIRDS),
-        *weight_and_bias("attn.out_proj", f"{attention}.out"),
-        *weight_and_bias("ln_1", f"{attention}_branch.norm"),
-        *weight_and_bias("ln_2", f"{feed}_branch.norm"),
-        *weight_and_bias("mlp.c_fc", f"{feed}.up"),
-        *weight_and_bias("mlp.c_proj", f"{feed}.down"),
+        *in_proj("attn", attention),
+        *linears({"attn.out_proj": f"{attention}.out", "ln_1": f"{attention}_branch.norm"}),
+        *linears({"ln_2": f"{feed}_branch.norm", "mlp.c_fc": f"{feed}.up", "mlp.c_proj": f"{feed}.down"}),
     ]
     if layer_scale:
-        rows += [Row(f"ls_{i}.gamma", f"{part}_branch.scale.gain") for i, part in ((1, attention), (2, feed))]
+        rows += [NameRow(f"ls_{i}.gamma", f"{part}_branch.scale.gain") for i, part in ((1, attention), (2, feed))]
     return under(foreign, ours, rows)
 
 
-def text_rows(config: CLIPConfig, prefix: str) -> list[Row]:
-    """The text tower, its projection and the two scalars."""
+def text_rows(config: CLIPConfig, prefix: str) -> list[NameRow]:
+    """Rows of the text tower, its projection and the two scalars."""
     names = [
-        Row("token_embedding.weight", "embed.weight"),
-        Row("positional_embedding", "positions"),
+        NameRow("token_embedding.weight", "embed.weight"),
+        NameRow("positional_embedding", "positions"),
         *weight_and_bias("ln_final", "stack.norm"),
         *block_rows(config.text.stack.block.layer_scale),
     ]
@@ -109,16 +102,16 @@ def text_rows(config: CLIPConfig, prefix: str) -> list[Row]:
     if config.text_project and config.text_bias:
         rows += weight_and_bias(f"{prefix}text_projection", "text_project")
     elif config.text_project:
-        rows.append(Row(f"{prefix}text_projection", "text_project.weight", TRANSPOSE))
+        rows.append(NameRow(f"{prefix}text_projection", "text_project.weight", TRANSPOSE))
     scalars = ["logit_scale"] + ["logit_bias"] * (config.loss == "sigmoid")
-    return rows + [Row(name, name) for name in scalars]
+    return rows + [NameRow(name, name) for name in scalars]
 
 
-def vision_rows(config: ViTConfig) -> list[Row]:
+def vision_rows(config: ViTConfig) -> list[NameRow]:
     rows = [
-        Row("conv1.weight", "embed.weight"),
-        Row("class_embedding", "class_token", FIRST),
-        Row("positional_embedding", "positions"),
+        NameRow("conv1.weight", "embed.weight"),
+        NameRow("class_embedding", "class_token", FIRST),
+        NameRow("positional_embedding", "positions"),
         *weight_and_bias("ln_post", "norm" if config.norm_after_pool else "stack.norm"),
         *block_rows(config.stack.block.layer_scale),
     ]
@@ -126,7 +119,7 @@ def vision_rows(config: ViTConfig) -> list[Row]:
 
 
 def _family(name: str, prefix: str) -> Family:
-    dropped = [Row(name, reason="a number that the shapes hold too", optional=True) for name in ARCHIVE]
+    dropped = [NameRow(name, reason="follows from the shapes", optional=True) for name in ARCHIVE]
     return Family(
         name, CLIP,
         recognises=lambda tensors, config: (
@@ -136,7 +129,7 @@ def _family(name: str, prefix: str) -> Family:
         config_from=config_from,
         rows=lambda config: [
             *under("visual.", "image.", vision_rows(config.image)), *text_rows(config, prefix), *dropped,
-            Row("visual.proj", "image_project.weight", TRANSPOSE),
+            NameRow("visual.proj", "image_project.weight", TRANSPOSE),
         ],
         tokenizer=open_clip_tokenizer,
         preprocessing=open_clip_preprocessing,

@@ -1,9 +1,9 @@
 """CoCa in OpenCLIP's names (Yu et al. 2022; open_clip/coca_model.py and transformer.py).
 
-Traps: the attention pooler's last norm is the picture tower's `ln_post`, whose width is then that of the shared space.
-Its query, key and value are fused where the tower has that width too. The class token of a text has the last row of
-the positions. A layer of the decoder is two blocks there, `resblocks` and `cross_attn`, and one here. The decoder's
-feed-forward is always four times its width: open_clip does not read its `mlp_ratio`."""
+Traps: the attention pooler's last norm is the image tower's `ln_post`, as wide as the shared space; its query, key and
+value are fused if the tower has that width too. The class token of a text has the last row of the positions. A decoder
+layer is two blocks there (`resblocks`, `cross_attn`), one here. Its feed-forward is always four times the width:
+open_clip ignores its `mlp_ratio`."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from multimodal.blocks.stack import StackConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.weights.family import Family
-from multimodal.weights.table import THIRDS, TRANSPOSE, Op, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import TRANSPOSE, NameRow, Op, Tensors, in_proj, under, weight_and_bias
 from multimodal.weights.vision.clip_openai import block_rows, text_rows, vision_part, vision_rows
 from multimodal.weights.vision.open_clip import (
     MODEL,
@@ -31,22 +31,22 @@ from multimodal.weights.vision.open_clip import (
 POOL = {"attentional_pool": False, "attn_pooler_queries": 256, "attn_pooler_heads": 8}
 CLASS = {"embed_cls": False}
 DECODER = {"context_length": 77, "width": 512, "heads": 8, "layers": 12, "ls_init_value": None}
-# keys that open_clip takes for the decoder and does not read
+# keys of the decoder that open_clip ignores
 UNREAD = ("mlp_ratio", "dim_head", "n_queries", "vocab_size")
 LAST_APART = Op(lambda t: [t[:-1], t[-1]], lambda ours: torch.cat([ours[0], ours[1][None]]))
 
 
-def _taken(record: dict[str, Any], own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keys of `own`, with its defaults, and all others."""
+def _split(record: dict[str, Any], own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys of `own` with its defaults, and all others."""
     return {key: record.get(key, own[key]) for key in own}, {k: v for k, v in record.items() if k not in own}
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> CoCaConfig:
-    """Raises CheckpointError for a text tower of Hugging Face, one without a class token, and the poolers with a query
-    for contrast, whose own vectors in open_clip have an axis too many to be compared."""
+    """Raises CheckpointError for Hugging Face's text towers, those without a class token, and poolers with an extra
+    query for the contrastive loss, whose vectors open_clip itself cannot compare."""
     model = model_settings(config, MODEL | {"multimodal_cfg": None})
-    pool, vision = _taken(model["vision_cfg"], POOL)
-    text_class, text = _taken(model["text_cfg"], CLASS)
+    pool, vision = _split(model["vision_cfg"], POOL)
+    text_class, text = _split(model["text_cfg"], CLASS)
     if text.get("hf_model_name"):
         raise CheckpointError(f"OpenCLIP configuration: text_cfg.hf_model_name {text['hf_model_name']!r} in a CoCa")
     if not isinstance(pool["attentional_pool"], bool) or not text_class["embed_cls"]:
@@ -64,7 +64,7 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CoCaConfig:
     if not decoder.block.attention.width == width == tower_of_text.width:
         raise CheckpointError(
             f"OpenCLIP configuration: image tokens {width}, text {tower_of_text.width} and multimodal_cfg "
-            f"{decoder.block.attention.width} wide do not fit together"
+            f"{decoder.block.attention.width} must have equal widths"
         )
     return CoCaConfig(
         replace(image, stack=replace(image.stack, final_norm=not pooled)),
@@ -87,43 +87,42 @@ def _decoder(model: dict[str, Any], context: int) -> StackConfig:
     return replace(stack, block=replace(stack.block, cross=cross, cross_block=True))
 
 
-def pool_rows(fused: bool) -> list[Row]:
-    """The attention pooler and the norm behind it, from `visual.` to `image_pool.`."""
-    parts = [f"attention.{name}" for name in ("query", "key", "value")]
-    apart = [Row(f"attn.{part}_proj_weight", f"{own}.weight") for part, own in zip("qkv", parts, strict=True)]
+def pool_rows(fused: bool) -> list[NameRow]:
+    """Rows of the attention pooler and the norm after it, from `visual.` to `image_pool.`."""
+    weight, bias = in_proj("attn", "attention")
+    apart = [NameRow(f"attn.{part}_proj_weight", own) for part, own in zip("qkv", weight.targets, strict=True)]
     rows = [
-        Row("query", "query"),
-        *([Row("attn.in_proj_weight", tuple(f"{own}.weight" for own in parts), THIRDS)] if fused else apart),
-        Row("attn.in_proj_bias", tuple(f"{own}.bias" for own in parts), THIRDS),
+        NameRow("query", "query"),
+        *([weight] if fused else apart), bias,
         *weight_and_bias("attn.out_proj", "attention.out"),
         *weight_and_bias("ln_q", "query_norm"), *weight_and_bias("ln_k", "source_norm"),
     ]  # fmt: skip
     return under("visual.", "image_pool.", [*under("attn_pool.", "", rows), *weight_and_bias("ln_post", "norm")])
 
 
-def decoder_rows(layer_scale: bool) -> list[Row]:
+def decoder_rows(layer_scale: bool) -> list[NameRow]:
     block = "decoder.blocks.{}."
     rows = [
         *block_rows(layer_scale, "resblocks.{}.", block, feed="own_feed"),
         *block_rows(layer_scale, "cross_attn.{}.", block, attention="cross"),
         *under("cross_attn.{}.", block, weight_and_bias("ln_1_kv", "source_norm")),
         *weight_and_bias("ln_final", "decoder.norm"),
-        Row("text_projection", "words.weight", TRANSPOSE),
+        NameRow("text_projection", "words.weight", TRANSPOSE),
     ]
     return under("text_decoder.", "", rows)
 
 
-def rows(config: CoCaConfig) -> list[Row]:
+def rows(config: CoCaConfig) -> list[NameRow]:
     vision = [row for row in vision_rows(config.image) if not config.queries or not row.foreign.startswith("ln_post")]
     other = ("text.positional_embedding", "text.ln_final.")
     text = [row for row in text_rows(config, "text.") if not row.foreign.startswith(other)]
     return [
         *under("visual.", "image.", vision),
         *(pool_rows(fused=config.embed == config.image.width) if config.queries else []),
-        Row("visual.proj", "image_project.weight", TRANSPOSE),
+        NameRow("visual.proj", "image_project.weight", TRANSPOSE),
         *text, *weight_and_bias("text.ln_final", "text_norm"),
-        Row("text.positional_embedding", ("text.positions", "text_class_position"), LAST_APART),
-        Row("text.cls_emb", "text_class"),
+        NameRow("text.positional_embedding", ("text.positions", "text_class_position"), LAST_APART),
+        NameRow("text.cls_emb", "text_class"),
         *decoder_rows(config.decoder.block.layer_scale),
     ]  # fmt: skip
 

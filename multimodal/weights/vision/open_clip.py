@@ -1,4 +1,4 @@
-"""OpenCLIP's configuration: `open_clip_config.json`, or one of the architectures that open_clip installs."""
+"""OpenCLIP's configurations: `open_clip_config.json`, or an architecture that open_clip installs."""
 
 import difflib
 import json
@@ -11,9 +11,11 @@ from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
-from multimodal.tokens.text.vocabulary import CLIPTokenizer, SigLIPText, Tokenizer
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.sentencepiece import SigLIPText
+from multimodal.tokens.text.tokenizer import Tokenizer
 
-# open_clip's own defaults (CLIPVisionCfg, CLIPTextCfg): a key that a configuration leaves out means these
+# open_clip's defaults (CLIPVisionCfg, CLIPTextCfg)
 VISION = {
     "layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224,
     "ls_init_value": None, "no_ln_pre": False, "final_ln_after_pool": False, "pool_type": "tok",
@@ -26,7 +28,7 @@ TEXT = {
     "proj_type": "linear", "act_kwargs": None, "norm_kwargs": None,
 }  # fmt: skip
 MODEL = {"embed_dim": None, "vision_cfg": None, "text_cfg": None, "quick_gelu": False, "init_logit_bias": None}
-# these change training, initial values or the text's preparation, not what the weights compute
+# keys for training, initial values or text preparation, which do not change what the weights compute
 INERT = frozenset(
     ["patch_dropout", "output_tokens", "attn_pooler_queries", "attn_pooler_heads", "pos_embed_type", "timm_pool",
      "timm_proj", "timm_drop", "timm_drop_path", "timm_model_pretrained", "hf_tokenizer_name", "tokenizer_mode",
@@ -35,7 +37,7 @@ INERT = frozenset(
 
 
 def settings(record: dict[str, Any], defaults: dict[str, Any], part: str) -> dict[str, Any]:
-    """`record` over `defaults`. Raises CheckpointError naming a key that is switched on and not known here."""
+    """`record` over `defaults`. Raises CheckpointError for an unknown key that is set."""
     for key, value in record.items():
         if key not in defaults and key not in INERT and value not in (None, False):
             raise CheckpointError(f"OpenCLIP configuration: {part}{key} {value!r} is not supported")
@@ -43,24 +45,24 @@ def settings(record: dict[str, Any], defaults: dict[str, Any], part: str) -> dic
 
 
 def model_settings(config: dict[str, Any], defaults: dict[str, Any] = MODEL) -> dict[str, Any]:
-    """The model part of a configuration. Raises CheckpointError when there is none."""
+    """Model part of a configuration. Raises CheckpointError if there is none."""
     record = config.get("model_cfg", config)
     if "vision_cfg" not in record or "text_cfg" not in record or "embed_dim" not in record:
         raise CheckpointError(
-            "OpenCLIP weights without open_clip_config.json: give the architecture (architecture=), since the "
-            "activation and the number of heads are not in the file"
+            "OpenCLIP weights without open_clip_config.json: give architecture=, since the weights do not state the "
+            "activation and the number of heads"
         )
     return settings(record, defaults, "")
 
 
 def tower(part: dict[str, Any], heads: int, quick: bool, final_norm: bool = True) -> StackConfig:
-    """The blocks of one tower. Raises CheckpointError for an activation that is not known."""
+    """Blocks of one tower. Raises CheckpointError for an unknown activation."""
     activations = {"null": "quick_gelu" if quick else "gelu", '{"approximate": "tanh"}': "gelu_tanh"}
-    given = json.dumps(part["act_kwargs"] or None)
-    if given not in activations or (quick and part["act_kwargs"]):
-        raise CheckpointError(f"OpenCLIP configuration: act_kwargs {given} (quick_gelu {quick}) is not supported")
+    options = json.dumps(part["act_kwargs"] or None)
+    if options not in activations or (quick and part["act_kwargs"]):
+        raise CheckpointError(f"OpenCLIP configuration: act_kwargs {options} (quick_gelu {quick}) is not supported")
     return transformer(
-        part["width"], part["layers"], heads, int(part["width"] * part["mlp_ratio"]), activation=activations[given],
+        part["width"], part["layers"], heads, int(part["width"] * part["mlp_ratio"]), activation=activations[options],
         norm_eps=_norm_eps(part["norm_kwargs"] or {}), layer_scale=part["ls_init_value"] is not None,
         final_norm=final_norm,
     )  # fmt: skip
@@ -73,11 +75,11 @@ def _norm_eps(norm: dict[str, Any]) -> float:
 
 
 def text_part(model: dict[str, Any]) -> tuple[TextConfig, dict[str, Any]]:
-    """The text tower, and the fields of CLIPConfig that it decides."""
+    """Text tower, and the fields of CLIPConfig that follow from it."""
     text = settings(model["text_cfg"], TEXT, "text_cfg.")
     stack = tower(text, text["heads"], bool(model["quick_gelu"]))
     config = TextConfig(text["vocab_size"], text["context_length"], stack, causal=not text["no_causal_mask"])
-    # argmax: the end of a text is the highest id of the vocabulary (49407 in CLIP's)
+    # argmax: the end of text is the highest id of the vocabulary (49407 in CLIP's)
     pools = {"argmax": ("eos", text["vocab_size"] - 1), "eos": ("eos", text["eos_id"]), "last": ("last", -1)}
     if text["pool_type"] not in pools or text["proj_type"] not in ("linear", "none"):
         raise CheckpointError(
@@ -91,7 +93,7 @@ def text_part(model: dict[str, Any]) -> tuple[TextConfig, dict[str, Any]]:
 
 
 def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
-    """From `preprocess_cfg`; None where the configuration has none, since weights of one architecture differ."""
+    """From `preprocess_cfg`; None without it, since weights of one architecture differ."""
     record = config.get("preprocess_cfg")
     if record is None:
         return None
@@ -104,7 +106,7 @@ def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Prep
 
 
 def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """CLIP's vocabulary, or SigLIP's where the folder holds its SentencePiece file; None for any other."""
+    """CLIP's vocabulary, or SigLIP's if the folder holds its SentencePiece file; else None."""
     text = config.get("model_cfg", config).get("text_cfg", {})
     size, context = text.get("vocab_size", 49408), text.get("context_length", 77)
     if not text.get("hf_tokenizer_name") and not text.get("tokenizer_kwargs") and size == 49408:
@@ -116,7 +118,7 @@ def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenize
 
 
 def pair(size: int | list[int]) -> tuple[int, int]:
-    """(height, width) of a size written as one number or two."""
+    """(height, width) of a size given as one number or two."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
@@ -129,9 +131,8 @@ def _architectures() -> dict[str, Path]:
 
 
 def open_clip_architecture(name: str) -> dict[str, Any]:
-    """open_clip's model configuration `name`; "-quickgelu" after any name asks for OpenAI's activation.
-
-    Raises UsageError with the near names when open_clip has none of this name."""
+    """open_clip's model configuration `name`; "-quickgelu" after any name selects OpenAI's activation. Raises
+    UsageError with similar names."""
     known, plain = _architectures(), name.removesuffix("-quickgelu")
     if name not in known and plain not in known:
         near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:3]

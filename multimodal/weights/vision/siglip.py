@@ -1,8 +1,8 @@
-"""SigLIP (Zhai et al. 2023) in transformers' names, and OpenCLIP's towers on a timm trunk, which hold its own files.
+"""SigLIP (Zhai et al. 2023) in transformers' names, and OpenCLIP's image towers on a timm trunk.
 
-Traps: the picture is pooled by attention (map pooling), with no projection after it; text attends both ways, without
-a padding mask, and is pooled at its last position, padding or not: it must be padded to 64 as in training. Epsilon is
-1e-6 and GELU its tanh form, except in the first SigLIPs of OpenCLIP, which have the exact GELU."""
+Traps: attention pools the image (map pooling), with no projection after it. Text attends in both directions without a
+padding mask and is pooled at its last position, so it must be padded to 64 as in training. Epsilon is 1e-6 and GELU its
+tanh form; OpenCLIP's first SigLIPs have the exact GELU."""
 
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.text.vocabulary import SigLIPText, Tokenizer
+from multimodal.tokens.text.sentencepiece import SigLIPText
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import SCALAR, THIRDS, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import SCALAR, NameRow, Tensors, in_proj, linears, under, weight_and_bias
 from multimodal.weights.vision import clip_hf, clip_openai, vit_timm
 from multimodal.weights.vision.open_clip import (
     TRUNK,
@@ -26,7 +27,7 @@ from multimodal.weights.vision.open_clip import (
 )
 from multimodal.weights.vision.timm_model import plain, timm_model, vit_config
 
-# SiglipTextConfig's and SiglipVisionConfig's own defaults, where they are not CLIP's
+# defaults of SiglipTextConfig and SiglipVisionConfig
 COMMON = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
           "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}  # fmt: skip
 TEXT = COMMON | {"vocab_size": 32000, "max_position_embeddings": 64}
@@ -34,30 +35,20 @@ VISION = COMMON | {"num_channels": 3, "image_size": 224, "patch_size": 16, "visi
 
 
 def hf_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
-    if not config:
-        raise CheckpointError("SigLIP weights of transformers without config.json, which has the number of heads")
     text, vision = clip_hf.part(config, "text", TEXT), clip_hf.part(config, "vision", VISION)
     if not vision["vision_use_head"]:
         raise CheckpointError("config.json: vision_use_head False is not supported")
     embed = text.get("projection_size") or text["hidden_size"]
     if embed != vision["hidden_size"]:
-        raise CheckpointError(f"config.json: text of {embed} and pictures of {vision['hidden_size']} do not compare")
+        raise CheckpointError(f"config.json: text width {embed} must equal the image width {vision['hidden_size']}")
     tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], clip_hf.stack(text), causal=False)
     image = clip_hf.vision_part(vision, "map")
     return CLIPConfig(image, tower, embed, "sigmoid", "last", image_project=False, text_bias=True)
 
 
-def hf_rows(config: CLIPConfig) -> list[Row]:
-    parts = [f"attention.{name}" for name in ("query", "key", "value")]
-    pool = [
-        Row("probe", "query"),
-        Row("attention.in_proj_weight", tuple(f"{part}.weight" for part in parts), THIRDS),
-        Row("attention.in_proj_bias", tuple(f"{part}.bias" for part in parts), THIRDS),
-        *weight_and_bias("attention.out_proj", "attention.out"),
-        *weight_and_bias("layernorm", "norm"),
-        *weight_and_bias("mlp.fc1", "feed.up"),
-        *weight_and_bias("mlp.fc2", "feed.down"),
-    ]
+def hf_rows(config: CLIPConfig) -> list[NameRow]:
+    names = {"attention.out_proj": "attention.out", "layernorm": "norm", "mlp.fc1": "feed.up", "mlp.fc2": "feed.down"}
+    pool = [NameRow("probe", "query"), *in_proj("attention", "attention"), *linears(names)]
     vision = [
         *clip_hf.tower_rows("post_layernorm"),
         *weight_and_bias("embeddings.patch_embedding", "embed"),
@@ -66,12 +57,12 @@ def hf_rows(config: CLIPConfig) -> list[Row]:
     return [
         *clip_hf.text_rows(), *weight_and_bias("text_model.head", "text_project"),
         *under("vision_model.", "image.", vision),
-        Row("logit_scale", "logit_scale", SCALAR), Row("logit_bias", "logit_bias", SCALAR),
+        NameRow("logit_scale", "logit_scale", SCALAR), NameRow("logit_bias", "logit_bias", SCALAR),
     ]  # fmt: skip
 
 
 def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """SigLIP's SentencePiece file where the folder has it; SigLIP 2 and the multilingual one have others."""
+    """SigLIP's SentencePiece file; SigLIP 2 and the multilingual one have other files."""
     text = clip_hf.part(config, "text", TEXT)
     if folder is None or not (folder / "spiece.model").exists() or text["vocab_size"] != 32000:
         return None
@@ -79,7 +70,7 @@ def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
 
 
 def trunk_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
-    """OpenCLIP's TimmModel (open_clip/timm_model.py). Raises CheckpointError for a trunk that is no plain ViT."""
+    """OpenCLIP's TimmModel (open_clip/timm_model.py). Raises CheckpointError unless the trunk is a plain ViT."""
     model = model_settings(config)
     vision = settings(model["vision_cfg"], TRUNK, "vision_cfg.")
     name, pool, projection = vision["timm_model_name"], vision["timm_pool"], vision["timm_proj"]
@@ -88,7 +79,7 @@ def trunk_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
             f"OpenCLIP configuration: timm_model_name {name!r} with timm_proj {projection!r} (bias "
             f"{vision['timm_proj_bias']}) is not supported"
         )
-    if projection == "linear":  # OpenCLIP takes the head off a finished model, so the norm stays where it was
+    if projection == "linear":  # OpenCLIP removes the head of a finished model, so the norm keeps its place
         trunk = timm_model(name)
         trunk.reset_classifier(0, **({"global_pool": pool} if pool else {}))
         plain(trunk, name)
@@ -103,16 +94,16 @@ def trunk_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     return CLIPConfig(image, text, model["embed_dim"], loss, image_project=projection == "linear", **fields)
 
 
-def trunk_rows(prefix: str, config: CLIPConfig) -> list[Row]:
-    project = [Row("visual.head.proj.weight", "image_project.weight")] if config.image_project else []
+def trunk_rows(prefix: str, config: CLIPConfig) -> list[NameRow]:
+    project = [NameRow("visual.head.proj.weight", "image_project.weight")] if config.image_project else []
     trunk = under("visual.trunk.", "image.", vit_timm.rows(config.image))
     return [*trunk, *project, *clip_openai.text_rows(config, prefix)]
 
 
 def _trunk(name: str, prefix: str) -> Family:
-    wanted = {"visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"}
+    names = {"visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"}
     return Family(
-        name, CLIP, recognises=lambda tensors, config: wanted <= set(tensors), config_from=trunk_config,
+        name, CLIP, recognises=lambda tensors, config: names <= set(tensors), config_from=trunk_config,
         rows=partial(trunk_rows, prefix), tokenizer=open_clip_tokenizer, preprocessing=open_clip_preprocessing,
     )  # fmt: skip
 
@@ -121,7 +112,7 @@ FAMILY = Family(
     "siglip-hf", CLIP,
     recognises=lambda tensors, config: {"vision_model.head.probe", "logit_bias"} <= set(tensors),
     config_from=hf_config, rows=hf_rows, tokenizer=hf_tokenizer,
-    preprocessing=partial(clip_hf.preprocessing, crops=False),
+    preprocessing=partial(clip_hf.preprocessing, crops=False), needs="config.json",
 )  # fmt: skip
 TRUNK_FAMILY = _trunk("open_clip-timm", "text.")
 TRUNK_FLAT = _trunk("open_clip-timm-flat", "")

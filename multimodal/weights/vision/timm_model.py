@@ -1,4 +1,4 @@
-"""What no timm file says - heads, activation, epsilon - read off the model that timm itself builds without memory."""
+"""Heads, activation and epsilon, which no timm file states: read from the model that timm builds on the meta device."""
 
 import inspect
 from dataclasses import replace
@@ -16,8 +16,8 @@ POOLS = {"token": "token", "avg": "mean", "map": "map"}
 
 
 def timm_model(architecture: str, **options: Any) -> nn.Module:
-    """timm's model on the meta device. Raises CheckpointError where it is unknown or no plain ViT, and for names and
-    options with which timm would read other files: a checkpoint gives both."""
+    """timm's model on the meta device. Raises CheckpointError if it is unknown or not a plain ViT, and for names and
+    options that would make timm read files, since both come from the checkpoint."""
     import timm
     from timm.models.vision_transformer import VisionTransformer
 
@@ -35,15 +35,14 @@ def timm_model(architecture: str, **options: Any) -> nn.Module:
 
 
 def plain(model: nn.Module, architecture: str) -> nn.Module:
-    """The model itself. Raises CheckpointError when it is no plain ViT."""
-    if found := _differs(model):
-        raise CheckpointError(f"timm's {architecture!r} is no plain ViT ({found})")
+    """Return the model. Raises CheckpointError unless it is a plain ViT."""
+    if difference := _differs(model):
+        raise CheckpointError(f"timm's {architecture!r} is not a plain ViT ({difference})")
     return model
 
 
 def _differs(model: nn.Module) -> str:
-    """What sets the model apart from a plain ViT, or nothing. Parts with weights of their own show as extra
-    tensors at load; here are those that would not."""
+    """Describe a difference from a plain ViT, or ''. Extra parts with weights show as extra tensors at load."""
     from timm.models.vision_transformer import Block, VisionTransformer
 
     if type(model) is not VisionTransformer or any(type(block) is not Block for block in model.blocks):
@@ -64,7 +63,7 @@ def _differs(model: nn.Module) -> str:
 
 
 def vit_config(model: nn.Module) -> ViTConfig:
-    """Our configuration of a timm model."""
+    """Configuration of a timm model."""
     block, pool = model.blocks[0], POOLS[model.global_pool]
     late = isinstance(model.fc_norm, nn.LayerNorm)
     stack = transformer(

@@ -1,7 +1,7 @@
 """timm's VisionTransformer in timm's names (timm/models/vision_transformer.py).
 
 Traps: epsilon is 1e-6 in timm's own models and 1e-5 in CLIP's; the last norm follows mean pooling (`fc_norm`);
-positions may leave out the class token and registers (`no_embed_class`); grids may be no squares."""
+positions may omit the class token and registers (`no_embed_class`); grids need not be square."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS
-from multimodal.weights.table import NO_FIRST, THIRDS, Op, Row, Tensors, under, weight_and_bias
+from multimodal.weights.table import NO_FIRST, THIRDS, NameRow, Op, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.vision.timm_model import timm_model, vit_config
 
 HALVES = Op(lambda t: list(t.chunk(2)), torch.cat)  # fused key, value
@@ -23,8 +23,7 @@ HALVES = Op(lambda t: list(t.chunk(2)), torch.cat)  # fused key, value
 def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     if not config:
         raise CheckpointError(
-            "timm weights without config.json: give the architecture (architecture=), since the number of heads "
-            "is not in the file"
+            "timm weights without config.json: give architecture=, since the weights do not state the number of heads"
         )
     classes = len(tensors["head.weight"]) if "head.weight" in tensors else 0
     options = {"num_classes": config.get("num_classes", classes), **config.get("model_args", {})}
@@ -33,48 +32,44 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     if isinstance(depth := options.get("depth"), int) and depth > min(MOST_LAYERS, len(tensors) // LEAST_TENSORS):
         raise CheckpointError(f"config.json: depth {depth}, more than the {len(tensors)} tensors of the file can fill")
     model = timm_model(config["architecture"], **options)
-    if (says := config.get("global_pool", model.global_pool)) != model.global_pool:
-        raise CheckpointError(f"config.json: global_pool {says!r}, where the architecture has {model.global_pool!r}")
+    if (stated := config.get("global_pool", model.global_pool)) != model.global_pool:
+        raise CheckpointError(f"config.json: global_pool {stated!r}, where the architecture has {model.global_pool!r}")
     return vit_config(model)
 
 
-def rows(config: ViTConfig) -> list[Row]:
-    parts = [f"attention.{name}" for name in ("query", "key", "value")]
-    block = [
-        *weight_and_bias("attn.qkv", tuple(parts), THIRDS)[: 1 + config.stack.block.attention.qkv_bias],
-        *weight_and_bias("attn.proj", "attention.out"),
-        *weight_and_bias("norm1", "attention_branch.norm"),
-        *weight_and_bias("norm2", "feed_branch.norm"),
-        *weight_and_bias("mlp.fc1", "feed.up"),
-        *weight_and_bias("mlp.fc2", "feed.down"),
-    ]
+def rows(config: ViTConfig) -> list[NameRow]:
+    names = {
+        "attn.proj": "attention.out", "norm1": "attention_branch.norm", "norm2": "feed_branch.norm",
+        "mlp.fc1": "feed.up", "mlp.fc2": "feed.down",
+    }  # fmt: skip
+    fused = weight_and_bias("attn.qkv", qkv("attention"), THIRDS)[: 1 + config.stack.block.attention.qkv_bias]
+    block = [*fused, *linears(names)]
     if config.stack.block.layer_scale:
-        block += [Row("ls1.gamma", "attention_branch.scale.gain"), Row("ls2.gamma", "feed_branch.scale.gain")]
+        block += [NameRow("ls1.gamma", "attention_branch.scale.gain"), NameRow("ls2.gamma", "feed_branch.scale.gain")]
     late = config.norm_after_pool
     made = [
         *under("blocks.{}.", "stack.blocks.{}.", block),
         *weight_and_bias("fc_norm" if late else "norm", "norm" if late else "stack.norm"),
-        Row("patch_embed.proj.weight", "embed.weight"),
-        Row("pos_embed", "positions", NO_FIRST),
+        NameRow("patch_embed.proj.weight", "embed.weight"),
+        NameRow("pos_embed", "positions", NO_FIRST),
     ]
-    made += [Row("patch_embed.proj.bias", "embed.bias")] if config.patch_bias else []
-    made += [Row("cls_token", "class_token", NO_FIRST)] if config.class_token else []
-    made += [Row("reg_token", "registers", NO_FIRST)] if config.registers else []
+    made += [NameRow("patch_embed.proj.bias", "embed.bias")] if config.patch_bias else []
+    made += [NameRow("cls_token", "class_token", NO_FIRST)] if config.class_token else []
+    made += [NameRow("reg_token", "registers", NO_FIRST)] if config.registers else []
     made += weight_and_bias("norm_pre", "stem_norm") if config.stem_norm else []
     made += weight_and_bias("head", "head") if config.classes else []
     return made + (_map_pool_rows() if config.pool == "map" else [])
 
 
-def _map_pool_rows() -> list[Row]:
+def _map_pool_rows() -> list[NameRow]:
     linear = {"q": "attention.query", "proj": "attention.out", "norm": "norm", "mlp.fc1": "feed.up",
               "mlp.fc2": "feed.down"}  # fmt: skip
-    found = [row for foreign, own in linear.items() for row in weight_and_bias(foreign, own)]
-    found += weight_and_bias("kv", ("attention.key", "attention.value"), HALVES)
-    return under("attn_pool.", "pool.", [*found, Row("latent", "query")])
+    fused = weight_and_bias("kv", ("attention.key", "attention.value"), HALVES)
+    return under("attn_pool.", "pool.", [*linears(linear), *fused, NameRow("latent", "query")])
 
 
 def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
-    """From `pretrained_cfg`, or timm's own for an architecture with a tag ("vit_tiny_patch16_224.augreg_in1k")."""
+    """From `pretrained_cfg`, or timm's for a tagged architecture ("vit_tiny_patch16_224.augreg_in1k")."""
     record = config.get("pretrained_cfg") or _registered(config.get("architecture", ""))
     if not record:
         return None
@@ -89,11 +84,11 @@ def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing 
 
 def _registered(architecture: str) -> dict[str, Any]:
     if "." not in architecture:
-        return {}  # weights of one architecture differ in their preprocessing; the tag says which they are
+        return {}  # without a tag the preprocessing is ambiguous
     import timm
 
-    found = timm.get_pretrained_cfg(architecture, allow_unregistered=True)
-    return json.loads(json.dumps(found.to_dict())) if found else {}
+    pretrained = timm.get_pretrained_cfg(architecture, allow_unregistered=True)
+    return json.loads(json.dumps(pretrained.to_dict())) if pretrained else {}
 
 
 FAMILY = Family(

@@ -1,9 +1,9 @@
-"""Windows to words by the joint CTC/attention model: its CTC best path, or beams with CTC prefix scores and a language
+"""Decoding of the hybrid CTC/attention Conformer: CTC best path, or beam search with CTC prefix scores and a language
 model."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,31 +16,33 @@ from torch.nn.utils.rnn import pad_sequence
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import padding
 from multimodal.decoding import sampling
-from multimodal.decoding.beam_search import beam
+from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.ctc import ctc_greedy
-from multimodal.decoding.ctc_prefix import PrefixScorer
-from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, fused, word_starts
+from multimodal.decoding.ctc_prefix import CTCPrefixScorer
+from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, shallow_fusion, word_starts
+from multimodal.decoding.ngram import ngram_scorer
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.conformer import ConformerCTC
 from multimodal.models.text import TextTransformer
-from multimodal.models.whisper import JointConformer
 from multimodal.tasks.transcribe.conformer.words import ctc_words
-from multimodal.tasks.transcribe.word_times import WordTiming, on_sound, wave_level
+from multimodal.tasks.transcribe.whisper.options import HybridOptions
+from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, wave_level
 from multimodal.tokens.audio.log_mel import HOP, RATE, filterbank_batch
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 
 class Fusion(NamedTuple):
-    """A language model, and which of the recogniser's tokens begin a word."""
+    """A language model for shallow fusion, and a mask of the tokens that begin a word."""
 
     lm: LanguageModel
     starts: Bool[Tensor, "V"]
 
 
-class JointBeam(NamedTuple):
-    """`ctc_weight` of the CTC score, 0.3 as in Watanabe et al. 2017. `length_penalty`: see `beams.beam`. `lm`,
-    `lm_weight` and `lm_bonus` (a word): see `fusion.fused`."""
+class HybridBeam(NamedTuple):
+    """Beam search settings: `ctc_weight` of the CTC prefix score (0.3 in Watanabe et al. 2017); `length_penalty` as in
+    `beam_search`; `lm`, `lm_weight` and `lm_bonus` (per word) as in `lm_fusion.shallow_fusion`."""
 
     size: int = 10
     ctc_weight: float = 0.3
@@ -50,127 +52,88 @@ class JointBeam(NamedTuple):
     lm_bonus: float = 0.0
 
 
-@dataclass(frozen=True)
-class JointOptions:
-    """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
-    rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
+class CtcTranscription(NamedTuple):
+    """Text of one window; word times in seconds from its beginning.
 
-    `lm`: a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file (.arpa, .arpa.gz),
-    which each call reads again, or what `with_language_model` has loaded of it for several calls;
-    `lm_weight` of its log-probabilities, `lm_bonus` a word. A window has no text where the CTC's probability of an
-    empty one is above `no_speech_threshold`, the average log-probability under `logprob_threshold`, or the mean
-    probability of its words under `confidence_threshold`. What noise gives differs between models, so the last two
-    belong into a model's card."""
-
-    beam_size: int | None = None
-    word_timestamps: bool = False
-    no_speech_threshold: float | None = 0.6
-    logprob_threshold: float | None = None
-    confidence_threshold: float | None = None
-    lm: str | Path | Fusion | None = None
-    lm_weight: float = 0.3
-    lm_bonus: float = 0.0
-
-    def __post_init__(self):
-        if self.beam_size is not None and self.beam_size < 1:
-            raise UsageError(f"beam_size: must be at least 1 ({self.beam_size})")
-        if self.lm is not None and self.beam_size == 1:
-            raise UsageError(f"lm {self.lm}: needs a beam_size above 1")
-        if not (0 <= self.lm_weight < math.inf and math.isfinite(self.lm_bonus)):
-            raise UsageError(
-                f"lm_weight, lm_bonus: must be finite, the weight 0 or more {self.lm_weight, self.lm_bonus}"
-            )
-
-
-class Heard(NamedTuple):
-    """What was decoded in one window; the words' times in seconds from its begin.
-
-    `avg_logprob`: of the CTC best path a token, the end counted as one; a beam or a language model does not change it.
-    `no_speech_prob`: the CTC probability that the text is empty."""
+    `avg_logprob`: log-probability of the CTC best path per token, counting the end as one; independent of beam and
+    language model. `no_speech_prob`: CTC probability of an empty text."""
 
     ids: list[int]
     words: list[WordTiming]
     avg_logprob: float
     no_speech_prob: float
 
-    def on_sound(self, wave: Float[Tensor, "T"]) -> "Heard":
-        """With the words' times moved onto the sound of the window."""
-        return self._replace(words=on_sound(self.words, wave_level(wave)))
+    def snap_to_audio(self, wave: Float[Tensor, "T"]) -> "CtcTranscription":
+        """Snap the word times to the window's audio."""
+        return self._replace(words=snap_to_audio(self.words, wave_level(wave)))
 
     @property
     def confidence(self) -> float:
-        """Mean probability of the words by the alignment; 1 without words."""
+        """Mean alignment probability of the words; 1 without words."""
         return sum(word.probability for word in self.words) / len(self.words) if self.words else 1.0
 
 
 @torch.inference_mode()
-def decode_windows(waves: list[Tensor], checkpoint: Checkpoint, options: JointOptions | None = None) -> list[Heard]:
-    """What is said in each waveform (16 kHz). Batched = alone."""
-    model: JointConformer = checkpoint.model
+def decode_windows(
+    waves: list[Tensor], checkpoint: Checkpoint, options: HybridOptions | None = None
+) -> list[CtcTranscription]:
+    """Transcribe each waveform (16 kHz). Results do not depend on the batch."""
+    model: ConformerCTC = checkpoint.model
     device, bands = model.ctc.weight.device, model.config.encoder.bands
-    # on a CPU a batch is not faster, and one by one frames are the same to the bit in any batch
+    # on a CPU, one by one is as fast and makes the frames bitwise independent of the batch
     batches = [[wave] for wave in waves] if device.type == "cpu" else [waves]
     encoded = [model.encode(*filterbank_batch([wave.to(device) for wave in batch], bands)) for batch in batches]
-    whole = [row[:count] for rows, _, counts in encoded for row, count in zip(rows, counts.tolist(), strict=True)]
-    found = decode_frames(whole, checkpoint, options or JointOptions())
-    return [heard.on_sound(wave) for heard, wave in zip(found, waves, strict=True)]
+    frames = [row[:count] for rows, _, counts in encoded for row, count in zip(rows, counts.tolist(), strict=True)]
+    decoded = decode_frames(frames, checkpoint, options or HybridOptions())
+    return [one.snap_to_audio(wave) for one, wave in zip(decoded, waves, strict=True)]
 
 
 @torch.inference_mode()
 def decode_frames(
-    encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: JointOptions
-) -> list[Heard]:
-    """What is said in the encoder's frames of each window."""
-    model: JointConformer = checkpoint.model
-    # a row of a product may depend on how many there are, in its last bits: each window has its own
+    encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: HybridOptions
+) -> list[CtcTranscription]:
+    """Transcribe the encoder's frames of each window."""
+    model: ConformerCTC = checkpoint.model
+    blank = model.config.blank
+    # window by window: the last bits of a matrix product may depend on its number of rows
     logprobs = [model.ctc_logits(frames[None])[0].float().log_softmax(-1) for frames in encoded]
     lengths = torch.tensor([len(frames) for frames in encoded], device=logprobs[0].device)
-    looks = _best_path, partial(_empty, model.config.blank)
-    best, silent = (torch.stack([look(own) for own in logprobs]).tolist() for look in looks)  # a GPU waits twice
+    best_path = torch.stack([own.amax(-1).sum() for own in logprobs]).tolist()
+    empty = torch.stack([own[:, blank].sum().exp() for own in logprobs]).tolist()
     padded = pad_sequence(logprobs, batch_first=True)
-    texts = ctc_greedy(padded, lengths, model.config.blank)
-    scores = [score / (len(ids) + 1) for ids, score in zip(texts, best, strict=True)]
+    texts = ctc_greedy(padded, lengths, blank)
+    scores = [score / (len(ids) + 1) for ids, score in zip(texts, best_path, strict=True)]
     if (beam := beam_of(checkpoint, options)) is not None:
-        # a text longer than the decoder's context stays the CTC's, so that nothing is lost
+        # a text longer than the decoder's context keeps the CTC best path
         context = model.decoder.config.context if model.decoder is not None else math.inf
         rows = [i for i, ids in enumerate(texts) if ids and len(ids) + 2 <= context]
         frames = pad_sequence(list(encoded), batch_first=True)
-        found = joint_beam(frames[rows], padded[rows], lengths[rows], checkpoint, beam).ids if rows else []
-        for row, ids in zip(rows, found, strict=True):
+        searched = hybrid_beam_search(frames[rows], padded[rows], lengths[rows], checkpoint, beam).ids if rows else []
+        for row, ids in zip(rows, searched, strict=True):
             texts[row] = ids
-    seconds = model.config.encoder.subsample * HOP / RATE
-    aligned = partial(ctc_words, tokenizer=tokenizer_of(checkpoint), blank=model.config.blank, seconds_a_frame=seconds)
+    seconds, tokenizer = model.config.encoder.subsample * HOP / RATE, tokenizer_of(checkpoint)
     return [
-        Heard(ids, aligned(own, ids), score, empty)
-        for ids, own, score, empty in zip(texts, logprobs, scores, silent, strict=True)
+        CtcTranscription(ids, ctc_words(own, ids, tokenizer, blank, seconds), score, no_speech)
+        for ids, own, score, no_speech in zip(texts, logprobs, scores, empty, strict=True)
     ]
 
 
-def _best_path(logprobs: Float[Tensor, "T W"]) -> Float[Tensor, ""]:
-    return logprobs.amax(-1).sum()
+Options = TypeVar("Options", bound=HybridOptions)
 
 
-def _empty(blank: int, logprobs: Float[Tensor, "T W"]) -> Float[Tensor, ""]:
-    return logprobs[:, blank].sum().exp()
-
-
-Options = TypeVar("Options", bound=JointOptions)
-
-
-def beam_of(checkpoint: Checkpoint, options: JointOptions) -> JointBeam | None:
-    """The beam search that a model does with these options; None: the CTC best path. Raises as
-    `language_model`."""
+def beam_of(checkpoint: Checkpoint, options: HybridOptions) -> HybridBeam | None:
+    """Beam search settings for a model; None: CTC best path. Raises as `language_model`."""
     attends = checkpoint.model.decoder is not None
     size = options.beam_size or (5 if attends or options.lm is not None else 1)
     if size == 1:
         return None
-    weight = JointBeam().ctc_weight if attends else 1.0
+    weight = HybridBeam().ctc_weight if attends else 1.0
     lm = with_language_model(checkpoint, options).lm
-    return JointBeam(size, weight, lm=lm, lm_weight=options.lm_weight, lm_bonus=options.lm_bonus)
+    return HybridBeam(size, weight, lm=lm, lm_weight=options.lm_weight, lm_bonus=options.lm_bonus)
 
 
 def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
-    """The options, their language model loaded for a recogniser. Raises as `language_model`."""
+    """The options with their language model loaded. Raises as `language_model`."""
     if options.lm is None or isinstance(options.lm, Fusion):
         return options
     tokenizer = tokenizer_of(checkpoint)
@@ -179,65 +142,62 @@ def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
 
 
 def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:
-    """Of an ARPA file, or of a checkpoint folder of a causal text model.
+    """Load an ARPA file or the checkpoint folder of a causal text model.
 
-    Raises UsageError where nothing is there, CheckpointError for one that cannot be read or does not fit."""
+    Raises UsageError for a missing path, CheckpointError for one that is unreadable or does not fit."""
     if not Path(path).exists():
         raise UsageError(f"lm {path}: does not exist")
     if path.endswith((".arpa", ".arpa.gz")):
-        from multimodal.decoding.ngram import ngram_scorer
-
         return ngram_scorer(path, tokenizer)
-    found = load(path)
-    if not isinstance(found.model, TextTransformer) or not found.model.config.causal or found.model.config.tied is None:
-        raise CheckpointError(f"lm {path}: is a {found.kind}, not a causal text model with logits")
-    if found.model.config.vocabulary != tokenizer.vocab_size or tokenizer.bos_id is None:
-        own = found.model.config.vocabulary
-        raise CheckpointError(f"lm {path}: has {own} tokens, not the recogniser's {tokenizer.vocab_size} with a start")
-    return NeuralScorer(found.model.to(device), tokenizer.bos_id)
+    lm = load(path)
+    if not isinstance(lm.model, TextTransformer) or not lm.model.config.causal or lm.model.config.tied is None:
+        raise CheckpointError(f"lm {path}: expected a causal text model with logits, got {lm.kind}")
+    if lm.model.config.vocabulary != tokenizer.vocab_size or tokenizer.bos_id is None:
+        expected = f"expected the recogniser's {tokenizer.vocab_size} tokens and a start token"
+        raise CheckpointError(f"lm {path}: {expected}, got {lm.model.config.vocabulary} tokens")
+    return NeuralScorer(lm.model.to(device), tokenizer.bos_id)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """Raises CheckpointError where the checkpoint's tokenizer is missing or does not fit its model."""
+    """Raises CheckpointError for a checkpoint whose tokenizer is missing or does not fit its model."""
     if checkpoint.tokenizer is None or checkpoint.tokenizer.vocab_size != checkpoint.model.config.vocabulary:
-        raise CheckpointError(f"{checkpoint.source}: no tokenizer of {checkpoint.model.config.vocabulary} ids with it")
+        size = checkpoint.model.config.vocabulary
+        raise CheckpointError(f"{checkpoint.source}: checkpoint has no tokenizer with the model's {size} tokens")
     return checkpoint.tokenizer
 
 
 @torch.inference_mode()
-def joint_beam(
+def hybrid_beam_search(
     frames: Float[Tensor, "B T D"], logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"],
-    checkpoint: Checkpoint, options: JointBeam,
-) -> sampling.Decoded:  # fmt: skip
-    """Beam search of the attention decoder with CTC prefix scores, of which `lengths` frames are real (Watanabe et
-    al. 2017). It ends when no going text can overtake the best ended one: a stop at the first `size` endings, as
-    openai-whisper has it, fills them with short texts while a sure model still spells its answer.
+    checkpoint: Checkpoint, options: HybridBeam,
+) -> sampling.SampledTokens:  # fmt: skip
+    """Beam search of the attention decoder with CTC prefix scores over the first `lengths` frames (Watanabe et al.
+    2017). Weight 0 is the decoder alone; weight 1 is the CTC alone, a prefix beam search.
 
-    Weight 0 is the decoder alone, weight 1 the CTC alone, which then is a prefix beam search."""
+    The search ends when no live hypothesis can overtake the best finished one: stopping after `size` finished ones, as
+    openai-whisper does, fills them with short texts while a confident model is still spelling its answer."""
     model, tokenizer = checkpoint.model, tokenizer_of(checkpoint)
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
-        raise CheckpointError(f"{checkpoint.source}: its tokenizer has no start and end ids, which a beam needs")
+        raise CheckpointError(f"{checkpoint.source}: beam search needs a tokenizer with start and end tokens")
     prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
-    room, scorer = logprobs.shape[1] + 1, None  # CTC writes at most one token a frame
+    max_new, scorer = logprobs.shape[1] + 1, None  # CTC emits at most one token per frame
     if options.ctc_weight:
-        scorer = PrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
+        scorer = CTCPrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
     if options.lm is not None:
         lm, starts = options.lm
-        scorer = fused(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
+        scorer = shallow_fusion(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
     if options.ctc_weight == 1:
-        step, cache = partial(_indifferent, model.config.vocabulary), Cache(0)
+        step, cache = partial(_uniform, model.config.vocabulary), Cache(0)
     else:
-        room = min(model.decoder.config.context - 1, room)
-        step, cache = (
-            sampling.over_source(model.attend, frames, padding(lengths, frames.shape[1])),
-            model.decoder.new_cache(),
-        )
-    return beam(
-        step, prompt, cache, eos=tokenizer.eos_id, max_new=room, beams=options.size, patience=math.inf,
+        max_new = min(model.decoder.config.context - 1, max_new)
+        step = sampling.cross_attention_step(model.attend, frames, padding(lengths, frames.shape[1]))
+        cache = model.decoder.new_cache()
+    return beam_search(
+        step, prompt, cache, eos=tokenizer.eos_id, max_new=max_new, beams=options.size, patience=math.inf,
         length_penalty=options.length_penalty, scorer=scorer,
     )  # fmt: skip
 
 
-def _indifferent(vocabulary: int, ids: Int[Tensor, "R T"], cache: Cache) -> Float[Tensor, "R T V"]:
-    """Every next token is as good: the scorer decides."""
+def _uniform(vocabulary: int, ids: Int[Tensor, "R T"], cache: Cache) -> Float[Tensor, "R T V"]:
+    """Equal logits: the scorer decides."""
     return torch.zeros(*ids.shape, vocabulary, device=ids.device)

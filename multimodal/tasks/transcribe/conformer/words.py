@@ -1,4 +1,4 @@
-"""Times of the words of a CTC transcription, by forced alignment of its tokens (Graves et al. 2006)."""
+"""Word timings of a CTC transcription, by forced alignment of its tokens (Graves et al. 2006)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,56 +8,43 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
-from multimodal.models.whisper import JointConformer
-from multimodal.tasks.transcribe.word_times import Words, WordTiming, on_sound, split_on_unicode, spread, wave_level
+from multimodal.models.conformer import ConformerCTC
+from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, split_on_spaces, spread, wave_level
 from multimodal.tokens.audio.log_mel import HOP, RATE, filterbank
-from multimodal.tokens.text.vocabulary import Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
-# Of a frame: in speech without pauses tokens came 0.02 s late, half a frame (espeak-ng, whose word times are known).
-LATE = 0.5
-# Seconds of blanks within a word that no speech has: what stands before them was written before it was heard. Words
-# at a window's begin have it, and 0.4 to 0.6 s do as well.
-UNHEARD = 0.5
+# Frames by which CTC tokens lag: 0.02 s in fluent speech (espeak-ng, whose word times are known)
+LAG = 0.5
+# Seconds of blanks within a word that do not occur in speech: the tokens before them were emitted too early, as
+# happens at the beginning of a window. 0.4 to 0.6 s work equally well.
+LONGEST_BLANK = 0.5
 
 
 def ctc_words(
-    logprobs: Float[Tensor, "T W"], ids: Sequence[int], tokenizer: Tokenizer, blank: int, seconds_a_frame: float
+    logprobs: Float[Tensor, "T W"], ids: Sequence[int], tokenizer: Tokenizer, blank: int, frame_seconds: float
 ) -> list[WordTiming]:
-    """Every word of the text of `ids` with start and end in seconds from the first frame, and the mean probability of
-    its tokens. A word begins with a space.
+    """Align the words of `ids`; times in seconds from the first frame, probabilities averaged over tokens.
 
-    A text that has no CTC path (more tokens and repeats than frames, or ids that the output has not) is spread evenly
-    over the frames, with probability 0. `on_sound` then holds the times against the sound."""
-    words, seconds = split_to_words(tokenizer, ids), len(logprobs) * seconds_a_frame
-    spans = align_tokens(logprobs, ids, blank)
+    A text without a CTC path (more tokens and repeats than frames, or ids outside the output) is spread evenly over
+    the frames, with probability 0."""
+    words, spans = split_on_spaces(tokenizer, ids), align_tokens(logprobs, ids, blank)
     if spans is None:
-        return spread(words, 0.0, seconds)
-    found, first = [], 0
+        return spread(words, 0.0, len(logprobs) * frame_seconds)
+    timings, first = [], 0
     for text, part in words:
         own = spans[first : first + len(part)]
         first += len(part)
         probability = sum(value for _, _, value in own) / len(own)
-        while len(own) > 1 and (own[1][0] - own[0][1]) * seconds_a_frame > UNHEARD:
+        while len(own) > 1 and (own[1][0] - own[0][1]) * frame_seconds > LONGEST_BLANK:
             own = own[1:]
-        start, end = (max(0.0, (frame - LATE) * seconds_a_frame) for frame in (own[0][0], own[-1][1]))
-        found.append(WordTiming(text, part, start, end, probability))
-    return found
-
-
-def split_to_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
-    """(word, tokens) of a text whose words begin with a space."""
-    words: Words = []
-    for text, part in split_on_unicode(tokenizer, ids):
-        if text.startswith(" ") or not words:
-            words.append((text, part))
-        else:
-            words[-1] = (words[-1][0] + text, words[-1][1] + part)
-    return words
+        start, end = (max(0.0, (frame - LAG) * frame_seconds) for frame in (own[0][0], own[-1][1]))
+        timings.append(WordTiming(text, part, start, end, probability))
+    return timings
 
 
 def align_tokens(logprobs: Float[Tensor, "T W"], ids: Sequence[int], blank: int) -> list[tuple[int, int, float]] | None:
-    """(first frame, past the last, mean probability) of each token on the likeliest CTC path; None where none is."""
+    """(first frame, end frame, mean probability) of each token on the likeliest CTC path; None without a path."""
     ids = [int(token) for token in ids]
     repeats = sum(a == b for a, b in pairwise(ids))
     if len(ids) + repeats > len(logprobs) or any(not 0 <= i < logprobs.shape[1] or i == blank for i in ids):
@@ -80,15 +67,16 @@ def align_tokens(logprobs: Float[Tensor, "T W"], ids: Sequence[int], blank: int)
 
 @torch.inference_mode()
 def align_text(wave: Float[Tensor, "T"], text: str, checkpoint: Checkpoint) -> list[WordTiming]:
-    """Where the words of a known text are in a recording at 16 kHz, by a joint model's CTC, held against the sound.
+    """Align a known text with a 16 kHz waveform by a hybrid model's CTC, and snap the words to the audio.
 
-    The text is to be written as the model writes it. Raises UsageError for another model or one without a tokenizer."""
+    `text` must be spelled as the model spells it. Raises UsageError for another kind of model or a missing
+    tokenizer."""
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    if not isinstance(model, JointConformer) or tokenizer is None:
-        raise UsageError(f"model {checkpoint.source}: is no CTC model with a tokenizer, which an alignment needs")
+    if not isinstance(model, ConformerCTC) or tokenizer is None:
+        raise UsageError(f"model {checkpoint.source}: alignment needs a CTC model with a tokenizer")
     features = filterbank(wave.to(model.ctc.weight.device), model.config.encoder.bands)[None]
     frames, _, _ = model.encode(features, torch.tensor([features.shape[1]], device=features.device))
     logprobs = model.ctc_logits(frames)[0].float().log_softmax(-1)
     seconds = model.config.encoder.subsample * HOP / RATE
     words = ctc_words(logprobs, tokenizer.encode(" " + text.strip()), tokenizer, model.config.blank, seconds)
-    return on_sound(words, wave_level(wave))
+    return snap_to_audio(words, wave_level(wave))

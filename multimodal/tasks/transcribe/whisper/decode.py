@@ -1,4 +1,4 @@
-"""What Whisper's streams ask of the model: windows encoded, decoded, aligned, or heard for their language."""
+"""Requests of Whisper streams to the model: encode, decode or align a window, or identify its language."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,26 +9,30 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding import logits as rules
+from multimodal.decoding import logits as processors
 from multimodal.decoding import sampling
-from multimodal.decoding.beam_search import beam, best
+from multimodal.decoding.beam_search import beam_search, best_row
 from multimodal.errors import CheckpointError
 from multimodal.inference import cuda_graphs
 from multimodal.models.text import TextTransformer
-from multimodal.models.whisper import SpeechToText
+from multimodal.models.whisper import Whisper
+from multimodal.tasks.transcribe.results import compression_ratio
+from multimodal.tasks.transcribe.whisper.language import language_probabilities
 from multimodal.tasks.transcribe.whisper.options import WhisperOptions
-from multimodal.tokens.text.vocabulary import WhisperTokenizer
+from multimodal.tasks.transcribe.whisper.words import alignment_heads, find_alignment
+from multimodal.tasks.transcribe.word_times import WordTiming
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 
 
 class Encode(NamedTuple):
-    """A window of mel frames [M F]. Answer: features [T D]."""
+    """Encode mel frames [M F]; answered with features [T D]."""
 
     mel: Tensor
 
 
 class Decode(NamedTuple):
-    """The text of a window, given the tokens of the text before it. Answer: a `Result`."""
+    """Decode a window after the tokens of the `previous` text; answered with a `DecodingResult`."""
 
     features: Tensor
     previous: list[int]
@@ -38,7 +42,7 @@ class Decode(NamedTuple):
 
 
 class Align(NamedTuple):
-    """The words of text tokens, of which `frames` mel frames of the window are sound. Answer: a list of WordTiming."""
+    """Align text tokens with a window that holds `frames` mel frames of audio; answered with a list of WordTiming."""
 
     features: Tensor
     tokens: list[int]
@@ -47,12 +51,12 @@ class Align(NamedTuple):
 
 
 class Identify(NamedTuple):
-    """Answer: {code: probability} of every language that the model knows."""
+    """Identify the language; answered with {code: probability} for every language of the model."""
 
     features: Tensor
 
 
-class Result(NamedTuple):
+class DecodingResult(NamedTuple):
     """One decoded window, as openai-whisper's DecodingResult."""
 
     tokens: list[int]
@@ -66,26 +70,20 @@ class Result(NamedTuple):
         return compression_ratio(self.text)
 
 
-def compression_ratio(text: str) -> float:
-    """UTF-8 size over its zlib size: above about 2.4 a text repeats itself."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))
-
-
-def parts(checkpoint: Checkpoint) -> tuple[SpeechToText, WhisperTokenizer]:
-    """Raises CheckpointError for a model without Whisper's vocabulary."""
+def model_and_tokenizer(checkpoint: Checkpoint) -> tuple[Whisper, WhisperTokenizer]:
+    """Raises CheckpointError for a checkpoint without Whisper's vocabulary."""
     if not isinstance(checkpoint.tokenizer, WhisperTokenizer):
-        raise CheckpointError(f"{checkpoint.source}: its vocabulary is not one of Whisper's, so it cannot transcribe")
+        raise CheckpointError(f"{checkpoint.source}: transcription needs Whisper's vocabulary, which it lacks")
     return checkpoint.model, checkpoint.tokenizer
 
 
-def draw_seed(seed: int, seek: int, temperature: float) -> int:
-    """The seed of a window's draws: it depends on nothing that was drawn before, nor on what runs beside."""
+def sampling_seed(seed: int, seek: int, temperature: float) -> int:
+    """Seed for sampling a window, independent of earlier draws and of the batch."""
     return zlib.crc32(f"{seed} {seek} {temperature}".encode())
 
 
 def server(checkpoint: Checkpoint, options: WhisperOptions) -> Callable[[list[Any]], list[Any]]:
-    """Answers to a list of requests, in their order; those of one kind are one batch where that is of use."""
+    """Return a function that answers requests in order, batching those of one kind where it helps."""
     kinds = {Encode: encode, Decode: decode, Align: align, Identify: identify}
 
     @torch.inference_mode()
@@ -94,9 +92,9 @@ def server(checkpoint: Checkpoint, options: WhisperOptions) -> Callable[[list[An
         for i, request in enumerate(requests):
             groups.setdefault((type(request), getattr(request, "temperature", None)), []).append(i)
         answers: list[Any] = [None] * len(requests)
-        for (kind, _), places in groups.items():
-            found = kinds[kind](checkpoint, options, [requests[i] for i in places])
-            for i, answer in zip(places, found, strict=True):
+        for (kind, _), indices in groups.items():
+            group = kinds[kind](checkpoint, options, [requests[i] for i in indices])
+            for i, answer in zip(indices, group, strict=True):
                 answers[i] = answer
         return answers
 
@@ -104,12 +102,12 @@ def server(checkpoint: Checkpoint, options: WhisperOptions) -> Callable[[list[An
 
 
 def batch_key(request: Any) -> float | None:
-    """What must be alike in the requests of one batch of texts; None: quick to answer, nothing to wait for."""
+    """Requests with the same key share a batch; None for requests that are quick to answer."""
     return request.temperature if isinstance(request, Decode) else None
 
 
 def encode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[Encode]) -> list[Float[Tensor, "T D"]]:
-    """On a processor one by one, which is as fast there and gives the same bits whatever the batch."""
+    """Encode windows; on a CPU one by one, which is as fast and makes results bitwise independent of the batch."""
     encoder = checkpoint.model.encoder
     device = encoder.positions.device
     if device.type == "cpu":
@@ -117,52 +115,53 @@ def encode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[E
     return list(encoder(torch.stack([request.mel for request in requests]).to(device)))
 
 
-def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[Decode]) -> list[Result]:
-    """Windows of one temperature as one batch, each with the result that it has alone."""
-    model, tokenizer = parts(checkpoint)
+def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[Decode]) -> list[DecodingResult]:
+    """Decode windows of one temperature as one batch. Results do not depend on the batch."""
+    model, tokenizer = model_and_tokenizer(checkpoint)
     context, temperature = model.config.decoder.context, requests[0].temperature
-    most, ends, prompts = options.sample_len or context // 2, [], []
+    prompts, sot = [], []
     for request in requests:
-        kept = request.previous[-(context // 2 - 1) :]
+        previous = request.previous[-(context // 2 - 1) :]
         sot = tokenizer.sot_sequence(request.language, options.task, not options.without_timestamps)
-        prompts.append([*([tokenizer.sot_prev, *kept] if kept else []), *sot])
-        ends.append(len(sot))
+        prompts.append([*([tokenizer.sot_prev, *previous] if previous else []), *sot])
     features = torch.stack([request.features for request in requests])
-    ids, start = sampling.left_padded(prompts, features.device)
-    limits = [min(most, context - len(prompt) + 1) for prompt in prompts]
-    # all start sequences are equally long: one model, one task; what is before them needs no logits
-    step, cache = cuda_graphs.fast_step(model.decoder, features, start, ids.shape[1] + max(limits), last=ends[0])
+    ids, start = sampling.left_pad(prompts, features.device)
+    limits = [min(options.sample_len or context // 2, context - len(prompt) + 1) for prompt in prompts]
+    # one model and task: every start sequence has this length, and the tokens before it need no logits
+    last = len(sot)
+    step, cache = cuda_graphs.fast_step(model.decoder, features, start, ids.shape[1] + max(limits), last=last)
     if cache.start is not None and features.device.type == "cpu":
-        step = _unpadded(step, model.decoder, features, prompts, ends[0])
-    step, silence = _watched(step, -ends[0], tokenizer.no_speech)
+        step = _unpadded(step, model.decoder, features, prompts, last)
+    step, no_speech_probs = _with_no_speech(step, -last, tokenizer.no_speech)
     common = {
-        "eos": tokenizer.eot, "max_new": limits, "rules": window_rules(tokenizer, ids.shape[1], options),
+        "eos": tokenizer.eot, "max_new": limits, "processors": window_processors(tokenizer, ids.shape[1], options),
     }  # fmt: skip
     copies = 1
     if temperature == 0 and options.beam_size is not None:
         beams = {"beams": options.beam_size, "patience": options.patience or 1.0}
-        found = beam(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
+        decoded = beam_search(step, ids, cache, length_penalty=options.length_penalty, **beams, **common)
     elif temperature == 0:
-        found = sampling.greedy(step, ids, cache, **common)
+        decoded = sampling.greedy(step, ids, cache, **common)
     else:
         copies = options.best_of or 1
-        chance = [torch.Generator().manual_seed(request.seed) for request in requests]
-        found = sampling.sample(step, ids, cache, temperature=temperature, generators=chance, copies=copies, **common)
-    rows = [sampling.Decoded(*(part[i : i + copies] for part in found)) for i in range(0, len(found.ids), copies)]
-    chosen = [best(row, options.length_penalty) for row in rows]
-    return [_result(tokenizer, *row, silent, temperature) for row, silent in zip(chosen, silence, strict=True)]
-
-
-def _result(tokenizer: WhisperTokenizer, ids: list[int], logprob: float, silent: float, temperature: float) -> Result:
-    text = tokenizer.decode([token for token in ids if token < tokenizer.timestamp_begin]).strip()
-    return Result(ids, text, logprob / (len(ids) + 1), silent, temperature)
+        generators = [torch.Generator().manual_seed(request.seed) for request in requests]
+        decoded = sampling.sample(
+            step, ids, cache, temperature=temperature, generators=generators, copies=copies, **common
+        )  # fmt: skip
+    results = []
+    for row, no_speech in enumerate(no_speech_probs):
+        candidates = sampling.SampledTokens(*(part[row * copies : (row + 1) * copies] for part in decoded))
+        tokens, logprob = best_row(candidates, options.length_penalty)
+        text = tokenizer.decode([token for token in tokens if token < tokenizer.timestamp_begin]).strip()
+        results.append(DecodingResult(tokens, text, logprob / (len(tokens) + 1), no_speech, temperature))
+    return results
 
 
 def _unpadded(
     step: sampling.Step, decoder: TextTransformer, features: Float[Tensor, "B T D"], prompts: list[list[int]], last: int
 ) -> sampling.Step:
-    """The step, whose first call takes prompts of one length together and without padding, so that each has the bits
-    that it has alone."""
+    """Wrap a step so that its first call groups prompts of one length instead of padding them, which keeps each row
+    bitwise independent of the batch."""
 
     def unpadded(ids: Tensor, cache: Cache) -> Tensor:
         if cache.length:
@@ -170,60 +169,60 @@ def _unpadded(
         groups: dict[int, list[int]] = {}
         for i, prompt in enumerate(prompts):
             groups.setdefault(len(prompt), []).append(i)
-        logits, made = [], []
+        logits, caches = [], []
         for rows in groups.values():
-            made.append(decoder.new_cache())
+            caches.append(decoder.new_cache())
             own = torch.tensor([prompts[i] for i in rows])
-            logits.append(decoder(own, features[rows], cache=made[-1], last=last))
+            logits.append(decoder(own, features[rows], cache=caches[-1], last=last))
         order = torch.tensor([i for rows in groups.values() for i in rows]).argsort()
-        cache.join(made, ids.shape[1], order)
+        cache.join(caches, ids.shape[1], order)
         return torch.cat(logits)[order]
 
     return unpadded
 
 
-def _watched(step: sampling.Step, position: int, no_speech: int) -> tuple[sampling.Step, list[float]]:
-    """The step, and a list in which its first call leaves each row's no-speech probability after `position`."""
-    seen: list[float] = []
+def _with_no_speech(step: sampling.Step, position: int, no_speech: int) -> tuple[sampling.Step, list[float]]:
+    """Wrap a step so that its first call appends each row's no-speech probability at `position` to the list."""
+    probabilities: list[float] = []
 
-    def watched(ids: Tensor, cache: Any) -> Tensor:
+    def wrapped(ids: Tensor, cache: Any) -> Tensor:
         logits = step(ids, cache)
-        if not seen:
-            seen.extend(rules.no_speech_probability(logits[:, position], no_speech).tolist())
+        if not probabilities:
+            probabilities.extend(processors.no_speech_probability(logits[:, position], no_speech).tolist())
         return logits
 
-    return watched, seen
+    return wrapped, probabilities
 
 
-def window_rules(tokenizer: WhisperTokenizer, start: int, options: WhisperOptions) -> list[sampling.Rule]:
-    """What may not come next, for prompts of `start` ids."""
-    found = []
+def window_processors(
+    tokenizer: WhisperTokenizer, start: int, options: WhisperOptions
+) -> list[sampling.LogitsProcessor]:
+    """Logits processors for prompts of `start` tokens."""
+    chosen = []
     if options.suppress_blank:
-        found.append(rules.suppress_first([*tokenizer.encode(" "), tokenizer.eot], start))
-    if listed := options.suppress_tokens:  # as openai-whisper: without a list even the control tokens stay allowed
+        chosen.append(processors.suppress_first([*tokenizer.encode(" "), tokenizer.eot], start))
+    if listed := options.suppress_tokens:  # as in openai-whisper, an empty list allows even the control tokens
         t = tokenizer
         never = [token for token in listed if token >= 0] + ([*t.non_speech_tokens()] if -1 in listed else [])
         never += [t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech]
-        found.append(rules.suppress(never))
+        chosen.append(processors.suppress(never))
     if not options.without_timestamps:
         latest = options.max_initial_timestamp
         steps = round(latest / tokenizer.SECONDS_PER_TIMESTAMP) if latest else None
         begin = tokenizer.timestamp_begin
-        found.append(rules.timestamps(begin, tokenizer.eot, tokenizer.no_timestamps, start, steps))
-    return found
+        chosen.append(processors.timestamps(begin, tokenizer.eot, tokenizer.no_timestamps, start, steps))
+    return chosen
 
 
-def align(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[Align]) -> list[list[Any]]:
-    from multimodal.tasks.transcribe.whisper.words import alignment_heads, find_alignment
-
-    (model, tokenizer), heads = parts(checkpoint), alignment_heads(checkpoint)
+def align(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[Align]) -> list[list[WordTiming]]:
+    (model, tokenizer), heads = model_and_tokenizer(checkpoint), alignment_heads(checkpoint)
     return [
-        find_alignment(model, tokenizer, r.features, r.tokens, r.frames, r.language, options.task, heads)
+        find_alignment(model, tokenizer, r.features, r.tokens, r.frames, r.language, options.task, heads=heads)
         for r in requests
     ]
 
 
 def identify(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[Identify]) -> list[dict[str, float]]:
-    from multimodal.tasks.transcribe.whisper.language import language_probabilities
-
-    return language_probabilities(*parts(checkpoint), torch.stack([request.features for request in requests]))
+    return language_probabilities(
+        *model_and_tokenizer(checkpoint), torch.stack([request.features for request in requests])
+    )  # fmt: skip

@@ -1,15 +1,16 @@
-"""The options of transcription: their names, defaults and limits, of all speech models and of each kind."""
+"""Options of transcription: those of all speech models, of Whisper models and of CTC models."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tasks.transcribe.conformer.decode import JointOptions
+from multimodal.system import options
+from multimodal.system.options import entries, number, option
 from multimodal.tokens.text.languages import language_code
 
 if TYPE_CHECKING:
@@ -19,256 +20,231 @@ if TYPE_CHECKING:
 COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"must be a string (got {value!r:.40})")
+    return value
+
+
+def _path(value: Any) -> Any:
+    """A path or, from a program, a language model that is already loaded."""
+    return _string(str(value) if isinstance(value, Path) else value)
+
+
+def _language(value: Any) -> str:
+    return language_code(_string(value))
+
+
+def _nonempty(found: tuple, value: Any) -> tuple:
+    if not found:
+        raise UsageError(f"needs at least one value (got {value!r})")
+    return found
+
+
+def _languages(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(value, str) and not all(part.strip() for part in parts):
+        raise UsageError(f"must be names with commas between (got {value!r:.40})")
+    return _nonempty(entries([p.strip() for p in parts] if isinstance(value, str) else parts, str, _language), value)
+
+
+def _temperatures(value: Any) -> tuple[float, ...]:
+    single = isinstance(value, int | float)
+    return _nonempty(entries([value] if single else value, float, partial(number, low=0, high=100)), value)
+
+
+def _clips(value: Any) -> tuple[float, ...]:
+    found = entries(value, float, partial(number, low=0, high=1e9))
+    if any(later < earlier for earlier, later in pairwise(found)):
+        raise UsageError(f"must be starts and ends in seconds, in ascending order (got {value!r:.40})")
+    return found or (0.0,)
+
+
+def _tokens(value: Any) -> tuple[int, ...]:
+    return entries(value, int, partial(number, kind=int, low=-1))
+
+
 @dataclass(frozen=True)
 class SpeechOptions:
-    """What every speech model takes. `clip_timestamps`: seconds start, end, start, …; outside nothing is heard.
-    `vad_*` as in faster-whisper. `device` None: where the model is. `beam_size` None: greedy for Whisper, for CTC
-    models see `JointOptions`. `audio_track` counts from 1; None: see `stream_audio`."""
+    """Options of every speech model. `vad_*` as in faster-whisper. `beam_size` None: greedy for Whisper; for CTC models
+    see `HybridOptions`."""
 
-    language: str | None = None
-    task: Literal["transcribe", "translate"] = "transcribe"
-    beam_size: int | None = None
-    word_timestamps: bool = False
-    clip_timestamps: Sequence[float] = (0.0,)
-    vad_filter: bool = False
-    vad_threshold: float = 0.5
-    vad_min_speech_duration_ms: float = 0.0
-    vad_max_speech_duration_s: float = math.inf
-    vad_min_silence_duration_ms: float = 2000.0
-    vad_speech_pad_ms: float = 400.0
-    split_channels: bool = False
-    decode_log: bool = False
-    compute_type: str = "auto"
-    device: str | None = None
-    on_truncated: Literal["error", "warn"] = "warn"
-    audio_track: int | None = None
+    language: str | None = option(None, "code or English name (default: detected, where the model has several)",
+                                  read=_language)  # fmt: skip
+    task: str = option("transcribe", "transcribe, or translate into English", "TASK",
+                       choices=("transcribe", "translate"))  # fmt: skip
+    beam_size: int | None = option(None, "beams at temperature 0; 1: greedy (default: 5; a CTC model without decoder "
+                                   "and LM: 1)", "N", low=1)  # fmt: skip
+    word_timestamps: bool = option(False, "start, end and probability of each word (default: False)")
+    clip_timestamps: Sequence[float] = option((0.0,), "transcribe only these spans, in seconds (default: 0)", "S,E,…",
+                                              read=_clips)  # fmt: skip
+    vad_filter: bool = option(False, "decode only what sounds like speech (default: True for CTC models, else False)")
+    vad_threshold: float = option(0.5, "speech above this probability", "P", low=0, high=1)
+    vad_min_speech_duration_ms: float = option(0.0, "drop shorter speech", "MS", low=0)
+    vad_max_speech_duration_s: float = option(math.inf, "cut longer speech", "SECONDS", low=0, above=True)
+    vad_min_silence_duration_ms: float = option(2000.0, "shorter pauses do not end speech", "MS", low=0)
+    vad_speech_pad_ms: float = option(400.0, "padding on each side", "MS", low=0)
+    split_channels: bool = option(False, "transcribe each channel as a speaker of its own")
+    decode_log: bool = option(False, "log the attempts at each window")
+    compute_type: str = option("auto", "auto, float32, bfloat16, float16 or int8", "TYPE", choices=COMPUTE_TYPES)
+    device: str | None = option(None, "such as cpu or cuda (default: cuda where available)", "NAME")
+    on_truncated: str = option("warn", "refuse a recording that ends early or is damaged, or transcribe the rest",
+                               choices=("error", "warn"))  # fmt: skip
+    audio_track: int | None = option(None, "which of several, from 1 (default: the one marked as default, or the "
+                                     "first)", "N", low=1)  # fmt: skip
 
     def vad(self) -> "VadOptions":
-        from multimodal.tasks.transcribe.vad import VadOptions
+        from multimodal.tasks.transcribe.vad import VadOptions  # imports torch
 
-        own = {field.name.removeprefix("vad_"): field.name for field in fields(self) if field.name != "vad_filter"}
-        names = {field.name for field in fields(VadOptions)}
+        own = {f.name.removeprefix("vad_"): f.name for f in fields(self) if f.name != "vad_filter"}
+        names = {f.name for f in fields(VadOptions)}
         return VadOptions(**{name: getattr(self, whole) for name, whole in own.items() if name in names})
 
 
 @dataclass(frozen=True)
 class WhisperOptions(SpeechOptions):
     """openai-whisper's options with its names and defaults, faster-whisper's `hotwords`, `batched` and `multilingual`,
-    and our own: `seed` (of the sampled fallbacks), `languages` (the only ones that may be detected),
-    `language_detection_segments` (windows over the whole recording), `cut_loops`, and `words_on_sound` (words beside a
-    pause begin and end with their sound, see `word_timing.on_sound`)."""
+    and our own: `seed`, `languages`, `language_detection_segments`, `remove_repetitions` and `snap_words_to_audio` (see
+    `word_times.snap_to_audio`)."""
 
-    temperature: Sequence[float] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    best_of: int | None = None
-    patience: float | None = None
-    length_penalty: float | None = None
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
-    no_speech_threshold: float | None = 0.6
-    condition_on_previous_text: bool = True
-    initial_prompt: str | None = None
-    carry_initial_prompt: bool = False
-    hotwords: str | None = None
-    without_timestamps: bool = False
-    max_initial_timestamp: float | None = 1.0
-    suppress_blank: bool = True
-    suppress_tokens: Sequence[int] | None = (-1,)
-    sample_len: int | None = None
-    prepend_punctuations: str = "\"'“¿([{-"
-    append_punctuations: str = "\"'.。,，!！?？:：”)]}、"
-    hallucination_silence_threshold: float | None = None
-    words_on_sound: bool = False
-    languages: Sequence[str] | None = None
-    language_detection_segments: int = 8
-    multilingual: bool = False
-    batched: bool = False
-    cut_loops: bool = True
-    seed: int = 0
+    temperature: Sequence[float] = option((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), "temperatures, tried in turn", "T,T,…",
+                                          read=_temperatures)  # fmt: skip
+    best_of: int | None = option(None, "candidates at other temperatures (default: 5)", "N", low=1)
+    patience: float | None = option(None, "finished beams to wait for, as a factor of beam_size (default: 1)", "FACTOR",
+                                    low=0, above=True)  # fmt: skip
+    length_penalty: float | None = option(None, "0 to 1 (default: divide by the length)", "ALPHA", low=0, high=1)
+    compression_ratio_threshold: float | None = option(2.4, "a text that zlib shortens more repeats itself", "RATIO")
+    logprob_threshold: float | None = option(-1.0, "a text with a lower mean log-probability has failed", "LOGPROB")
+    no_speech_threshold: float | None = option(0.6, "a failed text is silence above this probability of it", "P")
+    condition_on_previous_text: bool = option(True, "prompt each window with the text of the one before")
+    initial_prompt: str | None = option(None, "text before the first window", "TEXT")
+    carry_initial_prompt: bool = option(False, "keep it before every window (default: False)")
+    hotwords: str | None = option(None, "words to expect, before every window", "TEXT")
+    without_timestamps: bool = option(False, "no time tokens: one segment per window (default: False)")
+    max_initial_timestamp: float | None = option(1.0, "latest first time in a window", "SECONDS", low=0)
+    suppress_blank: bool = option(True, "no empty text at a window's start")
+    suppress_tokens: Sequence[int] | None = option((-1,), "ids that are never written; -1: most special characters "
+                                                   "(default: -1)", "IDS", read=_tokens)  # fmt: skip
+    sample_len: int | None = option(None, "most tokens per window", "N", low=1)
+    prepend_punctuations: str = option("\"'“¿([{-", "marks that belong to the next word", "MARKS")
+    append_punctuations: str = option("\"'.。,，!！?？:：”)]}、", "marks that belong to the word before", "MARKS")
+    hallucination_silence_threshold: float | None = option(
+        None, "skip longer silences around improbable words *", "SECONDS", low=0
+    )
+    snap_words_to_audio: bool = option(False, "begin and end words beside a pause at their sound")
+    languages: Sequence[str] | None = option(None, "detect only these", "A,B,…", read=_languages)
+    language_detection_segments: int = option(8, "windows, spread over the recording, that detection hears; 1: the "
+                                              "first 30 s", "N", low=1)  # fmt: skip
+    multilingual: bool = option(False, "the language may change: detect it for each window")
+    batched: bool = option(False, "cut at pauses and decode the windows independently, not in Whisper's own order")
+    remove_repetitions: bool = option(True, "remove text that repeats itself, and text over digital silence")
+    seed: int = option(0, "of the sampling, the same in any order of files", "N", low=0)
 
 
 @dataclass(frozen=True)
-class CtcOptions(SpeechOptions, JointOptions):
-    """Of the joint CTC/attention model, which has no token for silence: voice activity detection is its gate."""
+class HybridOptions:
+    """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
+    rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
 
-    vad_filter: bool = True
+    `lm`: a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file (.arpa, .arpa.gz),
+    which each call reads again, or what `with_language_model` has loaded of it for several calls. A window has no text
+    where the CTC's probability of an empty one is above `no_speech_threshold`, the average log-probability under
+    `logprob_threshold`, or the mean probability of its words under `confidence_threshold`. Noise scores differently in
+    each model, so the last two belong in a model's card."""
+
+    beam_size: int | None = option(None, "", low=1)
+    word_timestamps: bool = option(False, "")
+    no_speech_threshold: float | None = option(0.6, "")
+    logprob_threshold: float | None = option(None, "")
+    confidence_threshold: float | None = option(
+        None, "CTC models: drop the text of a window whose words have a lower mean probability", "P", low=0, high=1
+    )
+    lm: str | Path | tuple | None = option(  # noqa: RUF009 (a field)
+        None, "CTC models: a language model for the beams, an ARPA file or a folder", "FILE", read=_path
+    )
+    lm_weight: float = option(0.3, "of its log-probabilities", "WEIGHT", low=0)
+    lm_bonus: float = option(0.0, "per word", "BONUS")
+
+    def __post_init__(self) -> None:
+        if self.beam_size is not None:
+            options.checked(HybridOptions, {"beam_size": self.beam_size})
+        if self.lm is not None and self.beam_size == 1:
+            raise UsageError(f"{self.lm}: needs a beam_size above 1", argument="lm")
+        if not (0 <= self.lm_weight < math.inf and math.isfinite(self.lm_bonus)):
+            raise UsageError(
+                f"lm_weight, lm_bonus: must be finite, the weight 0 or more {self.lm_weight, self.lm_bonus}"
+            )
+
+
+@dataclass(frozen=True)
+class CtcOptions(SpeechOptions, HybridOptions):
+    """Options of the joint CTC/attention model; it has no token for silence, so voice activity detection gates it."""
+
+    vad_filter: bool = option(True, "")
 
 
 def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOptions | CtcOptions:
-    """What was `given`, then what the model's card has under "transcribe", then the defaults.
+    """`given` options, else those of the model's card under "transcribe", else the defaults.
 
-    Raises UsageError for a name that is unknown or not for this kind of model, or a value that cannot be used;
-    CheckpointError for such a thing in the card, or a model that hears nothing."""
+    Raises UsageError for a name that is unknown or for another kind of model, or a bad value; CheckpointError for such
+    a card, or a model that is no speech model."""
     kind = _kind(checkpoint)
     own = checkpoint.card.get("transcribe", {})
-    names = {field.name for field in fields(kind)}
-    if not isinstance(own, Mapping) or (unknown := sorted(set(own) - names)):
-        which = f"option {unknown[0]!r} is unknown" if isinstance(own, Mapping) else f"is no table ({own!r:.40})"
-        raise CheckpointError(f"{checkpoint.source}: card, transcribe: {which}")
+    names = {f.name for f in fields(kind)}
     try:
-        defaults = {name: checked(name, value) for name, value in own.items()}
+        if not isinstance(own, Mapping):
+            raise UsageError(f"must be a table (got {own!r:.40})")
+        defaults = options.checked(kind, own)
     except UsageError as error:
         raise CheckpointError(f"{checkpoint.source}: card, transcribe: {error}") from None
     chosen = {}
     for name, value in given.items():
         if name in names:
-            chosen[name] = checked(name, value)
-        elif not _asks_nothing(name, value):
+            chosen |= options.checked(kind, {name: value})
+        elif not _is_off(name, value):
             raise UsageError(_refusal(name, value, names, checkpoint.source))
-    options = kind(**{**defaults, **chosen})
-    _together(options)
-    return options
+    result = kind(**{**defaults, **chosen})
+    _check_combination(result)
+    return result
 
 
 def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
     kinds = {"speech_to_text": WhisperOptions, "joint_conformer": CtcOptions}
     if checkpoint.kind not in kinds:
-        raise UsageError(f"model {checkpoint.source}: is a {checkpoint.kind}, transcription needs a speech model")
+        raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
     return kinds[checkpoint.kind]
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
-    """Whether a model that does not have the option does what is asked all the same."""
-    known = {field.name for kind in (WhisperOptions, CtcOptions) for field in fields(kind)}
-    if name not in known:
+def _is_off(name: str, value: Any) -> bool:
+    """Return True if the value of an option of the other kind of model asks for nothing."""
+    if all(name not in {f.name for f in fields(kind)} for kind in (WhisperOptions, CtcOptions)):
         return False
     if name == "batched":  # a CTC model's windows are independent anyway
         return isinstance(value, bool)
-    return value is None or value is False or (name == "temperature" and checked(name, value) == (0.0,))
+    return value is None or value is False or (name == "temperature" and _temperatures(value) == (0.0,))
 
 
 def _refusal(name: str, value: Any, names: set[str], source: str) -> str:
     for label, kind in (("Whisper models", WhisperOptions), ("CTC models", CtcOptions)):
-        if name in {field.name for field in fields(kind)}:
-            return f"option {name!r} = {value!r}: is for {label}, {source} has it not"
+        if name in {f.name for f in fields(kind)}:
+            return f"option {name!r} = {value!r}: is for {label}, not for {source}"
     return f"option {name!r}: unknown (known: {', '.join(sorted(names))})"
 
 
-def checked(name: str, value: Any) -> Any:
-    """The value of an option in the type of its dataclass. Raises UsageError."""
-    return _READERS[name](name, value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{name}: must be True or False ({value!r})")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{name}: must be a text ({value!r})")
-    return value
-
-
-def _path(name: str, value: Any) -> str:
-    return str(value) if isinstance(value, Path) else _text(name, value)
-
-
-def _one_of(*values: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        if value not in values:
-            raise UsageError(f"{name}: is neither {' nor '.join(map(repr, values))} ({value!r})")
-        return value
-
-    return read
-
-
-def _number(name: str, value: Any, low: float = -math.inf, high: float = math.inf, above: bool = False) -> float:
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    if not real or not low <= value <= high or (above and value == low):
-        limits = f" above {low:g}" if above else f" of {low:g} or more" if low > -math.inf else ""
-        limits = f" from {low:g} to {high:g}" if high < math.inf else limits
-        raise UsageError(f"{name}: must be a number{limits} ({value!r})")
-    return float(value)
-
-
-def _count(name: str, value: Any, low: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise UsageError(f"{name}: must be at least {low}, a whole number ({value!r})")
-    return value
-
-
-def _maybe(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else read(name, value)
-
-
-def _listed(name: str, value: Any, read: Callable[[str, Any], Any], of: Callable[[str], Any]) -> tuple:
-    """A text with commas or a sequence, each entry read."""
-    try:
-        parts = [of(part) for part in value.split(",") if part.strip()] if isinstance(value, str) else list(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name}: must be a list, or values with commas between ({value!r})") from None
-    return tuple(read(name, part) for part in parts)
-
-
-def _temperatures(name: str, value: Any) -> tuple[float, ...]:
-    single = isinstance(value, int | float)
-    found = _listed(name, [value] if single else value, partial(_number, low=0.0, high=100.0), float)
-    if not found:
-        raise UsageError(f"{name}: needs at least one value ({value!r})")
-    return found
-
-
-def _clips(name: str, value: Any) -> tuple[float, ...]:
-    found = _listed(name, value, partial(_number, low=0.0, high=1e9), float)
-    if any(later < earlier for earlier, later in pairwise(found)):
-        raise UsageError(f"{name}: must be starts and ends in seconds that do not fall ({value!r})")
-    return found or (0.0,)
-
-
-def _codes(name: str, value: Any) -> tuple[str, ...]:
-    found = _listed(name, value, lambda _, code: language_code(_text(name, code)), str)
-    if not found:
-        raise UsageError(f"{name}: needs at least one language ({value!r})")
-    return found
-
-
-def _tokens(name: str, value: Any) -> tuple[int, ...]:
-    return _listed(name, value, partial(_count, low=-1), int)
-
-
-_ABOVE_ZERO = partial(_number, low=0.0, above=True)
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    **{f.name: _maybe(_number) for f in fields(JointOptions)},  # but for those below
-    **{f.name: _flag for f in (*fields(WhisperOptions), *fields(CtcOptions)) if isinstance(f.default, bool)},
-    **dict.fromkeys(("prepend_punctuations", "append_punctuations"), _text),
-    **dict.fromkeys(("initial_prompt", "hotwords", "device"), _maybe(_text)),
-    **dict.fromkeys(("beam_size", "best_of", "sample_len", "audio_track"), _maybe(_count)),
-    **{name: _maybe(_number) for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")},
-    "confidence_threshold": _maybe(partial(_number, low=0.0, high=1.0)),
-    **dict.fromkeys(("max_initial_timestamp", "hallucination_silence_threshold"), _maybe(partial(_number, low=0.0))),
-    **{f.name: _number for f in fields(SpeechOptions) if f.name.startswith("vad_") and f.name != "vad_filter"},
-    "language": _maybe(lambda name, value: language_code(_text(name, value))),
-    "languages": _maybe(_codes),
-    "language_detection_segments": _count,
-    "task": _one_of("transcribe", "translate"),
-    "temperature": _temperatures,
-    "clip_timestamps": _clips,
-    "suppress_tokens": _maybe(_tokens),
-    "patience": _maybe(_ABOVE_ZERO),
-    "length_penalty": _maybe(partial(_number, low=0.0, high=1.0)),
-    "seed": partial(_count, low=0),
-    "lm": _maybe(_path),
-    "lm_weight": partial(_number, low=0.0),
-    "lm_bonus": _number,
-    "compute_type": _one_of(*COMPUTE_TYPES),
-    "on_truncated": _one_of("error", "warn"),
-}
-
-
-def _together(options: WhisperOptions | CtcOptions) -> None:
-    """Raises UsageError for values that do not go together."""
-    if options.vad_filter:
-        options.vad()  # which checks its own limits
-    if not isinstance(options, WhisperOptions):
+def _check_combination(result: WhisperOptions | CtcOptions) -> None:
+    """Raises UsageError for values that contradict each other."""
+    if result.vad_filter:
+        result.vad()  # checks its own limits
+    if not isinstance(result, WhisperOptions):
         return
-    if options.patience is not None and options.beam_size is None:
-        raise UsageError(f"patience: needs a beam_size ({options.patience})")
-    if options.hallucination_silence_threshold is not None and not options.word_timestamps:
+    o = result
+    if o.patience is not None and o.beam_size is None:
+        raise UsageError(f"{o.patience:g} needs a beam_size", argument="patience")
+    if o.hallucination_silence_threshold is not None and not o.word_timestamps:
         raise UsageError(
-            f"hallucination_silence_threshold: needs word_timestamps ({options.hallucination_silence_threshold})"
+            f"{o.hallucination_silence_threshold:g} needs word_timestamps", argument="hallucination_silence_threshold"
         )
-    if options.multilingual and options.language is not None:
-        raise UsageError(f"language: multilingual detects it in each window, it cannot be named ({options.language})")
-    if options.languages is not None and options.language not in (None, *options.languages):
-        raise UsageError(f"language: {options.language!r} is not one of languages ({', '.join(options.languages)})")
+    if o.multilingual and o.language is not None:
+        raise UsageError(f"{o.language!r}: multilingual detects it for each window", argument="language")
+    if o.languages is not None and o.language not in (None, *o.languages):
+        raise UsageError(f"{o.language!r} is not one of languages ({', '.join(o.languages)})", argument="language")

@@ -1,27 +1,29 @@
-"""Whisper over a recording: windows of 30 s, each starting where the last one's text ended (openai/whisper)."""
+"""Whisper over a recording: windows of 30 s, each starting where the text of the previous one ended."""
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.tasks.transcribe.timeline import Span, painted
-from multimodal.tasks.transcribe.whisper import guards
-from multimodal.tasks.transcribe.whisper.decode import Align, Decode, Encode, Identify, Result, draw_seed
+from multimodal.tasks.transcribe.results import Transcription
+from multimodal.tasks.transcribe.timeline import FRAMES_PER_SECOND, Span, overlaid
+from multimodal.tasks.transcribe.whisper import hallucination
+from multimodal.tasks.transcribe.whisper.decode import Align, Decode, DecodingResult, Encode, Identify, sampling_seed
 from multimodal.tasks.transcribe.whisper.options import WhisperOptions
-from multimodal.tasks.transcribe.word_times import mel_level, on_sound
+from multimodal.tasks.transcribe.whisper.repetition import remove_repetitions
+from multimodal.tasks.transcribe.whisper.words import STRIDE, add_words
+from multimodal.tasks.transcribe.word_times import mel_level, snap_to_audio
 from multimodal.tokens.audio.log_mel import HOP, RATE, pad_or_trim
-from multimodal.tokens.text.vocabulary import WhisperTokenizer
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 
-STRIDE = 2  # mel frames a position of the encoder, and so a step of the time tokens
-FRAMES_PER_SECOND = RATE // HOP
+Segments = list[dict[str, Any]]
+WindowResult = tuple[Segments, int, list[Span]]  # segments, next frame, spans skipped
 
 
-class Sound(NamedTuple):
-    """What a stream hears. `mel(seek, count)` gives mel frames in rising order, of which there are `content`; the
-    encoder takes `size` at once. `silent(seek, count)`: there is nothing but digital silence."""
+class StreamAudio(NamedTuple):
+    """Audio of a stream: `content` mel frames, read in order by `mel(seek, count)`. The encoder takes `size` frames.
+    `silent(seek, count)`: the frames are digital silence."""
 
     mel: Callable[[int, int], Float[Tensor, "M F"]]
     content: int
@@ -29,18 +31,8 @@ class Sound(NamedTuple):
     silent: Callable[[int, int], bool]
 
 
-@dataclass
-class Heard:
-    """What a stream leaves: segments and their tokens, the account of its samples, and the log of its decoding."""
-
-    segments: list[dict[str, Any]] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    account: list[Span] = field(default_factory=list)
-    log: list[dict[str, Any]] = field(default_factory=list)
-
-
-class Window(NamedTuple):
-    """Where the loop is: mel frame `seek`, `count` frames that are heard, the encoder's `features` of them."""
+class WhisperWindow(NamedTuple):
+    """Mel frames [seek, seek + count) and the encoder's `features` of them."""
 
     seek: int
     count: int
@@ -48,167 +40,156 @@ class Window(NamedTuple):
     language: str | None
 
 
-Found = tuple[list[dict[str, Any]], int, list[Span]]  # a window's segments, where to go on, what was skipped in it
+class WhisperTranscriber:
+    """openai-whisper's loop over clips of a recording, as a generator of model requests (see `whisper.decode`).
 
-
-class WhisperStream:
-    """openai-whisper's loop over clips of a recording, as a generator of requests to the model (`whisper_decode`)."""
+    The segments equal openai-whisper's, with one exception: with `word_timestamps` an empty trailing segment may start
+    0.02 s later where a single encoder position remains."""
 
     def __init__(
-        self, sound: Sound, clips: Sequence[tuple[int, int]], tokenizer: WhisperTokenizer, context: int,
-        options: WhisperOptions, language: str | None, tell: Callable[[int, list[dict[str, Any]]], None] | None = None,
+        self, audio: StreamAudio, clips: Sequence[tuple[int, int]], tokenizer: WhisperTokenizer, context: int,
+        options: WhisperOptions, language: str | None, report: Callable[[int, Segments], None] | None = None,
     ):  # fmt: skip
-        """`clips`: mel frames [start, stop) that are heard. `context`: positions of the decoder. `tell`: is called
-        after each window with the mel frame that was reached and the new segments."""
-        self.sound, self.clips, self.tokenizer, self.options = sound, clips, tokenizer, options
-        self.language, self.tell, self.room = language, tell or (lambda seek, segments: None), context // 2 - 1
-        self.heard, self.prompt, self.last_speech = Heard(), Prompt.of(tokenizer, options), 0.0
-        self.reset = False  # whether the initial prompt is forgotten
-        self.forgotten = 0  # tokens of the text that are not told any more
+        """`clips`: mel frames [start, stop) to transcribe. `context`: positions of the decoder. `report` is called
+        after each window with the mel frame reached and the new segments."""
+        self.audio, self.clips, self.tokenizer, self.options = audio, clips, tokenizer, options
+        self.language, self.report = language, report or (lambda seek, segments: None)
+        self.result, self.prompt, self.last_speech = Transcription(), DecoderPrompt.of(tokenizer, options), 0.0
+        self.prompt_capacity = context // 2 - 1
+        self.initial_dropped = False  # the initial prompt is no longer part of the prompt
+        self.dropped = 0  # tokens of the transcript that are no longer part of the prompt
 
-    def run(self) -> Generator[Any, Any, Heard]:
+    def run(self) -> Generator[Any, Any, Transcription]:
         for start, stop in self.clips:
             seek = start
             while seek < stop:
-                before, count = seek, min(self.sound.size, self.sound.content - seek, stop - seek)
-                if self.sound.silent(seek, count):
-                    segments, seek, spans = [], seek + count, [_span(seek, seek + count, "silence")]
+                before, count = seek, min(self.audio.size, self.audio.content - seek, stop - seek)
+                if self.audio.silent(seek, count):
+                    segments, seek, skipped = [], seek + count, [_span(seek, seek + count, "silence")]
                 else:
-                    segments, seek, spans = yield from self._window(seek, count)
-                seek = seek if seek > before else before + count  # no rule keeps times without timestamps in order
+                    segments, seek, skipped = yield from self._window(seek, count)
+                seek = seek if seek > before else before + count  # without timestamp rules times may run backwards
                 end = min(seek, stop)
-                self.heard.account += painted(before * HOP, end * HOP, None, spans)
+                self.result.coverage += overlaid(before * HOP, end * HOP, None, skipped)
                 if self.options.vad_filter or self.options.batched:
                     _clamp(segments, stop / FRAMES_PER_SECOND)
-                self.heard.segments += segments
-                self.tell(end, segments)
-        return self.heard
+                self.result.segments += segments
+                self.report(end, segments)
+        return self.result
 
-    def _window(self, seek: int, count: int) -> Generator[Any, Any, Found]:
+    def _window(self, seek: int, count: int) -> Generator[Any, Any, WindowResult]:
         options = self.options
-        features = yield Encode(pad_or_trim(self.sound.mel(seek, count), self.sound.size))
-        window = Window(seek, count, features, (yield from self._language(features)))
-        result, silent = yield from self._decoded(window)
+        features = yield Encode(pad_or_trim(self.audio.mel(seek, count), self.audio.size))
+        window = WhisperWindow(seek, count, features, (yield from self._language(features)))
+        result, silent = yield from self._decode(window)
         if silent:
             return [], seek + count, [_span(seek, seek + count, "no_speech")]
         segments, advance, closed = split(result, self.tokenizer, seek, count)
-        following, spans = seek + advance, []
-        if options.cut_loops:
-            segments, spans = self._unlooped(segments, result)
+        following, skipped = seek + advance, []
+        if options.remove_repetitions:
+            segments, skipped = self._without_repetitions(segments, result)
         if options.word_timestamps:
-            segments, following, skipped = yield from self._worded(window, segments, following, closed)
+            segments, following, hallucinated = yield from self._add_words(window, segments, following, closed)
             if segments is None:
-                return [], following, skipped
-            spans += skipped
+                return [], following, hallucinated
+            skipped += hallucinated
         for segment in segments:
             if segment["start"] == segment["end"] or not segment["text"].strip():
                 segment |= {"text": "", "tokens": []} | ({"words": []} if options.word_timestamps else {})
             if options.multilingual:
                 segment["language"] = window.language
-        self.heard.tokens += [token for segment in segments for token in segment["tokens"]]
+        self.result.tokens += [token for segment in segments for token in segment["tokens"]]
         if not options.condition_on_previous_text or result.temperature > 0.5:
-            self.reset, self.forgotten = True, len(self.heard.tokens)
-        return segments, following, spans
+            self.initial_dropped, self.dropped = True, len(self.result.tokens)
+        return segments, following, skipped
 
     def _language(self, features: Tensor) -> Generator[Any, Any, str | None]:
         if not self.options.multilingual:
             return self.language
-        chances = yield Identify(features)
-        return max(self.options.languages or chances, key=lambda code: chances.get(code, 0.0))
+        probabilities = yield Identify(features)
+        return max(self.options.languages or probabilities, key=lambda code: probabilities.get(code, 0.0))
 
-    def _decoded(self, window: Window) -> Generator[Any, Any, tuple[Result, bool]]:
-        """The first temperature whose text neither repeats itself nor is improbable, else the last one's; and whether
-        nothing was said."""
-        previous = self.prompt.before(self.heard.tokens[self.forgotten :], self.reset, self.room)
+    def _decode(self, window: WhisperWindow) -> Generator[Any, Any, tuple[DecodingResult, bool]]:
+        """The result of the first temperature without a failure, else of the last; and True if the window is silent."""
+        previous = self.prompt.tokens(self.result.tokens[self.dropped :], self.initial_dropped, self.prompt_capacity)
         for temperature in self.options.temperature:
-            seed = draw_seed(self.options.seed, window.seek, temperature)
+            seed = sampling_seed(self.options.seed, window.seek, temperature)
             result = yield Decode(window.features, previous, window.language, temperature, seed)
-            failed = failure(result, self.options)
+            failure = fallback_reason(result, self.options)
             silent = is_silent(result, self.options)
             if self.options.decode_log:
-                self._note(window, result, failed, silent, len(previous))
-            if failed is None:
+                self.result.log.append(_log_entry(window, result, failure, silent, len(previous)))
+            if failure is None:
                 break
         return result, silent
 
-    def _note(self, window: Window, result: Result, failed: str | None, silent: bool, prompt: int) -> None:
-        self.heard.log.append({
-            "seek": window.seek, "start": window.seek / FRAMES_PER_SECOND,
-            "end": (window.seek + window.count) / FRAMES_PER_SECOND, "language": window.language,
-            "prompt_tokens": prompt, "temperature": result.temperature, "avg_logprob": result.avg_logprob,
-            "compression_ratio": result.compression_ratio, "no_speech_prob": result.no_speech_prob,
-            "fallback": failed, "no_speech": silent, "tokens": result.tokens, "text": result.text,
-        })  # fmt: skip
-
-    def _unlooped(self, segments: list[dict[str, Any]], result: Result) -> tuple[list[dict[str, Any]], list[Span]]:
+    def _without_repetitions(self, segments: Segments, result: DecodingResult) -> tuple[Segments, list[Span]]:
         limit = self.options.compression_ratio_threshold
         repetitive = limit is not None and result.compression_ratio > limit
-        kept, cuts = guards.cut_loops(segments, self.tokenizer.eot, repetitive)
-        if not cuts:
+        kept, removed = remove_repetitions(segments, self.tokenizer.eot, repetitive)
+        if not removed:
             return segments, []
         kept = [{**segment, "text": _text(self.tokenizer, segment["tokens"])} for segment in kept]
-        return kept, [Span(round(start * RATE), round(end * RATE), "repetition") for start, end in cuts]
+        return kept, [Span(round(start * RATE), round(end * RATE), "repetition") for start, end in removed]
 
-    def _worded(
-        self, window: Window, segments: list[dict[str, Any]], following: int, closed: bool
-    ) -> Generator[Any, Any, tuple[list[dict[str, Any]] | None, int, list[Span]]]:
-        """Segments with words, where to go on, and what is skipped; None for segments: the window is to be heard again
-        from there."""
-        from multimodal.tasks.transcribe.whisper.words import add_words
-
+    def _add_words(
+        self, window: WhisperWindow, segments: Segments, following: int, closed: bool
+    ) -> Generator[Any, Any, tuple[Segments | None, int, list[Span]]]:
+        """Segments with words, the next frame, and the spans skipped. None for segments: decode again from there."""
         options, eot = self.options, self.tokenizer.eot
         seek, limit = window.seek, options.hallucination_silence_threshold
         texts = [token for segment in segments for token in segment["tokens"] if token < eot]
         timings = (yield Align(window.features, texts, window.count, window.language)) if texts else []
-        if options.words_on_sound:
-            timings = on_sound(timings, mel_level(self.sound.mel(seek, window.count)))
-        marks = {"prepend": options.prepend_punctuations, "append": options.append_punctuations}
-        add_words(segments, timings, last_speech=self.last_speech, **marks)
-        seen = guards.Seen(seek, window.count, self.sound.size, self.sound.content, self.last_speech)
-        ended = guards.last_end(segments)
-        if not closed and ended is not None and ended > seen.start:
-            following = round(ended * FRAMES_PER_SECOND)
-            if limit is not None and seen.limit - ended <= limit:
+        if options.snap_words_to_audio:
+            timings = snap_to_audio(timings, mel_level(self.audio.mel(seek, window.count)))
+        add_words(segments, timings, options.prepend_punctuations, options.append_punctuations, self.last_speech)
+        decoded = hallucination.DecodedWindow(
+            seek, window.count, self.audio.size, self.audio.content, self.last_speech
+        )  # fmt: skip
+        end = hallucination.last_end(segments)
+        if not closed and end is not None and end > decoded.start:
+            following = round(end * FRAMES_PER_SECOND)
+            if limit is not None and decoded.limit - end <= limit:
                 following = seek + window.count
-        spans = []
+        skipped = []
         if limit is not None:
-            if gap := guards.leading_gap(segments, seen, limit):
+            if gap := hallucination.leading_gap(segments, decoded, limit):
                 return None, seek + gap, [_span(seek, seek + gap, "hallucination")]
-            if found := guards.hallucination(segments, seen, limit):
-                first, following, before = found
-                spans = [Span(round(max(before, seen.start) * RATE), following * HOP, "hallucination")]
+            if hit := hallucination.find_hallucination(segments, decoded, limit):
+                first, following, before = hit
+                skipped = [Span(round(max(before, decoded.start) * RATE), following * HOP, "hallucination")]
                 segments = segments[:first]
-        ended = guards.last_end(segments)
-        self.last_speech = self.last_speech if ended is None else ended
-        return segments, following, spans
+        end = hallucination.last_end(segments)
+        self.last_speech = self.last_speech if end is None else end
+        return segments, following, skipped
 
 
-class Prompt(NamedTuple):
-    """What is told to the decoder before the text that it has written."""
+class DecoderPrompt(NamedTuple):
+    """Prompt tokens placed before the decoder's own text."""
 
     initial: list[int]
-    hot: list[int]
+    hotwords: list[int]
     carried: bool
 
     @classmethod
-    def of(cls, tokenizer: WhisperTokenizer, options: WhisperOptions) -> "Prompt":
-        initial, hot = (tokenizer.encode(" " + text.strip()) if text else [] for text in
-                        (options.initial_prompt, options.hotwords))  # fmt: skip
-        return cls(initial, hot, options.carry_initial_prompt)
+    def of(cls, tokenizer: WhisperTokenizer, options: WhisperOptions) -> "DecoderPrompt":
+        texts = (options.initial_prompt, options.hotwords)
+        initial, hotwords = (tokenizer.encode(" " + text.strip()) if text else [] for text in texts)
+        return cls(initial, hotwords, options.carry_initial_prompt)
 
-    def before(self, text: list[int], reset: bool, room: int) -> list[int]:
-        """At most `room` tokens: hot words, the initial prompt (until `reset`, or always if carried), and as much of
-        the end of the text as is left room for. Of an initial prompt that is too long the end is kept."""
-        lead = self.hot[:room]
+    def tokens(self, text: list[int], initial_dropped: bool, capacity: int) -> list[int]:
+        """At most `capacity` tokens: hot words, the initial prompt (until dropped, or always if carried), and the end
+        of the text. An initial prompt that is too long keeps its end."""
+        lead = self.hotwords[:capacity]
         if self.carried:
-            lead = lead + _end(self.initial, room - len(lead))
-        elif not reset:
+            lead = lead + _end(self.initial, capacity - len(lead))
+        elif not initial_dropped:
             text = self.initial + text
-        return lead + _end(text, room - len(lead))
+        return lead + _end(text, capacity - len(lead))
 
 
-def _clamp(segments: list[dict[str, Any]], latest: float) -> None:
-    """Times that lie in the padding behind a clip, which would be out of order with the next clip's."""
+def _clamp(segments: Segments, latest: float) -> None:
+    """Limit times that lie in the padding after a clip, which would overlap the next clip's."""
     for segment in segments:
         segment["end"] = min(segment["end"], latest)
         segment["start"] = min(segment["start"], segment["end"])
@@ -222,35 +203,32 @@ def _span(start: int, stop: int, reason: str) -> Span:
     return Span(start * HOP, stop * HOP, reason)
 
 
-def _improbable(result: Result, options: WhisperOptions) -> bool:
-    return options.logprob_threshold is not None and result.avg_logprob < options.logprob_threshold
-
-
-def failure(result: Result, options: WhisperOptions) -> str | None:
-    """Why the next temperature must be tried: the figure that is beyond its threshold."""
+def fallback_reason(result: DecodingResult, options: WhisperOptions) -> str | None:
+    """The figure beyond its threshold, for which the next temperature must be tried; None if the result is fine."""
     ratio, silence = options.compression_ratio_threshold, options.no_speech_threshold
-    if _improbable(result, options):
-        heard = silence is None or result.no_speech_prob <= silence  # no fallback in silence
-        return "avg_logprob" if heard else None
+    if options.logprob_threshold is not None and result.avg_logprob < options.logprob_threshold:
+        return "avg_logprob" if silence is None or result.no_speech_prob <= silence else None  # silence: no fallback
     return "compression_ratio" if ratio is not None and result.compression_ratio > ratio else None
 
 
-def is_silent(result: Result, options: WhisperOptions) -> bool:
-    """Whether nothing was said. Words of `hotwords` alone are no sign of speech, however probable they are: the
-    prompt makes them so."""
+def is_silent(result: DecodingResult, options: WhisperOptions) -> bool:
+    """Return True for a window without speech. Hot words alone are no evidence of speech, however probable: the prompt
+    makes them so."""
     if options.no_speech_threshold is None or result.no_speech_prob <= options.no_speech_threshold:
         return False
     if options.logprob_threshold is None or result.avg_logprob <= options.logprob_threshold:
         return True
-    return guards.read_back(result.text, options.hotwords)
+    return hallucination.echoes_hotwords(result.text, options.hotwords)
 
 
-def split(result: Result, tokenizer: WhisperTokenizer, seek: int, count: int) -> tuple[list[dict[str, Any]], int, bool]:
-    """Segments of a window that starts at mel frame `seek` and holds `count` frames, how far to go on, and whether
-    the text ends with one time token, so that no speech follows.
+def split(
+    result: DecodingResult, tokenizer: WhisperTokenizer, seek: int, count: int
+) -> tuple[Segments, int, bool]:  # fmt: skip
+    """Split the text of a window of `count` frames at mel frame `seek` into segments.
 
-    Between two time tokens in a row one segment ends and the next begins; text after the last such pair is left
-    to the next window."""
+    Returns the segments, the frames to advance, and True if the text ends with a single timestamp, after which nobody
+    speaks. Two timestamps in a row end one segment and begin the next; text after the last such pair is left to the
+    next window."""
     tokens, begin = result.tokens, tokenizer.timestamp_begin
     times = [token >= begin for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if times[i - 1] and times[i]]
@@ -270,9 +248,9 @@ def split(result: Result, tokenizer: WhisperTokenizer, seek: int, count: int) ->
 
 
 def _segment(
-    result: Result, tokenizer: WhisperTokenizer, seek: int, tokens: list[int], start: float, end: float
+    result: DecodingResult, tokenizer: WhisperTokenizer, seek: int, tokens: list[int], start: float, end: float
 ) -> dict[str, Any]:
-    """`start` and `end` in seconds from the window's begin."""
+    """`start` and `end`: seconds from the beginning of the window."""
     offset = float(seek * HOP / RATE)
     return {
         "seek": seek, "start": offset + start, "end": offset + end, "text": _text(tokenizer, tokens), "tokens": tokens,
@@ -281,10 +259,17 @@ def _segment(
     }  # fmt: skip
 
 
+def _log_entry(
+    window: WhisperWindow, result: DecodingResult, failure: str | None, silent: bool, prompt_tokens: int
+) -> dict[str, Any]:
+    return {
+        "seek": window.seek, "start": window.seek / FRAMES_PER_SECOND,
+        "end": (window.seek + window.count) / FRAMES_PER_SECOND, "language": window.language,
+        "prompt_tokens": prompt_tokens, "temperature": result.temperature, "avg_logprob": result.avg_logprob,
+        "compression_ratio": result.compression_ratio, "no_speech_prob": result.no_speech_prob,
+        "fallback": failure, "no_speech": silent, "tokens": result.tokens, "text": result.text,
+    }  # fmt: skip
+
+
 def _text(tokenizer: WhisperTokenizer, tokens: Sequence[int]) -> str:
     return tokenizer.decode([token for token in tokens if token < tokenizer.eot])
-
-
-def held(mel: Float[Tensor, "M F"], first: int) -> Callable[[int, int], Float[Tensor, "M _"]]:
-    """A reader of a clip's frames that begin at frame `first` of the recording."""
-    return lambda seek, count: mel[:, seek - first : seek - first + count]

@@ -1,4 +1,4 @@
-"""Times of the words of a Whisper window, from the decoder's attention to the sound (openai/whisper, timing.py)."""
+"""Word timings of a Whisper window, from the decoder's cross-attention (openai/whisper, timing.py)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,25 +13,23 @@ from torch import Tensor
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.capture import attention_weights
 from multimodal.errors import CheckpointError
-from multimodal.models.whisper import SpeechToText
+from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.word_times import Words, WordTiming, split_on_spaces, split_on_unicode, spread
 from multimodal.tokens.audio.log_mel import HOP, RATE
-from multimodal.tokens.text.vocabulary import WhisperTokenizer
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 
 Head = tuple[int, int]  # layer, head
-STRIDE = 2  # mel frames a position of the encoder
-POSITIONS = RATE // (STRIDE * HOP)  # a second
-# pairs to put in order so that the fourth of seven is the median (N. Devillard, "Fast median search", 1998)
-_COMPARED = ((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4))
+STRIDE = 2  # mel frames per encoder position, and so per step of the timestamp tokens
+POSITIONS_PER_SECOND = RATE // (STRIDE * HOP)
+# compare-exchanges after which the fourth of seven values is the median (N. Devillard, "Fast median search", 1998)
+_EXCHANGES = ((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4))
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # written without spaces between words
-PREPEND_PUNCTUATIONS = "\"'“¿([{-"
-APPEND_PUNCTUATIONS = "\"'.。,，!！?？:：”)]}、"
 SENTENCE_ENDS = ".。!！?？"
 LONGEST_MEDIAN = 0.7  # seconds
 
-# Heads that follow the speech in OpenAI's models, by (layers, heads, vocabulary) of the decoder: each layer's heads,
-# from the table in openai/whisper's __init__.py. large-v1 has large-v2's sizes and is given large-v2's heads.
+# Alignment heads of OpenAI's models by the decoder's (layers, heads, vocabulary): layer to heads, from the table in
+# openai/whisper's __init__.py. large-v1 shares large-v2's sizes and so gets its heads.
 _HEADS: dict[tuple[int, int, int], dict[int, tuple[int, ...]]] = {
     (4, 6, 51864): {1: (0,), 2: (0, 5), 3: (0, 1, 2, 3, 4)},
     (4, 6, 51865): {2: (2,), 3: (0, 2, 3, 4, 5)},
@@ -57,10 +55,10 @@ _HEADS: dict[tuple[int, int, int], dict[int, tuple[int, ...]]] = {
 
 
 def alignment_heads(checkpoint: Checkpoint) -> list[Head]:
-    """(layer, head) pairs whose attention follows the speech: those of the checkpoint's card ("alignment_heads"),
-    those known for a released model of its sizes, else all of the upper half of the layers.
+    """(layer, head) pairs whose cross-attention follows the speech: from the checkpoint's card ("alignment_heads"),
+    else those of the released model with its sizes, else all heads in the upper half of the layers.
 
-    Raises CheckpointError for a card that names none or names a head that the model has not."""
+    Raises CheckpointError for a card with an empty list or a head that the model does not have."""
     decoder = checkpoint.model.config.decoder
     layers, heads = decoder.stack.layers, decoder.stack.block.cross.heads
     listed = checkpoint.card.get("alignment_heads")
@@ -71,27 +69,22 @@ def alignment_heads(checkpoint: Checkpoint) -> list[Head]:
     for pair in pairs:
         whole = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(value) is int for value in pair)
         if not whole or not (0 <= pair[0] < layers and 0 <= pair[1] < heads):
-            sizes = f"{layers} × {heads}"
-            raise CheckpointError(f"{checkpoint.source} card: alignment_heads holds {pair!r:.40}, no head of {sizes}")
+            expected = f"expected [layer, head] of {layers} × {heads} (got {pair!r:.40})"
+            raise CheckpointError(f"{checkpoint.source} card: alignment_heads: {expected}")
     return [(layer, head) for layer, head in pairs]
-
-
-def split_to_word_tokens(tokenizer: WhisperTokenizer, tokens: Sequence[int], language: str | None) -> Words:
-    """(word, tokens) of text tokens: at spaces, or at every character in languages that write none between words."""
-    return (split_on_unicode if language in UNSPACED else split_on_spaces)(tokenizer, tokens)
 
 
 @torch.inference_mode()
 def find_alignment(
-    model: SpeechToText, tokenizer: WhisperTokenizer, features: Float[Tensor, "T D"], text_tokens: Sequence[int],
-    frames: int, language: str | None, task: str = "transcribe", heads: Sequence[Head] | None = None,
+    model: Whisper, tokenizer: WhisperTokenizer, features: Float[Tensor, "T D"], text_tokens: Sequence[int],
+    frames: int, language: str | None, task: str = "transcribe", *, heads: Sequence[Head],
 ) -> list[WordTiming]:  # fmt: skip
-    """Every word of a window's text (tokens without times) with start and end in seconds from the window's begin, and
-    the mean probability of its tokens.
+    """Align the words of a window's text; times in seconds from the beginning of the window, probabilities averaged
+    over tokens.
 
-    `features`: what the encoder made of the window, of which `frames` mel frames are sound. `heads`: (layer, head)
-    pairs, see `alignment_heads`; None: all of the upper half of the layers. A text that the decoder cannot hold is
-    spread evenly, with probability 0; that of less than two mel frames of sound has no length."""
+    `text_tokens`: without timestamps. `features`: the encoder's output, of which `frames` mel frames are audio.
+    `heads`: see `alignment_heads`. A text longer than the decoder's context is spread evenly, with probability 0;
+    with less than two mel frames of audio all words have length 0."""
     text_tokens = [int(token) for token in text_tokens]
     words = split_to_word_tokens(tokenizer, text_tokens, language)
     start = tokenizer.sot_sequence(language, task)
@@ -101,30 +94,36 @@ def find_alignment(
         return []
     if count < 1 or len(tokens) > model.config.decoder.context:
         return spread(words, 0.0, frames * HOP / RATE if count else 0.0)
-    if heads is None:
-        layers, each = model.config.decoder.stack.layers, model.config.decoder.stack.block.cross.heads
-        heads = [(layer, head) for layer in range(layers // 2, layers) for head in range(each)]
     ids = torch.tensor([tokens], device=features.device)
-    with _attending(model, heads, count) as attended:
+    with _cross_attention(model, heads, count) as weights:
         logits = model.decoder(ids, features[None])[0, len(start) : -2, : tokenizer.eot]
     probabilities = logits.float().softmax(-1).gather(1, ids[0, len(start) + 1 : -1, None])[:, 0].tolist()
-    matrix = sharpened(torch.cat([attended[layer] for layer in sorted(attended)]))[len(start) : -1]
-    return _timed(words, dtw(-matrix.cpu().numpy()), probabilities)
+    matrix = sharpened(torch.cat([weights[layer] for layer in sorted(weights)]))[len(start) : -1]
+    return _word_timings(words, dtw(-matrix.cpu().numpy()), probabilities)
+
+
+def split_to_word_tokens(tokenizer: WhisperTokenizer, tokens: Sequence[int], language: str | None) -> Words:
+    """(word, tokens), split at spaces, or at every character in languages written without spaces."""
+    if language in UNSPACED:
+        return split_on_unicode(tokenizer, tokens)
+    return split_on_spaces(tokenizer, tokens, marks_apart=True)
 
 
 @contextmanager
-def _attending(model: SpeechToText, heads: Sequence[Head], count: int) -> Iterator[dict[int, Float[Tensor, "H T S"]]]:
-    """Collects by layer the attention of the wanted heads to the first `count` positions, as if there were no others.
+def _cross_attention(
+    model: Whisper, heads: Sequence[Head], count: int
+) -> Iterator[dict[int, Float[Tensor, "H T S"]]]:  # fmt: skip
+    """Collect by layer the cross-attention of `heads`, normalised over the first `count` positions.
 
-    Not through `capture_attention`: that keeps every head of every layer, 0.8 GB for the largest model."""
-    found: dict[int, Tensor] = {}
+    Not through `capture_attention`, which keeps every head of every layer: 0.8 GB for the largest model."""
+    weights: dict[int, Tensor] = {}
 
-    def hook(layer: int, wanted: list[int]):
+    def hook(layer: int, chosen: list[int]):
         def keep(cross: Attention, inputs: tuple[Tensor, Tensor]) -> None:
             x, source = inputs
             query, key = cross.split(cross.query(x)), cross.split(cross.key(source[:, :count]))
             key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-            found[layer] = attention_weights(query[:, wanted].float(), key[:, wanted].float(), None, cross.scale)[0]
+            weights[layer] = attention_weights(query[:, chosen].float(), key[:, chosen].float(), None, cross.scale)[0]
 
         return keep
 
@@ -134,22 +133,22 @@ def _attending(model: SpeechToText, heads: Sequence[Head], count: int) -> Iterat
         for layer in layers
     ]
     try:
-        yield found
+        yield weights
     finally:
         for handle in hooks:
             handle.remove()
 
 
 def sharpened(weights: Float[Tensor, "H T S"]) -> Float[Tensor, "T S"]:
-    """Mean over the heads of weights that are normalised over the tokens, then median-filtered over time."""
+    """Normalise weights over the tokens, median-filter them over time and average the heads."""
     std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
     return median_filter(((weights - mean) / std).nan_to_num(0.0)).mean(0)
 
 
 def median_filter(x: Float[Tensor, "H T S"]) -> Float[Tensor, "H T S"]:
-    """Median of 7 positions around each, mirrored at the ends; rows too short to mirror stay as they are.
+    """Median over 7 positions, reflected at the ends; rows too short to reflect are returned unchanged.
 
-    By a network of comparisons a head, which is 20 times as fast as sorting on a CPU."""
+    A sorting network per head is 20 times as fast as sorting on a CPU."""
     if x.shape[-1] <= 3:
         return x
     return torch.stack([_median_of_7(head) for head in F.pad(x, (3, 3), mode="reflect")])
@@ -157,21 +156,21 @@ def median_filter(x: Float[Tensor, "H T S"]) -> Float[Tensor, "H T S"]:
 
 def _median_of_7(row: Float[Tensor, "T _"]) -> Float[Tensor, "T _"]:
     values = list(row.unfold(-1, row.shape[-1] - 6, 1).unbind(-2))
-    for a, b in _COMPARED:
+    for a, b in _EXCHANGES:
         values[a], values[b] = torch.minimum(values[a], values[b]), torch.maximum(values[a], values[b])
     return values[3]
 
 
 def dtw(costs: Float[np.ndarray, "N M"]) -> tuple[list[int], list[int]]:
-    """Rows and columns of the cheapest monotonic path from the first to the last cell (dynamic time warping).
+    """Rows and columns of the cheapest monotonic path through a cost matrix (dynamic time warping).
 
-    Anti-diagonals are computed as a whole. Ties fall as in openai-whisper: a step of both where it alone is cheapest,
-    a step of the row where it alone is, else a step of the column."""
+    Vectorised over anti-diagonals. Ties break as in openai-whisper: diagonally where that alone is cheapest, down
+    where that alone is, else right."""
     rows, columns = costs.shape
     skewed = np.full((rows + columns - 1, rows), np.inf, np.float32)  # [row + column, row]
     row, column = np.indices(costs.shape)
     skewed[row + column, row] = costs
-    total = np.full((rows + columns + 1, rows + 1), np.inf, np.float32)  # the same with a border: [i + j, i]
+    total = np.full((rows + columns + 1, rows + 1), np.inf, np.float32)  # [i + j, i], with a border
     total[0, 0] = 0
     best = np.empty(rows, np.float32)
     for diagonal in range(2, rows + columns + 1):
@@ -197,50 +196,46 @@ def _backtrace(total: Float[np.ndarray, "_ _"], i: int, j: int) -> tuple[list[in
     return [i for i, _ in reversed(path)], [j for _, j in reversed(path)]
 
 
-def _timed(words: Words, path: tuple[list[int], list[int]], probabilities: list[float]) -> list[WordTiming]:
-    """Each word from the position where the path enters its first token to where it enters the next word's."""
+def _word_timings(words: Words, path: tuple[list[int], list[int]], probabilities: list[float]) -> list[WordTiming]:
+    """A word lasts from where the path enters its first token to where it enters the next word's."""
     rows, columns = np.array(path[0]), np.array(path[1])
-    # divided as openai-whisper does: products with 0.02 differ in the last bit, and lengths are compared by it
-    entered = (columns[np.diff(rows, prepend=-1) > 0] / POSITIONS).tolist()
-    found, first = [], 0
+    # divided, as in openai-whisper: products with 0.02 differ in the last bit, which decides between lengths
+    entered = (columns[np.diff(rows, prepend=-1) > 0] / POSITIONS_PER_SECOND).tolist()
+    timings, first = [], 0
     for text, part in words:
         last = first + len(part)
         probability = sum(probabilities[first:last]) / len(part)
-        found.append(WordTiming(text, part, entered[first], entered[last], probability))
+        timings.append(WordTiming(text, part, entered[first], entered[last], probability))
         first = last
-    return found
+    return timings
 
 
 def add_words(
-    segments: list[dict[str, Any]], timings: Sequence[WordTiming], *, last_speech: float = 0.0,
-    prepend: str = PREPEND_PUNCTUATIONS, append: str = APPEND_PUNCTUATIONS,
-) -> float:  # fmt: skip
-    """Sets `words` of the segments of one window and moves the segments' times to their words', as openai-whisper
-    does; `timings` are those of all text tokens of the segments, one after another.
+    segments: list[dict[str, Any]], timings: Sequence[WordTiming], prepend: str, append: str, last_speech: float
+) -> float:
+    """Set `words` of a window's segments and move segment times to their words, as openai-whisper does.
 
-    Marks of `prepend` are joined to the word after them, of `append` to the word before. `last_speech`: where the
-    speech before the window ended, in seconds of the recording; the same after the window is given back."""
+    `timings`: of all text tokens of the segments, in order. Punctuation in `prepend` joins the next word, in `append`
+    the previous one. `last_speech`: end of the speech before the window in seconds of the recording; returns the same
+    after the window."""
     if not segments:
         return last_speech
     lengths = [length for word in timings if (length := word.end - word.start)]
     median = min(LONGEST_MEDIAN, float(np.median(lengths))) if lengths else 0.0
     words = _merged(_shortened(list(timings), 2 * median) if lengths else list(timings), prepend, append)
     offset, speech = segments[0]["seek"] * HOP / RATE, last_speech
-    for segment, own in zip(segments, _shared(segments, words), strict=True):
-        segment["words"] = [
-            {"word": w.word, "start": round(offset + w.start, 2), "end": round(offset + w.end, 2),
-             "probability": w.probability}
-            for w in own if w.word
-        ]  # fmt: skip
+    for segment, own in zip(segments, _by_segment(segments, words), strict=True):
+        entries = [word.entry(offset) for word in own if word.word]
+        segment["words"] = [{**e, "start": round(e["start"], 2), "end": round(e["end"], 2)} for e in entries]
         if segment["words"]:
             _settle(segment, speech, median)
             speech = segment["end"]
-    spoken = [segment["words"][-1]["end"] for segment in segments if segment["words"]]
-    return spoken[-1] if spoken else segments[-1]["end"]
+    ends = [segment["words"][-1]["end"] for segment in segments if segment["words"]]
+    return ends[-1] if ends else segments[-1]["end"]
 
 
 def _shortened(words: list[WordTiming], longest: float) -> list[WordTiming]:
-    """Words beside a sentence's end hold its pause: none there stays above `longest` seconds."""
+    """Limit words beside a sentence's end, which absorb its pause, to `longest` seconds."""
     for i in range(1, len(words)):
         if words[i].end - words[i].start > longest:
             if words[i].word in SENTENCE_ENDS:
@@ -251,7 +246,7 @@ def _shortened(words: list[WordTiming], longest: float) -> list[WordTiming]:
 
 
 def _merged(words: list[WordTiming], prepend: str, append: str) -> list[WordTiming]:
-    """The word that takes a mark keeps its own time; the mark's place stays, with neither text nor tokens."""
+    """Join punctuation to its word, which keeps its own time; the mark stays in the list without text or tokens."""
     following = len(words) - 1
     for i in range(len(words) - 2, -1, -1):
         mark, word = words[i], words[following]
@@ -271,26 +266,26 @@ def _merged(words: list[WordTiming], prepend: str, append: str) -> list[WordTimi
     return words
 
 
-def _shared(segments: list[dict[str, Any]], words: list[WordTiming]) -> list[list[WordTiming]]:
-    """The words of each segment. One over a border belongs to the segment in which it begins."""
+def _by_segment(segments: list[dict[str, Any]], words: list[WordTiming]) -> list[list[WordTiming]]:
+    """The words of each segment. A word across a border belongs to the segment in which it begins."""
     tokens = [token for word in words for token in word.tokens]
-    found, at, place, saved = [], 0, 0, 0
+    groups, index, position, saved = [], 0, 0, 0
     for segment in segments:
-        end = place
-        for token in segment["tokens"]:  # a time token is no word's, so it never fits
+        end = position
+        for token in segment["tokens"]:  # timestamps belong to no word, so they never match
             end += end < len(tokens) and token == tokens[end]
-        count, place, saved, own = end - place, end, 0, []
-        while at < len(words) and saved < count:
-            own.append(words[at])
-            saved += len(words[at].tokens)
-            at += 1
-        found.append(own)
-    return found
+        count, position, saved, own = end - position, end, 0, []
+        while index < len(words) and saved < count:
+            own.append(words[index])
+            saved += len(words[index].tokens)
+            index += 1
+        groups.append(own)
+    return groups
 
 
 def _settle(segment: dict[str, Any], last_speech: float, median: float) -> None:
-    """After a pause the first two words are held short, and the segment's own time is kept where an outer word would
-    reach more than 0.5 s past it; else it becomes the word's."""
+    """Shorten the first two words after a pause, and reconcile the segment's times with its outer words: a word may
+    extend up to 0.5 s beyond the segment, which then takes the word's time."""
     words, longest = segment["words"], 2 * median
     first, last = words[0], words[-1]
     second = words[1] if len(words) > 1 else None

@@ -1,4 +1,4 @@
-"""The tokenizer of a folder in the layout of Hugging Face, by the files that it holds."""
+"""Tokenizer of a Hugging Face folder, by the files that it holds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +13,25 @@ from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 SPECIAL = "special_tokens_map.json"
 NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 MORE = ("additional_special_tokens", "extra_special_tokens")
-MASKS = ("<mask>", "[MASK]")  # the mask of files that do not say which of their special tokens it is
+MASKS = ("<mask>", "[MASK]")  # the mask, if the files do not name it
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-# what folders with vocab.json and merges.txt leave to the code that reads them: names, and whether texts get ends
+# not stated by folders with vocab.json and merges.txt: names of special tokens, and if texts get bos and eos
 _ROBERTA = dict(zip(("bos", "eos", "unk", "pad", "mask"), ("<s>", "</s>", "<unk>", "<pad>", "<mask>"), strict=True))
 _GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
 BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True)}
-BOS = ("llama", "mistral")  # whose SentencePiece files leave it to the code that texts get a bos
+BOS = ("llama", "mistral")  # models whose texts get a bos, which their SentencePiece files do not state
 
 
 def hub_tokenizer(
     folder: Path | None, config: dict[str, Any], size: int | None = None, context: int | None = None
 ) -> Tokenizer | None:
-    """From `tokenizer.json`, or else `vocab.json` with `merges.txt`, or else a SentencePiece model; None where there
-    is none of them, or it is not known how the model uses it.
+    """From `tokenizer.json`, `vocab.json` with `merges.txt`, or a SentencePiece model; None without them, and if their
+    use by the model is unknown.
 
-    `config`: the folder's `config.json`. `size`: rows of the model's embedding, by default its `vocab_size`; those
-    without a token are control ids. `context`: what a batch is cut to. The bos and eos of `batch` are those that the
-    folder puts around a text; where it puts no end, the eos that it names. Raises CheckpointError naming the file, also
-    for a vocabulary that does not go with the model."""
+    `config`: the folder's `config.json`. `size`: rows of the model's embedding (default `vocab_size`); those without a
+    token are control ids. `context`: default length of batches. `batch` adds the bos and eos that the folder puts
+    around a text, or else the eos that it names. Raises CheckpointError for an unusable file, or one that does not
+    fit."""
     if folder is None:
         return None
     size = config["vocab_size"] if size is None else size
@@ -57,13 +57,13 @@ def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int |
         raise CheckpointError(f"{folder / 'merges.txt'}: cannot be read as text ({error})") from None
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     if wrong := [pair for pair in pairs if len(pair) != 2]:
-        raise CheckpointError(f"{folder / 'merges.txt'}: {' '.join(wrong[0])[:40]!r} is no pair of tokens")
+        raise CheckpointError(f"{folder / 'merges.txt'}: expected a pair of tokens, got {' '.join(wrong[0])[:40]!r}")
     vocab, more = read_json(path), folder / "added_tokens.json"
     made = {"".join(pair) for pair in pairs}
     unmade = sum(len(token) > 1 and token not in made for token in vocab)
-    if unmade > len(vocab) // 10:  # control tokens are few; a file that was cut would give other ids without a word
+    if unmade > len(vocab) // 10:  # control tokens are few; a truncated file would silently give other ids
         raise CheckpointError(
-            f"{folder / 'merges.txt'}: makes {unmade} of the {len(vocab)} tokens of {path.name} never"
+            f"{folder / 'merges.txt'}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}"
         )
     added = sorted((read_json(more) if more.is_file() else {}).items(), key=lambda pair: str(pair[1]))
     prefix = _record(folder).get("add_prefix_space", False)
@@ -89,8 +89,8 @@ def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | N
     record = _record(path.parent)
     if "add_bos_token" not in record and config.get("model_type") not in BOS:
         return None
-    told = [config.get(f"{name}_token_id") for name in ("pad", "eos")]
-    pad = next((i for i in told if type(i) is int and i >= 0), 0)  # padding is masked: any id will do
+    ids = [config.get(f"{name}_token_id") for name in ("pad", "eos")]
+    pad = next((i for i in ids if type(i) is int and i >= 0), 0)  # padding is masked: any id works
     add_bos = bool(record.get("add_bos_token", True))
     return SentencePieceTokenizer(path, pad, add_bos, context=context, vocab_size=size)
 
@@ -99,56 +99,56 @@ def _made(
     path: Path, pipeline: dict[str, Any], names: dict[str, str], config: dict[str, Any], size: int,
     context: int | None,
 ) -> HubTokenizer:  # fmt: skip
-    """`names`: of special tokens, where the folder's files give none."""
+    """`names`: of special tokens that the folder's files do not name."""
     try:
-        held = dict(vocabulary(pipeline))
-        if not held:
+        vocab = dict(vocabulary(pipeline))
+        if not vocab:
             raise CheckpointError("the vocabulary is empty (0 tokens)")
         record = _record(path.parent)
         named = names | dict(_named(path.parent, record))
         special = {token["content"] for token in pipeline.get("added_tokens") or [] if token.get("special")}
         special |= {*named.values(), *_more(record)}
-        if "mask" not in named and len(found := [token for token in MASKS if token in special]) == 1:
-            named["mask"] = found[0]
-        control = {token: held[token] for token in sorted(special) if token in held}
-        ids = _ids(pipeline, named, held, config, bool(record.get("add_bos_token")))
-        # the id of an end that only config.json tells is an ordinary token's to the file
-        control |= {token: i for token, i in held.items() if i == ids["eos_id"] and token not in control}
+        if "mask" not in named and len(masks := [token for token in MASKS if token in special]) == 1:
+            named["mask"] = masks[0]
+        control = {token: vocab[token] for token in sorted(special) if token in vocab}
+        ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
+        # an eos that only config.json states is an ordinary token in the file
+        control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
-        raise CheckpointError(f"{path}: is no tokenizer of the tokenizers library ({error!r:.60})") from None
+        raise CheckpointError(f"{path}: not a file of the tokenizers library ({error!r:.60})") from None
     return naming(path, pipeline, control=control, vocab_size=size, context=context, **ids)
 
 
 def _ids(
-    pipeline: dict[str, Any], named: dict[str, str], held: dict[str, int], config: dict[str, Any], add_bos: bool
+    pipeline: dict[str, Any], named: dict[str, str], vocab: dict[str, int], config: dict[str, Any], add_bos: bool
 ) -> dict[str, int | None]:
     def known(name: str) -> int | None:
         if name in named:
-            return held.get(named[name])
+            return vocab.get(named[name])
         value = config.get(f"{name}_token_id")
         value = value[0] if isinstance(value, list) and value else value
         return value if type(value) is int and value >= 0 else None
 
     sides = _around(pipeline.get("post_processor"))
-    # a translator's language is no begin or end of all texts
+    # a translator's language token is neither bos nor eos
     before, after = ([name for name in side if language_of(name) is None] for side in sides)
     if len(before) > 1 or len(after) > 1:
         raise CheckpointError(f"puts several tokens around a text ({', '.join([*before, *after])[:60]})")
-    start = held[before[0]] if before else known("bos") if add_bos else None
-    end = held[after[0]] if after else known("eos")
+    start = vocab[before[0]] if before else known("bos") if add_bos else None
+    end = vocab[after[0]] if after else known("eos")
     pad, model = known("pad"), pipeline["model"]
-    unknown = model.get("unk_id") if model.get("type") == "Unigram" else held.get(model.get("unk_token"))
+    unknown = model.get("unk_id") if model.get("type") == "Unigram" else vocab.get(model.get("unk_token"))
     return {
-        "bos_id": start, "eos_id": end, "mask_id": held.get(named.get("mask")),
-        "pad_id": next((i for i in (pad, end) if i is not None), 0),  # padding is masked: any id will do
+        "bos_id": start, "eos_id": end, "mask_id": vocab.get(named.get("mask")),
+        "pad_id": next((i for i in (pad, end) if i is not None), 0),  # padding is masked: any id works
         "unknown_id": None if unknown in (start, end, pad) else unknown,
     }  # fmt: skip
 
 
 def _around(post: dict[str, Any] | None) -> tuple[list[str], list[str]]:
-    """Names of the tokens that a post-processor puts before and after one text."""
+    """Names of the tokens that a post-processor puts before and after a text."""
     kind = (post or {}).get("type")
     if kind == "Sequence":
         parts = [_around(part) for part in post["processors"]]
@@ -158,14 +158,10 @@ def _around(post: dict[str, Any] | None) -> tuple[list[str], list[str]]:
     if kind == "TemplateProcessing":
         items = [next(iter(item.items())) for item in post["single"]]
         at = [key for key, _ in items].index("Sequence")
-        tokens = [
-            [t for name in (v["id"],) for t in post["special_tokens"][name]["tokens"]]
-            for k, v in items
-            if k != "Sequence"
-        ]
+        tokens = [post["special_tokens"][item["id"]]["tokens"] for key, item in items if key != "Sequence"]
         return [t for part in tokens[:at] for t in part], [t for part in tokens[at:] for t in part]
     if kind not in (None, "ByteLevel"):
-        raise CheckpointError(f"post_processor {str(kind)[:40]!r} is not known")
+        raise CheckpointError(f"post_processor {str(kind)[:40]!r} is not supported")
     return [], []
 
 
@@ -174,7 +170,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def _named(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """`bos`, `eos`, … and the token of each, as the folder's two files have them."""
+    """Yield `bos`, `eos`, … and their tokens in the folder's two files."""
     table = read_json(folder / SPECIAL) if (folder / SPECIAL).is_file() else {}
     for name in NAMES:
         for source in (table, record):
@@ -185,8 +181,8 @@ def _named(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _more(record: dict[str, Any]) -> Iterator[str]:
-    """Further special tokens, of which the old files have a list and new ones a list or a table."""
+    """Yield further special tokens, stored as a list or a table."""
     for key in MORE:
-        found = record.get(key) or []
-        for token in found.values() if isinstance(found, dict) else found:
+        tokens = record.get(key) or []
+        for token in tokens.values() if isinstance(tokens, dict) else tokens:
             yield token["content"] if isinstance(token, dict) else token

@@ -1,7 +1,7 @@
-"""Patterns of a `tokenizer.json`: those that could take forever are refused, and a panic of the library is an error.
+"""Checks of the regular expressions in a `tokenizer.json`, and errors in place of the library's panics.
 
-The library's regular expressions backtrack; after ten million steps they panic: a `PanicException`, which is no
-`Exception`, and a hundred lines on stderr."""
+The library's regular expressions backtrack; after ten million steps they panic, with a `PanicException`, which is not
+an `Exception`, and a hundred lines on stderr."""
 
 import os
 import string
@@ -15,20 +15,20 @@ from multimodal.errors import CheckpointError, MultimodalError
 from multimodal.system.files import shown
 
 MOST_PATTERN = 2000  # characters; the longest in use have about 400
-MOST_REPEATS = 3  # without a limit, in one branch of a pattern: time may grow with this power of a run's length
+MOST_REPEATS = 3  # unbounded, in one branch: time may grow with this power of a run's length
 MOST_COUNT = 100  # of {n}
-SLOW = 0.1  # seconds of the processor for a probe; patterns in use take a thousandth
-# a run, and what a pattern may wait for behind it: else the library sees that there is no match, and does not try
+SLOW = 0.1  # CPU seconds for a probe; patterns in use take a thousandth
+# runs, each followed by what a pattern may wait for: otherwise the library skips the attempt
 _PROBES = [*(c * 200 + "\0" + string.printable for c in "aA1 \n\t!._-é日"), "The cat, 12 of 99 dogs; it's " * 10]
 _lock = threading.Lock()
 _quiet: dict[str, int] = {"users": 0, "stderr": -1}
 
 
 def patterns_of(value: Any) -> Iterator[str]:
-    """The regular expressions of a pipeline, at any depth."""
+    """Yield the regular expressions of a pipeline, at any depth."""
     if isinstance(value, dict):
-        if isinstance(found := value.get("Regex"), str):
-            yield found
+        if isinstance(pattern := value.get("Regex"), str):
+            yield pattern
         value = [part for name, part in value.items() if name not in ("vocab", "merges")]
     if isinstance(value, list):
         for part in value:
@@ -36,8 +36,8 @@ def patterns_of(value: Any) -> Iterator[str]:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises CheckpointError for a pattern whose time may grow beyond the third power of a run's length: a repeat of a
-    repeat or of a choice, as in (a+)+ or (a|a)*, a back reference, a call of a group, or too many repeats in a row."""
+    """Raise CheckpointError for a pattern whose time may grow beyond the third power of a run's length: nested repeats,
+    repeated alternatives such as (a|a)*, back references, group calls, or too many repeats in a row."""
     if len(pattern) > MOST_PATTERN:
         raise CheckpointError(f"a regular expression of {len(pattern)} characters, more than {MOST_PATTERN}")
     if reason := _Scan(pattern).fault():
@@ -45,8 +45,8 @@ def check_pattern(pattern: str) -> None:
 
 
 def check_time(encode: Callable[[str], object]) -> None:
-    """Raises CheckpointError where a run of one character, or plain prose, takes long: time that grows with the third
-    power of a run's length, as for a*a*a*b, passes the other checks."""
+    """Raise CheckpointError if a run of one character, or prose, takes long: cubic time, as of a*a*a*b, passes
+    `check_pattern`."""
     for probe in _PROBES:
         start = time.thread_time()
         encode(probe)
@@ -56,13 +56,13 @@ def check_time(encode: Callable[[str], object]) -> None:
 
 
 class _Scan:
-    """One pass over a pattern. `open`: of the pattern and each open group the repeats of its branch so far, the most of
-    an earlier branch, whether it has branches, and whether it holds a fixed number of times."""
+    """One pass over a pattern. `open`, for the pattern and each open group: repeats in this branch, most in an earlier
+    branch, has branches, has a fixed count."""
 
     def __init__(self, pattern: str):
         self.text, self.at = pattern, 0
         self.open: list[list[int]] = [[0, 0, 0, 0]]
-        self.last = [0, 0, 0]  # of the last atom: its repeats, and whether it holds a choice or a fixed number of times
+        self.last = [0, 0, 0]  # of the last atom: repeats, has a choice, has a fixed count
 
     def fault(self) -> str:
         while self.at < len(self.text):
@@ -102,7 +102,7 @@ class _Scan:
         return ""
 
     def _counted(self) -> bool:
-        """Whether a brace begins a number of times, {2}, {2,} or {,3}."""
+        """Return True if a brace begins a count: {2}, {2,} or {,3}."""
         inner = self.text[self.at :].partition("}")[0]
         return inner != "" and not inner.strip("0123456789,")
 
@@ -147,7 +147,7 @@ class _Scan:
 
 @contextmanager
 def no_panic(what: str, error: type[MultimodalError]) -> Iterator[None]:
-    """A panic of the `tokenizers` library inside becomes `error`; what it writes to stderr is left out."""
+    """Turn a panic of the `tokenizers` library into `error`, without its lines on stderr."""
     with _lock:
         if not _quiet["users"]:
             _quiet["stderr"] = os.dup(2)

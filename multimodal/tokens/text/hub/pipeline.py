@@ -1,4 +1,4 @@
-"""Tokenizers from a `tokenizer.json` of the `tokenizers` library, whatever its pipeline: BPE, Unigram, WordPiece."""
+"""Tokenizers from a `tokenizer.json` of the `tokenizers` library: BPE, Unigram, WordPiece."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError
 from multimodal.system.files import read_json
-from multimodal.tokens.text.chunks import BackendChunks, encode_whole
+from multimodal.tokens.text.chunks import BackendChunkCache, encode_whole
 from multimodal.tokens.text.hub.patterns import check_pattern, check_time, no_panic, patterns_of
 from multimodal.tokens.text.languages import languages_of, sentinels_of
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, write_record, write_text
@@ -23,19 +23,17 @@ IDS = ("pad_id", "bos_id", "eos_id", "mask_id", "unknown_id")
 class HubTokenizer(Tokenizer):
     """Equal to the `tokenizers` library on ordinary text; unlike there, "</s>" in a text is text.
 
-    Control tokens are known here by name and id, and the pipeline finds none in a text. What it puts around a text is
-    left to `batch`. Where a vocabulary cannot spell something it has an unknown token, which `decode` leaves out with
-    the control tokens."""
+    Control tokens are kept here and removed from the pipeline. `batch` adds bos and eos. `decode` drops the unknown
+    token with the control tokens."""
 
     def __init__(
         self, pipeline: dict[str, Any], control: dict[str, int], vocab_size: int, pad_id: int,
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
         unknown_id: int | None = None, context: int | None = None,
     ):  # fmt: skip
-        """`pipeline`: the content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; so
-        are all ids below `vocab_size`, the rows of the model's embedding, that have no token. Raises CheckpointError
-        for a vocabulary that is empty, larger than the model or less than half of it, and for a pipeline that yields
-        control ids all the same."""
+        """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
+        `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
+        a vocabulary larger than the model or less than half of it, and a pipeline that still yields control ids."""
         self._tokens = _tokens(pipeline, control, vocab_size)
         nameless = {i for i, token in enumerate(self._tokens) if token is None}
         self.names, self.vocab_size, self.context = dict(control), vocab_size, context
@@ -44,11 +42,11 @@ class HubTokenizer(Tokenizer):
         self.mask_id, self.unknown_id = mask_id, unknown_id
         for name in IDS:
             if (value := getattr(self, name)) is not None and not 0 <= value < vocab_size:
-                raise CheckpointError(f"{name} {value} is no id of a vocabulary of {vocab_size}")
+                raise CheckpointError(f"{name} {value} is outside the vocabulary of {vocab_size}")
         self.control = frozenset(control.values()) - {unknown_id} | nameless
         inert = without_control(pipeline, set(control))
         self._backend = _backend(inert)
-        self._chunks = BackendChunks(self._backend) if splits_at_blanks(inert) else None
+        self._chunks = BackendChunkCache(self._backend) if splits_at_blanks(inert) else None
         with no_panic("the pipeline", CheckpointError):
             if next(patterns_of(pipeline), None) is not None:
                 check_time(self._encode)
@@ -57,10 +55,10 @@ class HubTokenizer(Tokenizer):
     def _check(self, control: dict[str, int]) -> None:
         for token, i in self._backend.get_vocab(with_added_tokens=True).items():
             if i >= self.vocab_size or self._tokens[i] not in (token, token[1:-1]):
-                raise CheckpointError(f"token {token[:40]!r} gets id {i}, which the file gives to another")
+                raise CheckpointError(f"token {token[:40]!r} gets id {i}, which is another token's")
         for name in control:
-            if found := self.control & set(self._encode(f"{name} a{name}{name}a")):
-                raise CheckpointError(f"the text {name!r} would give control id {min(found)}")
+            if ids := self.control & set(self._encode(f"{name} a{name}{name}a")):
+                raise CheckpointError(f"the text {name!r} would give control id {min(ids)}")
 
     def _encode(self, text: str) -> list[int]:
         if self._chunks is not None:
@@ -69,7 +67,7 @@ class HubTokenizer(Tokenizer):
             return encode_whole(self._backend, text)
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids. Raises TextError on an id outside the vocabulary."""
+        """Text of ids. Raises TextError for an id outside the vocabulary."""
         return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
 
     def _decode(self, ids: list[int]) -> str:
@@ -81,66 +79,65 @@ class HubTokenizer(Tokenizer):
             return decoder.decode(tokens) if tokens else ""
 
     def save(self, folder: Path | str) -> None:
-        """Write the pipeline, which knows no control token, and the record with their ids."""
+        """Write the pipeline without control tokens, and the record with them."""
         write_text(Path(folder) / FILE, self._backend.to_str(pretty=True))
         settings = {name: getattr(self, name) for name in ("vocab_size", *IDS, "context")}
         write_record(folder, {"kind": "hub", "control": self.names, **settings})
 
 
 def hub_from(folder: Path, settings: dict[str, Any]) -> HubTokenizer:
-    """Build from a record and the pipeline beside it. Raises CheckpointError naming the file."""
+    """Build from a record and the pipeline beside it. Raises CheckpointError."""
     control = settings["control"]
     if not all(type(i) is int and i >= 0 for i in control.values()):
-        raise CheckpointError(f"{folder / RECORD}: control holds {str(control)[:60]}, not names and ids")
+        raise CheckpointError(f"{folder / RECORD}: control must map names to ids (got {str(control)[:60]})")
     return naming(folder / FILE, read_json(folder / FILE), **settings)
 
 
 def naming(path: Path, pipeline: dict[str, Any], **settings: Any) -> HubTokenizer:
-    """The tokenizer; its CheckpointError names the file."""
+    """Build the tokenizer. Raises CheckpointError that names `path`."""
     try:
         return HubTokenizer(pipeline, **settings)
     except (CheckpointError, TextError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
-        raise CheckpointError(f"{path}: is no tokenizer of the tokenizers library ({error!r:.60})") from None
+        raise CheckpointError(f"{path}: not a file of the tokenizers library ({error!r:.60})") from None
 
 
 def vocabulary(pipeline: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Tokens and ids of the model and of the added tokens. Raises CheckpointError for a table that is none."""
+    """Yield tokens and ids of the model and the added tokens. Raises CheckpointError for an invalid table."""
     vocab = (pipeline.get("model") or {}).get("vocab")
     if not isinstance(vocab, dict | list):
-        raise CheckpointError("holds no vocabulary")
+        raise CheckpointError("has no vocabulary")
     # Unigram: a list of [piece, score]
     pairs = [(piece[0], i) for i, piece in enumerate(vocab)] if isinstance(vocab, list) else list(vocab.items())
     for token, i in [*pairs, *((added["content"], added["id"]) for added in pipeline.get("added_tokens") or [])]:
         if not isinstance(token, str) or type(i) is not int or i < 0:
-            raise CheckpointError(f"{str(token)[:40]!r} with id {i!r:.20} is no token")
+            raise CheckpointError(f"invalid token {str(token)[:40]!r} with id {i!r:.20}")
         yield token, i
 
 
 def _tokens(pipeline: dict[str, Any], control: dict[str, int], size: int) -> list[str | None]:
-    """The token of each id; None for those that have none, such as rows that only fill a model up."""
-    held, found = {**dict(vocabulary(pipeline)), **control}, [None] * size
+    """Token of each id; None for ids without one, such as padding rows of the embedding."""
+    ids, tokens = {**dict(vocabulary(pipeline)), **control}, [None] * size
     hidden = {shadow(name) for name in control}
-    for token, i in held.items():
+    for token, i in ids.items():
         if i >= size:
-            raise CheckpointError(f"{token[:40]!r} has id {i}, and the model's vocabulary has {size}")
+            raise CheckpointError(f"{token[:40]!r} has id {i}, the model has {size} tokens")
         if token not in hidden:
-            found[i] = token
-    # a release of transformers built CLIP's vocabulary of three tokens and said nothing
-    if 2 * (count := sum(token is not None for token in found)) < size or count <= len(control):
-        raise CheckpointError(f"the vocabulary holds {count} tokens, the model's {size}")
-    return found
+            tokens[i] = token
+    # a release of transformers silently wrote a CLIP vocabulary of three tokens
+    if 2 * (count := sum(token is not None for token in tokens)) < size or count <= len(control):
+        raise CheckpointError(f"the vocabulary has {count} tokens, the model {size}")
+    return tokens
 
 
 def shadow(name: str) -> str:
-    """What a control token is called in the model: pipelines write blanks otherwise or cut there, so that no text has
-    it."""
+    """Name of a control token in the model. No text yields it, since pipelines replace or split at blanks."""
     return f" {name} "
 
 
 def without_control(pipeline: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """The pipeline with other names for these tokens, and nothing put around a text."""
+    """Pipeline with these tokens renamed, and without bos and eos."""
     made = {key: value for key, value in pipeline.items() if key != "model"}
     model = copy.copy(pipeline["model"])
     vocab = model["vocab"]
@@ -155,14 +152,14 @@ def without_control(pipeline: dict[str, Any], names: set[str]) -> dict[str, Any]
     if "merges" in model:
         pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
         model["merges"] = [pair for pair in pairs if not {*pair, "".join(pair)} & inside]
-    # those that are not in the model stay, as the ids of the others count on them: `encode_special_tokens` hides them
+    # the others stay, since later ids count on them; `encode_special_tokens` hides them
     added = [token for token in made.get("added_tokens") or [] if token["content"] not in inside]
     made["added_tokens"] = [token | {"special": True} if token["content"] in names else token for token in added]
     return made | {"model": model, "post_processor": None, "truncation": None, "padding": None}
 
 
 def splits_at_blanks(pipeline: dict[str, Any]) -> bool:
-    """Whether it is GPT-2's split into words, with no added token that could lie over two of them."""
+    """Return True for GPT-2's split into words, without added tokens that could span two of them."""
     split, model = pipeline.get("pre_tokenizer") or {}, pipeline["model"]
     return (
         split.get("type") == "ByteLevel" and not split.get("add_prefix_space", True) and split.get("use_regex", True)
@@ -182,14 +179,12 @@ def _backend(pipeline: dict[str, Any]) -> "tokenizers.Tokenizer":
             backend = Backend.from_str(json.dumps(pipeline))
     except CheckpointError:
         raise
-    except Exception as error:  # the library raises no class of its own
-        raise CheckpointError(
-            f"is no tokenizer of the tokenizers library ({' '.join(str(error).split())[:120]})"
-        ) from None
+    except Exception as error:  # the library raises plain Exceptions
+        raise CheckpointError(f"not a file of the tokenizers library ({' '.join(str(error).split())[:120]})") from None
     backend.encode_special_tokens = True
     model = pipeline["model"]
     if '"ByteLevel"' in json.dumps([pipeline.get("pre_tokenizer"), pipeline.get("normalizer")]):
         missing = set(pre_tokenizers.ByteLevel.alphabet()) - model["vocab"].keys()
-        if missing and model.get("type") == "BPE" and not model.get("unk_token"):  # these would be lost in silence
+        if missing and model.get("type") == "BPE" and not model.get("unk_token"):  # they would be lost silently
             raise CheckpointError(f"the vocabulary lacks {len(missing)} of the 256 bytes, first {min(missing)!r}")
     return backend

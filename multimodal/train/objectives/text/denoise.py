@@ -1,8 +1,7 @@
-"""Ways to damage a text that a model then restores: those of T5 (Raffel et al. 2020, section 3.3) and BART (Lewis et
-al. 2020, section 2.2), as pure functions of ids and a generator.
+"""Denoising objectives of T5 (Raffel et al. 2020, section 3.3) and BART (Lewis et al. 2020, section 2.2), as pure
+functions of ids and a generator.
 
-Each gives what the encoder reads and what the decoder is to write, without start and end tokens. `N` is the length of
-the text."""
+Each returns the encoder's source and the decoder's target, without start and end tokens. `N` is the text's length."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,8 +21,8 @@ class Denoised(NamedTuple):
 
 
 def random_spans(count: int, share: float, mean: float, random: torch.Generator) -> Bool[Tensor, "N"]:
-    """Which tokens of `count` are noise: `share` of them, rounded, in spans of `mean` tokens on average, which begin
-    after a span that is kept and end with a text that is noise (T5's `random_spans_noise_mask`)."""
+    """Mask a `share` of `count` tokens, rounded, in spans of `mean` tokens on average; the text starts with a kept span
+    and ends with noise (T5's `random_spans_noise_mask`)."""
     if count < 2:
         return torch.zeros(count, dtype=torch.bool)
     noise = min(max(round(count * share), 1), count - 1)
@@ -33,14 +32,14 @@ def random_spans(count: int, share: float, mean: float, random: torch.Generator)
 
 
 def _segments(count: int, parts: int, random: torch.Generator) -> Int[Tensor, "P"]:
-    """Lengths of `parts` parts of `count` items, none empty, each division equally likely."""
+    """Split `count` items into `parts` non-empty parts uniformly at random; return their lengths."""
     cuts = torch.randperm(count - 1, generator=random)[: parts - 1].sort().values + 1
     edges = torch.cat([torch.tensor([0]), cuts, torch.tensor([count])])
     return edges.diff()
 
 
 def random_tokens(count: int, share: float, random: torch.Generator) -> Bool[Tensor, "N"]:
-    """`share` of the tokens, rounded, at least one and not all (T5's "i.i.d. noise" with a count that is fixed)."""
+    """Mask a `share` of the tokens, rounded, at least one and not all (T5's "i.i.d. noise" with a fixed count)."""
     mask = torch.zeros(count, dtype=torch.bool)
     noise = min(max(round(count * share), 1), count - 1) if count > 1 else 0
     mask[torch.randperm(count, generator=random)[:noise]] = True
@@ -48,15 +47,15 @@ def random_tokens(count: int, share: float, random: torch.Generator) -> Bool[Ten
 
 
 def replace_spans(ids: Ids, noise: Bool[Tensor, "N"], sentinels: Sequence[int]) -> Denoised:
-    """Each run of noise is one sentinel, and the target says what each stands for, with one more sentinel at its end
-    (figure 2). Raises DataError where there are too few sentinels."""
+    """Replace each run of noise with a sentinel; the target lists each sentinel with its run, and one more at the end
+    (figure 2). Raises DataError for too few sentinels."""
     begins = noise & ~torch.cat([torch.tensor([False]), noise[:-1]])
     runs = int(begins.sum())
     if runs >= len(sentinels):
-        raise DataError(f"a text of {len(ids)} tokens has {runs} spans, more than {len(sentinels)} sentinels can mark")
+        raise DataError(f"a text of {len(ids)} tokens has {runs} spans, too many for {len(sentinels)} sentinels")
     marks = torch.tensor(sentinels)[(begins.cumsum(0) - 1).clamp(min=0)]
     source = torch.where(begins, marks, ids)[~noise | begins]
-    # before the first token of a run its mark
+    # a run's mark precedes its first token
     target = torch.stack([marks, ids], 1)[torch.stack([begins, noise], 1)]
     return Denoised(source, torch.cat([target, torch.tensor([sentinels[runs]])]))
 
@@ -69,7 +68,7 @@ def span_corruption(
 
 
 def drop_tokens(ids: Ids, random: torch.Generator, share: float = 0.15) -> Denoised:
-    """Tokens are left out, and the target is those (table 3)."""
+    """Drop tokens, which are the target (table 3)."""
     noise = random_tokens(len(ids), share, random)
     return Denoised(ids[~noise], ids[noise])
 
@@ -77,8 +76,8 @@ def drop_tokens(ids: Ids, random: torch.Generator, share: float = 0.15) -> Denoi
 def bert_style(
     ids: Ids, mask_id: int, ordinary: Int[Tensor, "V"], random: torch.Generator, share: float = 0.15, other: float = 0.1
 ) -> Denoised:
-    """Tokens are masked, a share `other` of those replaced by random ones of `ordinary`, and the target is the whole
-    text (table 3). With `other` 0 it is MASS-style (Song et al. 2019)."""
+    """Mask tokens, a share `other` of them with random ones of `ordinary`; the target is the whole text (table 3). With
+    `other` 0 it is MASS-style (Song et al. 2019)."""
     noise, source = random_tokens(len(ids), share, random), ids.clone()
     count = int(noise.sum())
     drawn = ordinary[torch.randint(len(ordinary), (count,), generator=random)]
@@ -87,12 +86,12 @@ def bert_style(
 
 
 def deshuffling(ids: Ids, random: torch.Generator) -> Denoised:
-    """The order of the tokens is lost (table 3)."""
+    """Shuffle the tokens (table 3)."""
     return Denoised(ids[torch.randperm(len(ids), generator=random)], ids)
 
 
 def prefix_language(ids: Ids, random: torch.Generator) -> Denoised:
-    """The text is cut in two at any place, and its end is the target (table 3)."""
+    """Split the text at a random position; its end is the target (table 3)."""
     cut = int(torch.randint(1, len(ids), (), generator=random)) if len(ids) > 1 else 0
     return Denoised(ids[:cut], ids[cut:])
 
@@ -100,8 +99,8 @@ def prefix_language(ids: Ids, random: torch.Generator) -> Denoised:
 def text_infilling(
     ids: Ids, mask_id: int, random: torch.Generator, share: float = 0.3, mean: float = 3.0
 ) -> Int[Tensor, "M"]:
-    """Spans whose lengths are drawn from Poisson(`mean`), `share` of the tokens together, rounded, are one mask token
-    each; an empty span is one more mask (BART)."""
+    """Replace spans of Poisson(`mean`) lengths, a `share` of the tokens in total, rounded, with one mask each; an empty
+    span inserts a mask (BART)."""
     left, lengths = round(share * len(ids)), []
     while left > 0:
         length = min(int(torch.poisson(torch.tensor([mean]), generator=random)), left)
@@ -109,7 +108,7 @@ def text_infilling(
         left -= length
     whole = [length for length in lengths if length]
     empty, kept = len(lengths) - len(whole), len(ids) - sum(whole)
-    # spans lie in the gaps between the kept tokens, no two whole ones in one gap, so that each stays a span
+    # at most one span in each gap between kept tokens, so that spans stay separate
     whole = whole if len(whole) <= kept + 1 else [sum(whole)]
     gaps = torch.randperm(kept + 1, generator=random)[: len(whole)].tolist()
     spans = dict(zip(gaps, whole, strict=True))
@@ -125,22 +124,22 @@ def text_infilling(
 
 
 def token_deletion(ids: Ids, random: torch.Generator, share: float = 0.15) -> Int[Tensor, "M"]:
-    """As `drop_tokens`, where the target is the whole text (BART)."""
+    """Drop tokens; the target is the whole text (BART)."""
     return ids[~random_tokens(len(ids), share, random)]
 
 
 def sentence_permutation(sentences: Sequence[Sequence[int]], random: torch.Generator) -> list[Sequence[int]]:
-    """The sentences in random order (BART)."""
+    """Shuffle the sentences (BART)."""
     return [sentences[i] for i in torch.randperm(len(sentences), generator=random).tolist()]
 
 
 def document_rotation(ids: Ids, random: torch.Generator) -> Ids:
-    """The text begins at any of its tokens, and goes on with what was before it (BART)."""
+    """Rotate the text to start at a random token (BART)."""
     return ids.roll(-int(torch.randint(max(1, len(ids)), (), generator=random)))
 
 
 class Vocabulary(NamedTuple):
-    """What noise is made of: the mask, the sentinels in order, and ids that stand for any other."""
+    """The mask, the sentinels in order, and the ids to draw random replacements from."""
 
     mask_id: int
     sentinels: Sequence[int]
@@ -159,7 +158,7 @@ def _bart(sentences: Sequence[Sequence[int]], v: Vocabulary, r: torch.Generator,
     return Denoised(text_infilling(shuffled, v.mask_id, r, share, mean), _flat(sentences))
 
 
-# name → of sentences, vocabulary, generator, share of the tokens and mean length of a span
+# name → function of sentences, vocabulary, generator, share of the tokens and mean span length
 OBJECTIVES: dict[str, Noise] = {
     "spans": lambda s, v, r, share, mean: span_corruption(_flat(s), v.sentinels, r, share, mean),
     "replace": lambda s, v, r, share, _: replace_spans(t := _flat(s), random_tokens(len(t), share, r), v.sentinels),

@@ -1,32 +1,31 @@
-"""Training an encoder-decoder to restore damaged texts: what it is made of, its items, its objective and figures."""
+"""Denoising pretraining of an encoder-decoder: configuration, items, objective and metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
-from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.data.batching import bucketed
-from multimodal.data.datasets.documents import Window
+from multimodal.data.datasets.documents import SentenceWindow
 from multimodal.data.loader import Plan, generator
 from multimodal.errors import DataError, UsageError, demand
-from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.device import moved
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.denoise import OBJECTIVES, Vocabulary
-from multimodal.train.objectives.text.translation import Pair, PairBatch
+from multimodal.train.objectives.text.translation import Pair, PairBatch, target_logits
 
 
 @dataclass(frozen=True)
 class NoiseSettings:
-    """`share` of the tokens that are damaged, in spans of `span` tokens on average. Raises UsageError."""
+    """`share` of the tokens to corrupt, in spans of `span` tokens on average. Raises UsageError."""
 
     share: float = 0.15
     span: float = 3.0
@@ -37,22 +36,22 @@ class NoiseSettings:
 
 
 def sentinels(tokenizer: Tokenizer, count: int) -> list[int]:
-    """T5's: the last ids of the vocabulary, from the last one down. Raises UsageError where those are text."""
+    """Return T5's sentinels: the last ids of the vocabulary, in descending order. Raises UsageError if any is text."""
     found = [tokenizer.vocab_size - 1 - i for i in range(count)]
     if not set(found) <= tokenizer.control:
-        raise UsageError(f"--tokenizer: its last {count} ids are not all control tokens, and could not be sentinels")
+        raise UsageError(f"must end in {count} control tokens to use as sentinels", argument="tokenizer")
     return found
 
 
-class Denoise:
-    """Windows as pairs of a damaged text and its target: the loader's source, and what prepares its items."""
+class DenoisedTexts:
+    """Windows as the loader's source, prepared as pairs of a corrupted text and its target."""
 
-    def __init__(self, windows: Sequence[Window], tokenizer: Tokenizer, marks: Sequence[int], start_id: int,
+    def __init__(self, windows: Sequence[SentenceWindow], tokenizer: Tokenizer, marks: Sequence[int], start_id: int,
                  objective: str, noise: NoiseSettings):  # fmt: skip
         if not windows:
-            raise DataError("--data: no text in 0 windows")
+            raise DataError("holds no text", argument="data")
         if tokenizer.eos_id is None or tokenizer.mask_id is None:
-            raise UsageError("--tokenizer: has no eos_id or no mask_id, without which texts cannot be damaged")
+            raise UsageError("has no eos_id or no mask_id, which denoising needs", argument="tokenizer")
         ordinary = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.control]
         self.vocabulary = Vocabulary(tokenizer.mask_id, marks, torch.tensor(ordinary))
         self.windows, self.eos_id, self.start_id = windows, tokenizer.eos_id, start_id
@@ -64,25 +63,17 @@ class Denoise:
     def name(self, key: int) -> str:
         return f"window {key}, document {self.windows[key].document}"
 
-    def read(self, key: int) -> Window:
+    def read(self, key: int) -> SentenceWindow:
         return self.windows[key]
 
-    def prepare(self, window: Window, random: torch.Generator) -> Pair:
+    def prepare(self, window: SentenceWindow, random: torch.Generator) -> Pair:
         found = self.make(window.sentences, self.vocabulary, random, self.noise.share, self.noise.span)
         return Pair([*found.source.tolist(), self.eos_id], [self.start_id, *found.target.tolist(), self.eos_id])
 
     def plan(self, budget: int, seed: int) -> Plan:
-        """Batches of like length with at most `budget` padded tokens of the encoder, a pure function of the epoch."""
+        """Return a plan of batches of similar length with at most `budget` padded tokens of the encoder."""
         sizes = [window.size + 1 for window in self.windows]
         return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
-
-
-def target_logits(model: TextToText, batch: PairBatch) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
-    """Of all tokens that are to be written, row by row."""
-    valid = padding(batch.source_lengths, batch.source.shape[1])
-    states = model.decoder.states(batch.ids[:, :-1], model.encode(batch.source, valid), valid)
-    real = padding(batch.lengths - 1, states.shape[1])
-    return model.decoder.logits(states[real][None])[0].float(), batch.ids[:, 1:][real]
 
 
 class Denoising(Summed):
@@ -92,13 +83,15 @@ class Denoising(Summed):
         return {"loss": F.cross_entropy(*target_logits(self.model, batch), reduction="sum")}
 
     def counts(self, batch: PairBatch) -> dict[str, int | Tensor]:
-        return {"loss": (batch.lengths - 1).sum()}
+        return {"loss": (batch.answer.lengths - 1).sum()}
 
 
 @torch.inference_mode()
-def denoising_figures(model: TextToText, batches: Sequence[PairBatch], ordinary: Int[Tensor, "V"]) -> dict[str, float]:
-    """Cross-entropy (nats) of a token of the target, and of those that are text alone (`text`, with the share that is
-    guessed right), given all before it: sentinels and the end are easy to guess."""
+def denoising_figures(
+    model: EncoderDecoder, batches: Sequence[PairBatch], ordinary: Int[Tensor, "V"]
+) -> dict[str, float]:
+    """Return next-token cross-entropy (nats) over the target, and cross-entropy (`text`) and accuracy over its text
+    tokens alone, since sentinels and the end are easy to predict."""
     text = torch.zeros(model.config.decoder.vocabulary, dtype=torch.bool)
     text[ordinary] = True
     losses: list[Tensor] = []
@@ -115,8 +108,7 @@ def denoising_figures(model: TextToText, batches: Sequence[PairBatch], ordinary:
 
 @dataclass(frozen=True)
 class SizeSettings:
-    """Of a new encoder-decoder. `style`: t5 has RMS norms before each part, no biases, a bias of distance and ReLU;
-    bart has layer norms after each sum, learned positions and GELU."""
+    """Sizes of a new encoder-decoder."""
 
     width: int = 256
     encoder_layers: int = 3
@@ -126,9 +118,10 @@ class SizeSettings:
     dropout: float = 0.0
 
 
-def encoder_decoder(vocabulary: int, style: str, start_id: int, s: SizeSettings) -> TextToText:
-    """T5's (Raffel et al. 2020) or BART's (Lewis et al. 2020) architecture. T5's queries begin small, as it does not
-    scale their products; its embeddings begin smaller than its own, of which a decoder first repeats what it reads."""
+def encoder_decoder(vocabulary: int, style: str, start_id: int, s: SizeSettings) -> EncoderDecoder:
+    """Build the architecture of T5 (Raffel et al. 2020: pre-RMSNorm, no biases, relative position bias, ReLU) or BART
+    (Lewis et al. 2020: post-LayerNorm, learned positions, GELU). T5's queries start small because its attention is not
+    scaled; its embeddings start smaller than in the paper, with which a decoder first copies its input."""
     t5 = style == "t5"
     attention = AttentionConfig(s.width, s.heads, bias=not t5, scale=1.0 if t5 else None, dropout=s.dropout)
     block = BlockConfig(
@@ -143,7 +136,7 @@ def encoder_decoder(vocabulary: int, style: str, start_id: int, s: SizeSettings)
     decoder = replace(
         encoder, vocabulary=vocabulary, stack=crossing, causal=True, tied=True, logit_scale=s.width**-0.5 if t5 else 1.0
     )
-    model = TextToText(TextToTextConfig(encoder, decoder, start_id))
+    model = EncoderDecoder(EncoderDecoderConfig(encoder, decoder, start_id))
     if t5:
         nn.init.normal_(model.decoder.embed.weight, std=s.width**-0.5)
         for module in model.modules():

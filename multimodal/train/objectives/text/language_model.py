@@ -1,4 +1,4 @@
-"""The sizes and kinds of a new language model, as flags of a recipe."""
+"""Settings and configuration of a new language model."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,24 +11,24 @@ from multimodal.models.text_config import PositionConfig, TextConfig
 
 
 @dataclass(frozen=True)
-class ModelSettings:
-    """With `preset` the sizes and kinds are its own, and of the flags below only `context` and the dropouts count.
-    Raises UsageError for a value out of its range."""
+class LanguageModelSettings:
+    """With `preset` only `context` and the dropouts of the flags below apply. Raises UsageError for a value out of
+    range."""
 
     preset: str = ""  # such as gpt2
     width: int = 256
     layers: int = 6
     heads: int = 4
     kv_heads: int = 0  # 0: as many as heads; 1: multi-query
-    hidden: int = 0  # 0: four widths, or 8/3 where it is gated
+    hidden: int = 0  # 0: four widths, or 8/3 if gated
     context: int = 256  # tokens
     positions: Literal["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "none"] = "rotary"
     norm: Literal["layer", "rms"] = "layer"
     post_norm: bool = False
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    gated: bool = False  # the feed-forward, so with silu: SwiGLU
+    gated: bool = False  # gated feed-forward (with silu: SwiGLU)
     bias: bool = True
-    tied: bool = True  # the embedding makes the logits too
+    tied: bool = True  # share embedding and output weights
     dropout: float = 0.0  # of embeddings, residual branches and inside the feed-forward
     attention_dropout: float = 0.0
 
@@ -37,20 +37,20 @@ class ModelSettings:
             demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         demand("context", self.context, self.context >= 2, "2 or more")
         demand("hidden", self.hidden, self.hidden >= 0, "0 or more")
-        demand("width", self.width, self.width % self.heads == 0, f"a multiple of --heads {self.heads}")
+        demand("width", self.width, self.width % self.heads == 0, f"a multiple of heads ({self.heads})")
         demand("kv_heads", self.kv_heads, self.kv_heads >= 0 and (not self.kv_heads or self.heads % self.kv_heads == 0),
-               f"0 or a divisor of --heads {self.heads}")  # fmt: skip
+               f"0 or a divisor of heads ({self.heads})")  # fmt: skip
         even = self.positions != "rotary" or self.width // self.heads % 2 == 0
-        demand("heads", self.heads, even, f"so many that --width {self.width} leaves each an even width, for rotary")
+        demand("heads", self.heads, even, f"so many that width {self.width} leaves each an even width, for rotary")
         for name in ("dropout", "attention_dropout"):
             demand(name, getattr(self, name), 0 <= getattr(self, name) < 1, "0 to under 1")
 
 
-SHAW = 16  # the distance that Shaw et al. 2018, table 1, take
+SHAW = 16  # clipping distance of Shaw et al. 2018, table 1
 
 
-def language_config(s: ModelSettings, vocabulary: int) -> TextConfig:
-    """A causal model of these settings. Raises UsageError for a preset that is none of a causal language model."""
+def language_config(s: LanguageModelSettings, vocabulary: int) -> TextConfig:
+    """Configure a causal model. Raises UsageError for a preset of another model."""
     if s.preset:
         return _of_preset(s, vocabulary)
     shaw = SHAW if s.positions == "shaw" else 0
@@ -65,10 +65,10 @@ def language_config(s: ModelSettings, vocabulary: int) -> TextConfig:
     )  # fmt: skip
 
 
-def _of_preset(s: ModelSettings, vocabulary: int) -> TextConfig:
+def _of_preset(s: LanguageModelSettings, vocabulary: int) -> TextConfig:
     config = preset(s.preset)
     if not isinstance(config, TextConfig) or not config.causal or config.tied is None:
-        raise UsageError(f"--preset {s.preset}: is no causal language model")
+        raise UsageError(f"{s.preset}: expected a causal language model", argument="preset")
     block = config.stack.block
     attention = replace(block.attention, dropout=s.attention_dropout)
     stack = replace(config.stack, block=replace(block, attention=attention, dropout=s.dropout))

@@ -1,7 +1,7 @@
-"""Masked language modelling: BERT's masking, static or dynamic, with next sentences where they are asked for.
+"""Masked language modelling: BERT's masking, static or dynamic, with optional next-sentence prediction.
 
-What is masked depends on (seed, epoch, item) alone: dynamic masking (RoBERTa, Liu et al. 2019, section 4.1) is new in
-each epoch, static masking one of `ways` that each text is masked in, made once, in turn (BERT's `dupe_factor`)."""
+Masks depend on (seed, epoch, item) alone: dynamic masking (RoBERTa, Liu et al. 2019, section 4.1) changes with each
+epoch, static masking cycles through a fixed number of `ways` per text (BERT's `dupe_factor`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import StackConfig, transformer
-from multimodal.data.batching import bucketed, padded_length
-from multimodal.data.datasets.documents import Window
+from multimodal.data.batching import PaddedText, bucketed, pad_rows, pad_text
+from multimodal.data.datasets.documents import SentenceWindow
 from multimodal.data.loader import Plan, generator
 from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
@@ -24,11 +23,11 @@ from multimodal.train.device import moved
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.masking import Masker
 
-NEXT, OTHER = 0, 1  # classes of the next-sentence head, as BERT's weights have them
+NEXT, OTHER = 0, 1  # classes of BERT's next-sentence head
 
 
-class Example(NamedTuple):
-    """`follows`: whether the second part is the one that follows, NEXT or OTHER; -1 for a text of one part."""
+class MaskedExample(NamedTuple):
+    """`follows`: NEXT or OTHER for the second part; -1 for a text of one part."""
 
     ids: Int[Tensor, "T"]
     chosen: Bool[Tensor, "T"]
@@ -39,35 +38,30 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskedBatch:
+class MaskedBatch(PaddedText):
     """`targets` and `draws` of the `chosen` tokens, row by row."""
 
-    ids: Int[Tensor, "B T"]
-    lengths: Int[Tensor, "B"]
     chosen: Bool[Tensor, "B T"]
     targets: Int[Tensor, "N"]
     draws: Float[Tensor, "N"]
     segments: Int[Tensor, "B T"]
     follows: Int[Tensor, "B"]
 
-    @property
-    def padding(self) -> float:
-        return 1 - float(self.lengths.sum()) / self.ids.numel()
 
+class MaskedTexts:
+    """Windows as the loader's source, prepared as masked texts. A key is (way, number); dynamic masking uses way 0.
 
-class Masked:
-    """Windows as masked texts: the loader's source, and what prepares its items. A key is (way, number); the way is 0
-    where masking is dynamic.
+    `pairs`: windows are split between sentences, and half of the second parts replaced by sentences of similar length
+    from another document (Devlin et al. 2019, section 3.1). Raises DataError for too little text."""
 
-    `pairs`: a window is cut into two parts between sentences; half the time the second one is replaced by sentences of
-    another document, about as long (Devlin et al. 2019, section 3.1). Raises DataError where there is too little."""
-
-    def __init__(self, windows: Sequence[Window], masker: Masker, context: int, pairs: bool = False, seed: int = 0):
+    def __init__(
+        self, windows: Sequence[SentenceWindow], masker: Masker, context: int, pairs: bool = False, seed: int = 0
+    ):
         self.windows = [w for w in windows if len(w.sentences) > 1] if pairs else list(windows)
         self.masker, self.context, self.pairs, self.seed = masker, context, pairs, seed
         if not self.windows or (pairs and len({w.document for w in self.windows}) < 2):
             least = "two documents with two sentences" if pairs else "no text"
-            raise DataError(f"--data: {'fewer than ' if pairs else ''}{least} in {len(windows)} windows")
+            raise DataError(f"holds {'fewer than ' if pairs else ''}{least} in {len(windows)} windows", argument="data")
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -78,7 +72,7 @@ class Masked:
     def read(self, key: tuple[int, int]) -> tuple[int, int]:
         return key
 
-    def prepare(self, key: tuple[int, int], random: torch.Generator) -> Example:
+    def prepare(self, key: tuple[int, int], random: torch.Generator) -> MaskedExample:
         way, number = key
         if self.masker.settings.ways:
             random = generator(self.seed, "static", way, number)
@@ -88,7 +82,7 @@ class Masked:
         segments = torch.zeros_like(ids)
         segments[len(parts[0]) + 2 :] = 1
         read, chosen, draws = self.masker(ids, random)
-        return Example(read, chosen, ids[chosen], draws, segments, follows)
+        return MaskedExample(read, chosen, ids[chosen], draws, segments, follows)
 
     def _pair(self, number: int, random: torch.Generator) -> tuple[list[list[int]], int]:
         window = self.windows[number]
@@ -102,12 +96,12 @@ class Masked:
             pass
         found: list[int] = []
         for sentence in far.sentences[int(first * len(far.sentences)) :]:
-            if len(found) < len(rest):  # so that the length does not tell
+            if len(found) < len(rest):  # so that the length gives no hint
                 found += sentence
         return [own, found[: self.context - 3 - len(own)]], OTHER
 
     def plan(self, budget: int) -> Plan:
-        """Batches of like length with at most `budget` padded tokens, a pure function of the epoch."""
+        """Return a plan of batches of similar length with at most `budget` padded tokens."""
         sizes = [window.size + 2 + self.pairs for window in self.windows]
         ways = max(1, self.masker.settings.ways)
 
@@ -120,33 +114,27 @@ class Masked:
 
 @dataclass(frozen=True)
 class CollateMasked:
-    """`context`: no row gets longer than it by its padding."""
+    """`context`: limit of the padded length."""
 
     pad_id: int
     context: int
 
-    def __call__(self, examples: Sequence[Example]) -> MaskedBatch:
-        lengths = torch.tensor([len(example.ids) for example in examples])
-        shape = len(examples), padded_length(int(lengths.max()), self.context)
-        none = torch.zeros(shape, dtype=torch.long)
-        rows = torch.full(shape, self.pad_id), none.bool(), none
-        for number, example in enumerate(examples):
-            for row, own in zip(rows, (example.ids, example.chosen, example.segments), strict=True):
-                row[number, : len(own)] = own
-        ids, chosen, segments = rows
+    def __call__(self, examples: Sequence[MaskedExample]) -> MaskedBatch:
+        text = pad_text([e.ids for e in examples], self.pad_id, limit=self.context)
         return MaskedBatch(
-            ids, lengths, chosen, torch.cat([e.targets for e in examples]), torch.cat([e.draws for e in examples]),
-            segments, torch.tensor([e.follows for e in examples]),
+            text.ids, text.lengths, pad_rows([e.chosen for e in examples], False, limit=self.context),
+            torch.cat([e.targets for e in examples]), torch.cat([e.draws for e in examples]),
+            pad_rows([e.segments for e in examples], limit=self.context), torch.tensor([e.follows for e in examples]),
         )  # fmt: skip
 
 
 def encode(model: TextTransformer, batch: MaskedBatch, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
     segments = batch.segments if model.segments is not None else None
-    return model.states(ids, valid=padding(batch.lengths, ids.shape[1]), segments=segments)
+    return model.states(ids, valid=batch.valid, segments=segments)
 
 
 class MaskedLanguage(Summed):
-    """Cross-entropy of the tokens to guess, and of whether the second part follows where the model tells."""
+    """Cross-entropy of masked tokens, plus that of the next-sentence head, if the model has one."""
 
     def __init__(self, model: TextTransformer):
         super().__init__(model)
@@ -172,24 +160,23 @@ def outputs(model: TextTransformer, batch: MaskedBatch) -> tuple[Float[Tensor, "
 
 @torch.inference_mode()
 def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch]) -> dict[str, float]:
-    """Cross-entropy (nats) and perplexity of a token to guess, the share of those that are guessed right, and of the
-    next sentences."""
-    loss = right = told = 0.0
+    """Return cross-entropy (nats), perplexity and accuracy of masked tokens, and next-sentence accuracy."""
+    loss = right = followed = 0.0
     device = next(model.parameters()).device
     for batch in moved(list(batches), device):
         logits, follows = outputs(model, batch)
         loss += float(F.cross_entropy(logits.float(), batch.targets, reduction="sum"))
         right += int((logits.argmax(-1) == batch.targets).sum())
-        told += 0 if follows is None else int((follows.argmax(-1) == batch.follows).sum())
+        followed += 0 if follows is None else int((follows.argmax(-1) == batch.follows).sum())
     tokens, rows = sum(len(b.targets) for b in batches), sum(len(b.lengths) for b in batches)
     mean = torch.tensor(loss / tokens, dtype=torch.float64)
     figures = {"masked": float(mean), "perplexity": float(mean.exp()), "accuracy": right / tokens}
-    return figures | ({"next_accuracy": told / rows} if model.classes else {})
+    return figures | ({"next_accuracy": followed / rows} if model.classes else {})
 
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """Sizes of a new encoder, of BERT's kind: norms after each sum."""
+    """Sizes of a new BERT-style encoder."""
 
     width: int = 256
     layers: int = 4
@@ -198,7 +185,7 @@ class EncoderSettings:
     dropout: float = 0.1
 
     def stack(self) -> StackConfig:
-        """As BERT has it: norms after each sum, epsilon 1e-12, GELU, four times the width inside."""
+        """BERT's stack: post-norm, epsilon 1e-12, GELU, hidden width 4x."""
         made = transformer(
             self.width, self.layers, self.heads, 4 * self.width, norm_eps=1e-12, dropout=self.dropout, final_norm=False
         )
@@ -207,8 +194,8 @@ class EncoderSettings:
 
 def bert(vocabulary: int, s: EncoderSettings, pairs: bool = False) -> TextConfig:
     """BERT (Devlin et al. 2019), with segments, pooler and next-sentence head for `pairs`."""
-    told = {"segments": 2, "pool": "tanh", "classes": 2} if pairs else {}
+    heads = {"segments": 2, "pool": "tanh", "classes": 2} if pairs else {}
     return TextConfig(
         vocabulary, s.context, s.stack(), causal=False, tied=True, stem_norm=True, transform=True, head_bias=True,
-        stem_dropout=s.dropout, **told,
+        stem_dropout=s.dropout, **heads,
     )  # fmt: skip

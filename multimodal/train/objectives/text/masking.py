@@ -1,4 +1,4 @@
-"""Which tokens of a text a model is to guess, and what it reads in their place (Devlin et al. 2019, section 3.1)."""
+"""BERT masking: which tokens to predict, and their replacements (Devlin et al. 2019, section 3.1)."""
 
 from dataclasses import dataclass
 
@@ -12,34 +12,34 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class MaskSettings:
-    """Raises UsageError for a value out of its range."""
+    """Raises UsageError for a value out of range."""
 
     share: float = 0.15
-    """share of the tokens that are to be guessed"""
+    """share of the tokens to predict"""
     masked: float = 0.8
-    """share of those that [MASK] stands for"""
+    """share of those replaced by [MASK]"""
     random: float = 0.1
-    """share of those that another token stands for; what is left stays as it is"""
+    """share of those replaced by a random token; the rest stays"""
     whole_words: bool = False
-    """all tokens of a word are to be guessed, or none"""
+    """mask all tokens of a word or none"""
     ways: int = 0
-    """static masking: so many fixed ways to mask each text, in turn by epoch; 0: dynamic, new in each epoch"""
+    """number of fixed masks per text, cycled by epoch (static masking); 0: new masks each epoch (dynamic)"""
 
     def __post_init__(self):
         demand("share", self.share, 0 < self.share < 1, "over 0 and under 1")
         for name in ("masked", "random"):
             demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
-        demand("masked", self.masked, self.masked + self.random <= 1, f"1 at most with --random {self.random}")
+        demand("masked", self.masked, self.masked + self.random <= 1, f"1 at most with random {self.random}")
         demand("ways", self.ways, self.ways >= 0, "0 or more")
 
 
 def chosen_tokens(
     able: Bool[Tensor, "T"], share: float, random: torch.Generator, starts: Bool[Tensor, "T"] | None = None
 ) -> Bool[Tensor, "T"]:
-    """Which tokens are to be guessed: `share` of those that are `able`, at least one where there is any.
+    """Choose a `share` of the `able` tokens, at least one if there is any.
 
-    `starts` marks the tokens that begin a word: then words in random order until there are enough tokens, and none that
-    would be too many (Google's `create_pretraining_data.py`)."""
+    With `starts`, the tokens that begin a word, choose whole words in random order up to the same number of tokens
+    (Google's `create_pretraining_data.py`)."""
     places = able.nonzero()[:, 0]
     count = max(1, round(share * len(places))) if len(places) else 0
     chosen = torch.zeros_like(able)
@@ -59,14 +59,14 @@ def chosen_tokens(
 
 
 class Masker:
-    """Texts of one tokenizer masked: control tokens and unknown words are never guessed, and stand for nothing.
+    """Masks texts of one tokenizer. Control tokens and unknown words are neither predicted nor used as replacements.
 
-    Raises UsageError for a tokenizer without a mask token, or whole words where it does not tell them."""
+    Raises UsageError for a tokenizer without a mask token, or one without word starts if whole words are masked."""
 
     def __init__(self, tokenizer: Tokenizer, settings: MaskSettings):
         for name in ("mask_id", "bos_id", "eos_id"):
             if getattr(tokenizer, name) is None:
-                raise UsageError(f"--tokenizer: has no {name}, without which texts cannot be masked")
+                raise UsageError(f"has no {name}, which masking needs", argument="tokenizer")
         self.tokenizer, self.settings = tokenizer, settings
         ordinary = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
         unknown = getattr(tokenizer, "unknown_id", None)
@@ -74,15 +74,15 @@ class Masker:
         self.ordinary, self.starts = ordinary, None
         if settings.whole_words:
             if not hasattr(tokenizer, "vocab"):
-                raise UsageError("--whole_words: the tokenizer does not tell where words begin (WordPiece does)")
+                raise UsageError("needs a tokenizer that marks word starts, such as WordPiece", argument="whole_words")
             self.starts = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
             self.starts[[i for i, token in enumerate(tokenizer.vocab) if token.startswith("##")]] = False
 
     def __call__(
         self, ids: Int[Tensor, "T"], random: torch.Generator
     ) -> tuple[Int[Tensor, "T"], Bool[Tensor, "T"], Float[Tensor, "N"]]:
-        """The text as the model reads it, which tokens it is to guess, and a number from 0 to 1 for each of those, with
-        which a replacement may be drawn."""
+        """Return the masked text, the chosen tokens, and for each of those a number from 0 to 1 to draw a replacement
+        with."""
         s, starts = self.settings, None if self.starts is None else self.starts[ids]
         chosen = chosen_tokens(self.ordinary[ids], s.share, random, starts)
         kind, draws = torch.rand(2, int(chosen.sum()), generator=random)

@@ -1,7 +1,7 @@
-"""Training a translator: parallel texts in several languages, pairs of them by direction, and its objective.
+"""Translation training: parallel texts in several languages, pairs by direction, and the objective.
 
-A source is its language's token, the text and the end; an answer begins with the model's `start_id` and the token of
-its language, as in M2M100 (Fan et al. 2021, section 2.1)."""
+A source is its language token, the text and eos; an answer starts with the model's `start_id` and its language token,
+as in M2M100 (Fan et al. 2021, section 2.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,39 +10,39 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.data.batching import bucketed, padded_length
+from multimodal.data.batching import PaddedText, bucketed, pad_text
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
 from multimodal.errors import DataError
-from multimodal.models.encoder_decoder import TextToText, TextToTextConfig
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.objective import Summed
 
-ROWS = 256  # tokens that get logits are a multiple of it: oneDNN compiles and keeps kernels for each new shape
+ROWS = 256  # the number of predicted tokens is padded to its multiples: oneDNN compiles kernels for each new shape
 
 Direction = tuple[str, str]
 Key = tuple[str, str, int]
 
 
 def parallel_file(prefix: str, language: str) -> Path:
-    """`PREFIX.LANGUAGE`, or else `PREFIX.LANGUAGE.gz`. Raises DataError where there is neither."""
+    """Return `PREFIX.LANGUAGE` or `PREFIX.LANGUAGE.gz`. Raises DataError if neither exists."""
     paths = [Path(f"{prefix}.{language}{ending}") for ending in ("", ".gz")]
     for path in paths:
         if path.is_file():
             return path
-    raise DataError(f"{paths[0]}: neither it nor {paths[1].name} is there")
+    raise DataError(f"{paths[0]}: no such file, nor {paths[1].name}")
 
 
 def read_parallel(prefix: str, languages: Sequence[str]) -> dict[str, list[str]]:
-    """The lines of the file of each language. Raises DataError where one cannot be read, or has another number of lines
-    than the first."""
+    """Read the lines of each language's file. Raises DataError for one that cannot be read, or whose number of lines
+    differs."""
     found: dict[str, list[str]] = {}
     for language in languages:
         path = parallel_file(prefix, language)
@@ -61,19 +61,19 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairBatch:
-    source: Int[Tensor, "B S"]
-    source_lengths: Int[Tensor, "B"]
-    ids: Int[Tensor, "B T"]
-    lengths: Int[Tensor, "B"]
+    source: PaddedText
+    answer: PaddedText
 
     @property
     def padding(self) -> float:
-        return 1 - float(self.source_lengths.sum() + self.lengths.sum()) / (self.source.numel() + self.ids.numel())
+        """Share of the ids that is padding."""
+        sides = self.source, self.answer
+        return 1 - float(sum(side.lengths.sum() for side in sides)) / sum(side.ids.numel() for side in sides)
 
 
-class Parallel:
-    """Pairs of lines by (language, language, line): a source of the loader. Those with an empty side, or one longer
-    than `longest` tokens with language and end, are left out; `left_out` counts them."""
+class ParallelTexts:
+    """The loader's source of pairs by (language, language, line). Pairs with a side that is empty or over `longest`
+    tokens are skipped and counted in `left_out`."""
 
     def __init__(self, texts: dict[str, list[str]], tokenizer: Tokenizer, directions: Sequence[Direction],
                  start_id: int, longest: int):  # fmt: skip
@@ -87,7 +87,7 @@ class Parallel:
         self.sizes = [max(sizes[a][i], sizes[b][i]) + 2 for a, b, i in self.keys]
         self.left_out = len(directions) * len(next(iter(texts.values()))) - len(self.keys)
         if not self.keys:
-            raise DataError("no pair of lines is left to train on")
+            raise DataError("no pairs of lines to train on")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -102,9 +102,9 @@ class Parallel:
         return Pair(source, [self.start_id, start[b], *self.ids[b][line], end])
 
 
-def pair_plan(source: Parallel, often: dict[Direction, float], budget: int, seed: int) -> Plan:
-    """Batches of pairs of like length with at most `budget` padded tokens on a side, a pure function of the epoch. In
-    each epoch a direction's pairs come `often` times: a random share of them where that is below 1."""
+def pair_plan(source: ParallelTexts, often: dict[Direction, float], budget: int, seed: int) -> Plan:
+    """Return a plan of batches of similar length with at most `budget` padded tokens per side. A direction's pairs are
+    repeated `often` times per epoch; below 1, a random share of them is used."""
 
     def plan(epoch: int) -> list[list[Key]]:
         random = generator(seed, epoch)
@@ -122,43 +122,44 @@ class CollatePairs:
     pad_id: int
 
     def __call__(self, pairs: Sequence[Pair]) -> PairBatch:
-        return PairBatch(*self._padded([p.source for p in pairs]), *self._padded([p.answer for p in pairs]))
+        source, answer = zip(*pairs, strict=True)
+        return PairBatch(pad_text(source, self.pad_id), pad_text(answer, self.pad_id))
 
-    def _padded(self, rows: list[list[int]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B"]]:
-        lengths = torch.tensor([len(row) for row in rows])
-        ids = torch.full((len(rows), padded_length(int(lengths.max()))), self.pad_id)
-        for own, row in zip(ids, rows, strict=True):
-            own[: len(row)] = torch.tensor(row)
-        return ids, lengths
+
+def target_logits(
+    model: EncoderDecoder, batch: PairBatch, given: int = 0
+) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
+    """Return the logits and targets of all answer tokens after the start and `given` more, row by row."""
+    source, answer = batch.source, batch.answer
+    states = model.decoder.states(answer.ids[:, :-1], model.encode(source.ids, source.valid), source.valid)
+    real = padding(answer.lengths - 1, states.shape[1])
+    real[:, :given] = False
+    chosen, targets = states[real], answer.ids[:, 1:][real]
+    spare = -len(chosen) % ROWS
+    logits = model.decoder.logits(F.pad(chosen, (0, 0, 0, spare))[None])[0][: len(chosen)]
+    return logits.float(), targets
 
 
 class Translating(Summed):
-    """Cross-entropy of each next token after the language's, with smoothed labels (Vaswani et al. 2017, section
-    5.4)."""
+    """Next-token cross-entropy after the language token, with label smoothing (Vaswani et al. 2017, section 5.4)."""
 
-    def __init__(self, model: TextToText, smoothing: float = 0.1):
+    def __init__(self, model: EncoderDecoder, smoothing: float = 0.1):
         super().__init__(model)
         self.smoothing = smoothing
 
     def forward(self, batch: PairBatch) -> dict[str, Tensor]:
-        valid = padding(batch.source_lengths, batch.source.shape[1])
-        states = self.model.decoder.states(batch.ids[:, :-1], self.model.encode(batch.source, valid), valid)
-        real = padding(batch.lengths - 1, states.shape[1])
-        real[:, 0] = False  # the language is given, not predicted
-        own, targets = states[real], batch.ids[:, 1:][real]
-        spare = -len(own) % ROWS
-        logits = self.model.decoder.logits(F.pad(own, (0, 0, 0, spare))[None])[0][: len(own)]
-        return {"loss": F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=self.smoothing)}
+        logits, targets = target_logits(self.model, batch, given=1)  # the language is not predicted
+        return {"loss": F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smoothing)}
 
     def counts(self, batch: PairBatch) -> dict[str, int | Tensor]:
-        return {"loss": (batch.lengths - 2).sum()}
+        return {"loss": (batch.answer.lengths - 2).sum()}
 
 
 def translator(
     tokenizer: Tokenizer, width: int, layers: tuple[int, int], heads: int, hidden: int, context: int, dropout: float
-) -> TextToText:
-    """Pre-norm blocks, sinusoids and one embedding for both sides and the logits, as M2M100. `layers`: of the encoder
-    and of the decoder."""
+) -> EncoderDecoder:
+    """Build an M2M100-style model: pre-norm, sinusoidal positions, one embedding for both sides and the logits.
+    `layers`: of encoder and decoder."""
     own = AttentionConfig(width, heads, dropout=dropout)
     block = BlockConfig(own, hidden, "relu", dropout=dropout)
     crossing = BlockConfig(own, hidden, "relu", dropout=dropout, cross=own)
@@ -167,6 +168,6 @@ def translator(
     decoder = TextConfig(
         tokenizer.vocab_size, context, StackConfig(crossing, layers[1]), causal=True, tied=True, **shared
     )
-    model = TextToText(TextToTextConfig(encoder, decoder, start_id=tokenizer.eos_id))
+    model = EncoderDecoder(EncoderDecoderConfig(encoder, decoder, start_id=tokenizer.eos_id))
     torch.nn.init.normal_(model.decoder.embed.weight, std=width**-0.5)
     return model

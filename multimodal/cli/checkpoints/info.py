@@ -1,0 +1,148 @@
+"""`multimodal info`: configuration, parameters, operations, memory, licence and training data of a model."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.output import print_json, printable
+from multimodal.cli.parser import Parser, count, number
+from multimodal.system.assets import shipped
+
+if TYPE_CHECKING:
+    from multimodal.weights.folder import Checkpoint
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def add_flags(p: Parser) -> None:
+    flags.model_argument(p, ", or a paper's size (see multimodal models)")
+    p.add_argument("--length", type=count, metavar="N", help="tokens of a text (default: the model's context)")
+    p.add_argument("--batch", type=count, default=1, metavar="B", help="texts, images or recordings side by side, "
+                   "for the memory of cache and training (default: 1)")  # fmt: skip
+    p.add_argument("--seconds", type=number, metavar="S", help="of sound, where the model takes any length "
+                   "(default: 10)")  # fmt: skip
+    p.add_argument("--format", choices=["table", "json"], default="table")
+
+
+def run(options: Namespace) -> int:
+    from multimodal.weights.load import load
+
+    checkpoint = _of_preset(options.model) or load(options.model, options.architecture, options.preprocessing)
+    facts = describe(checkpoint)
+    facts["counts"] = costs_of(checkpoint, options)
+    if options.format == "json":
+        print_json(facts)
+        return 0
+    costs = facts.pop("counts")
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{key}:")
+            for line in _indented(value):
+                print(f"  {line}")
+        else:
+            print(f"{key}: {_shown(value)}")
+        if key == "parameters":
+            for line in cost_lines(costs):
+                print(line)
+    return 0
+
+
+def _of_preset(name: str) -> "Checkpoint | None":
+    """A paper's size, whose weights are never made; None for what is a shipped model, a path or no such name."""
+    from multimodal.models.presets import PRESETS, preset
+    from multimodal.tasks.inspect.cost import of_config
+    from multimodal.weights.folder import Checkpoint
+
+    if name not in PRESETS or name in shipped() or Path(name).exists():
+        return None
+    card = {"licence": "none: a size, without weights", "training_data": "none"}
+    return Checkpoint(of_config(preset(name)), source=f"{name} (preset)", card=card)
+
+
+def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """A checkpoint as facts for people."""
+    from multimodal.system.records import to_record
+    from multimodal.weights.folder import kind_of
+
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    parts["not in a part"] = sum(p.numel() for p in model.parameters(recurse=False))
+    return {
+        "source": checkpoint.source,
+        "kind": kind_of(model),
+        "parameters": {"total": sum(p.numel() for p in model.parameters())} | {k: n for k, n in parts.items() if n},
+        "tokenizer": f"{type(tokenizer).__name__}, {tokenizer.vocab_size} ids" if tokenizer else "none",
+        "preprocessing": checkpoint.preprocessing.to_dict() if checkpoint.preprocessing else "none",
+        **({"licence": "not stated by the checkpoint", "training_data": "not stated"} | checkpoint.card),
+        "config": to_record(model.config),
+    }
+
+
+def costs_of(checkpoint: "Checkpoint", options: Namespace) -> dict[str, Any]:
+    from multimodal.tasks.inspect.cost import SECONDS, counts
+
+    seconds = SECONDS if options.seconds is None else options.seconds
+    return counts(checkpoint.model, options.length, options.batch, seconds)
+
+
+def cost_lines(costs: dict[str, Any]) -> list[str]:
+    """Counts for people. Operations are of one item, memory of a batch."""
+    own, batch, memory = costs["parameters"], costs["batch"], costs["training_bytes"]
+    lines = [
+        f"  without embeddings: {own['non_embedding']:,}",
+        "forward pass (training: three times as many operations):",
+    ]
+    for name, part in costs["flops"].items():
+        unit = part["unit"]
+        share = part["in_attention"] / max(1, part["forward"])
+        many = f"{part['amount']:g} {unit}{'s' if part['amount'] != 1 else ''}"
+        each = f", {_flops(part[f'forward_a_{unit}'])} a {unit}" if part["amount"] != 1 else ""
+        lines.append(f"  {name}: {_flops(part['forward'])} for {many}{each}; {share:.0%} between queries and keys")
+    if cache := costs["cache_bytes"]:
+        full, half = _bytes(cache["float32"]), _bytes(cache["bfloat16"])
+        lines.append(f"cache of keys and values: {full} in float32, {half} in bfloat16 (batch {batch}, "
+                     f"{cache['tokens']} tokens)")  # fmt: skip
+    states = memory["optimizer"]
+    lines += [
+        f"memory to train (batch {batch}):",
+        f"  weights {_bytes(memory['weights'])}, gradients {_bytes(memory['gradients'])}, "
+        f"optimizer {_bytes(states['adamw'])} (AdamW) or {_bytes(states['muon'])} (Muon in the blocks)",
+    ]
+    for name, told in (("float32", "float32"), ("bfloat16", "bfloat16 autocast")):
+        kept, whole = memory["activations"][name], memory["with_adamw"][name]
+        lines.append(f"  {told}: activations {_bytes(kept)}, {_bytes(whole)} in all with AdamW")
+    return lines
+
+
+def _bytes(number: int | float) -> str:
+    for unit in UNITS:
+        if number < 1024 or unit == UNITS[-1]:
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def _flops(number: int | float) -> str:
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if number < 1000 or unit == "P":
+            break
+        number /= 1000
+    return f"{number:.3g} {unit}FLOP"
+
+
+def _indented(value: dict[str, Any]) -> list[str]:
+    """Nested facts, a line each."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            lines += [f"{key}:", *(f"  {line}" for line in _indented(item))]
+        elif item is not None:  # what is off or left to its default would be half of the lines
+            lines.append(f"{key}: {_shown(item)}")
+    return lines
+
+
+def _shown(item: Any) -> str:
+    if isinstance(item, list | tuple):
+        return ", ".join(map(_shown, item))
+    return f"{item:,}" if type(item) is int else printable(str(item))

@@ -1,0 +1,88 @@
+"""`multimodal inspect`: attention, filters, positions, alignment and induction heads of a model."""
+
+from argparse import Namespace
+
+from multimodal.cli import flags
+from multimodal.cli.files import output_file, outputs_of
+from multimodal.cli.output import print_json, printable
+from multimodal.cli.parser import Parser, RawHelp, count, natural
+from multimodal.errors import UsageError
+
+WHAT = ("attention", "filters", "positions", "distance", "alignment", "induction")
+WITHOUT_INPUT = ("filters", "positions", "induction")
+EXAMPLES = """examples:
+  multimodal inspect gpt2/ "The cat sat on the mat." --plot heads.png --layer 5
+  multimodal inspect clip-vit-16 photo.jpg --plot where.png --layer all
+  multimodal inspect clip-vit-16 --what filters --plot filters.png
+  multimodal inspect whisper-mini talk.flac --what alignment --plot alignment.png
+  multimodal inspect stories260K/ --what induction --format json
+"""
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog, p.formatter_class = "%(prog)s MODEL [INPUT] [flags]", EXAMPLES, RawHelp
+    flags.model_argument(p)
+    p.add_argument("input", nargs="?", metavar="INPUT", help="a text, or the file of an image or a recording, by the "
+                   f"model's kind; {', '.join(WITHOUT_INPUT)} need none")  # fmt: skip
+    p.add_argument("--what", choices=WHAT, default="attention", help="attention: maps of each head; filters: principal "
+                   "components of the patch embedding; positions: similarity of their embeddings; distance: how far "
+                   "each head looks; alignment: where the decoder looks in its source; induction: prefix-matching "
+                   "score of each head (default: attention)")  # fmt: skip
+    p.add_argument("--plot", metavar="PNG", help="draw it")
+    flags.overwrite(p)
+    p.add_argument("--layer", type=_layer, metavar="N", help="from 0, or all (default: the last; of an alignment the "
+                   "mean of all, or of the heads known to follow the speech)")  # fmt: skip
+    p.add_argument("--head", type=natural, metavar="N", help="from 0 (default: all)")
+    p.add_argument("--answer", metavar="TEXT", help="what the decoder is to have said, for an alignment (default: what "
+                   "it says by itself)")  # fmt: skip
+    p.add_argument("--from", dest="source", metavar="LANGUAGE", help="of the input, for an alignment of a translator "
+                   "or a multilingual Whisper")  # fmt: skip
+    p.add_argument("--to", dest="target", metavar="LANGUAGE", help="of the answer, for a translator")
+    p.add_argument("--length", type=count, metavar="N", help="tokens that induction says twice (default: 50)")
+    p.add_argument("--format", choices=["table", "json"], help="of the numbers (default: table, none with --plot)")
+
+
+def check(p: Parser, options: Namespace) -> None:
+    """Refuse contradictory flags."""
+    what, others = options.what, {"answer": "alignment", "source": "alignment", "target": "alignment",
+                                  "length": "induction"}  # fmt: skip
+    spelled = {"source": "from", "target": "to"}
+    for name, needed in others.items():
+        if getattr(options, name) is not None and what != needed:
+            p.error(f"--{spelled.get(name, name)}: is for --what {needed} (--what {what})")
+    for name in ("layer", "head"):
+        if getattr(options, name) is not None and what not in ("attention", "alignment"):
+            p.error(f"--{name}: is for --what attention or alignment (--what {what})")
+    if options.input is None and what not in WITHOUT_INPUT:
+        p.error(f"--what {what}: needs INPUT, a text or the file of an image or a recording")
+    if options.input is not None and what in WITHOUT_INPUT:
+        p.error(f"--what {what}: looks at weights alone, INPUT {options.input[:40]!r} would not be read")
+
+
+def _layer(text: str) -> int | str:
+    return text if text == "all" else natural(text)
+
+
+def run(options: Namespace) -> int:
+    from multimodal.system.outputs import write_output
+    from multimodal.tasks.inspect.alignment import AlignmentRequest
+    from multimodal.tasks.inspect.views import ViewOptions, view
+    from multimodal.weights.load import load
+
+    file = output_file(options.plot, "--plot", (".png",), outputs_of(options))
+    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    request = None
+    if options.input is not None:
+        request = AlignmentRequest(options.input, options.answer, options.source, options.target)
+    seen = view(checkpoint, options.what, request, ViewOptions(options.layer, options.head, options.length))
+    if options.format == "json":
+        print_json(seen.record, indent=None)
+    elif options.format == "table" or file is None:
+        for line in seen.lines:
+            print(printable(line))
+    if file is not None:
+        try:
+            write_output(file, seen.draw())
+        except OSError as error:
+            raise UsageError(f"--plot {options.plot}: cannot be written ({error.strerror})") from None
+    return 0

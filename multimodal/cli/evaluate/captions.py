@@ -1,0 +1,166 @@
+"""`multimodal evaluate captions`: BLEU, ROUGE-L, CIDEr-D and CLIPScore of captions."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import output_file, outputs_of, trust
+from multimodal.cli.output import Progress, fail, print_json, printable
+from multimodal.cli.parser import Help, Parser, count
+from multimodal.cli.vision import caption
+from multimodal.errors import UsageError
+
+if TYPE_CHECKING:
+    from multimodal.data.datasets.image_sets import CaptionedImages
+    from multimodal.tasks.evaluate.captions import CaptionEvaluation, CaptionTexts
+    from multimodal.tasks.evaluate.reports.page import Section
+    from multimodal.weights.folder import Checkpoint
+
+SHOWN = 10  # captions of a report, the worst and the best
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.formatter_class = "%(prog)s DATA [DATA ...] (--model MODEL | --predictions FILE) [flags]", Help
+    p.add_argument("data", nargs="+", metavar="DATA", help="images with what people wrote of them: .jsonl, .csv, "
+                   ".tsv (lines of one file are one image) or WebDataset tars")  # fmt: skip
+    p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
+    flags.lists(p)
+    g = p.add_argument_group("captions")
+    flags.model(g, "")  # "": not given
+    g.add_argument("--predictions", metavar="FILE", help="score these instead: .csv or .jsonl with columns file and "
+                   "caption, as multimodal caption --output writes them")  # fmt: skip
+    caption.decoding(p.add_argument_group("decoding (the model's card may set other defaults)"))
+    g = p.add_argument_group("scores")
+    g.add_argument("--clip_model", metavar="MODEL", help="also CLIPScore and RefCLIPScore, by this CLIP, such as "
+                   "clip-vit-16")  # fmt: skip
+    g.add_argument("--agreement", action="store_true", help="also what people's captions score against each other")
+    g.add_argument("--constant", nargs="+", metavar="DATA", help="also the best single caption of DATA, given to every "
+                   "image: a level to compare with")  # fmt: skip
+    g.add_argument("--report", metavar="FILE", help="with the worst and the best captions: .md or .html")
+    flags.overwrite(g)
+    g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    g = p.add_argument_group("machine")
+    flags.machine(g, 16)
+
+
+def check(p: Parser, options: Namespace) -> None:
+    if bool(options.model) == bool(options.predictions):
+        p.error("captions come from either --model or --predictions")
+
+
+def run(options: Namespace) -> int:
+    from multimodal.tasks.evaluate.captions import constant_caption, evaluate, open_references, record
+    from multimodal.tasks.evaluate.reports.page import write_page
+
+    began = time.perf_counter()
+    report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
+    clip = _clip(options)
+    referenced = open_references(options.data, options.limit, 2 if options.agreement else 1, trust(options))
+    captions, facts = _captions(options, referenced)
+    shown = Progress(f"{options.clip_model}: images")
+    try:
+        found = evaluate(
+            referenced, captions, clip, options.agreement, shown, batch_size=options.batch_size, workers=options.workers
+        )
+    finally:
+        shown.clear()
+    for line in found.broken:
+        fail(line)
+    if options.constant:
+        facts["constant"] = constant_caption(referenced, options.constant, trust(options))
+    facts = {"task": "captions", "data": options.data, **facts, "clip_model": clip and clip.source,
+             "seconds": round(time.perf_counter() - began, 2)}  # fmt: skip
+    told = record(found, facts)
+    if options.output == "json":
+        print_json(told)
+    else:
+        for line in _summary(found):
+            print(printable(line))
+        if options.constant:
+            print(printable(f"best constant caption: CIDEr-D {facts['constant']['cider']:.2f} "
+                            f"({facts['constant']['text']})"))  # fmt: skip
+    sys.stdout.flush()
+    if report is not None:
+        write_page(report, "Evaluation of captions", _sections(found, facts))
+    return int(bool(found.broken))
+
+
+def _clip(options: Namespace) -> "Checkpoint | None":
+    """Loaded first, so that a wrong name costs nothing."""
+    if options.clip_model is None:
+        return None
+    from multimodal.inference.prepare import prepare_for_inference
+    from multimodal.tasks.encode.features import encoder
+    from multimodal.weights.load import load
+
+    checkpoint = load(options.clip_model)
+    encoder(checkpoint, "embedding")
+    return prepare_for_inference(checkpoint, options.compute_type, options.device)
+
+
+def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[CaptionTexts, dict[str, Any]]":
+    from multimodal.tasks.caption.options import CaptionOptions
+    from multimodal.tasks.evaluate.captions import read_captions, write_captions
+    from multimodal.weights.load import load
+
+    asked = {name: value for name, value in vars(options).items() if name in CaptionOptions.__dataclass_fields__}
+    if options.predictions is not None:
+        if asked:
+            raise UsageError(f"--{next(iter(asked))}: is for a captioner, and --predictions has captions already")
+        return read_captions(Path(options.predictions), referenced), {"predictions": options.predictions}
+    checkpoint = load(options.model, options.architecture)
+    shown = Progress("captions")
+    try:
+        found = write_captions(
+            referenced, checkpoint, shown, batch_size=options.batch_size, workers=options.workers,
+            compute_type=options.compute_type, device=options.device, **asked,
+        )  # fmt: skip
+    finally:
+        shown.clear()
+    return found, {"model": checkpoint.source, "options": asked}
+
+
+def _summary(found: "CaptionEvaluation") -> Iterator[str]:
+    from multimodal.tasks.evaluate.reports.page import aligned
+
+    yield from aligned(_table(found))
+    f = found.figures()
+    cut = f", {f['cut']} cut at the most tokens" if f["cut"] else ""
+    yield f"(in %; {f['images']} captions, {f['distinct']} different, {f['words_per_caption']:.1f} words each{cut})"
+    if found.broken:
+        yield f"left out: {len(found.broken)}"
+
+
+def _table(found: "CaptionEvaluation") -> list[tuple]:
+    """Scores, beside those of people where they are known."""
+    rows = [(name, round(value, 2)) for name, value in found.scores.items()]
+    if found.people is None:
+        return [("score", "captions"), *rows]
+    people = {name: round(value, 2) for name, value in found.people.items()}
+    return [("score", "captions", "people"), *((name, value, people.get(name)) for name, value in rows)]
+
+
+def _sections(found: "CaptionEvaluation", facts: dict[str, Any]) -> "Iterator[Section]":
+    from multimodal.system.files import versions
+    from multimodal.tasks.evaluate.reports.page import Section
+
+    yield Section("Scores, in %", _table(found))
+    counts = {name: value for name, value in found.figures().items() if name not in {*found.scores, "people"}}
+    yield Section("Captions", [("figure", "value"), *((name, str(value)) for name, value in counts.items())])
+    ranked = sorted(found.rows, key=lambda row: row["cider"])
+    yield Section("Lowest CIDEr-D", lines=list(_said(ranked[:SHOWN])))
+    yield Section("Highest CIDEr-D", lines=list(_said(ranked[: -SHOWN - 1 : -1])))
+    if found.broken:
+        yield Section("Left out", lines=found.broken)
+    yield Section("Facts", lines=[f"{name}: {value}" for name, value in (facts | {"versions": versions()}).items()])
+
+
+def _said(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        fits = f", CLIPScore {row['clip_score']:.1f}" if "clip_score" in row else ""
+        people = " | ".join(row["references"])
+        yield f"{row['file']} (CIDEr-D {row['cider']:.1f}{fits}): {row['caption']}  —  people: {people}"

@@ -1,0 +1,66 @@
+"""Figures of one or more sets, as a table or as JSON."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import output_file, outputs_of
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser
+from multimodal.errors import MultimodalError
+
+Evaluate = Callable[[str], tuple[dict[str, Any], list[str]]]
+
+
+def output_flags(p: Parser) -> None:
+    p.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    p.add_argument("--report", metavar="FILE", help="figures, model and versions: .md or .html")
+    flags.overwrite(p)
+
+
+def print_figures(options: Namespace, model: str, evaluate: Evaluate) -> int:
+    """Print the figures that `evaluate` gives for each of `options.data`, and write the report. A set that cannot be
+    evaluated is one line on stderr; the others go on."""
+    from multimodal.tasks.evaluate.reports.page import Section, aligned, write_page
+
+    report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
+    code, sets, sections = 0, {}, []
+    for name in options.data:
+        try:
+            figures, broken = evaluate(name)
+        except MultimodalError as error:
+            code = fail(error)
+            continue
+        for cause in broken:
+            code = fail(cause)
+        sets[name] = figures | ({"left_out": broken} if broken else {})
+        sections.append(Section(name, [("figure", "value"), *rows(figures)]))
+    if not sets:
+        return code
+    if options.output == "json":
+        print_json({"task": options.kind, "model": model, "sets": sets})
+    else:
+        for section in sections:
+            for line in (section.title, *aligned(section.table[1:])):
+                print(printable(line))
+    sys.stdout.flush()
+    if report is not None:
+        from multimodal.system.files import versions
+
+        facts = {"model": model, "versions": versions()}
+        lines = [f"{name}: {value}" for name, value in facts.items()]
+        write_page(report, f"Evaluation: {options.kind}", [*sections, Section("Facts", lines=lines)])
+    return code
+
+
+def rows(figures: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested figures as names and values; lists, such as scores by class, are for JSON alone."""
+    flat = []
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            flat += rows(value, f"{prefix}{name} ")
+        elif not isinstance(value, list):
+            flat.append((prefix + name, value))
+    return flat

@@ -1,0 +1,204 @@
+"""Shared parts of image evaluations: flags, classes, features, results."""
+
+import argparse
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import output_file, outputs_of, trust
+from multimodal.cli.output import Progress, fail, print_json, printable
+from multimodal.cli.parser import Help, Parser, count, number
+from multimodal.cli.vision.classify import labels_and_templates
+from multimodal.errors import UsageError
+
+if TYPE_CHECKING:
+    from multimodal.data.datasets.image_sets import ClassNames, ImageSet
+    from multimodal.tasks.classify.classifier import ZeroShotClassifier
+    from multimodal.tasks.encode.features import Features, Kind
+    from multimodal.tasks.evaluate.class_scores import ClassScores
+    from multimodal.tasks.evaluate.linear_probe import LabelledVectors
+    from multimodal.weights.folder import Checkpoint
+
+DATA = "a folder with a folder a class, WebDataset tars (.cls, .txt), .csv, .tsv or .jsonl; several follow each other"
+
+
+def data_flags(p: Parser) -> None:
+    p.usage, p.formatter_class = "%(prog)s DATA [DATA ...] [flags]", Help
+    p.add_argument("data", nargs="+", metavar="DATA", help=DATA)
+    p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
+    flags.lists(p)
+
+
+def name_flags(g: argparse._ArgumentGroup) -> None:
+    g.add_argument("--classes", metavar="FILE", help="names of classes by their ids, a JSON object a line (default: "
+                   "classes.jsonl in or beside DATA, else the ids themselves)")  # fmt: skip
+    g.add_argument("--labels_file", metavar="FILE", help="labels to choose from, one a line, or .json as multimodal "
+                   "classify takes it: in their order where the classes of DATA have other names")  # fmt: skip
+    g.add_argument("--templates", metavar="SET", help="clip80, clip7, none, or a file of prompts with {} for the "
+                   "label; default: the model's own, else clip7")  # fmt: skip
+
+
+def training_flags(g: argparse._ArgumentGroup) -> None:
+    g.add_argument("--train", nargs="+", required=True, metavar="DATA", help="training images of the same classes")
+    g.add_argument("--C", type=number, metavar="C", help="inverse strength of the regularisation (default: searched "
+                   "from 1e-6 to 1e6 on images held out)")  # fmt: skip
+
+
+def result_flags(p: Parser, classes: bool = True) -> None:
+    g = p.add_argument_group("results")
+    g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    g.add_argument("--report", metavar="FILE", help="all figures, by class too: .md or .html" if classes else
+                   "all figures, and what was left out: .md or .html")  # fmt: skip
+    if classes:
+        g.add_argument("--confusion", metavar="FILE", help="draw the confusion matrix: .png")
+    flags.overwrite(g)
+
+
+def machine_flags(p: Parser) -> None:
+    g = p.add_argument_group("model and machine")
+    flags.image_model(g, "clip-vit-16")
+    flags.machine(g, 32)
+    flags.native(g)
+    g.add_argument("--features_cache", metavar="DIR", help="keep the vectors of images, one file for each model and "
+                   "set; found by the sha256 of the weights and of the images")  # fmt: skip
+
+
+@dataclass
+class EvaluateRun:
+    """Check output files first, evaluate, and print the results last."""
+
+    options: Namespace
+    report: Path | None = None
+    confusion: Path | None = None
+    broken: list[str] = field(default_factory=list)
+    source: str = ""  # of the model
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    digest: str | None = None  # of the model as it is loaded, where features are cached
+    began: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        outputs = outputs_of(options)
+        self.report = output_file(options.report, "--report", (".md", ".html"), outputs)
+        self.confusion = output_file(getattr(options, "confusion", None), "--confusion", (".png",), outputs)
+        if getattr(options, "C", None) is not None and not 0 < options.C < float("inf"):
+            raise UsageError(f"--C {options.C}: is no number above 0")
+
+    def model(self, kind: "Kind") -> "Checkpoint":
+        """As it is loaded. Raises UsageError for one that gives no such features."""
+        from multimodal.tasks.encode.features import encoder, model_digest
+        from multimodal.weights.load import load
+
+        options = self.options
+        checkpoint = load(options.model, options.architecture, options.preprocessing)
+        encoder(checkpoint, kind)
+        self.source, self.preprocessing = checkpoint.source, checkpoint.preprocessing.to_dict()
+        self.digest = model_digest(checkpoint) if options.features_cache else None
+        return checkpoint
+
+    def features(self, checkpoint: "Checkpoint", images: "ImageSet", kind: "Kind") -> "Features":
+        from multimodal.tasks.encode.features import image_features
+
+        options, shown = self.options, Progress(images.where)
+        cache = Path(options.features_cache) if options.features_cache else None
+        try:
+            found = image_features(
+                checkpoint, images, kind, options.batch_size, options.workers, cache, shown, options.native,
+                self.digest,
+            )  # fmt: skip
+        finally:
+            shown.clear()
+        new = [cause for cause in found.broken if cause not in self.broken]  # train and test may share images
+        for cause in new:
+            fail(cause)
+        self.broken += new
+        return found
+
+    def end(
+        self, own: dict[str, Any], scores: "ClassScores | None" = None, hardest: Sequence[tuple[str, int]] = ()
+    ) -> int:
+        from multimodal.tasks.evaluate.reports.images import summary, write_report
+
+        options = self.options
+        record = {
+            "task": options.kind, "data": options.data, "limit": options.limit, "model": self.source,
+            "preprocessing": self.preprocessing, "device": options.device,
+            "compute_type": options.compute_type, "native": options.native, **own, "broken": len(self.broken),
+            "left_out": self.broken, "seconds": round(time.perf_counter() - self.began, 2),
+        }  # fmt: skip
+        if options.output == "json":
+            print_json(record)
+        else:
+            for line in summary(record):
+                print(printable(line))
+        sys.stdout.flush()
+        image = self._drawn(scores)
+        if self.report is not None:
+            write_report(record, self.report, list(hardest), image)
+        return int(bool(self.broken))
+
+    def _drawn(self, scores: "ClassScores | None") -> bytes | None:
+        """The confusion matrix, in its file too."""
+        html = self.report is not None and self.report.suffix.lower() == ".html"
+        if scores is None or not (self.confusion or html):
+            return None
+        from multimodal.system.outputs import write_output
+        from multimodal.tasks.evaluate.reports.confusion import plot_confusion
+
+        name = Path(self.source).name
+        image = plot_confusion(scores, f"{name} on {', '.join(self.options.data)}: {scores.figures()['acc1']:.1%}")
+        if self.confusion:
+            write_output(self.confusion, image)
+        return image
+
+
+def labels_of(options: Namespace) -> tuple[list[str] | None, Any]:
+    return labels_and_templates(Namespace(labels=None, labels_file=options.labels_file, templates=options.templates))
+
+
+def known_classes(options: Namespace) -> dict:
+    from multimodal.data.datasets.class_names import class_names
+
+    return class_names([Path(options.classes)] if options.classes else [], options.data)
+
+
+def classes_of(options: Namespace, images: "ImageSet", labels: list[str] | None) -> "ClassNames":
+    from multimodal.data.datasets.image_sets import listed_classes, named_classes
+
+    known = known_classes(options)
+    if labels is None:
+        return named_classes(images, known)
+    return listed_classes(images, known, labels, f"--labels_file {options.labels_file}")
+
+
+def classifier_for(
+    options: Namespace, checkpoint: "Checkpoint", labels: list[str] | None, templates: Any, file: str | None = None
+) -> "ZeroShotClassifier":
+    from multimodal.tasks.classify.classify import classifier_of
+
+    return classifier_of(
+        checkpoint, labels, templates, file, device=options.device, compute_type=options.compute_type
+    )  # fmt: skip
+
+
+def train_and_test(options: Namespace) -> "tuple[tuple[ImageSet, ImageSet], list[str]]":
+    """Training and test images, and their class ids."""
+    from multimodal.data.datasets.image_sets import open_images, same_classes
+
+    train, test = (
+        open_images(options.train, trust=trust(options)),
+        open_images(options.data, options.limit, trust(options)),
+    )
+    return (train, test), same_classes(train, test)
+
+
+def labelled_vectors(found: "Features", images: "ImageSet", ids: list[str]) -> "LabelledVectors":
+    from multimodal.tasks.evaluate.linear_probe import LabelledVectors
+
+    numbers = {identity: number for number, identity in enumerate(ids)}
+    return LabelledVectors(found.vectors, images.labels(found.keys, numbers))

@@ -1,0 +1,37 @@
+"""`multimodal evaluate retrieval`: recall of a CLIP between images and captions, both ways."""
+
+from argparse import Namespace
+
+from multimodal.cli.evaluate import image_run
+from multimodal.cli.evaluate.image_run import EvaluateRun
+from multimodal.cli.files import trust
+from multimodal.cli.parser import Parser
+
+
+def add_flags(p: Parser) -> None:
+    image_run.data_flags(p)
+    image_run.result_flags(p, False)
+    image_run.machine_flags(p)
+
+
+def run(options: Namespace) -> int:
+    from multimodal.data.datasets.image_sets import captioned, open_images
+    from multimodal.inference.prepare import prepare_for_inference
+    from multimodal.tasks.encode.texts import text_features
+    from multimodal.tasks.evaluate.reports.images import FOUND_LAST
+    from multimodal.tasks.evaluate.retrieval import retrieval
+
+    evaluation = EvaluateRun(options)
+    given = captioned(open_images(options.data, trust=trust(options)), options.limit)
+    images = given.images
+    checkpoint = evaluation.model("embedding")
+    checkpoint.required_tokenizer()
+    checkpoint = prepare_for_inference(checkpoint, options.compute_type, options.device)
+    found = evaluation.features(checkpoint, images, "embedding")
+    texts = [(number, text) for number, key in enumerate(found.keys) for text in given.texts[key]]
+    owners, captions = zip(*texts, strict=True)
+    vectors = text_features(checkpoint.model, checkpoint.tokenizer, captions).float().cpu()
+    ranks = retrieval(found.vectors, vectors, owners)
+    last = ranks.image_to_text.argsort(descending=True, stable=True)[:FOUND_LAST].tolist()
+    hardest = [(images.source.row(found.keys[i]).name, int(ranks.image_to_text[i])) for i in last]
+    return evaluation.end(ranks.figures(), hardest=hardest)

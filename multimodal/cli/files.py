@@ -1,0 +1,108 @@
+"""Files that flags and arguments name: inputs and outputs."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from multimodal.cli.output import fail
+from multimodal.data.remote.trust import Trust
+from multimodal.errors import UsageError
+from multimodal.system.outputs import Outputs
+
+# what commands write; every other text among their options may name an input
+OUTPUTS = {
+    "output", "output_dir", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
+    "regions", "features_cache", "model_dir",
+}  # fmt: skip
+
+
+def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -> tuple[list[Path], int]:
+    """The files that the arguments name, each once; an argument that names none is reported, the others go on."""
+    files: dict[Path, None] = {}
+    code = 0
+    for argument in arguments:
+        try:
+            files |= dict.fromkeys(find([argument]))
+        except UsageError as error:
+            code = fail(error)
+    return list(files), code
+
+
+def trust(options: Namespace) -> Trust:
+    """Locations that lists may name, from the flags of `flags.lists`."""
+    return Trust(options.trust_paths, tuple(options.remote))
+
+
+def read_lines(path: str, flag: str) -> list[str]:
+    """The lines of a text file that a flag names. Raises UsageError."""
+    if not path or (Path(path).exists() and not Path(path).is_file()):
+        raise UsageError(f"{flag} {path!r}: not a regular file (folders, pipes and devices are not read)")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also cut at U+2028
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
+
+
+def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | bytes]]:
+    """Name and text (bytes for a line that is not UTF-8) of each input: of arguments, or
+    of the lines of a file or, for "-", of the standard input. Raises UsageError."""
+    if file is None and texts != ["-"]:
+        for number, text in enumerate(texts, 1):
+            yield f"text {number}", text
+        return
+    name = "standard input" if file in (None, "-") else file
+    if name == file and Path(file).exists() and not Path(file).is_file():
+        raise UsageError(f"--file {file}: not a regular file (folders, pipes and devices are not read)")
+    try:
+        data = Path(file).read_bytes() if name == file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise UsageError(f"--file {file}: cannot be read ({error.strerror})") from None
+    lines = data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n") if data else []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix(b"\r")
+        try:
+            yield f"{name}, line {number}", line.decode()
+        except UnicodeDecodeError:
+            yield f"{name}, line {number}", line
+
+
+def outputs_of(options: Namespace, inputs: Iterable[str | Path] = (), but: Collection[str] = ()) -> Outputs:
+    """Checks of a command's output files. Its inputs are the files and folders that its options (less `but`) name, and
+    `inputs`."""
+    values = [value for name, value in vars(options).items() if name not in OUTPUTS and name not in but]
+    named = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    files = [text for text in named if isinstance(text, str) and text]
+    return Outputs(chain(files, ["/dev/stdin"], inputs), bool(getattr(options, "overwrite", False)))
+
+
+def output_file(path: str | None, flag: str, endings: Collection[str], outputs: Outputs) -> Path | None:
+    """A file that a flag names to be written, checked before any work; its folder is made. Raises UsageError."""
+    if path is None:
+        return None
+    file = Path(path)
+    if endings and file.suffix.lower() not in endings:
+        raise UsageError(f"{flag} {path}: must end in {' or '.join(endings)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: its folder cannot be made ({error.strerror})") from None
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {path}: cannot be written (Permission denied)")
+    return outputs.claim(file, f"{flag} {path}")
+
+
+def output_folder(folder: Path, flag: str) -> Path:
+    """A folder that a flag names to be written into, made where it is not there. Raises UsageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{flag} {folder}: cannot be made ({error.strerror})") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {folder}: cannot be written (Permission denied)")
+    return folder

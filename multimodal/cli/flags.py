@@ -1,0 +1,77 @@
+"""Flags that several commands share: the model, the machine, lists of data, output files."""
+
+import argparse
+
+from multimodal.cli.parser import count, limited
+
+LEARNED = "learned"
+COMPUTE_TYPES = ["auto", "float32", "bfloat16", "float16"]
+threads = limited(count, lambda value: value <= 1024, "1024 or fewer")  # torch starts them all
+
+
+def model(p: argparse._ActionsContainer, default: str | None) -> None:
+    p.add_argument("--model", "-m", default=default, required=default is None, metavar="MODEL",
+                   help="shipped name, folder, .safetensors file or hf-hub:owner/name"
+                   + (f" (default: {default})" if default else ""))  # fmt: skip
+    architecture(p)
+
+
+def architecture(p: argparse._ActionsContainer) -> None:
+    p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
+
+
+def image_model(p: argparse._ActionsContainer, default: str | None) -> None:
+    model(p, default)
+    preprocessing(p)
+
+
+def model_argument(p: argparse._ActionsContainer, more: str = "") -> None:
+    p.add_argument("model", metavar="MODEL", help=f"shipped name, folder, .safetensors file or hf-hub:owner/name{more}")
+    architecture(p)
+    preprocessing(p)
+
+
+def preprocessing(p: argparse._ActionsContainer) -> None:
+    p.add_argument("--preprocessing", metavar="NAME",
+                   help="image preprocessing of a bare weights file: openai, imagenet, inception, siglip, or a JSON "
+                   "file such as a checkpoint folder's preprocessing.json")  # fmt: skip
+
+
+def machine(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = False) -> None:
+    """`batch_size`: the default, None for a command without batches. `integers`: offer int8."""
+    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
+    g.add_argument("--compute_type", default="auto", choices=COMPUTE_TYPES + ["int8"] * integers,
+                   help="default: auto (float32 on a CPU, bfloat16 on a GPU)")  # fmt: skip
+    if batch_size is not None:
+        text = f"images per batch (default: {batch_size})"
+        g.add_argument("--batch_size", type=count, default=batch_size, metavar="N", help=text)
+        g.add_argument("--workers", type=count, metavar="N", help="threads that read images (default: one per core)")
+    g.add_argument("--threads", type=threads, metavar="N", help="CPU threads (default: torch's)")
+
+
+def compute(g: argparse._ActionsContainer) -> None:
+    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
+    g.add_argument("--threads", type=threads, metavar="N", help="CPU threads (default: torch's)")
+
+
+def lists(g: argparse._ActionsContainer) -> None:
+    """Files and hosts that lists of data may name; the recipes have the same flags (`multimodal.data.remote.trust`)."""
+    g.add_argument("--trust_paths", action="store_true", help="let lists name files outside their folder")
+    g.add_argument("--remote", nargs="+", default=[], metavar="HOST", help="hosts that lists may name in URLs: "
+                   "HOST, HOST:PORT or s3://BUCKET; an internal address must be listed itself")  # fmt: skip
+
+
+def overwrite(g: argparse._ActionsContainer) -> None:
+    g.add_argument("--overwrite", action="store_true", help="replace output files that multimodal did not write, or "
+                   "that changed since; never an input")  # fmt: skip
+
+
+def native(g: argparse._ActionsContainer) -> None:
+    """Add `--native`: None, or the most patches, 0 for as many as the model was trained on."""
+    g.add_argument("--native", type=_tokens, nargs="?", const=LEARNED, metavar="TOKENS", help="keep each image's "
+                   "aspect ratio, with at most TOKENS patches (default: as in training), instead of "
+                   "cropping or squashing it to the model's size")  # fmt: skip
+
+
+def _tokens(text: str) -> int:
+    return 0 if text == LEARNED else count(text)

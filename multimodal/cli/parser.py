@@ -1,0 +1,171 @@
+"""Argument parser: subcommands that load their flags when asked for, one-line errors, types of values."""
+
+import argparse
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
+
+PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
+
+
+class Parser(argparse.ArgumentParser):
+    """`module` names the module of a command: its `add_flags(parser)` runs when the command is parsed, so that a start
+    imports no other command. After parsing, its `check(parser, options)`, if it has one, refuses contradictions.
+
+    A flag whose value may be left out may stand alone before a file's name, and a value may begin with a minus sign and
+    a digit. An error is one line, without the usage."""
+
+    module: str | None = None
+
+    def load(self) -> "Parser":
+        """Add the flags of the command."""
+        if self.module is not None:
+            command, self.module = import_module(self.module), None
+            command.add_flags(self)
+            self.run = getattr(command, "run", None)
+            if check := getattr(command, "check", None):
+                self.check = partial(check, self)
+        return self
+
+    check: Callable[[argparse.Namespace], None] | None = None
+    run: Callable[[argparse.Namespace], int] | None = None
+
+    def parse_known_args(self, args: list[str] | None = None, namespace: Any = None) -> Any:
+        self.load()
+        given = sys.argv[1:] if args is None else list(args)
+        filled: list[str] = []
+        for argument in given:
+            action = self._option_string_actions.get(filled[-1]) if filled else None
+            nargs = action.nargs if action is not None else 0
+            if nargs == "?" and not _is_value(action, argument):
+                filled.append(str(action.const))
+            elif nargs is None and re.match(r"-\d", argument):
+                argument = f"{filled.pop()}={argument}"
+            filled.append(argument)
+        self._refuse_unknown(filled)
+        options, rest = super().parse_known_args(filled, namespace)
+        if not rest and self.check is not None:
+            self.check(options)
+        if self.run is not None:
+            options.parser = self
+        return options, rest
+
+    def _refuse_unknown(self, arguments: list[str]) -> None:
+        """Name an unknown flag or command, and the nearest one, before argparse asks for what is missing."""
+        for argument in arguments:
+            if self._subparsers is not None and not argument.startswith("-"):
+                names = self._subparsers._group_actions[0].choices
+                if argument not in names:
+                    self.error(
+                        f"unknown {self._subparsers._group_actions[0].dest} {argument!r}{_near(argument, names)}"
+                    )
+                return  # the rest is the command's
+            if argument == "--":
+                return
+            name, known = argument.split("=")[0], self._option_string_actions
+            if not name.startswith("-") or " " in name or re.match(r"-(\d|\.\d|$)", name):
+                continue
+            if not any(flag.startswith(name) for flag in known) and (name.startswith("--") or name[:2] not in known):
+                self.error(f"unknown flag {name}{_near(name, known)}")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.metavar in PATHS and "" in arg_strings:  # which would be the working directory
+            raise argparse.ArgumentError(action, "an empty name ('')")
+        return super()._get_values(action, arg_strings)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    import difflib  # only an error needs it
+
+    near = difflib.get_close_matches(name, known, 1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _is_value(action: argparse.Action, argument: str) -> bool:
+    """Return True if this is the value of an optional-value flag: True or False, or a number in place of a word."""
+    return argument in ("True", "False") if action.const is True else argument == action.const or argument.isdecimal()
+
+
+def add_commands(p: argparse.ArgumentParser, commands: Mapping[str, tuple[str, str]], dest: str) -> None:
+    """`commands`: the module below `multimodal.cli` and the help line of each."""
+    group = p.add_subparsers(dest=dest, required=True, metavar=dest.upper())
+    for name, (module, text) in commands.items():
+        group.add_parser(name, help=text).module = f"multimodal.cli.{module}"
+
+
+class Help(argparse.HelpFormatter):
+    """Wider than argparse's, each flag's value named once."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=42, width=min(120, shutil.get_terminal_size().columns - 2))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
+
+
+RawHelp = argparse.RawDescriptionHelpFormatter
+
+
+def count(text: str) -> int:
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return value
+
+
+def natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number of 0 or more")
+    return int(text)
+
+
+def number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number") from None
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number")
+    return value
+
+
+def boolean(text: str) -> bool:
+    """openai-whisper's convention."""
+    values = {"True": True, "False": False}
+    if text not in values:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected True or False")
+    return values[text]
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number") from None
+
+
+def limited(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """A type for values that fit; `expected` describes them."""
+
+    def read(text: str) -> Any:
+        if not fits(value := kind(text)):
+            raise argparse.ArgumentTypeError(f"{text}: expected {expected}")
+        return value
+
+    return read
+
+
+def or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """openai-whisper's convention: the word None is a value."""
+    return lambda text: None if text == "None" else kind(text)

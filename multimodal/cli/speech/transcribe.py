@@ -1,0 +1,335 @@
+"""`multimodal transcribe`: speech to text."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import found_files, output_file, output_folder, outputs_of
+from multimodal.cli.output import fail, printable
+from multimodal.cli.parser import Help, Parser, boolean, limited, or_none, whole
+from multimodal.cli.speech import flags as speech_flags
+from multimodal.cli.speech.flags import flag, switch
+from multimodal.errors import MultimodalError, UsageError
+from multimodal.system.files import path_of
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.system.outputs import opened_output, write_output
+from multimodal.system.signals import at_stop, unbroken
+from multimodal.tasks.transcribe.whisper.options import SpeechOptions
+from multimodal.tasks.transcribe.writers import FORMATS, Layout, write_transcript
+
+if TYPE_CHECKING:
+    from multimodal.weights.folder import Checkpoint
+
+# what the command does itself; every other value of the namespace is an option of multimodal.transcribe
+COMMAND_ONLY = {
+    "command", "audio", "model", "model_dir", "architecture", "output_dir", "output_format", "verbose", "fp16",
+    "temperature_increment_on_fallback", "threads", "highlight_words", "max_line_width", "max_line_count",
+    "max_words_per_line", "plot", "skip_existing", "overwrite", "stream", "rate", "decode_log",
+}  # fmt: skip
+LAYOUT = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
+NEED_WORDS = (*LAYOUT, "hallucination_silence_threshold", "plot")  # these turn word_timestamps on
+STREAMED = {
+    "command", "audio", "model", "model_dir", "architecture", "stream", "rate", "threads", "device",
+    "compute_type", "fp16", "output_format", "language", "task", "beam_size", "lm", "lm_weight", "lm_bonus",
+    "no_speech_threshold", "logprob_threshold", "confidence_threshold", "vad_threshold", "vad_min_silence_duration_ms",
+    "vad_max_speech_duration_s",
+}  # fmt: skip
+USAGE = "%(prog)s AUDIO [AUDIO ...] [flags]"
+DESCRIPTION = """Speech to text. Flags of openai-whisper have its names, values and defaults; a model may have other
+defaults of its own. A flag that the model cannot use is an error. BOOL is True or False; the flag alone means True.
+* turns --word_timestamps on."""
+STDIN = "stdin"  # the name of what comes through -
+PIECE = 1 << 20  # bytes of stdin held at once
+_Log = Callable[[str, Iterable[Mapping[str, Any]]], None]
+
+
+def add_flags(p: Parser) -> None:
+    p.description, p.usage, p.formatter_class = DESCRIPTION, USAGE, Help
+    _files(p.add_argument_group("input and output"))
+    speech_flags.speed(p.add_argument_group("speed"))
+    speech_flags.decoding(p.add_argument_group("decoding"))
+    speech_flags.checks(p.add_argument_group("fallback, silence and loops"))
+    speech_flags.times(p.add_argument_group("times and subtitles"))
+    speech_flags.voice(p.add_argument_group("voice activity (silero-vad) and channels"))
+    speech_flags.language(p.add_argument_group("language"))
+
+
+def check(p: Parser, options: Namespace) -> None:
+    """Refuse contradictory flags."""
+    given = vars(options)
+    if not options.audio and not given.get("stream"):
+        p.error("AUDIO: name a recording, or - for stdin")
+    if given.get("stream"):
+        _check_stream(p, given)
+    if "rate" in given and not given.get("stream"):
+        p.error("--rate: is for --stream (a file says its own)")
+    timed = [name for name in NEED_WORDS if name != "plot" and given.get(name)]
+    if timed and given.get("word_timestamps") is False:
+        p.error(f"--{timed[0]}: needs the words' times, and --word_timestamps is False")
+    if given.get("fp16") is False and given.get("compute_type", "float32") != "float32":
+        p.error(f"--fp16 False: contradicts --compute_type {options.compute_type}")
+    if given.get("output_dir") == "-":
+        if given.get("output_format") == "all":
+            p.error("--output_format all: stdout takes one format (--output_dir -)")
+        if given.get("plot"):
+            p.error("--plot: needs a folder (--output_dir -)")
+        if given.get("skip_existing"):
+            p.error("--skip_existing: needs a folder (--output_dir -)")
+
+
+def _check_stream(p: Parser, given: dict[str, Any]) -> None:
+    if files := [name for name in given["audio"] if name != "-"]:
+        p.error(f"--stream: reads samples from stdin, not a file ({files[0]})")
+    if others := [name for name in given if name not in STREAMED and given[name] is not None]:
+        p.error(f"--{others[0]}: is not for --stream")
+    if given.get("output_format", "txt") not in ("txt", "json"):
+        p.error(f"--output_format {given['output_format']}: --stream prints txt or json")
+
+
+def _files(g: Any) -> None:
+    g.add_argument("audio", nargs="*", metavar="AUDIO", help="files, folders, globs; - reads a recording from stdin")
+    flags.model(g, "asr-conformer-en")
+    flag(g, "--model_dir DIR", "folder searched for MODEL first, and cache of hub models")
+    flag(g, "--output_dir DIR", "output folder; - writes to stdout (default: .)", short="-o")
+    flag(g, "--output_format FORMAT", "txt, vtt, srt, tsv, json or all (default: all, on stdout txt)",
+          choices=["txt", "vtt", "srt", "tsv", "json", "all"], short="-f")  # fmt: skip
+    flag(g, "--verbose True|False|None",
+          "True: print the text as it comes; False: a progress bar; None: neither (default: True)",
+          or_none(boolean))  # fmt: skip
+    switch(g, "--skip_existing", "skip files whose outputs all exist")
+    switch(g, "--overwrite", "replace outputs that multimodal did not write or that were changed since; never an input")
+    switch(g, "--plot", "also draw NAME.png: spectrogram, words, skipped spans and their reasons *")
+    flag(g, "--decode_log FILE", "JSON lines: the attempts at each window, with their scores")
+    add_option_flags(g, SpeechOptions, ["on_truncated"])
+    switch(g, "--stream", "live: 16-bit little-endian mono samples from stdin, lines (txt or json) as they come")
+    flag(g, "--rate HZ", "samples per second of --stream (default: 16000)", _rate)
+
+
+def _rate(text: str) -> int:
+    from multimodal.tokens.audio.tracks import RATES  # slow: not for --help
+
+    return limited(whole, lambda value: RATES[0] <= value <= RATES[1], f"{RATES[0]:,} to {RATES[1]:,}")(text)
+
+
+def run(options: Namespace) -> int:
+    from multimodal.tasks.transcribe.transcribe import transcribe_many
+
+    given = vars(options)
+    # oneDNN keeps a kernel for each new length of a window, 1,024 by default: over 100 MB in a long recording
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    if given.get("stream"):
+        from multimodal.cli.speech.stream import stream
+
+        checkpoint = _checkpoint(given)
+        return stream(given, checkpoint, api_options(given, checkpoint))
+    from multimodal.cli.speech.transcript_output import TranscriptOutput
+    from multimodal.tokens.audio.reading import find_audio
+
+    with ExitStack() as stack:
+        piped = ""
+        if "-" in options.audio:
+            with unbroken():  # a stop finds no copy of stdin, or one that it can remove
+                piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-"))
+                stack.enter_context(at_stop(partial(shutil.rmtree, piped, ignore_errors=True)))
+        files, code = found_files(options.audio, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
+        names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
+        outputs = _outputs(given, names)
+        names, refused = _claimed(options, outputs, names)
+        code = code or refused
+        if not names:
+            return code
+        log = stack.enter_context(_log(Path(given["decode_log"]))) if "decode_log" in given else None
+        checkpoint = _checkpoint(given)
+        chosen = api_options(given, checkpoint)
+        _warn_of_no_effect(chosen, checkpoint)
+        shown = stack.enter_context(TranscriptOutput(given, names))
+        told = {"on_progress": shown.progress, "on_segments": shown.segments, "in_order": outputs.folder is None}
+        for file, result in transcribe_many(list(names), checkpoint, **told, **chosen):
+            shown.writing(file)
+            code = max(code, shown.attempt(partial(_finish, file, names[file], result, outputs, log)))
+            shown.ended(file)
+            if isinstance(result, dict):
+                shown.done(file, result)
+        return max(code, shown.code)
+
+
+def _finish(
+    file: Path, name: str, result: dict[str, Any] | MultimodalError, outputs: "_Outputs", log: _Log | None
+) -> None:
+    """Raises `result` where it is an error, and OSError where an output cannot be written."""
+    if isinstance(result, MultimodalError):
+        raise result
+    entries = result.pop("log", ())
+    outputs.write(file, name, result)
+    if log is not None:
+        log(name, entries)
+
+
+def _stdin(folder: Path) -> Path:
+    """Write stdin to a file in `folder`."""
+    source = getattr(sys.stdin, "buffer", None)
+    if source is None or source.closed:
+        raise UsageError("-: stdin is closed")
+    if source.isatty():
+        raise UsageError("-: stdin is a terminal (pipe a recording into it)")
+    path = folder / STDIN
+    if path.exists():  # - stands twice on the command line
+        return path
+    with path.open("wb") as file:
+        shutil.copyfileobj(source, file, PIECE)
+    if not path.stat().st_size:
+        raise UsageError("-: stdin holds nothing (0 bytes)")
+    return path
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """`folder` None: stdout."""
+
+    folder: Path | None
+    which: str
+    layout: Layout
+    plot: bool
+    audio_track: int | None = None
+
+    def paths(self, file: Path) -> list[Path]:
+        names = [*(FORMATS if self.which == "all" else [self.which]), *(["png"] if self.plot else [])]
+        return [self.folder / f"{file.stem}.{name}" for name in names]
+
+    def write(self, file: Path, name: str, result: dict[str, Any]) -> None:
+        if self.folder is None:
+            text = FORMATS[self.which](result, self.layout)
+            sys.stdout.buffer.write(f"{text}\n".encode() if self.which == "json" else text.encode())
+            sys.stdout.flush()
+            return
+        write_transcript(result, file, self.folder, self.which, self.layout)
+        if self.plot:
+            from multimodal.tasks.transcribe.plot import plot_transcript
+
+            write_output(self.folder / f"{file.stem}.png", plot_transcript(result, file, name, self.audio_track))
+
+
+def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
+    """Check options before any audio is read. Raises UsageError."""
+    layout = Layout(**{name: given[name] for name in LAYOUT if given.get(name)})
+    if layout.max_line_count and not layout.max_line_width:
+        warnings.warn("--max_line_count: has no effect without --max_line_width", stacklevel=1)
+    if layout.max_words_per_line and layout.max_line_count and layout.max_line_width:
+        warnings.warn("--max_words_per_line: has no effect with a line's width and count", stacklevel=1)
+    target = given.get("output_dir", ".")
+    which = given.get("output_format", "txt" if target == "-" else "all")
+    if target == "-":
+        if getattr(sys.stdout, "buffer", None) is None:
+            raise UsageError("--output_dir -: stdout is closed")
+        if len(files) > 1 and which not in ("txt", "json"):
+            raise UsageError(f"--output_format {which}: stdout takes one recording so, not {len(files)}")
+        return _Outputs(None, which, layout, False)
+    if same := next((stem for stem, count in Counter(file.stem for file in files).items() if count > 1), None):
+        both = " and ".join(str(file) for file in [file for file in files if file.stem == same][:2])
+        raise UsageError(f"{target}: {both} would both be written as {same}.*")
+    if not target:
+        raise UsageError("--output_dir: an empty name ('')")
+    folder = output_folder(Path(target), "--output_dir")
+    return _Outputs(folder, which, layout, bool(given.get("plot")), given.get("audio_track"))
+
+
+def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -> tuple[dict[Path, str], int]:
+    """Files to transcribe: all but those whose outputs are there, or may not be written. Before any work."""
+    places, kept, code = outputs_of(options, names, but=("audio",)), dict[Path, str](), 0
+    if log := getattr(options, "decode_log", None):
+        if not os.path.isdir(os.path.dirname(log) or "."):
+            raise UsageError(f"--decode_log {log}: cannot be written (no such folder)")
+        output_file(log, "--decode_log", (), places)
+    for file, name in names.items():
+        paths = outputs.paths(file) if outputs.folder is not None else []
+        try:
+            path_of(file, UsageError, "audio")
+            there = [places.spare(path) is not None and path.exists() for path in paths]
+            if getattr(options, "skip_existing", False) and all(there):
+                print(f"multimodal: skipped {printable(name)}: {printable(paths[0].name)} is there", file=sys.stderr)
+                continue
+            for path in paths:
+                places.claim(path)
+            kept[file] = name
+        except UsageError as error:
+            code = fail(error)
+    return kept, code
+
+
+@contextmanager
+def _log(path: Path) -> Iterator[_Log]:
+    """Also of a run that was stopped."""
+    with opened_output(path, "place") as file:
+
+        def add(name: str, entries: Iterable[Mapping[str, Any]]) -> None:
+            lines = [json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries]
+            try:
+                file.write("".join(lines).encode(errors="backslashreplace"))
+                file.flush()
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from None
+
+        yield add
+
+
+def _checkpoint(given: Mapping[str, Any]) -> "Checkpoint":
+    from multimodal.weights.load import load
+
+    name = given["model"]
+    if folder := given.get("model_dir"):
+        os.environ["HF_HUB_CACHE"] = folder  # read when huggingface_hub is first imported, which only a download does
+        if os.path.exists(inside := os.path.join(folder, name)):
+            name = inside
+    return load(name, given["architecture"])
+
+
+def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str, Any]:
+    """Options of `multimodal.transcribe`: what was given, and this command's own defaults."""
+    import torch
+
+    chosen = {name: value for name, value in given.items() if name not in COMMAND_ONLY}
+    whisper, card = checkpoint.kind == "speech_to_text", checkpoint.card.get("transcribe")
+    if whisper:  # openai-whisper's command has other defaults than its function
+        own = card if isinstance(card, Mapping) else {}
+        chosen = {name: 5 for name in ("beam_size", "best_of") if name not in own} | chosen
+    if "temperature" in given or "temperature_increment_on_fallback" in given:
+        step = given.get("temperature_increment_on_fallback", 0.2 if whisper else None)
+        chosen["temperature"] = _temperatures(given.get("temperature", 0.0), step)
+    if given.get("fp16") is False:
+        chosen["compute_type"] = "float32"
+    if any(given.get(name) for name in NEED_WORDS):
+        chosen.setdefault("word_timestamps", True)
+    if "decode_log" in given:
+        chosen["decode_log"] = True
+    if torch.cuda.is_available():
+        chosen.setdefault("device", "cuda")
+    return chosen
+
+
+def _warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: "Checkpoint") -> None:
+    from multimodal.tasks.transcribe.whisper.options import options_for
+
+    options = {name: value for name, value in chosen.items() if name != "batch_size"}
+    if (idle := [name for name in chosen if name.startswith("vad_") and name != "vad_filter"]) and not options_for(
+        checkpoint, options
+    ).vad_filter:
+        warnings.warn(f"--{idle[0]}: has no effect without --vad_filter", stacklevel=1)
+
+
+def _temperatures(first: float, step: float | None) -> list[float]:
+    """`first`, and steps up to 1."""
+    if step is None:
+        return [first]
+    return [first, *(round(first + i * step, 6) for i in range(1, int((1 - first + 1e-6) / step) + 1))]

@@ -1,0 +1,48 @@
+"""`multimodal fill-mask`: guess the masked words of a text."""
+
+from argparse import Namespace
+
+from multimodal.cli import flags
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser, RawHelp, count
+from multimodal.errors import TextError
+
+EXAMPLES = """examples:
+  multimodal fill-mask "the capital of France is [MASK]." --model hf-hub:distilbert/distilbert-base-uncased
+"""
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog, p.formatter_class = "%(prog)s TEXT [TEXT ...] --model MODEL [flags]", EXAMPLES, RawHelp
+    p.add_argument("texts", nargs="+", metavar="TEXT", help="with the mask as the model's vocabulary writes it: "
+                   "[MASK], <mask>")  # fmt: skip
+    p.add_argument("--top_k", type=count, default=5, metavar="K", help="guesses a mask (default: 5)")
+    p.add_argument("--format", choices=["table", "json"], default="table")
+    g = p.add_argument_group("model and machine")
+    flags.model(g, None)
+    flags.machine(g, None)
+
+
+def run(options: Namespace) -> int:
+    from multimodal.inference.prepare import prepare_for_inference
+    from multimodal.tasks.text.fill_mask import fill_mask, masked_model
+    from multimodal.weights.load import load
+
+    checkpoint = masked_model(load(options.model, options.architecture))
+    checkpoint = prepare_for_inference(checkpoint, options.compute_type, options.device)
+    results, code = [], 0
+    for text in options.texts:
+        try:
+            results += fill_mask([text], checkpoint, options.top_k)
+        except TextError as error:
+            code = fail(error)
+    if options.format == "json":
+        print_json(results)
+        return code
+    for result in results:
+        print(printable(result["filled"]))
+        for number, guesses in enumerate(result["masks"], 1):
+            for guess in guesses:
+                mask = f"{number}  " if len(result["masks"]) > 1 else ""
+                print(f"  {mask}{guess['probability']:.4f}  {printable(guess['token'].strip())}")
+    return code

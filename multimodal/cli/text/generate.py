@@ -1,0 +1,219 @@
+"""`multimodal generate`: continue a text, or answer it, with a language model checkpoint."""
+
+import argparse
+import sys
+import warnings
+from argparse import Namespace
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import text_lines
+from multimodal.cli.output import Progress, fail, print_json, printable
+from multimodal.cli.parser import Parser, RawHelp, boolean, count
+from multimodal.errors import TextError, UsageError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.text.options import GenerateOptions, options_for
+
+if TYPE_CHECKING:
+    from multimodal.tasks.text.choices import Choice
+    from multimodal.tasks.text.examples import Demonstration
+    from multimodal.tasks.text.generate import Continuation, TextWriter
+
+EXAMPLES = """examples:
+  multimodal generate --model stories260K --prompt "" --temperature 0
+  multimodal generate "Once upon a time" -m gpt2/ --top_p 0.9 --num_return 3 --seed 1
+  multimodal generate --file prompts.txt -m t5-small/ --beam_size 4 --format json
+  multimodal generate "a dull film" -m gpt2/ --examples films.tsv --choices good bad
+An example stands before the prompt as "Input: …", a line "Output: …" and an empty line, and the prompt as "Input: …"
+and a line "Output:"; the answer then ends at an empty line.
+"""
+# what --choices has no part for
+SEARCH = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram",
+          "beam_size", "num_return", "seed", "stop")  # fmt: skip
+
+
+def add_flags(p: Parser) -> None:
+    p.usage = "%(prog)s (TEXT [TEXT ...] | --prompt TEXT | --file FILE) --model MODEL [flags]"
+    p.epilog, p.formatter_class = EXAMPLES, RawHelp
+    p.add_argument("texts", nargs="*", metavar="TEXT", help="prompts, or - for the lines of stdin")
+    p.add_argument("--prompt", metavar="TEXT", help="the same for one; it may be empty")
+    p.add_argument("--file", metavar="FILE", help="one prompt per line (UTF-8; - for stdin)")
+    p.add_argument("--examples", metavar="FILE", help='.jsonl with "input" and "output", or .tsv of two columns: pairs '
+                   "that stand before each prompt, the first ones where not all fit")  # fmt: skip
+    p.add_argument("--choices", nargs="+", metavar="TEXT", help="the answer is the one of these with the highest "
+                   "score, its log-probability / tokens^length_penalty")  # fmt: skip
+    p.add_argument("--format", choices=["text", "json"], default="text", help="text: the continuations alone; of "
+                   "several one a line, with line breaks as \\n")  # fmt: skip
+    p.add_argument("--stream", type=boolean, nargs="?", const=True, metavar="BOOL", help="print tokens as they come "
+                   "(default: for one text on a terminal)")  # fmt: skip
+    _decoding(p.add_argument_group("text"))
+    g = p.add_argument_group("model and machine")
+    flags.model(g, None)
+    g.add_argument("--batch_size", type=count, default=8, metavar="N", help="prompts per batch (default: 8)")
+    flags.machine(g, None, integers=True)
+
+
+def _decoding(g: argparse._ArgumentGroup) -> None:
+    add_option_flags(g, GenerateOptions, [f.name for f in fields(GenerateOptions) if f.name != "stop"])
+    g.add_argument(
+        "--stop", nargs="+", metavar="TEXT", default=argparse.SUPPRESS, help="end a text before any of these"
+    )
+
+
+def check(p: Parser, options: Namespace) -> None:
+    """Refuse contradictory flags."""
+    if sum([bool(options.texts), options.prompt is not None, options.file is not None]) != 1:
+        p.error("give one of TEXT, --prompt and --file")
+    if "-" in options.texts and len(options.texts) > 1:
+        p.error("-: stands alone, for the lines of stdin")
+    if options.choices and (given := [name for name in SEARCH if name in options]):
+        p.error(f"--{given[0]}: has no part in a choice of --choices")
+    several = len(options.texts) > 1 or options.texts == ["-"] or options.file is not None
+    if options.stream and (several or options.choices or options.format == "json"):
+        p.error("--stream: is for the text of one prompt (not for several, --choices or --format json)")
+
+
+def run(options: Namespace) -> int:
+    from multimodal.tasks.text import choices as generate_choices
+    from multimodal.tasks.text.examples import STOP, read_examples
+    from multimodal.tasks.text.generate import TextWriter, prepared
+    from multimodal.weights.load import load
+
+    chosen = {name: value for name, value in vars(options).items() if name in GenerateOptions.__dataclass_fields__}
+    examples = read_examples(options.examples, "--examples") if options.examples is not None else []
+    if examples:
+        chosen.setdefault("stop", [STOP])
+    settings, choices = options_for(chosen), generate_choices.checked(options.choices) if options.choices else None
+    if "seed" in chosen and not settings.temperature:
+        warnings.warn("--seed: has no effect without drawing (--temperature, --top_k, --top_p, --min_p)", stacklevel=1)
+    lines = (
+        [("prompt", options.prompt)] if options.prompt is not None else list(text_lines(options.texts, options.file))
+    )
+    if not lines:
+        raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
+    checkpoint = prepared(load(options.model, options.architecture), options.compute_type, options.device)
+    write = TextWriter(checkpoint, settings)
+    asked = _Asked(write, examples, lone=len(lines) == 1)
+    if choices:
+        return _choices(options, asked, lines, choices)
+    if _streams(options, settings, len(lines)):
+        return _stream(asked, *lines[0])
+    return _texts(options, asked, lines)
+
+
+def _streams(options: Namespace, settings: GenerateOptions, lines: int) -> bool:
+    if options.stream is not None:
+        return options.stream
+    alone = lines == 1 and settings.beam_size == 1 and settings.num_return == 1
+    return alone and options.format == "text" and sys.stdout.isatty()
+
+
+class _Asked:
+    """Prompt of a line."""
+
+    def __init__(self, write: "TextWriter", examples: "list[Demonstration]", lone: bool):
+        self.write, self.examples, self.lone = write, examples, lone
+
+    def text(self, name: str, line: str | bytes) -> str:
+        """The prompt with its examples. Raises TextError."""
+        if isinstance(line, bytes):
+            raise TextError(f"{name}: is not UTF-8 text")
+        if not self.examples:
+            return line
+        from multimodal.tasks.text.examples import with_examples
+
+        text, left = with_examples(line, self.examples, self.write.fits)
+        if left:
+            context = self.write.context
+            warnings.warn(f"{self.name(name)}: {left} of {len(self.examples)} examples are left out, as the context of "
+                          f"{context} tokens has no room for them", stacklevel=3)  # fmt: skip
+        return text
+
+    def name(self, name: str) -> str:
+        return "prompt" if self.lone else name
+
+
+def _stream(asked: _Asked, name: str, line: str | bytes) -> int:
+    for part in asked.write.stream(asked.text(name, line)):
+        print(_plain(part), end="", flush=True)
+    print()
+    return 0
+
+
+def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes]]) -> int:
+    from multimodal.tasks.encode.attempts import item_error
+
+    code, records, shown = 0, [], Progress("prompts")
+    for first in range(0, len(lines), options.batch_size):
+        part, rows = lines[first : first + options.batch_size], []
+        for name, line in part:
+            try:
+                rows.append(asked.write.ids(asked.text(name, line), asked.name(name)))
+            except TextError as error:
+                code, _ = fail(error), rows.append(None)
+        found = iter(_continued(asked.write, [row for row in rows if row is not None]))
+        for (name, line), row in zip(part, rows, strict=True):
+            made = [] if row is None else next(found)
+            if isinstance(made, Exception):
+                code, made = fail(item_error(made, asked.name(name), TextError)), []
+            records.append(_record(line, row, made))
+            if options.format == "text":
+                _print(made, len(lines) == 1)
+        shown(first + len(part), len(lines))
+    shown.clear()
+    if options.format == "json":
+        print_json(records)
+    return code
+
+
+def _continued(write: "TextWriter", rows: list[list[int]]) -> "list[list[Continuation] | Exception]":
+    from multimodal.tasks.encode.attempts import in_parts
+
+    return in_parts(lambda part: write(rows[part]), len(rows))
+
+
+def _print(made: "list[Continuation]", lone: bool) -> None:
+    """A line a text, and an empty one for a prompt that is broken; one text alone as it is."""
+    if lone and len(made) == 1:
+        print(_plain(made[0].text))
+    else:
+        texts = [printable(one.text) for one in made] or [""] * (not lone)
+        print("".join(f"{text}\n" for text in texts), end="", flush=True)
+
+
+def _record(line: str | bytes, row: list[int] | None, made: "list[Continuation]") -> dict[str, Any]:
+    prompt = line.decode(errors="replace") if isinstance(line, bytes) else line
+    told = {"prompt": prompt, "prompt_tokens": None if row is None else len(row)}
+    return told | {"texts": [{**one._asdict(), **_rounded(one)} for one in made]}
+
+
+def _choices(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes]], choices: list[str]) -> int:
+    from multimodal.tasks.text.choices import scored
+
+    code, records, shown = 0, [], Progress("prompts")
+    for done, (name, line) in enumerate(lines, 1):
+        try:
+            found = scored(asked.write, asked.text(name, line), choices, asked.name(name))
+        except TextError as error:
+            code, found = fail(error), []
+        prompt = line.decode(errors="replace") if isinstance(line, bytes) else line
+        records.append({"prompt": prompt, "choices": [{**one._asdict(), **_rounded(one)} for one in found]})
+        if options.format == "text":
+            told = f"{printable(found[0].text)}\t{found[0].score:.4f}\n" if found else "\n" * (len(lines) > 1)
+            print(told, end="", flush=True)
+        shown(done, len(lines))
+    shown.clear()
+    if options.format == "json":
+        print_json(records)
+    return code
+
+
+def _rounded(one: "Continuation | Choice") -> dict[str, float]:
+    """Six digits, which is what float32 has."""
+    return {name: float(f"{getattr(one, name):.6g}") for name in ("score", "logprob")}
+
+
+def _plain(text: str) -> str:
+    """Line breaks and tabs as they are; what else would steer a terminal as escapes."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)

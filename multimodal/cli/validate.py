@@ -1,0 +1,45 @@
+"""`multimodal validate`: decode every item of training data and list what is broken."""
+
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from multimodal.cli import flags
+from multimodal.cli.files import trust
+from multimodal.cli.output import Progress, print_json, printable
+from multimodal.cli.parser import Parser, count
+
+
+def add_flags(p: Parser) -> None:
+    p.add_argument("data", nargs="+", metavar="DATA",
+                   help="folder with a folder a class, WebDataset tars (also URLs), .csv, .tsv or .jsonl")  # fmt: skip
+    p.add_argument("--kind", choices=["auto", "image", "audio"], default="auto", help="auto: by the file's ending")
+    p.add_argument("--workers", type=count, help="processes (default: one a core, at most 8)")
+    p.add_argument("--format", choices=["table", "json"], default="table")
+    p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
+    flags.lists(p)
+    for name in ("path", "text", "label"):
+        p.add_argument(
+            f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: usual names)"
+        )
+
+
+def run(options: Namespace) -> int:
+    from multimodal.data.datasets.class_names import class_names
+    from multimodal.data.sources import ListColumns, open_source
+    from multimodal.data.validate import summary, validate
+
+    columns = ListColumns(options.path_column, options.text_column, options.label_column)
+    workers = options.workers or min(8, len(os.sched_getaffinity(0)))
+    reports = []
+    for data in options.data:
+        labels = class_names([Path(options.classes)] if options.classes else [], [data])
+        shown, source = Progress(data), open_source(data, columns=columns, trust=trust(options))
+        reports.append((data, validate(source, options.kind, workers, labels, shown)))
+        shown.clear()
+    if options.format == "json":
+        print_json([report.to_dict(data) for data, report in reports])
+    else:
+        for line in (line for data, report in reports for line in summary(data, report)):
+            print(printable(line))
+    return int(any(report.broken for _, report in reports))

@@ -1,0 +1,220 @@
+"""`multimodal caption`: describe images with a captioner checkpoint."""
+
+import argparse
+import os
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Set
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import output_folder, outputs_of
+from multimodal.cli.output import fail, printable
+from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place, say
+from multimodal.errors import ImageError, UsageError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.system.outputs import Outputs, write_output
+from multimodal.tasks.caption.options import CaptionOptions
+
+if TYPE_CHECKING:
+    from multimodal.tasks.caption.caption import CaptionWriter
+
+EXAMPLES = """examples:
+  multimodal caption photo.jpg --model captioner --beam_size 4
+  multimodal caption photos/ --model captioner -o photos.csv                # call it again to go on after a stop
+  multimodal caption photos/ --model captioner --format txt-per-image       # photos/a.txt beside photos/a.jpg
+  multimodal caption photo.jpg --model captioner --top_p 0.9 --num_captions 5 --seed 1
+"""
+STYLES = ("table", "csv", "jsonl", "json", "txt-per-image")
+BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog, p.formatter_class = "%(prog)s IMAGE [IMAGE ...] [flags]", EXAMPLES, RawHelp
+    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
+    _output(p.add_argument_group("results"))
+    decoding(p.add_argument_group("captions (the model's card may set other defaults)"))
+    g = p.add_argument_group("model and machine")
+    flags.image_model(g, None)
+    flags.machine(g, 16, integers=True)
+
+
+def _output(g: argparse._ArgumentGroup) -> None:
+    g.add_argument("--format", choices=STYLES, help="default: table, or by the ending of --output (.csv, .jsonl); "
+                   "txt-per-image: NAME.txt with a caption a line, beside the image or in the folder "
+                   "--output")  # fmt: skip
+    g.add_argument("--output", "-o", metavar="FILE|FOLDER", help="append the captions of each image to a .csv or "
+                   ".jsonl file; rerun to resume: finished images are skipped. FILE.settings.json records the "
+                   "settings")  # fmt: skip
+    g.add_argument("--overwrite", action="store_true", help="overwrite --output and existing texts")
+    g.add_argument("--regions", metavar="DIR", help="also draw NAME.regions.png: attention for each word of the "
+                   "caption")  # fmt: skip
+
+
+def decoding(g: argparse._ArgumentGroup) -> None:
+    add_option_flags(g, CaptionOptions, [f.name for f in fields(CaptionOptions)])
+
+
+def check(p: Parser, options: Namespace) -> None:
+    """Refuse contradictory flags."""
+    if options.output is None:
+        options.format = options.format or "table"
+    elif options.format is None:
+        options.format = BY_SUFFIX.get(Path(options.output).suffix.lower())
+    if options.output is not None and options.format not in ("csv", "jsonl", "txt-per-image"):
+        p.error(f"--output {options.output}: results are appended to csv or jsonl, or written as txt-per-image "
+                f"(--format {options.format or 'csv'})")  # fmt: skip
+    if options.overwrite and options.output is None and options.format != "txt-per-image":
+        p.error("--overwrite: names no file (--output)")
+
+
+def run(options: Namespace) -> int:
+    from multimodal.tasks.caption.caption import CaptionWriter, prepared
+    from multimodal.tasks.encode.features import model_digest
+    from multimodal.weights.load import load
+
+    files, code = found(options.images)
+    if not files:
+        return code
+    outputs = outputs_of(options, files, but=("images",))
+    if options.format != "txt-per-image":
+        results_place(options, outputs)
+    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    chosen = {name: value for name, value in vars(options).items() if name in CaptionOptions.__dataclass_fields__}
+    appended = options.output is not None and options.format != "txt-per-image"
+    digest = model_digest(checkpoint) if appended else ""
+    write = CaptionWriter(*prepared(checkpoint, options.compute_type, options.device, chosen))
+    del checkpoint  # frees its memory
+    if "seed" in chosen and not write.options.temperature:
+        warnings.warn("--seed: has no effect without drawing (--temperature, --top_p, --top_k)", stacklevel=1)
+    regions = None
+    if options.regions is not None:
+        from multimodal.tasks.caption.regions import RegionPlots
+
+        places, clashes = places_of(files, options.images, options.regions, ".regions.png", outputs)
+        for folder in {place.parent for place in places.values()}:
+            output_folder(folder, "--regions")
+        regions, files, code = RegionPlots(write, places), list(places), code or clashes
+    work = _CaptionRun(options, write, regions)
+    if options.format == "txt-per-image":
+        return _texts(options, work, files, outputs) or code
+    if options.output is None:
+        printed = ImageOutput(options.format, _columns(write.options.num_captions > 1), _rows, _table)
+        failed = work(files, printed.add)
+        printed.end()
+        return failed or code
+    return _appended(options, work, files, digest) or code
+
+
+class _CaptionRun:
+    """Captions of images, as soon as they are known. An image that cannot be read is one line."""
+
+    def __init__(self, options: Namespace, write: "CaptionWriter", regions: Any):
+        self.options, self.write, self.regions = options, write, regions
+
+    def drawn(self, file: str) -> bool:
+        """Return True if its word regions exist or are not requested."""
+        return self.regions is None or self.regions.paths[file].exists()
+
+    def __call__(self, files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
+        """Images that are `there` go along with their batch, and no more."""
+        from multimodal.tasks.caption.caption import generate
+
+        code, cut = 0, 0
+        with ImageProgress(len(files), self.options.output is not None) as bar:
+            for file, one in generate(files, self.write, self.options.batch_size, self.options.workers):
+                bar.step()
+                if isinstance(one, ImageError):
+                    code = bar.failed(one)
+                    continue
+                if file in there:
+                    continue
+                record = _shown(self.write.record(file, one.captions))
+                if self.regions is not None and bar.attempt(file, partial(self.regions.draw, file, one)):
+                    code = 1
+                    continue
+                add(record)
+                cut += not record["finished"]
+        if cut:
+            say(f"captions cut at {self.write.limit} tokens, which are flagged as not finished: {cut}")
+        return code
+
+
+def _appended(options: Namespace, run: _CaptionRun, files: list[str], digest: str) -> int:
+    """To a file that a second call goes on with."""
+    settings = {
+        "command": "caption", "model": digest, "preprocessing": run.write.checkpoint.preprocessing.to_dict(),
+        **asdict(run.write.options), **({} if run.write.options.temperature else {"seed": 0}),  # only draws see it
+        "compute_type": options.compute_type, "device": str(run.write.device),
+    }  # fmt: skip
+    columns = _columns(run.write.options.num_captions > 1)
+    return append_to(options, columns, settings, files, _rows, run, run.drawn)
+
+
+def _texts(options: Namespace, run: _CaptionRun, files: list[str], outputs: Outputs) -> int:
+    """A text file an image, whole or not at all. One that is there stays, whoever wrote it, without `--overwrite`."""
+    places, code = places_of(files, options.images, options.output, ".txt", outputs)
+    there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
+    if there:
+        say(f"{len(there)} of {len(files)} images have their .txt already (--overwrite rewrites them)")
+    for folder in {place.parent for file, place in places.items() if file not in there}:
+        output_folder(folder, "--output")
+
+    def put(record: dict[str, Any]) -> None:
+        lines = [" ".join(one["caption"].split()) for one in record.get("captions", [record])]
+        write_output(places[record["file"]], ("\n".join(lines) + "\n").encode())
+
+    return run([file for file in places if file not in there], put) or code
+
+
+def places_of(
+    files: list[str], arguments: list[str], folder: str | None, ending: str, outputs: Outputs
+) -> tuple[dict[str, Path], int]:
+    """Output path of each image: NAME and `ending` beside it, or in `folder`, where the folders
+    inside an argument are made again. Of images that would share a place the first has it, and the others are
+    reported, as is one whose place is an input."""
+    places: dict[str, Path] = {}
+    owners: dict[Path, str] = {}
+    code = 0
+    roots = [argument for argument in arguments if os.path.isdir(argument)]
+    for file in files:
+        name = Path(file).with_suffix(ending)
+        if folder is not None:
+            root = next((one for one in roots if Path(file).is_relative_to(one)), None)
+            name = Path(folder, name.name if root is None else name.relative_to(root))
+        if owners.setdefault(name, file) != file:
+            code = fail(f"{file}: would be written to {name}, as {owners[name]}")
+            continue
+        try:
+            outputs.spare(name)
+            places[file] = name
+        except UsageError as error:
+            code = fail(error)
+    return places, code
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    """Six digits, which is what float32 has."""
+    rounded = {name: float(f"{record[name]:.6g}") for name in ("score", "logprob")}
+    inner = {"captions": [_shown(one) for one in record["captions"]]} if "captions" in record else {}
+    return {**record, **rounded, **inner}
+
+
+def _columns(several: bool) -> list[str]:
+    return [*COLUMNS, "count"] if several else COLUMNS
+
+
+def _rows(record: dict[str, Any]) -> Iterator[list]:
+    for one in record.get("captions", [record]):
+        yield [record["file"], *(one[name] for name in _columns("captions" in record)[1:])]
+
+
+def _table(record: dict[str, Any]) -> Iterator[str]:
+    for one in record.get("captions", [record]):
+        times = f"  ({one['count']} times)" if one.get("count", 1) > 1 else ""
+        yield f"{one['score']:8.4f}  {printable(one['caption'])}{'' if one['finished'] else ' …'}{times}"

@@ -1,0 +1,323 @@
+"""`multimodal classify`: score labels for images, zero-shot."""
+
+import argparse
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Set
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multimodal.cli import flags
+from multimodal.cli.files import output_file, outputs_of, read_lines, trust
+from multimodal.cli.output import Progress, fail, printable
+from multimodal.cli.parser import Parser, RawHelp, count, number
+from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place
+from multimodal.errors import ImageError, UsageError
+from multimodal.system.outputs import Outputs, write_output
+
+if TYPE_CHECKING:
+    from multimodal.tasks.classify.classifier import ZeroShotClassifier
+    from multimodal.weights.folder import Checkpoint
+
+USAGE = "%(prog)s IMAGE [IMAGE ...] --labels LABEL [LABEL ...] [flags]"
+EXAMPLES = """examples:
+  multimodal classify photo.jpg --labels "a dog" "a cat"
+  multimodal classify photos/ --labels_file names.txt -o photos.csv          # call it again to go on after a stop
+  multimodal classify --labels_file names.txt --calibrate labelled/ --threshold 0.5 --save_classifier pets.safetensors
+  multimodal classify photos/ --classifier pets.safetensors -o photos.csv
+"""
+STYLES = ("table", "csv", "json", "jsonl")
+BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+LABELS = ("labels", "labels_file", "classifier")
+HEADER = ["file", "label", "score"]
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog, p.formatter_class = USAGE, EXAMPLES, RawHelp
+    p.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders or globs")
+    _labels(p.add_argument_group("labels"))
+    _output(p.add_argument_group("results"))
+    _scores(p.add_argument_group("scores"))
+    g = p.add_argument_group("model and machine")
+    flags.image_model(g, "clip-vit-16")
+    flags.machine(g, 32)
+    flags.native(g)
+
+
+def _labels(g: argparse._ArgumentGroup) -> None:
+    g.add_argument("--labels", nargs="+", metavar="LABEL", help="labels; one value with commas is split")
+    g.add_argument("--labels_file", metavar="FILE", help="labels, one per line; or .json: a list of labels, or an "
+                   "object that maps each label to a list of prompts")  # fmt: skip
+    g.add_argument("--templates", metavar="SET", help="clip80, clip7, none, or a file of prompts with {} for the "
+                   "label, one per line or a .json list (default: the model's own)")  # fmt: skip
+    g.add_argument("--classifier", metavar="FILE", help="labels, vectors, calibration and threshold from a file that "
+                   "--save_classifier wrote with the same model")  # fmt: skip
+    g.add_argument("--save_classifier", metavar="FILE", help="write the classifier as .safetensors")
+
+
+def _output(g: argparse._ArgumentGroup) -> None:
+    g.add_argument("--format", choices=STYLES, help="default: table, or by the ending of --output (.csv, .jsonl)")
+    g.add_argument("--output", "-o", metavar="FILE", help="append the results of each image to a .csv or .jsonl file; "
+                   "rerun to resume: finished images are skipped. FILE.settings.json records the settings")  # fmt: skip
+    g.add_argument("--overwrite", action="store_true", help="overwrite --output and --save_classifier, and "
+                   "images that multimodal did not draw or that changed since; never an input")  # fmt: skip
+    g.add_argument("--top", type=count, metavar="N", help="labels per image (default: 5 in the table, else all)")
+    g.add_argument("--heatmap", metavar="DIR", help="draw heat maps of the best labels of each image as JPEG files "
+                   "in DIR")  # fmt: skip
+    g.add_argument("--heatmap_top", type=count, metavar="N", help="labels drawn per image (default: 3)")
+
+
+def _scores(g: argparse._ArgumentGroup) -> None:
+    g.add_argument("--scores", choices=["softmax", "sigmoid", "cosine"], help="default: as the model was trained, or "
+                   "as the classifier was calibrated")  # fmt: skip
+    g.add_argument("--threshold", type=number, metavar="T", help="the answer is 'none of these' where the best score "
+                   "is below T: table and csv then hold the labels at T or above, or a row with 'none of these' and no "
+                   "score; json and jsonl hold all scores, and the best label or null as 'answer'")  # fmt: skip
+    g.add_argument("--calibrate", metavar="DATA", help="fit the scores to images whose labels are known: a folder a "
+                   "label, tars or a list; its classes are the labels where none are given; other classes "
+                   "count as 'none of these'")  # fmt: skip
+    g.add_argument("--calibration", choices=["temperature", "platt", "platt-per-label"],
+                   help="temperature: softmax(logits / T), no order changes (default). platt: each label by itself, "
+                   "sigmoid(a logit + b), so that all may be low; platt-per-label: a and b for each")  # fmt: skip
+    g.add_argument("--classes", metavar="FILE", help="names of the classes of --calibrate (default: classes.jsonl "
+                   "beside DATA, else their ids)")  # fmt: skip
+    g.add_argument("--reliability", metavar="PNG", help="draw how often scores were right, before and after")
+    flags.lists(g)
+
+
+def check(p: Parser, options: Namespace) -> None:
+    """Refuse contradictory flags."""
+    given = [name for name in LABELS if getattr(options, name) is not None]
+    if len(given) > 1 or (not given and options.calibrate is None):
+        names = ", ".join(f"--{name}" for name in given) or "none is given"
+        p.error(f"--labels: give labels in one way: --labels, --labels_file or --classifier ({names})")
+    if not options.images and not options.save_classifier and options.calibrate is None:
+        p.error("IMAGE: name a file, folder or glob")
+    if options.templates is not None and options.classifier is not None:
+        p.error("--templates: a classifier file has its own (--classifier)")
+    for name in ("calibration", "classes", "reliability"):
+        if getattr(options, name) is not None and options.calibrate is None:
+            p.error(f"--{name}: says how to --calibrate, which is not given")
+    if options.calibrate is not None and options.scores is not None:
+        p.error(f"--scores {options.scores}: --calibration says which scores come out")
+    written = ("output", "save_classifier", "reliability", "heatmap")
+    if options.overwrite and not any(getattr(options, name) for name in written):
+        p.error(f"--overwrite: names no file ({', '.join(f'--{name}' for name in written)})")
+    if options.heatmap_top is not None and options.heatmap is None:
+        p.error("--heatmap_top: says how much to draw in --heatmap, which is not given")
+    if options.save_classifier is not None and Path(options.save_classifier).suffix.lower() != ".safetensors":
+        p.error(f"--save_classifier {options.save_classifier}: must end in .safetensors")
+    if options.native is not None and options.calibrate is not None:
+        p.error("--native: --calibrate sees images at the model's own size")
+    _check_output(p, options)
+
+
+def _check_output(p: Parser, options: Namespace) -> None:
+    if options.output is None:
+        options.format = options.format or "table"
+        return
+    if not options.images:
+        p.error("--output: no images are named")
+    options.format = options.format or BY_SUFFIX.get(Path(options.output).suffix.lower())
+    if options.format not in BY_SUFFIX.values():
+        p.error(f"--output {options.output}: results are appended to csv or jsonl (--format {options.format or 'csv'})")
+
+
+def run(options: Namespace) -> int:
+    from multimodal.tasks.classify.classifier_file import place_of_classifier, save_classifier
+    from multimodal.tasks.classify.classify import classifier_of
+    from multimodal.tasks.encode.features import model_digest
+    from multimodal.weights.load import load
+
+    labels, templates = labels_and_templates(options)
+    files, code = found(options.images)
+    outputs = outputs_of(options, files, but=("images",))
+    reliability = output_file(options.reliability, "--reliability", (".png",), outputs)
+    if options.save_classifier:
+        place_of_classifier(Path(options.save_classifier), outputs)
+    results_place(options, outputs)
+    data = _calibration_data(options)
+    if options.heatmap is not None:
+        from multimodal.tasks.inspect.heatmap import without_heat_maps
+
+        files = without_heat_maps(files, options.heatmap)
+    if not files and options.images:
+        return code
+    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    classifier = classifier_of(
+        checkpoint, data.labels() if data and labels is None and not options.classifier else labels, templates,
+        options.classifier, device=options.device, compute_type=options.compute_type,
+    ).using(options.threshold, options.scores)  # fmt: skip
+    if data:
+        classifier, failed = _calibrated(options, classifier, data, reliability)
+        code = code or failed
+    if len(classifier.labels) == 1 and classifier.scores == "softmax":
+        warnings.warn("--labels: one label alone gets the score 1 in every image", stacklevel=1)
+    digest = model_digest(checkpoint) if options.save_classifier or options.output else ""
+    plain = checkpoint if options.heatmap is not None else None
+    del checkpoint  # frees its memory
+    if options.save_classifier:
+        save_classifier(classifier, Path(options.save_classifier), digest, options.overwrite)
+    return (_classify(options, files, plain, digest, classifier, outputs) if files else 0) or code
+
+
+def _classify(
+    options: Namespace, files: list[str], plain: "Checkpoint | None", digest: str, classifier: "ZeroShotClassifier",
+    outputs: Outputs,
+) -> int:  # fmt: skip
+    """`plain`: the checkpoint as it was loaded, for heat maps; `digest`: its `model_digest`."""
+    from multimodal.tasks.encode.attempts import in_parts, item_error
+
+    top = options.top or (5 if options.format == "table" else None)
+    rows = partial(_rows, threshold=classifier.threshold)
+    draw = _drawing(options, plain, classifier, outputs)
+
+    def work(files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
+        """The results of each image, as soon as they are known. An image that cannot be read is one line."""
+        code = 0
+        with ImageProgress(len(files), options.output is not None) as bar:
+            for batch in _batches(options, classifier, files):
+                for _, error in batch.refused:
+                    code = bar.failed(error)
+                results = in_parts(partial(_results, classifier, batch, top), len(batch.read))
+                for file, result in zip(batch.read, results, strict=True):
+                    if isinstance(result, Exception):
+                        code = bar.failed(item_error(result, file, ImageError))
+                    elif file not in there:
+                        add(_shown(result))
+                        code = bar.attempt(file, partial(draw, result)) or code
+                bar.step(len(batch.read) + len(batch.refused))
+        return code
+
+    if options.output is not None:
+        return append_to(options, HEADER, _settings(options, digest, classifier, top), files, rows, work)
+    printed = ImageOutput(options.format, HEADER, rows, partial(_table, threshold=classifier.threshold))
+    code = work(files, printed.add)
+    printed.end()
+    return code
+
+
+def _results(classifier: "ZeroShotClassifier", batch: Any, top: int | None, part: slice) -> list[dict[str, Any]]:
+    return classifier.results_of(batch.read[part], batch.pixels[part], top)
+
+
+def _batches(options: Namespace, classifier: "ZeroShotClassifier", files: list[str]) -> Iterator[Any]:
+    from multimodal.tasks.encode.images import batches
+    from multimodal.tasks.encode.native import native_batches
+
+    record, size = classifier.preprocessing, options.batch_size
+    if options.native is None:
+        return batches(files, record, size, options.workers)
+    return native_batches(classifier.model, files, record, options.native or None, size, options.workers)
+
+
+def _drawing(
+    options: Namespace, plain: "Checkpoint | None", classifier: "ZeroShotClassifier", outputs: Outputs
+) -> Callable[[dict[str, Any]], None]:
+    """Draws the heat maps of a result, where they are asked for."""
+    if plain is None:
+        return lambda result: None
+    from multimodal.inference.prepare import prepare_for_inference
+    from multimodal.tasks.encode.native import tokens_of
+    from multimodal.tasks.inspect.heatmap import HeatMaps
+
+    most = None if options.native is None else tokens_of(classifier.model, options.native or None)
+    if classifier.device.type != "cpu":
+        plain = prepare_for_inference(plain, "float32", classifier.device)
+    maps = HeatMaps(plain.model, classifier.preprocessing, classifier.labels, classifier.weights, options.heatmap,
+                    options.heatmap_top or 3, most, outputs)  # fmt: skip
+    return lambda result: maps.write(result["file"], result)
+
+
+def _shown(result: dict[str, Any]) -> dict[str, Any]:
+    """Six digits, which is what float32 has."""
+    scores = [{"label": s["label"], "score": float(f"{s['score']:.6g}")} for s in result["scores"]]
+    return {**result, "scores": scores}
+
+
+def _rows(result: dict[str, Any], threshold: float | None) -> Iterator[list]:
+    """Rows of the table and CSV; with a threshold, the labels that reach it."""
+    from multimodal.tasks.encode.prompts import NONE
+
+    if result.get("answer", "") is None:
+        yield [result["file"], NONE, ""]
+        return
+    for i, s in enumerate(result["scores"]):
+        if threshold is None or i == 0 or s["score"] >= threshold:
+            yield [result["file"], s["label"], s["score"]]
+
+
+def _table(result: dict[str, Any], threshold: float | None) -> Iterator[str]:
+    for _, label, score in _rows(result, threshold):
+        if score == "":
+            best = result["scores"][0]
+            yield f"{'':8}  {label} (best: {printable(best['label'])} {best['score']:.4f})"
+        else:
+            yield f"{score:8.4f}  {printable(label)}"
+
+
+def _settings(options: Namespace, digest: str, classifier: "ZeroShotClassifier", top: int | None) -> dict[str, Any]:
+    """All that the results depend on."""
+    from multimodal.tasks.classify.classifier import saved_templates
+
+    calibration = classifier.calibration
+    return {
+        "command": "classify", "model": digest,
+        "preprocessing": classifier.preprocessing.to_dict(), "labels": classifier.labels,
+        "templates": saved_templates(classifier.templates), "scores": classifier.scores,
+        "calibration": calibration.to_dict() if calibration else None, "threshold": classifier.threshold, "top": top,
+        "compute_type": options.compute_type, "device": options.device, "native": options.native,
+    }  # fmt: skip
+
+
+def _calibration_data(options: Namespace) -> Any:
+    if options.calibrate is None:
+        return None
+    from multimodal.tasks.classify.calibrate import open_labelled
+
+    return open_labelled(options.calibrate, [Path(options.classes)] if options.classes else [], trust(options))
+
+
+def _calibrated(
+    options: Namespace, classifier: "ZeroShotClassifier", data: Any, reliability: Path | None
+) -> "tuple[ZeroShotClassifier, int]":
+    """The classifier, and its figures on stdout, or on stderr where the results of images go there."""
+    from multimodal.tasks.classify.calibrate import calibrated, reliability_figure, report
+
+    kind, shown = options.calibration or "temperature", Progress("calibrating")
+    made = calibrated(classifier, data, kind, options.batch_size, options.workers, shown)
+    shown.clear()
+    for cause in made.broken:
+        fail(cause)
+    if reliability:
+        title = f"{kind} fitted to {data.images.where} ({made.figures['images']} images, held out by fifths)"
+        write_output(reliability, reliability_figure(made.curves, made.figures, title))
+    out = sys.stderr if options.images and not options.output else sys.stdout
+    for line in report(made):
+        print(printable(line), file=out)
+    return made.classifier, int(bool(made.broken))
+
+
+def labels_and_templates(options: Namespace) -> tuple[list[str] | None, Any]:
+    """Labels, None where they come of a classifier or its calibration; and templates, None for the model's own."""
+    from multimodal.tasks.encode.prompts import labels_from
+
+    templates = _templates(options.templates)
+    if options.labels_file is not None:
+        labels, prompts = labels_from(read_lines(options.labels_file, "--labels_file"), options.labels_file)
+        if prompts is not None and templates is not None:
+            raise UsageError(f"--templates: {options.labels_file} has the prompts of each label already")
+        return labels, templates if prompts is None else prompts
+    if options.labels is None:
+        return None, templates
+    return options.labels[0].split(",") if len(options.labels) == 1 else options.labels, templates
+
+
+def _templates(value: str | None) -> str | list[str] | None:
+    from multimodal.tasks.encode.prompts import TEMPLATES, templates_from
+
+    if value is None or value == "none" or value in TEMPLATES or not Path(value).exists():
+        return value
+    return templates_from(read_lines(value, "--templates"), value)

@@ -1,0 +1,167 @@
+"""Shared parts of commands over many images: input files, results as they come, resuming after a stop."""
+
+import csv
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from multimodal.cli.output import Progress, fail, print_json, printable
+from multimodal.errors import CheckpointError, ImageError, UsageError
+from multimodal.system.outputs import Outputs
+from multimodal.system.signals import at_stop
+from multimodal.tasks.encode.attempts import item_error
+from multimodal.tasks.encode.results import BESIDE, Results
+
+Record = dict[str, Any]  # of one image, its name as `file`
+Add = Callable[[Record], None]
+
+
+def found(arguments: Iterable[str]) -> tuple[list[str], int]:
+    """Images that the arguments name, each once; an argument that names none, and a folder that cannot be listed, is
+    reported, and the others go on."""
+    from multimodal.tokens.image.reading import find_images, walk_images
+
+    names: dict[str, None] = {}
+    code, shown = 0, Progress("finding images")
+
+    def refused(error: OSError) -> None:
+        nonlocal code
+        code = fail(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    for argument in arguments:
+        try:
+            inside = walk_images(argument, refused) if os.path.isdir(argument) else map(str, find_images([argument]))
+            before = len(names)
+            for number, name in enumerate(inside, before):
+                names[name] = None
+                if number % 1000 == 999:
+                    shown(len(names), len(names))
+            if len(names) == before and not code and os.path.isdir(argument):
+                find_images([argument])  # says what is missing
+        except UsageError as error:
+            code = fail(error)
+    shown.clear()
+    return list(names), code
+
+
+class ImageProgress:
+    """Images done, on a terminal's stderr, unless the results themselves go to the screen."""
+
+    def __init__(self, total: int, to_file: bool):
+        hidden = sys.stderr is None or not sys.stderr.isatty()
+        if not total or hidden or (not to_file and sys.stdout is not None and sys.stdout.isatty()):
+            self.bar = None
+            return
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, unit=" images", file=sys.stderr, dynamic_ncols=True, leave=False)
+
+    def __enter__(self) -> "ImageProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def step(self, count: int = 1) -> None:
+        if self.bar is not None:
+            self.bar.update(count)
+
+    def failed(self, error: object) -> int:
+        """One line, above the bar."""
+        if self.bar is not None:
+            self.bar.clear()
+        return fail(error)
+
+    def attempt(self, file: str, work: Callable[[], object]) -> int:
+        """0, or 1 and one line where `work` fails by the image."""
+        try:
+            work()
+        except (UsageError, CheckpointError):
+            raise
+        except Exception as error:
+            return self.failed(item_error(error, file, ImageError))
+        return 0
+
+
+def results_place(options: Namespace, outputs: Outputs) -> None:
+    """Raises UsageError where `--output`, or a file beside it, is an input."""
+    for ending in ("", *BESIDE) if options.output is not None else ():
+        outputs.spare(Path(options.output + ending), f"--output {options.output}{ending}")
+
+
+class ImageOutput:
+    """Results on stdout: JSON at the end, all else as it comes. `rows`: a record as CSV; `table`: its lines for
+    people."""
+
+    def __init__(
+        self, style: str, header: Sequence[str], rows: Callable[[Record], Iterable[list]],
+        table: Callable[[Record], Iterable[str]],
+    ):  # fmt: skip
+        self.style, self.rows, self.table = style, rows, table
+        self.records: list[Record] = []
+        self.writer = csv.writer(sys.stdout, lineterminator="\n") if style == "csv" else None
+        if self.writer:
+            self.writer.writerow(header)
+
+    def add(self, record: Record) -> None:
+        if self.style == "json":
+            self.records.append(record)
+            return
+        if self.style == "jsonl":
+            print_json(record, indent=None)
+        elif self.writer:
+            self.writer.writerows(self.rows(record))
+        else:
+            print(printable(record["file"]))
+            for line in self.table(record):
+                print(f"  {line}")
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        if self.style == "json":
+            print_json(self.records)
+
+
+def append_to(
+    options: Namespace, header: Sequence[str], settings: Record, files: list[str],
+    rows: Callable[[Record], Iterable[list]], work: Callable[[list[str], Add, Set[str]], int],
+    whole: Callable[[str], bool] = lambda file: True,
+) -> int:  # fmt: skip
+    """To the file `--output`, with which a second call goes on. `work(files, add, there)` makes the records; those of
+    images that are `there` are not added. `whole`: whether all else that belongs to an image is there."""
+    with Results(options.output, options.format, header, settings, options.overwrite) as results:
+        there = {file for file in files if results.has(file) and whole(file)}
+        if there:
+            say(f"{options.output}: {len(there)} of {len(files)} images are there already")
+
+        def add(record: Record) -> None:
+            if not results.has(record["file"]):
+                results.append(record["file"], list(rows(record)), record)
+
+        def stopped() -> str:
+            results.close()
+            there = len(results.done)
+            return printable(f"multimodal: {options.output}: stopped with {there} images in it; "
+                             "the same command resumes")  # fmt: skip
+
+        with at_stop(stopped):
+            return max([work(part, add, there) for part in remaining(files, there, options.batch_size)])
+
+
+def remaining(files: list[str], there: Set[str], batch_size: int) -> tuple[list[str], list[str]]:
+    """Images to do again, such as broken ones, and those from the batch on in which a stop came. That batch is made
+    whole again, though some of it is there, so that all after it are the same batches as without a stop: the last digit
+    of an image's scores depends on how many are computed at once."""
+    last = next((number for number in reversed(range(len(files))) if files[number] in there), -1)
+    start = max(last, 0) // batch_size * batch_size
+    if there.issuperset(files[start : start + batch_size]):
+        start += batch_size
+    return [file for file in files[:start] if file not in there], files[start:]
+
+
+def say(text: str) -> None:
+    print(f"multimodal: {printable(text)}", file=sys.stderr)

@@ -1,0 +1,114 @@
+"""`multimodal index`: make or renew a search index of images."""
+
+import glob
+import os
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multimodal.cli import flags
+from multimodal.cli.output import Progress, fail, printable
+from multimodal.cli.parser import Parser, RawHelp, limited, number
+from multimodal.cli.vision.images import found
+from multimodal.errors import UsageError
+from multimodal.system.signals import at_stop
+
+if TYPE_CHECKING:
+    from multimodal.tasks.retrieve.build import BuildResult
+    from multimodal.weights.folder import Checkpoint
+
+EXAMPLES = """examples:
+  multimodal index photos/ -o photos.index        # call it again: only new and changed images are read
+"""
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog, p.formatter_class = "%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", EXAMPLES, RawHelp
+    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
+    p.add_argument("--output", "-o", required=True, metavar="FOLDER",
+                   help="of the index; in one that is there only what is new or has changed is renewed")  # fmt: skip
+    p.add_argument("--kind", choices=["auto", "flat", "ivf", "hnsw"], default="auto",
+                   help="flat: exact; ivf: lists; hnsw: a graph (default: ivf above 200,000 images)")  # fmt: skip
+    share = limited(number, lambda value: 0 < value <= 1, "a share above 0, at most 1")
+    p.add_argument("--recall", type=share, default=0.95, metavar="SHARE",
+                   help="of the ten nearest, which ivf and hnsw are tuned to find (default: 0.95)")  # fmt: skip
+    p.add_argument("--dtype", choices=["float16", "float32"], help="of the stored vectors (default: float16)")
+    p.add_argument("--overwrite", action="store_true", help="start over")
+    g = p.add_argument_group("model and machine")
+    flags.image_model(g, "clip-vit-16")
+    flags.machine(g, 32)
+
+
+def run(options: Namespace) -> int:
+    from multimodal.weights.load import load
+
+    files, code = found(options.images)
+    if not files:
+        return code
+    name = os.path.abspath(options.model) if os.path.exists(options.model) else options.model
+    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    with _telling(options.output):
+        built = _built(options, files, checkpoint, name)
+    for error in built.refused:
+        code = fail(error)
+    for note in built.notes:
+        warnings.warn(note, stacklevel=1)
+    if built.record is None:
+        return fail(f"--output {options.output}: no image can be read; an index that was there is as it was")
+    print(_told(options.output, built))
+    return code
+
+
+@contextmanager
+def _telling(folder: str) -> Iterator[None]:
+    """Report a stop or a full disk while the index is built."""
+    try:
+        with at_stop(lambda: printable(f"multimodal: {folder}: stopped; the same command resumes")):
+            yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise UsageError(f"--output {folder}: cannot be written ({error.strerror})") from None
+
+
+def _built(options: Namespace, files: list[str], checkpoint: "Checkpoint", name: str) -> "BuildResult":
+    from multimodal.tasks.retrieve.build import build
+
+    shown = Progress(options.output)
+    built = build(
+        files, checkpoint, options.output, name=name, architecture=options.architecture, kind=options.kind,
+        within=_searched(options.images, files), dtype=options.dtype, recall=options.recall, watch=shown,
+        overwrite=options.overwrite, batch_size=options.batch_size, workers=options.workers,
+        compute_type=options.compute_type, device=options.device,
+    )  # fmt: skip
+    shown.clear()
+    return built
+
+
+def _searched(arguments: list[str], files: list[str]) -> list[str]:
+    """The folders that were looked through and had images: a disk that is not mounted looks empty."""
+    from multimodal.tasks.retrieve.build import inside
+
+    paths = [os.path.abspath(file) for file in files]
+    roots = []
+    for argument in arguments:
+        parts = Path(argument).parts if glob.has_magic(argument) and not os.path.exists(argument) else ()
+        fixed = [part for i, part in enumerate(parts) if not any(map(glob.has_magic, parts[: i + 1]))]
+        root = os.path.abspath(os.path.join(*fixed) if fixed else "." if parts else argument)
+        if any(inside(path, root) for path in paths):
+            roots.append(root)
+    return roots
+
+
+def _told(folder: str, built: "BuildResult") -> str:
+    record = built.record
+    search = "exact search" if record.kind == "flat" else f"{record.kind}, effort {record.effort}, " + ", ".join(
+        f"recall@10 {share:.3f} by {name}" for name, share in record.recall.items() if name != "target"
+    )  # fmt: skip
+    return printable(
+        f"{folder}: {record.count} images ({built.added} new, {built.changed} changed, {built.dropped} dropped); "
+        f"{record.dimension} x {record.dtype}; {search}"
+    )

@@ -1,0 +1,113 @@
+"""`multimodal search`: find the images of an index by texts or by images."""
+
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multimodal.cli import flags
+from multimodal.cli.output import fail, print_results
+from multimodal.cli.parser import Parser, RawHelp, count
+from multimodal.errors import ImageError, TextError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from multimodal.tasks.retrieve.index import Index
+    from multimodal.weights.folder import Checkpoint
+
+EXAMPLES = """examples:
+  multimodal search "two dogs on a beach" --index photos.index
+  multimodal search holiday.jpg --index photos.index --top 5 --format csv
+"""
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog, p.formatter_class = "%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", EXAMPLES, RawHelp
+    p.add_argument("queries", nargs="*", metavar="QUERY", help="an image where there is such a file, else a text")
+    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="queries that are images")
+    p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="queries that are texts")
+    p.add_argument("--index", required=True, metavar="FOLDER", help="made by multimodal index")
+    p.add_argument("--top", type=count, default=10, metavar="N", help="images a query (default: 10)")
+    p.add_argument("--exact", action="store_true", help="look at every image (default: as the index is made)")
+    p.add_argument("--format", choices=["table", "csv", "json", "jsonl"], default="table")
+    g = p.add_argument_group("model and machine")
+    g.add_argument("--model", "-m", metavar="MODEL", help="where it now is (default: as the index was made)")
+    flags.architecture(g)
+    flags.machine(g, None)
+
+
+def check(p: Parser, options: Namespace) -> None:
+    if not (options.queries or options.image or options.text):
+        p.error("QUERY: give a text or an image")
+
+
+class _Query(NamedTuple):
+    kind: str  # text or image
+    text: str
+    vector: 'Float[Tensor, "D"]'
+
+
+def run(options: Namespace) -> int:
+    from multimodal.inference.prepare import prepare_for_inference
+    from multimodal.tasks.retrieve.index import model_for, open_index
+    from multimodal.weights.load import load
+
+    found = open_index(options.index)
+    record = found.record
+    checkpoint = model_for(found, load(options.model or record.model, options.architecture or record.architecture))
+    queries, code = _queries(options, prepare_for_inference(checkpoint, options.compute_type, options.device))
+    if options.top > len(found):
+        warnings.warn(f"--top {options.top}: the index holds {len(found)} images", stacklevel=1)
+    if not queries:
+        return code
+    results = list(_results(found, queries, options.top, options.exact))
+    if options.format == "csv":
+        rows = ([r["query"], r["kind"], hit["file"], hit["score"]] for r in results for hit in r["results"])
+    else:
+        rows = ([f"{r['kind']}: {r['query']}", hit["file"], hit["score"]] for r in results for hit in r["results"])
+    print_results(results, rows, ["query", "kind", "file", "score"], options.format)
+    return code
+
+
+def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> Iterator[dict[str, Any]]:
+    import torch
+
+    scores, rows = index.search(torch.stack([query.vector for query in queries]), top, exact)
+    for query, own, best in zip(queries, scores.tolist(), rows, strict=True):
+        # six digits, which is what float32 has; a stored unit vector may be a little longer than 1
+        scores = [float(f"{min(score, 1.0):.6g}") for score in own]
+        hits = [{"file": file, "score": score} for file, score in zip(index.files(best), scores, strict=True)]
+        yield {"query": query.text, "kind": query.kind, "results": hits}
+
+
+def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query], int]:
+    """Usable queries in order, with their kinds; the others are reported."""
+    from multimodal.tasks.retrieve.index import query_vectors
+
+    asked = [(kind_of(text), text) for text in options.queries]
+    asked += [("image", path) for path in options.image] + [("text", text) for text in options.text]
+    found, code = [], 0
+    for kind, text in asked:
+        try:
+            if kind == "missing":
+                raise ImageError(f"{text}: no such image (as a text: --text)")
+            texts, images = ([text], []) if kind == "text" else ([], [text])
+            found.append(_Query(kind, text, query_vectors(checkpoint, texts, images)[0]))
+        except (ImageError, TextError) as error:
+            code = fail(error)
+    return found, code
+
+
+def kind_of(query: str) -> str:
+    """image: there is such a file; missing: there is none, and it is called like an image; else text."""
+    from multimodal.tokens.image.reading import SUFFIXES
+
+    try:
+        if Path(query).is_file():
+            return "image"
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return "text"
+    return "missing" if Path(query).suffix.lower() in SUFFIXES else "text"

@@ -1,0 +1,75 @@
+"""Cache of log-mel frames: computed once, stored as float16, mapped into memory."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from multimodal.data.loader import BROKEN
+from multimodal.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+def cached_frames(
+    cache: Path, media: Sequence[Any], read: Callable[[int], Float[Tensor, "F M"]], name: Callable[[int], str],
+    bands: int, where: str, most_broken: float, identity: str = "",
+) -> list[Float[Tensor, "_ M"]]:  # fmt: skip
+    """Return `read(i)` of each of `media` as float16 [F M], from the folder `cache` if it is there. A changed file or
+    another `identity` is read again. A broken item is logged by name and has no frames.
+
+    Raises DataError for a damaged cache, or as soon as more than `most_broken` of all items are broken."""
+    known = "\n".join(f"{one} {_stamp(one)}" for one in media)
+    key = hashlib.sha256(f"{bands} {identity}\n{known}".encode()).hexdigest()[:16]
+    path, sizes = cache / f"frames-{key}.f16", cache / f"frames-{key}.npy"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        _compute(path, sizes, len(media), read, name, bands, where, most_broken)
+    file = sizes
+    try:
+        lengths = np.load(sizes).tolist()
+        file = path
+        frames = np.memmap(path, np.float16, mode="c", shape=(sum(lengths), bands))
+        if path.stat().st_size != frames.nbytes:
+            raise ValueError(f"{path.stat().st_size} bytes, not {frames.nbytes}")
+    except Exception as error:  # numpy raises almost anything for a damaged file
+        cause = (str(error).splitlines() or [type(error).__name__])[0][:80]
+        raise DataError(f"{file}: damaged cache ({cause}); delete it to recompute it") from None
+    return list(torch.from_numpy(frames).split(lengths))
+
+
+def _compute(
+    path: Path, sizes: Path, count: int, read: Callable, name: Callable, bands: int, where: str, most_broken: float
+) -> None:
+    part, lengths = path.with_suffix(f".{os.getpid()}.part"), []  # several processes may compute it
+    with part.open("wb") as file:
+        for number in range(count):
+            try:
+                frames = read(number).half()
+            except BROKEN as error:
+                cause = " ".join(str(error).split()).removeprefix(f"{name(number)}: ")
+                log.warning("broken recording skipped: %s: %s", name(number), cause)
+                frames = torch.zeros(0, bands, dtype=torch.half)
+            lengths.append(len(frames))
+            file.write(frames.contiguous().numpy().tobytes())
+            if (broken := lengths.count(0)) > most_broken * count:
+                part.unlink()
+                many = f"{broken} of the first {number + 1} recordings are broken"
+                raise DataError(f"{where}: {many}, more than {most_broken:.1%} of its {count}")
+    np.save(sizes, np.array(lengths))
+    part.rename(path)
+
+
+def _stamp(media: object) -> tuple[int, ...]:
+    """Return size and time of a file."""
+    if not isinstance(media, str) or not os.path.exists(media):
+        return ()
+    status = os.stat(media)
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,109 @@
+"""Labelled texts: reading tables of them, and batches for a classifier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from multimodal.data.batching import PaddedText, bucketed, pad_text
+from multimodal.data.datasets.documents import read_lines
+from multimodal.data.loader import Plan, generator
+from multimodal.errors import DataError
+from multimodal.tokens.text.tokenizer import Tokenizer
+
+HEADERS = (("sentence", "label"), ("text", "label"))  # GLUE's and the usual one
+
+
+class LabelledText(NamedTuple):
+    text: str
+    label: str
+
+
+def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[LabelledText]:
+    """Rows of a table with tabs between its columns, gzip or not: the `columns` of text and label that its header
+    names; without them the first and the last column, and no header but GLUE's. Raises DataError naming the line."""
+    lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line]
+    header = [cell.strip() for cell in lines[0][1]]
+    text, label = 0, -1
+    if columns is not None:
+        if absent := [name for name in columns if name not in header]:
+            raise DataError(f"{path}: has no column {absent[0]} ({', '.join(header)})")
+        text, label = (header.index(name) for name in columns)
+    width = len(header)
+    rows = lines[1:] if columns is not None or tuple(header) in HEADERS else lines
+    if not rows:
+        raise DataError(f"{path}: has no rows below its header")
+    for number, row in rows:
+        if len(row) != width or width < 2:
+            raise DataError(f"{path}: line {number} has {len(row)} columns, not {max(width, 2)}")
+    return [LabelledText(row[text].strip(), row[label].strip()) for _, row in rows]
+
+
+def classes_of(rows: Sequence[LabelledText], path: Path) -> list[str]:
+    """The labels in order. Raises DataError where there are fewer than two."""
+    found = sorted({row.label for row in rows})
+    if len(found) < 2:
+        raise DataError(f"{path}: has one label only ({found[0]})")
+    return found
+
+
+class ClassExample(NamedTuple):
+    ids: list[int]
+    label: int
+
+
+@dataclass(frozen=True)
+class ClassBatch(PaddedText):
+    labels: Int[Tensor, "B"]
+
+
+class LabelledTexts:
+    """Labelled texts as the loader's source, framed as the tokenizer frames texts; `cut` counts those that are longer
+    than `context`. Raises DataError for a label outside `labels`."""
+
+    def __init__(
+        self, rows: Sequence[LabelledText], tokenizer: Tokenizer, labels: Sequence[str], context: int, where: str
+    ):
+        index = {label: number for number, label in enumerate(labels)}
+        if wrong := [row.label for row in rows if row.label not in index]:
+            raise DataError(
+                f"{where}: label {wrong[0]!r:.40} is not among the training texts' labels ({', '.join(labels)})"
+            )
+        start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
+        room = context - len(start) - len(end)
+        whole = [tokenizer.encode(row.text) for row in rows]
+        self.cut = sum(len(ids) > room for ids in whole)
+        self.rows = rows
+        self.examples = [
+            ClassExample([*start, *ids[:room], *end], index[row.label]) for ids, row in zip(whole, rows, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, key: int) -> str:
+        return f"text {key} ({self.rows[key].text[:40]})"
+
+    def read(self, key: int) -> ClassExample:
+        return self.examples[key]
+
+    def plan(self, budget: int, seed: int) -> Plan:
+        """Batches of like length with at most `budget` padded tokens, a pure function of the epoch."""
+        sizes = [len(example.ids) for example in self.examples]
+        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
+
+
+@dataclass(frozen=True)
+class CollateClassed:
+    """`context`: no row gets longer than it by its padding."""
+
+    pad_id: int
+    context: int
+
+    def __call__(self, examples: Sequence[ClassExample]) -> ClassBatch:
+        text = pad_text([example.ids for example in examples], self.pad_id, limit=self.context)
+        return ClassBatch(text.ids, text.lengths, torch.tensor([example.label for example in examples]))

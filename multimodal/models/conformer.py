@@ -1,0 +1,195 @@
+"""Conformer speech recognizer (Gulati et al. 2020) with CTC and an attention decoder (Watanabe et al. 2017)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from multimodal.blocks.cache import Cache, LayerCache
+from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, ConvState
+from multimodal.blocks.masks import blocks as chunk_mask
+from multimodal.blocks.masks import key_mask, padding
+from multimodal.blocks.positions import rotary
+from multimodal.blocks.sdpa import preferred_kernels, recompute_contexts
+from multimodal.blocks.subsample import Subsample, SubsampleStream
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
+
+
+@dataclass(frozen=True)
+class ConformerEncoderConfig:
+    """`subsample`: 2, 4 or 8 frames become one (convolutions with `channels`); 1: no stem, features are as wide as the
+    model. `rotary`: RoPE in attention. `chunk`: frames after the stem that see each other (0: all); it needs causal
+    convolutions. `left`: earlier frames that a chunk sees (0: all)."""
+
+    bands: int
+    block: ConformerConfig
+    layers: int
+    subsample: int
+    channels: int
+    rotary: bool = False
+    chunk: int = 0
+    drop_path: float = 0.0
+    left: int = 0
+
+    @property
+    def width(self) -> int:
+        return self.block.attention.width
+
+
+class ConformerEncoder(nn.Module):
+    """Convolutional subsampling and a stack of Conformer blocks."""
+
+    def __init__(self, config: ConformerEncoderConfig):
+        super().__init__()
+        self.config, self.checkpointing = config, False  # recompute activations in backward
+        if config.chunk and (not config.block.conv_causal or config.block.conv_norm == "group"):
+            raise ValueError(f"chunk {config.chunk} needs conv_causal and a conv_norm other than group")
+        if config.left and not config.chunk:
+            raise ValueError(f"left {config.left} needs a chunk")
+        stemless = config.subsample == 1
+        self.stem = None if stemless else Subsample(config.bands, config.width, config.subsample, config.channels)
+        self.drop = nn.Dropout(config.block.dropout)
+        self.blocks = nn.ModuleList(
+            ConformerBlock(config.block, config.drop_path * i / max(config.layers - 1, 1)) for i in range(config.layers)
+        )
+
+    def forward(
+        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"], states: list[Tensor] | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
+        """Encoded frames and their number in each row. Padding has no influence."""
+        if self.stem is not None:
+            x, lengths = self.stem(features, lengths)
+        else:
+            x = features
+        frames = x.shape[1]
+        valid = padding(lengths, frames)
+        mask = key_mask(valid)
+        if chunk := self.config.chunk:
+            mask = mask & chunk_mask(frames, frames, chunk, x.device)
+            if self.config.left:
+                position = torch.arange(frames, device=x.device)
+                mask = mask & (position >= (position // chunk * chunk)[:, None] - self.config.left)
+        rotate = self.rotation(0, frames, x.device)
+        x = self.drop(torch.where(valid[..., None], x, 0))
+        with preferred_kernels(x, steady=False):
+            for block in self.blocks:
+                if self.checkpointing and self.training and torch.is_grad_enabled():
+                    x = checkpoint(block, x, mask, valid, rotate, use_reentrant=False, context_fn=recompute_contexts)
+                else:
+                    x = block(x, mask, valid, rotate)
+                if states is not None:
+                    states.append(x)
+        return torch.where(valid[..., None], x, 0), lengths
+
+    def rotation(self, start: int, count: int, device: torch.device) -> Callable[[Tensor], Tensor] | None:
+        """RoPE for frames from `start` on; None if the model has none."""
+        attention = self.config.block.attention
+        head_width = attention.head_width or attention.width // attention.heads
+        return rotary(torch.arange(start, start + count, device=device), head_width) if self.config.rotary else None
+
+    def stream(self) -> "ConformerStream":
+        """Raises ValueError for a model without chunks, whose frames depend on the whole input."""
+        return ConformerStream(self)
+
+
+class ConformerStream:
+    """A chunked encoder for features in parts. Frames equal those of the whole input, once their chunk is full. The
+    stream keeps the keys and values that a chunk may see, and the convolutions' state.
+
+    For inference in eval mode, with rows of equal length. Computes in the type of the weights."""
+
+    def __init__(self, encoder: ConformerEncoder):
+        config = encoder.config
+        if not config.chunk:
+            raise ValueError("streaming needs a model with chunks")
+        self.encoder, self.chunk, self.seen = encoder, config.chunk, 0
+        self.stem = SubsampleStream(encoder.stem) if encoder.stem is not None else None
+        self.past = [(_RecentFrames(config.left) if config.left else LayerCache(), ConvState()) for _ in encoder.blocks]
+        self.waiting: Tensor | None = None
+
+    @torch.inference_mode()
+    def push(self, features: Float[Tensor, "B F M"], last: bool = False) -> Float[Tensor, "B T D"]:
+        """Frames of the chunks that these features complete, and with `last` of an incomplete one."""
+        x = features.to(next(self.encoder.parameters()).dtype)
+        x = x if self.stem is None else self.stem.push(x, last)
+        x = x if self.waiting is None else torch.cat([self.waiting, x], 1)
+        whole = x.shape[1] if last else x.shape[1] // self.chunk * self.chunk
+        self.waiting = x[:, whole:]
+        encoded = [self._encoded(part) for part in x[:, :whole].split(self.chunk, 1)] if whole else []
+        return torch.cat([x[:, :0], *encoded], 1)
+
+    def _encoded(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        rotate = self.encoder.rotation(self.seen, x.shape[1], x.device)
+        self.seen += x.shape[1]
+        for block, past in zip(self.encoder.blocks, self.past, strict=True):
+            x = block(x, rotate=rotate, past=past)
+        return x
+
+
+class _RecentFrames(LayerCache):
+    """Keys and values of the last `most` positions."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most, self.last = most, None
+
+    def append(
+        self, key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"]
+    ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
+        if self.last is not None:
+            key, value = (torch.cat(pair, 2) for pair in zip(self.last, (key, value), strict=True))
+        self.last = key[:, :, -self.most :], value[:, :, -self.most :]
+        return key, value
+
+
+@dataclass(frozen=True)
+class ConformerCTCConfig:
+    """`blank`: the CTC blank's id, one past the text vocabulary. `decoder` None: CTC alone."""
+
+    encoder: ConformerEncoderConfig
+    vocabulary: int
+    decoder: TextConfig | None
+
+    @property
+    def blank(self) -> int:
+        return self.vocabulary
+
+
+class ConformerCTC(nn.Module):
+    """CTC and an attention decoder on one encoder (Watanabe et al. 2017)."""
+
+    def __init__(self, config: ConformerCTCConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = ConformerEncoder(config.encoder)
+        self.ctc = nn.Linear(config.encoder.width, config.vocabulary + 1)
+        self.decoder = TextTransformer(config.decoder) if config.decoder else None
+
+    def encode(
+        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
+    ) -> tuple[Float[Tensor, "B T D"], Bool[Tensor, "B T"], Int[Tensor, "B"]]:
+        """Encoder frames, their validity mask and their lengths."""
+        frames, lengths = self.encoder(features, lengths)
+        return frames, padding(lengths, frames.shape[1]), lengths
+
+    def ctc_logits(self, frames: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        return self.ctc(frames)
+
+    def attend(
+        self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"],
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B T V"]:  # fmt: skip
+        """Next-token logits of the attention decoder."""
+        return self.decoder(ids, frames, valid, cache=cache)
+
+    def forward(
+        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"], ids: Int[Tensor, "B L"]
+    ) -> tuple[Float[Tensor, "B T W"], Int[Tensor, "B"], Float[Tensor, "B L V"] | None]:
+        """CTC logits, their lengths and the decoder's logits."""
+        frames, valid, lengths = self.encode(features, lengths)
+        decoded = self.attend(ids, frames, valid) if self.decoder is not None else None
+        return self.ctc_logits(frames), lengths, decoded

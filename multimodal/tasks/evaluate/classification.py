@@ -1,0 +1,183 @@
+"""Classifiers of images, texts and tables: accuracy, scores by class, regression errors."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from multimodal.data.datasets.class_names import class_labels, evenly
+from multimodal.data.datasets.labelled_texts import ClassBatch, CollateClassed, LabelledTexts, read_labelled
+from multimodal.data.datasets.tables import Columns, Table, TableData, encode, part, read_table
+from multimodal.data.loader import BROKEN
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import Source, open_source
+from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.models.tabular import FTTransformer
+from multimodal.models.text import TextTransformer
+from multimodal.models.vit import ViT
+from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
+from multimodal.tasks.evaluate.scores import top_shares
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
+from multimodal.tokens.image.reading import read_image
+from multimodal.weights.folder import Checkpoint
+
+log = logging.getLogger(__name__)
+
+
+class ImageAccuracy:
+    """Call with a model for its top-1 and top-5 accuracy on a source of labelled images.
+
+    `count`: about this many images, evenly spread. Broken images are logged and skipped. `examples`: label and
+    prediction of a few images of the last call. Raises DataError for a source with classes outside `labels`."""
+
+    def __init__(
+        self, source: Source, labels: Sequence[str], record: Preprocessing, where: object, count: int | None = None,
+        batch_size: int = 100,
+    ):  # fmt: skip
+        unknown = sorted(set(class_labels(source, where, 1)) - set(labels))
+        if unknown:
+            raise DataError(f"{where}: class {unknown[0]!r} is not among the model's {len(labels)} classes")
+        self.source, self.record, self.batch_size = source, record, batch_size
+        self.index = {label: i for i, label in enumerate(labels)}
+        self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
+        self.examples: list[str] = []
+        self.broken: list[str] = []
+
+    def read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
+        """Pixels and class index of each readable image."""
+        for key in keys:
+            try:
+                sample = self.source.read(key)
+                yield preprocess(read_image(sample.media), self.record), self.index[sample.label]
+            except BROKEN as error:
+                self.broken.append(f"{self.source.name(key)}: {error}")
+                log.warning("broken item skipped: %s", self.broken[-1])
+
+    @torch.inference_mode()
+    def logits(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Logits [N C] and labels [N]. Raises DataError where no image can be read."""
+        device, scores, labels, self.broken = next(model.parameters()).device, [], [], []
+        for start in range(0, len(self.keys), self.batch_size):
+            if part := list(self.read(self.keys[start : start + self.batch_size])):
+                pixels, indices = zip(*part, strict=True)
+                scores.append(model(torch.stack(pixels).to(device)).float().cpu())
+                labels += indices
+        if not labels:
+            raise DataError(f"{self.source.name(0)}: no image can be read, so there is no accuracy")
+        return torch.cat(scores), torch.tensor(labels)
+
+    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
+        scores, labels = self.logits(model)
+        names, pairs = list(self.index), list(zip(labels.tolist(), scores.argmax(1).tolist(), strict=True))
+        self.examples = [f"{names[label]} | {names[guess]}" for label, guess in evenly(pairs, 10)]
+        return top_shares(scores, labels)
+
+
+def class_logits(model: TextTransformer, batch: ClassBatch) -> Float[Tensor, "B C"]:
+    pooled = model.pooled(model.states(batch.ids, valid=batch.valid), batch.valid)
+    return model.classes(F.dropout(pooled, model.config.stem_dropout, model.training)).float()
+
+
+@torch.inference_mode()
+def class_figures(model: TextTransformer, batches: Sequence[ClassBatch]) -> dict[str, float]:
+    """Accuracy, and mean cross-entropy in nats."""
+    right, loss, count = 0, 0.0, sum(len(batch.labels) for batch in batches)
+    for batch in batches:
+        logits = class_logits(model, _on(batch, model.device)).cpu()
+        right += int((logits.argmax(-1) == batch.labels).sum())
+        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
+    return {"accuracy": right / count, "loss": loss / count}
+
+
+def _on(batch: ClassBatch, device: torch.device) -> ClassBatch:
+    return ClassBatch(batch.ids.to(device), batch.lengths.to(device), batch.labels.to(device))
+
+
+@torch.inference_mode()
+def text_logits(
+    model: TextTransformer, source: LabelledTexts, collate: CollateClassed, batch_size: int = 32
+) -> Float[Tensor, "N C"]:
+    """Logits of each text in the order of the source; batches hold texts of similar length."""
+    order = sorted(range(len(source)), key=lambda key: len(source.read(key).ids))
+    parts = [
+        class_logits(model, _on(collate([source.read(key) for key in keys]), model.device)).cpu()
+        for keys in (order[i : i + batch_size] for i in range(0, len(order), batch_size))
+    ]
+    return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+@torch.inference_mode()
+def outputs(model: FTTransformer, rows: TableData, batch_size: int = 1024) -> Float[Tensor, "N O"]:
+    """Predicted numbers [N 1], or class probabilities [N C]."""
+    device = model.class_token.device
+    parts = zip(rows.numbers.split(batch_size), rows.categories.split(batch_size), strict=True)
+    predicted = torch.cat([model(numbers.to(device), ids.to(device)).float().cpu() for numbers, ids in parts])
+    return predicted.softmax(-1) if model.config.outputs > 1 else predicted
+
+
+def table_figures(predicted: Float[Tensor, "N O"], rows: TableData) -> dict[str, float]:
+    """RMSE and mean absolute error in the target's unit; for classes accuracy, and the area under the ROC curve where
+    they are two."""
+    if rows.targets.is_floating_point():
+        errors = (predicted[:, 0] - rows.targets).double()
+        return {"rmse": float(errors.square().mean().sqrt()), "mae": float(errors.abs().mean())}
+    figures = {"accuracy": float((predicted.argmax(-1) == rows.targets).double().mean())}
+    if predicted.shape[1] == 2 and 0 < rows.targets.sum() < len(rows.targets):
+        from sklearn.metrics import roc_auc_score
+
+        figures["auc"] = float(roc_auc_score(rows.targets.numpy(), predicted[:, 1].numpy()))
+    return figures
+
+
+def predictions(checkpoint: Checkpoint, table: Table) -> list[float] | list[dict[str, float]]:
+    """The number, or the probability of each label, predicted for each row. Raises CheckpointError for a model that is
+    not of tables, DataError for a table that does not fit."""
+    if not isinstance(checkpoint.model, FTTransformer):
+        raise CheckpointError(f"{checkpoint.source}: expected a tabular model, got {checkpoint.kind}")
+    columns = Columns.from_card(checkpoint.card, checkpoint.source)
+    predicted = outputs(checkpoint.model, encode(table, columns, "the table")).tolist()
+    if not columns.labels:
+        return [row[0] for row in predicted]
+    return [dict(zip(columns.labels, row, strict=True)) for row in predicted]
+
+
+def evaluate_classifier(
+    checkpoint: Checkpoint, data: str, limit: int | None = None, columns: tuple[str, str] | None = None,
+    batch_size: int = 32, trust: Trust = OWN_FOLDER,
+) -> tuple[ClassScores | dict[str, float], list[str]]:  # fmt: skip
+    """Scores by class of a ViT with a head (labelled images) or a text classifier (a table with tabs, whose `columns`
+    of text and label may be named); figures of a tabular model (CSV). Also the items left out, with the reason.
+
+    `limit`: at most this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError
+    for a model without classes, DataError for data that does not fit."""
+    model = checkpoint.model.eval()
+    if isinstance(model, FTTransformer):
+        table = Columns.from_card(checkpoint.card, checkpoint.source)
+        rows = read_table(Path(data))
+        rows = part(rows, evenly(range(len(next(iter(rows.values())))), limit))
+        encoded = encode(rows, table, data)
+        return table_figures(outputs(model, encoded), encoded), []
+    image = isinstance(model, ViT) and model.head is not None
+    if not image and not (isinstance(model, TextTransformer) and model.config.classes):
+        kinds = "a ViT with a head, a text classifier or a tabular model"
+        raise UsageError(f"model {checkpoint.source}: expected {kinds}, got {checkpoint.kind}")
+    labels = checkpoint.card.get("labels")
+    if not labels or (checkpoint.preprocessing if image else checkpoint.tokenizer) is None:
+        missing = "labels" if not labels else "preprocessing" if image else "tokenizer"
+        raise CheckpointError(f"model {checkpoint.source}: checkpoint has no {missing}")
+    if image:
+        source = open_source(data, trust=trust)
+        accuracy = ImageAccuracy(source, labels, checkpoint.preprocessing, data, None, batch_size)
+        accuracy.keys = evenly(accuracy.keys, limit)
+        logits, targets = accuracy.logits(model)
+        return class_scores(list(labels), targets, logits), accuracy.broken
+    texts = list(evenly(read_labelled(Path(data), columns), limit))
+    context = model.config.context
+    source = LabelledTexts(texts, checkpoint.tokenizer, labels, context, data)
+    logits = text_logits(model, source, CollateClassed(checkpoint.tokenizer.pad_id, context), batch_size)
+    targets = torch.tensor([source.read(key).label for key in range(len(source))])
+    return class_scores(list(labels), targets, logits), []

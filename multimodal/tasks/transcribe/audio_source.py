@@ -1,0 +1,224 @@
+"""Streaming access to a recording: a survey of the whole, then windows or clips of it in order.
+
+Nothing here holds the samples or the mel of a whole recording, so memory does not grow with its length.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from multimodal.errors import AudioError, UsageError
+from multimodal.tokens.audio.damage import DamagedSpan
+from multimodal.tokens.audio.levels import Levels
+from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW, log10_mel, scaled_mel
+from multimodal.tokens.audio.offset import without_offset
+from multimodal.tokens.audio.reading import OddAudio, stream_audio
+
+CHUNK = 30 * RATE
+FLOOR = -10.0  # log10 mel power of digital silence
+AHEAD = WINDOW // 2  # samples that a centred mel frame sees before its 10 ms step
+
+
+class AudioSource:
+    """A file, its bytes, or mono samples [T] at 16 kHz; every pass reads it from the start.
+
+    `channel` (0-based) selects one channel; `audio_track` and `on_truncated` are those of `stream_audio`. Only the
+    first full pass warns of damage and oddities. `damage` holds the spans found by the last full pass. Raises
+    AudioError for samples that are not a finite row of floats."""
+
+    def __init__(
+        self, source: str | Path | bytes | Tensor, *, channel: int | None = None, on_truncated: str = "warn",
+        audio_track: int | None = None,
+    ):  # fmt: skip
+        self.source, self.channel, self.on_truncated, self.track = source, channel, on_truncated, audio_track
+        self.damage: list[DamagedSpan] = []
+        self.warned = False
+        if isinstance(source, Tensor):
+            self.name, self.source = "<samples>", _checked(source)
+            if channel:
+                raise UsageError(f"channel {channel}: samples have one channel, 0")
+            if (audio_track or 1) != 1:
+                raise UsageError(f"audio_track {audio_track}: samples have one track, 1")
+        else:
+            self.name = "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
+
+    def chunks(self) -> Iterator[Float[Tensor, "_"]]:
+        """Consecutive chunks of 30 s; the last one may be shorter."""
+        if isinstance(self.source, Tensor):
+            yield from self.source.split(CHUNK)
+            return
+        damage, remarks = [], []
+        on_truncated = "ignore" if self.warned and self.on_truncated == "warn" else self.on_truncated
+        yield from stream_audio(
+            self.source, RATE, CHUNK / RATE, on_truncated, damage=damage, remarks=remarks, channel=self.channel,
+            audio_track=self.track,
+        )  # fmt: skip
+        for text in [] if self.warned else remarks:
+            warnings.warn(OddAudio(text), stacklevel=2)
+        self.damage, self.warned = damage, True
+
+
+def _checked(wave: Tensor) -> Float[Tensor, "_"]:
+    if wave.ndim != 1 or not wave.is_floating_point():
+        raise AudioError(f"samples: expected one row of floats (got shape {list(wave.shape)}, {wave.dtype})")
+    if not wave.numel():
+        raise AudioError("samples: expected at least one (got 0)")
+    if not wave.isfinite().all():
+        raise AudioError(f"samples: {int((~wave.isfinite()).sum())} of {wave.numel()} are not finite")
+    wave = wave.detach().float().cpu()
+
+    def seconds() -> Iterator[tuple[int, np.ndarray]]:
+        return ((RATE, part[None].numpy()) for part in wave.split(RATE))
+
+    levels = Levels()
+    clean = [channels[0] for _, channels in without_offset(seconds(), seconds, levels)]
+    return torch.from_numpy(np.concatenate(clean)) if levels.offset else wave
+
+
+class AudioSurvey(NamedTuple):
+    """Facts about a whole recording: `samples` at 16 kHz, `mel_peak` (the largest log10 mel power), and `windows`
+    (first sample, samples) spread over it."""
+
+    samples: int
+    mel_peak: float | None
+    windows: list[tuple[int, Tensor]]
+
+
+@torch.inference_mode()
+def survey(
+    source: AudioSource, *, bands: int | None = None, push: Callable[[Tensor], None] | None = None, windows: int = 0,
+    size: int = 30 * RATE,
+) -> AudioSurvey:  # fmt: skip
+    """Read a recording once: find the peak of its mel with `bands` bands, pass each chunk to `push`, and keep evenly
+    spread windows of `size` samples.
+
+    Keeps between half of `windows` and all of them if the recording is long enough. The last window may be shorter,
+    but not by more than half unless it is the only one."""
+    samples, peak, tail, spread = 0, FLOOR, None, _Spread(windows, size)
+    for chunk in source.chunks():
+        samples += len(chunk)
+        spread.push(chunk)
+        if push is not None:
+            push(chunk)
+        if bands is not None:
+            padded = _reflected(chunk) if tail is None else torch.cat([tail, chunk])
+            frames = max(0, (len(padded) - WINDOW) // HOP + 1)
+            peak = max(peak, _peak(padded, bands))
+            tail = padded[frames * HOP :].clone()
+    if bands is not None and tail is not None:
+        peak = max(peak, _peak(F.pad(tail, (0, WINDOW)), bands))
+    return AudioSurvey(samples, None if bands is None else peak, spread.windows())
+
+
+def _reflected(start: Float[Tensor, "_"]) -> Float[Tensor, "_"]:
+    """The beginning of a recording after the 200 reflected samples that its first centred frame sees."""
+    mirrored = F.pad(start, (0, max(0, AHEAD + 1 - len(start))))[1 : AHEAD + 1].flip(0)
+    return torch.cat([mirrored, start])
+
+
+def _peak(samples: Float[Tensor, "_"], bands: int) -> float:
+    return log10_mel(samples, bands).amax().item() if len(samples) >= WINDOW else FLOOR
+
+
+class _Spread:
+    """Pieces 0, s, 2s … of a stream of unknown length; s doubles when there are more than `count`."""
+
+    def __init__(self, count: int, size: int):
+        self.count, self.size, self.stride = count, size, 1
+        self.kept: dict[int, Tensor] = {}
+        self.parts: list[Tensor] = []
+        self.filled = self.piece = 0
+
+    def push(self, chunk: Tensor) -> None:
+        while self.count and len(chunk):
+            part, chunk = chunk.split_with_sizes([n := min(len(chunk), self.size - self.filled), len(chunk) - n])
+            self.filled += n
+            if self.piece % self.stride == 0:
+                self.parts.append(part)
+            if self.filled == self.size:
+                self._close()
+
+    def _close(self) -> None:
+        if self.parts:
+            self.kept[self.piece] = torch.cat(self.parts).clone()
+        if len(self.kept) > self.count:
+            self.stride *= 2
+            self.kept = {piece: samples for piece, samples in self.kept.items() if piece % self.stride == 0}
+        self.parts, self.filled, self.piece = [], 0, self.piece + 1
+
+    def windows(self) -> list[tuple[int, Tensor]]:
+        if self.parts and (not self.kept or self.filled >= self.size / 2):
+            self._close()
+        return [(piece * self.size, samples) for piece, samples in sorted(self.kept.items())]
+
+
+class _Samples:
+    """Spans of a recording in ascending order; buffers about one span and one chunk. A span that begins before the
+    buffer is read from the start again."""
+
+    def __init__(self, source: AudioSource):
+        self.source = source
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self.chunks, self.buffer, self.first, self.end = self.source.chunks(), [], 0, 0
+
+    def span(self, start: int, stop: int) -> Float[Tensor, "_"]:
+        """Samples [start, stop), fewer at the end of the recording."""
+        if start < self.first:
+            self._rewind()
+        while self.end < stop and (chunk := next(self.chunks, None)) is not None:
+            self.buffer.append(chunk)
+            self.end += len(chunk)
+            self._drop(start)
+        self._drop(start)
+        joined = torch.cat([torch.zeros(0), *self.buffer])
+        return joined[max(0, start - self.first) : max(0, stop - self.first)]
+
+    def _drop(self, start: int) -> None:
+        while self.buffer and self.first + len(self.buffer[0]) <= start:
+            self.first += len(self.buffer.pop(0))
+
+
+class MelReader:
+    """Whisper's log-mel of a whole recording, window by window in ascending order. `peak` and `samples` are a
+    survey's."""
+
+    def __init__(self, source: AudioSource, bands: int, peak: float, samples: int):
+        self.bands, self.peak, self.samples = bands, peak, samples
+        self.frames = samples // HOP
+        self.name, self.spans = source.name, _Samples(source)
+
+    @torch.inference_mode()
+    def window(self, seek: int, count: int) -> Float[Tensor, "M F"]:
+        """Mel frames [seek, seek + count), equal to `log_mel` of the recording followed by silence.
+
+        A seek below an earlier one reads the recording again. Raises AudioError if the recording has become shorter
+        since its survey."""
+        start, stop = seek * HOP - AHEAD, (seek + count - 1) * HOP - AHEAD + WINDOW
+        if start >= self.samples:  # silence, nothing to read
+            return scaled_mel(torch.full((self.bands, count), FLOOR), self.peak)
+        wave = self.spans.span(max(0, start), max(stop, AHEAD + 1))
+        if max(0, start) + len(wave) < min(stop, self.samples):
+            raise AudioError(f"{self.name}: changed while it was read ({self.samples} samples before)")
+        if start < 0:
+            wave = _reflected(wave)[start + AHEAD :]
+        return scaled_mel(log10_mel(F.pad(wave, (0, stop - start - len(wave))), self.bands), self.peak)
+
+
+def cut(source: AudioSource, clips: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Float[Tensor, "_"]]]:
+    """Yield (first sample, samples) of each clip [start, stop) in one pass, for clips with ascending starts.
+
+    A clip that extends beyond the recording is shortened, one that begins after it is dropped."""
+    samples = _Samples(source)
+    for start, stop in clips:
+        wave = samples.span(start, stop)
+        if len(wave):
+            yield start, wave.clone()

@@ -1,0 +1,87 @@
+"""Fine-tuning on images: classification, and matching with captions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from multimodal.data.datasets.class_names import CaptionSampler, class_labels, class_names, names_of
+from multimodal.data.datasets.images import LabelledImageSource
+from multimodal.data.loader import shuffled
+from multimodal.data.sources import open_source
+from multimodal.errors import CheckpointError
+from multimodal.models.clip import CLIP
+from multimodal.models.vit import ViT
+from multimodal.tasks.classify.classifier import ZeroShotClassifier
+from multimodal.tasks.evaluate.classification import ImageAccuracy
+from multimodal.tasks.evaluate.zero_shot import accuracy, read_named
+from multimodal.train.objectives import contrastive_model
+from multimodal.train.objectives.classify import ImageAugment, MixImages, SoftTargets, classifier
+from multimodal.train.objectives.contrastive import Contrastive
+from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
+from multimodal.weights.folder import Checkpoint
+
+
+def classify(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+    """Classify images with a ViT, or with the image tower of a CLIP and a new head; the result is a ViT."""
+    source, record = open_source(d.data, columns=d.columns, trust=d.trust), begun.preprocessing
+    labels = class_labels(source, " ".join(d.data))
+    model = classifier(begun, labels)
+    names = names_of(labels, d.classes, d.data)
+    if isinstance(begun.model, CLIP) and begun.tokenizer is not None and d.head == "names":
+        some = ImageAccuracy(source, labels, record, " ".join(d.data), 16)
+        named_head(begun, model, names, torch.stack([pixels for pixels, _ in some.read(some.keys)]))
+    val = open_source(d.val, columns=d.columns, trust=d.trust) if d.val else None
+    if val:
+        ImageAccuracy(val, labels, record, d.val)  # names what does not fit before training
+
+    def finish(trained: nn.Module) -> Checkpoint:
+        card = begun.card | {"labels": list(labels), "names": names}
+        return replace(begun, model=trained, tokenizer=None, card=card)
+
+    measure = lambda model, count: ImageAccuracy(val, labels, record, d.val, count)(model)
+    return FinetuningJob(
+        SoftTargets(model), model, ("head",), source, shuffled(len(source), d.batch, seed),
+        ImageAugment(labels, record, d.augment), MixImages(len(labels), d.augment), measure if val else None, finish,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def named_head(begun: Checkpoint, model: ViT, names: list[str], pixels: Float[Tensor, "B 3 H W"]) -> None:
+    """Fills the head with the text vectors of the names, seen through the projection of the images: so it begins with
+    the order of classes that the CLIP gives each image without training (Wortsman et al. 2022), and with logits of
+    about the same size, by the mean length of the vectors of some images."""
+    clip, pooled = begun.model, begun.model.image(pixels)
+    vectors = ZeroShotClassifier(begun, names).weights
+    if clip.image_project is not None:
+        pooled, vectors = clip.image_project(pooled), vectors @ clip.image_project.weight
+    model.head.weight.copy_(clip.logit_scale.exp() / pooled.norm(dim=-1).mean() * vectors)
+
+
+def match(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+    """Match images with captions or with templated class names, by a whole CLIP."""
+    model, record = begun.model, begun.preprocessing
+    if begun.tokenizer is None or record is None:
+        raise CheckpointError(f"{begun.source}: checkpoint has no tokenizer or no preprocessing")
+    image, context = model.config.image, model.config.text.context
+    images = LabelledImageSource(
+        d.data, class_names(d.classes, d.data), record.size[0], cache=1000, columns=d.columns, trust=d.trust
+    )
+    captions = CaptionSampler(images.concepts, contrastive_model.TEMPLATES)
+    held = read_named(d.val, d.classes, trust=d.trust) if d.val else None
+    few = read_named(d.val, d.classes, d.count, d.trust) if d.val else None
+    templates = {"templates": begun.card.get("templates", contrastive_model.ZERO_SHOT)}
+    finish = lambda trained: replace(begun, model=trained, card=begun.card | templates)
+
+    def measure(model: nn.Module, count: int | None) -> dict[str, float]:
+        return accuracy(finish(model), few if count else held)
+
+    return FinetuningJob(
+        Contrastive(model, captions.fits()), model, (), images, shuffled(len(images), d.batch, seed),
+        contrastive_model.PrepareContrastive(
+            captions, (record.size[0] // image.patch) * (record.size[1] // image.patch)),
+        contrastive_model.CollateContrastive(begun.tokenizer, context, record, d.augment.smallest_crop, 0.5),
+        measure if held else None, finish,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Fine-tuning on speech: a Conformer recognizer, and a model in Whisper's format."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from multimodal.data.batching import Batching, speech_plan
+from multimodal.data.datasets.class_names import evenly
+from multimodal.data.datasets.speech import SpeechCorpus
+from multimodal.data.datasets.speech_windows import Curriculum, SpeechExample, SpeechWindows, curriculum
+from multimodal.errors import CheckpointError, DataError
+from multimodal.tasks.evaluate.scores import word_errors
+from multimodal.tasks.evaluate.speech import whisper_windows
+from multimodal.tasks.evaluate.speech.decoders import ErrorRates
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
+from multimodal.train.objectives import augment_speech, multitask
+from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
+from multimodal.train.objectives.recogniser import Recognition, most_ids
+from multimodal.weights.folder import Checkpoint
+
+
+def recognise(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+    """Transcribe with a Conformer."""
+    tokenizer = begun.required_tokenizer()
+    bands = begun.model.config.encoder.bands
+    corpus = SpeechCorpus(d.data, cache, bands, columns=d.columns, trust=d.trust)
+    held = SpeechCorpus([d.val], cache, bands, columns=d.columns, trust=d.trust) if d.val else None
+    corpus.encode(tokenizer)
+    plan = speech_plan(corpus.lengths, corpus.times, Batching(d.frames, easy=0), seed)
+    terms = "joint" if begun.model.decoder is not None else "ctc"
+
+    def measure(model: nn.Module, count: int | None) -> dict[str, float]:
+        items = evenly(range(len(held)), count)
+        return ErrorRates(begun, [held.texts[i] for i in items], [held.frames(i) for i in items], "greedy")(model, 0)
+
+    return FinetuningJob(
+        Recognition(begun.model, tokenizer, terms), begun.model, (), corpus, plan,
+        augment_speech.PrepareSpeech(augment_speech.SpeechAugmentation(), most_ids(begun.model)),
+        augment_speech.collate,
+        measure if held else None, lambda trained: replace(begun, model=trained),
+    )  # fmt: skip
+
+
+def transcribe(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+    """Transcribe, and translate where the manifest has translations, in Whisper's format."""
+    tokenizer, config = begun.tokenizer, begun.model.config
+    if not isinstance(tokenizer, WhisperTokenizer):
+        raise CheckpointError(f"{begun.source}: its tokenizer is not one of Whisper's format")
+    bands, window = config.encoder.bands, multitask.STEP * config.encoder.context
+    clips = SpeechWindows(d.data, cache, bands, d.language, d.columns, d.trust)
+    held = SpeechWindows([d.val], cache, bands, d.language, d.columns, d.trust) if d.val else None
+    known = set(tokenizer.languages if tokenizer.multilingual else ("en",))
+    if unknown := {clip.language for clip in clips.clips} - known:
+        raise DataError(f"names the language {min(unknown)!r}, not one of the model's {len(known)}", argument="data")
+    # too long for the decoder: as too long for the window
+    room = config.decoder.context - multitask.MOST_PREVIOUS - 6  # control and time tokens
+    sizes = zip(clips.lengths, clips.clips, strict=True)
+    lengths = [size if _tokens(tokenizer, clip) <= room else window + 1 for size, clip in sizes]
+    if min(lengths) > window:
+        raise DataError(
+            f"holds no recording of {len(lengths)} that fits {window / 100:g} s and {room} tokens of text",
+            argument="data",
+        )
+    shares = Curriculum(window, max(window, d.frames), len(clips), easy=0, short=window, pairs=0.0, noise=0.0, full=1.0)
+    model = multitask.LetterCTC(begun.model, 0)  # a pretrained encoder needs no letter CTC
+    model.head.requires_grad_(False)
+    return FinetuningJob(
+        multitask.Multitask(model), begun.model, (), clips,
+        curriculum(shares, lengths, [clip.language for clip in clips.clips], seed),
+        multitask.PrepareWindow(tokenizer, "", bands), multitask.collate,
+        partial(_heard, held, tokenizer, window) if held else None,
+        lambda trained: replace(begun, model=trained.speech),
+    )  # fmt: skip
+
+
+def _tokens(tokenizer: WhisperTokenizer, clip: SpeechExample) -> int:
+    return max(len(tokenizer.encode(" " + text)) for text in (clip.text, clip.translation or ""))
+
+
+@torch.inference_mode()
+def _heard(
+    held: SpeechWindows, tokenizer: WhisperTokenizer, window: int, model: nn.Module, count: int | None
+) -> dict[str, float]:
+    """Error rates of greedy transcripts, in the language each clip has; clips longer than the window are left out."""
+    speech, wanted, found = model.speech, [], []
+    for i in evenly([i for i, size in enumerate(held.lengths) if size <= window], count):
+        mel = F.pad(held.mels[i].float(), (0, window - held.lengths[i])).to(next(model.parameters()).device)
+        found += whisper_windows.decode(speech, tokenizer, speech.encoder(mel[None]), [held.clips[i].language])
+        wanted.append(held.clips[i].text)
+    return word_errors(wanted, found)

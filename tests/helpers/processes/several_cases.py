@@ -1,0 +1,188 @@
+"""Functions that the multi-process tests run in each process. Results are numbers and lists."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import multimodal.train.loop
+from multimodal.data.loader import Loader, shuffled
+from multimodal.errors import DataError
+from multimodal.models.clip import CLIP
+from multimodal.train.distributed.processes import Processes
+from multimodal.train.loop import Loop
+from multimodal.train.losses import contrastive_loss
+from multimodal.train.objectives.contrastive import Contrastive, Pairs
+from multimodal.train.optim import OptimSettings
+from multimodal.train.signals import Stopped
+from tests.helpers import tiny_run
+from tests.helpers.tiny import CLIPS, VOCABULARY
+
+ADAMW = OptimSettings(rate=1e-2, warmup=2, average=0.9)
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def contrast(image_counts: list[int], text_counts: list[int], sigmoid: bool, exchange: str | None) -> list[list[float]]:
+    """Loss of this process (of all, without `exchange`) and gradients of its features, scale and bias."""
+    images, captions = (F.normalize(noise(sum(n), 4, seed=len(n)), dim=-1) for n in (image_counts, text_counts))
+    concepts, terms = torch.arange(len(images)) % 3, torch.arange(len(captions)) % 3
+    across = None
+    if exchange:
+        processes = Processes()
+        across = processes.meeting(exchange)
+        images, concepts = (x.split(image_counts)[processes.rank] for x in (images, concepts))
+        captions, terms = (x.split(text_counts)[processes.rank] for x in (captions, terms))
+    leaves = [images, captions, *(torch.tensor(x, dtype=torch.float64) for x in (9.0, -3.0))]
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    loss = contrastive_loss(*leaves, concepts=concepts, terms=terms, sigmoid=sigmoid, across=across, block=8)
+    loss.backward()
+    return [x.flatten().tolist() for x in (loss, *(leaf.grad for leaf in leaves))]
+
+
+def contrasts(image_counts: list[int], text_counts: list[int]) -> dict[tuple[bool, str], list[list[float]]]:
+    kinds = [(sigmoid, exchange) for sigmoid in (False, True) for exchange in ("gather", "ring")]
+    found = {kind: contrast(image_counts, text_counts, *kind) for kind in kinds}
+    Processes().close()
+    return found
+
+
+class Recorder(tiny_run.Quiet):
+    rows: dict[int, float]
+    figures: dict[int, float]
+
+    def __init__(self, *_: Any):
+        super().__init__()
+        Recorder.rows, Recorder.figures = {}, {}
+
+    def step(self, number: int, metrics: dict[str, float], **_: Any) -> None:
+        Recorder.rows[number] = metrics["loss"]
+
+    def evaluated(self, number: int, figures: dict[str, float], seconds: float) -> None:
+        Recorder.figures[number] = figures["sum"]
+
+
+def figures(model: torch.nn.Module, step: int) -> dict[str, float]:
+    assert os.environ["RANK"] == "0"
+    return {"sum": sum(float(p.detach().double().abs().sum()) for p in model.parameters())}
+
+
+class Texts(tiny_run.Images):
+    """Images with a text each."""
+
+    def read(self, key: int) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(1, VOCABULARY - 2, (9,), generator=torch.Generator().manual_seed(key))
+        ids[-1] = VOCABULARY - 1
+        return super().read(key)[0].double(), ids
+
+
+def as_it_is(item: Any, generator: torch.Generator) -> Any:
+    return item
+
+
+def pairs(items: list[tuple[Tensor, Tensor]]) -> Pairs:
+    return Pairs(*(torch.stack(x) for x in zip(*items, strict=True)))
+
+
+def clip_loop(run: Path, kind: str, exchange: str, **changes: Any) -> Loop:
+    s = tiny_run.settings(run, optim=ADAMW, **changes)
+    torch.manual_seed(0)
+    model = CLIP(CLIPS[kind]).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim else None
+    loader = Loader(Texts(), shuffled(28, 8, 0), as_it_is, pairs, micro=s.accumulate)
+    return Loop(s, Contrastive(model, exchange=exchange), loader)
+
+
+class Labelled(tiny_run.Images):
+    def read(self, key: int) -> tuple[Tensor, int]:
+        image, label = super().read(key)
+        return image.double(), label
+
+
+class Classify(tiny_run.Classify):
+    """Classification in float64: Adam would amplify the rounding errors of zero gradients."""
+
+    def forward(self, batch: tiny_run.Batch) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.model(batch.images), batch.labels, reduction="sum")}
+
+
+def image_loop(run: Path, nan: tuple[int, ...] = (), **changes: Any) -> Loop:
+    s = tiny_run.settings(run, **{"optim": ADAMW} | changes)
+    loader = Loader(Labelled(nan=nan), shuffled(28, 8, 0), as_it_is, tiny_run.collate, micro=s.accumulate)
+    return Loop(s, Classify(tiny_run.model(drop=0.0).double()), loader, figures)
+
+
+def fit(loop: Loop) -> dict[str, Any]:
+    """Train; return losses by step (first process), the end and the weights."""
+    multimodal.train.loop.TrainingLog, Recorder.rows, Recorder.figures = Recorder, {}, {}
+    rank, end = loop.rank, "done"
+    try:
+        model = loop.fit()
+        weights = {name: value.flatten().tolist() for name, value in model.state_dict().items()}
+    except (SystemExit, Stopped, Exception) as error:
+        end, weights = f"{type(error).__name__}: {error}", {}
+    return {"rank": rank, "losses": Recorder.rows, "figures": Recorder.figures, "end": end, "weights": weights,
+            "done": loop.done, "not_finite": loop.not_finite}  # fmt: skip
+
+
+def train(make: str, *args: Any) -> dict[str, Any]:
+    """Train the named loop; the last of `args` are the settings."""
+    *args, options = args
+    logging.disable()
+    return fit({"clip": clip_loop, "images": image_loop}[make](*args, **options))
+
+
+def trouble(run: Path, kind: str, at: int = 3) -> dict[str, Any]:
+    """Stop, fail or kill the last process in step `at`; the others do not know."""
+    logging.disable()
+    loop = image_loop(run, log_every=1)
+    step, start = loop.step, loop.loader.start
+
+    def stopping(batches):
+        if loop.done + 1 == at:
+            os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+        return step(batches)
+
+    def broken(number, check):
+        for count, batches in enumerate(start(number, check)):
+            if count == at:
+                raise DataError("image-7.png: broken")
+            yield batches
+
+    if loop.rank == loop.world - 1:
+        if kind != "error":
+            loop.step = stopping
+        else:
+            loop.loader.start = broken
+    return fit(loop)
+
+
+def lonely(run: Path) -> str:
+    """Train a model with a parameter that takes no part in the loss."""
+    loop = image_loop(run)
+    model = tiny_run.model().double()
+    model.spare = torch.nn.Parameter(torch.zeros(3))
+    return fit(Loop(loop.settings, Classify(model), loop.loader))["end"]
+
+
+def full_disk(run: Path) -> dict[str, Any]:
+    """Train while the second process cannot write its shard of a state."""
+    from torch.distributed.checkpoint import filesystem
+
+    logging.disable()
+    loop = image_loop(run, steps=2, shard=True)
+    if loop.rank == 1:
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        filesystem._write_files_from_queue = refuse
+    return fit(loop)

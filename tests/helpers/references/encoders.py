@@ -1,0 +1,121 @@
+"""Tiny random transformers encoders and their outputs, for test_weights_encoders.py."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.helpers.references.vision import randomized
+
+VOCABULARY, CONTEXT, PAD = 50, 12, 1
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
+         "intermediate_size": 40, "max_position_embeddings": CONTEXT, "pad_token_id": PAD}  # fmt: skip
+DISTIL = {"vocab_size": VOCABULARY, "dim": 24, "n_layers": 3, "n_heads": 3, "hidden_dim": 40, "pad_token_id": PAD,
+          "max_position_embeddings": CONTEXT}  # fmt: skip
+ROBERTA = SIZES | {"max_position_embeddings": CONTEXT + PAD + 1, "type_vocab_size": 1}
+NARROW = SIZES | {"embedding_size": 16}
+LABELS = {"num_labels": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`segments`: the reference takes segment ids; `renamed`: its tensors under other names."""
+
+    family: str
+    reference: nn.Module
+    segments: bool = True
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.reference.config.to_dict()
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {self._name(name): tensor.clone() for name, tensor in self.reference.state_dict().items()}
+
+    def _name(self, name: str) -> str:
+        for theirs, other in self.renamed.items():
+            name = name.replace(theirs, other)
+        return name
+
+
+def outputs(case: Case, ids: Tensor, valid: Tensor, segments: Tensor, places: Tensor | None = None,
+            **labels: Tensor) -> dict[str, Tensor]:  # fmt: skip
+    """Reference outputs by the names that the tests use."""
+    more = {"token_type_ids": segments} if case.segments else {}
+    more |= {"position_ids": places} if places is not None else {}
+    made = case.reference(ids, attention_mask=valid.long(), output_hidden_states=True, **more, **labels)
+    found = {f"states {i}": states for i, states in enumerate(made.hidden_states)}
+    for name, key in (("prediction_logits", "logits"), ("seq_relationship_logits", "classes"),
+                      ("sop_logits", "classes"), ("pooler_output", "pooled"), ("loss", "loss")):  # fmt: skip
+        if made.get(name) is not None:
+            found[key] = made[name]
+    if (logits := made.get("logits")) is not None:
+        found[{2: "classes", 3: "logits"}[logits.ndim] if "ForPreTraining" not in str(type(made)) else "detect"] = (
+            logits
+        )
+    return found
+
+
+def _made(family: str, model: str, config: str, options: dict[str, Any], **case: Any) -> Callable[[], Case]:
+    def make() -> Case:
+        import transformers
+
+        made = getattr(transformers, model)(getattr(transformers, config)(**options))
+        if not options.get("tie_word_embeddings", True):  # one bias of two names all the same
+            made.cls.predictions.decoder.bias = made.cls.predictions.bias
+        return Case(family, randomized_once(made), **case)
+
+    return make
+
+
+def randomized_once(model: nn.Module) -> nn.Module:
+    """Randomize every weight, shared ones once."""
+    named = dict(model.named_parameters())  # each once
+    holder = nn.Module()
+    for name, parameter in named.items():
+        holder.register_parameter(name.replace(".", "/"), parameter)
+    randomized(holder)
+    return model.eval()
+
+
+OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+CASES: dict[str, Callable[[], Case]] = {
+    "BERT": _made("bert", "BertForPreTraining", "BertConfig", SIZES),
+    "BERT, old names": _made("bert-old", "BertForPreTraining", "BertConfig", SIZES, renamed=OLD),
+    "BERT, masked": _made("bert", "BertForMaskedLM", "BertConfig", SIZES | {"hidden_act": "relu"}),
+    "BERT, not tied": _made("bert", "BertForMaskedLM", "BertConfig", SIZES | {"tie_word_embeddings": False}),
+    "BERT, causal": _made("bert", "BertLMHeadModel", "BertConfig", SIZES | {"is_decoder": True}),
+    "BERT, encoder": _made("bert-model", "BertModel", "BertConfig", SIZES | {"layer_norm_eps": 1e-3}),
+    "BERT, classes": _made("bert", "BertForSequenceClassification", "BertConfig", SIZES | LABELS),
+    "BERT, next sentence": _made("bert-next-sentence", "BertForNextSentencePrediction", "BertConfig", SIZES),
+    "RoBERTa": _made("roberta", "RobertaForMaskedLM", "RobertaConfig", ROBERTA, segments=False),
+    "RoBERTa, classes": _made("roberta", "RobertaForSequenceClassification", "RobertaConfig", ROBERTA | LABELS,
+                              segments=False),
+    "RoBERTa, encoder": _made("roberta-model", "RobertaModel", "RobertaConfig", ROBERTA, segments=False),
+    "XLM-RoBERTa": _made("roberta", "XLMRobertaForMaskedLM", "XLMRobertaConfig", ROBERTA, segments=False),
+    "ALBERT": _made("albert", "AlbertForPreTraining", "AlbertConfig", NARROW),
+    "ALBERT, masked": _made("albert", "AlbertForMaskedLM", "AlbertConfig", NARROW | {"inner_group_num": 2}),
+    "ALBERT, classes": _made("albert", "AlbertForSequenceClassification", "AlbertConfig",
+                             NARROW | LABELS | {"num_hidden_groups": 3}),
+    "ALBERT, encoder": _made("albert-model", "AlbertModel", "AlbertConfig", NARROW | {"embedding_size": 24}),
+    "DistilBERT": _made("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", DISTIL, segments=False),
+    "DistilBERT, classes": _made("distilbert", "DistilBertForSequenceClassification", "DistilBertConfig",
+                                 DISTIL | LABELS | {"sinusoidal_pos_embds": True}, segments=False),
+    "DistilBERT, encoder": _made("distilbert-model", "DistilBertModel", "DistilBertConfig", DISTIL, segments=False),
+    "ELECTRA, generator": _made("electra", "ElectraForMaskedLM", "ElectraConfig", NARROW),
+    "ELECTRA, discriminator": _made("electra", "ElectraForPreTraining", "ElectraConfig",
+                                    NARROW | {"hidden_act": "gelu_new"}),
+    "ELECTRA, classes": _made("electra", "ElectraForSequenceClassification", "ElectraConfig", NARROW | LABELS),
+    "ELECTRA, encoder": _made("electra-model", "ElectraModel", "ElectraConfig", NARROW | {"embedding_size": 24}),
+}  # fmt: skip
+
+
+@lru_cache
+def case(name: str) -> Case:
+    torch.manual_seed(0)
+    return CASES[name]()

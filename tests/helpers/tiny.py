@@ -1,0 +1,159 @@
+"""Tiny models for the tests, one configuration for each kind, with every weight random."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.conformer import ConformerConfig
+from multimodal.blocks.stack import StackConfig, transformer
+from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from multimodal.models.git import GIT, GITConfig
+from multimodal.models.tabular import FTTransformer, TabularConfig
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.models.vit import ViT, ViTConfig
+from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
+from multimodal.tokens.text.tokenizer import TextBatch
+
+WIDTH, HEADS, VOCABULARY = 16, 2, 23
+
+
+def stack(**options) -> StackConfig:
+    return transformer(WIDTH, 2, HEADS, 24, **options)
+
+
+def text(causal: bool = True, tied: bool | None = None, source: bool = False, context: int = 12) -> TextConfig:
+    return TextConfig(VOCABULARY, context, stack(source_width=WIDTH if source else None), causal, tied)
+
+
+def conformer(subsample: int = 4, chunk: int = 0, rotary: bool = False, **block) -> ConformerEncoderConfig:
+    block = {"attention": AttentionConfig(WIDTH, HEADS, relative=not rotary), "hidden": 24, "kernel": 5} | block
+    return ConformerEncoderConfig(8, ConformerConfig(**block), 2, subsample, 4, rotary, chunk)
+
+
+VIT = ViTConfig((8, 12), 4, stack(), "token", True, classes=5)
+VITS = {
+    "token": VIT,
+    "mean": replace(VIT, pool="mean", class_token=False, stack=stack(final_norm=False), norm_after_pool=True),
+    "map": replace(VIT, pool="map", class_token=False, classes=0),
+    "registers": replace(VIT, registers=3, positions_on_prefix=False),
+    "registers-mean": replace(VIT, registers=3, pool="mean", stem_norm=True, patch_bias=False, head_bias=False),
+    "layer-scale": replace(VIT, stack=stack(layer_scale=True)),
+}
+CLIPS = {
+    "softmax": CLIPConfig(replace(VIT, classes=0), text(), 6, "softmax", "eos", eos_id=VOCABULARY - 1),
+    "sigmoid": CLIPConfig(VITS["map"], text(causal=False), WIDTH, "sigmoid", "last", image_project=False,
+                          text_bias=True),
+    "masked": CLIPConfig(replace(VIT, classes=0), text(causal=False), 6, "softmax", "eos", eos_id=VOCABULARY - 1,
+                         text_valid=True),
+}  # fmt: skip
+CONFORMERS = {
+    "relative": conformer(),
+    "rotary": conformer(rotary=True, subsample=8),
+    "chunk": conformer(chunk=2, conv_causal=True),
+    "group": conformer(subsample=2, conv_norm="group", conv_first=True),
+    "batch": conformer(subsample=1, conv_norm="batch", rotary=True, conv_bias=False, hidden=20),
+}
+SPEECH = WhisperConfig(WhisperEncoderConfig(8, 10, stack(key_bias=False)), text(tied=True, source=True))
+JOINT = ConformerCTCConfig(conformer(), VOCABULARY, text(tied=False, source=True))
+CAPTIONER = CaptionerConfig(replace(VIT, pool="none", classes=0), text(tied=True, source=True))
+AFTER = {"stem_norm": True, "head_bias": True}  # as in BERT: post-norm
+BERT = text(source=True, tied=True)
+BERT = replace(
+    BERT, stack=replace(BERT.stack, block=replace(BERT.stack.block, post_norm=True), final_norm=False),
+    transform=True, **AFTER,
+)  # fmt: skip
+GITS = GITConfig(CAPTIONER.image, replace(text(tied=False), **AFTER))
+COCA = CoCaConfig(
+    replace(VIT, classes=0, stack=stack(final_norm=False)), replace(text(), stack=stack(final_norm=False)), WIDTH,
+    "softmax", "class", queries=3, pool_heads=HEADS, pad_id=0,
+    decoder=replace(stack(), block=replace(stack(source_width=WIDTH).block, cross_block=True)),
+)  # fmt: skip
+TEXTS = {
+    "learned": text(tied=True),
+    **{kind: replace(text(tied=True), positions=PositionConfig(kind, buckets=8, furthest=9)) for kind in (
+        "sinusoidal", "rotary", "bucket", "alibi")},
+    "window": replace(text(tied=False), positions=PositionConfig("rotary", interleaved=True), window=3),
+    "shaw": replace(
+        text(tied=True), positions=PositionConfig("none"),
+        stack=replace(stack(), block=replace(stack().block, attention=AttentionConfig(WIDTH, HEADS, shaw=3))),
+    ),
+    "linear": replace(
+        text(tied=True),
+        stack=replace(stack(), block=replace(stack().block, attention=AttentionConfig(WIDTH, HEADS, linear="causal"))),
+    ),
+    "llama": replace(
+        text(tied=True), positions=PositionConfig("rotary"),
+        stack=replace(stack(), block=replace(
+            stack().block, attention=AttentionConfig(WIDTH, 4, kv_heads=2, bias=False), gated=True, activation="silu",
+            norm="rms")),
+    ),
+}  # fmt: skip
+ENCODER = replace(
+    text(causal=False, tied=True), transform=True, segments=2, embed_width=8, pool="tanh", classes=3, **AFTER
+)
+TEXT_TO_TEXT = EncoderDecoderConfig(
+    replace(text(causal=False), vocabulary=0, positions=PositionConfig("bucket")),
+    replace(text(tied=True, source=True), positions=PositionConfig("bucket"), logit_scale=WIDTH**-0.5), start_id=0,
+)  # fmt: skip
+TABULAR = TabularConfig(3, (4, 2), 5, 2, stack())
+
+ALL = {
+    **{f"vit-{name}": (ViT, config) for name, config in VITS.items()},
+    **{f"clip-{name}": (CLIP, config) for name, config in CLIPS.items()},
+    **{f"conformer-{name}": (ConformerEncoder, config) for name, config in CONFORMERS.items()},
+    "speech-to-text": (Whisper, SPEECH),
+    "joint": (ConformerCTC, JOINT),
+    "joint-ctc-alone": (ConformerCTC, replace(JOINT, decoder=None)),
+    "captioner": (Captioner, CAPTIONER),
+    "captioner-bert": (Captioner, replace(CAPTIONER, decoder=BERT)),
+    "git": (GIT, GITS),
+    "coca": (CoCa, COCA),
+    **{f"text-{name}": (TextTransformer, config) for name, config in TEXTS.items()},
+    "text-encoder": (TextTransformer, ENCODER),
+    "text-detector": (TextTransformer, replace(text(causal=False), detect=True)),
+    "text-to-text": (EncoderDecoder, TEXT_TO_TEXT),
+    "text-to-text-apart": (EncoderDecoder, replace(TEXT_TO_TEXT, encoder=text(causal=False))),
+    "tabular": (FTTransformer, TABULAR),
+}
+
+
+@torch.no_grad()
+def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Randomize every weight and statistic from `seed`: zeros and ones would hide a missing term. Sets eval mode."""
+    source = torch.Generator().manual_seed(seed)
+    for name, tensor in module.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        noise = torch.randn(tensor.shape, generator=source) * 0.25
+        if name.endswith("running_var"):
+            tensor.copy_(noise.exp())
+        elif tensor.ndim == 0 or (tensor.ndim == 1 and name.endswith("weight")):  # a temperature, a norm's gain
+            tensor.add_(noise)
+        else:
+            tensor.copy_(noise)
+    return module.eval()
+
+
+def made(name: str) -> nn.Module:
+    kind, config = ALL[name]
+    return randomized(kind(config))
+
+
+def teach(model: Captioner, pixels: Tensor, batch: TextBatch, steps: int, rate: float = 5e-3) -> Captioner:
+    """Overfit the captions, in a second."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(steps):
+        logits = model(pixels, batch.ids[:, :-1])
+        loss = F.cross_entropy(logits[batch.mask[:, 1:]], batch.ids[:, 1:][batch.mask[:, 1:]])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()

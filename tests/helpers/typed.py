@@ -1,0 +1,117 @@
+"""Run-time type checks: every function and dataclass of the package checks its arguments and results while tests run.
+
+jaxtyping's own import hook builds all checks at import, ten seconds for each test process, and opens a shape context in
+every call. Here a check is built at the first call, and only array annotations pay for the shape context.
+"""
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any, get_args
+
+from beartype import BeartypeConf, beartype
+from jaxtyping import AbstractArray, jaxtyped
+
+# raises what Python does for a wrong type; an int is a float
+CHECK = beartype(conf=BeartypeConf(violation_type=TypeError, is_pep484_tower=True))
+NAME = "@checked"  # a name that no source can use
+
+
+def has_arrays(annotation: Any) -> bool:
+    if inspect.isclass(annotation) and issubclass(annotation, AbstractArray):
+        return True
+    return any(has_arrays(part) for part in get_args(annotation))
+
+
+def resolved(target: Callable) -> dict[str, Any]:
+    """Quoted annotations as types; `Any` for names that are imported under TYPE_CHECKING."""
+    types = {}
+    for name, annotation in target.__annotations__.items():
+        if isinstance(annotation, str):
+            try:
+                types[name] = eval(annotation, target.__globals__)
+            except NameError:
+                types[name] = Any
+    return types
+
+
+def checked(target: Any) -> Any:
+    """Wrap a function or dataclass with checks that are built at its first call."""
+    if inspect.isclass(target):
+        target.__init__ = checked(target.__init__)
+        return target
+    check: Callable | None = None
+    arrays = False
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal check, arrays
+        if check is None:
+            target.__annotations__.update(resolved(target))
+            arrays = any(has_arrays(annotation) for annotation in target.__annotations__.values())
+            check = CHECK(target)
+        if arrays:
+            with jaxtyped("context"):  # one size for each axis name within a call
+                return check(*args, **kwargs)
+        return check(*args, **kwargs)
+
+    return call
+
+
+class Decorate(ast.NodeVisitor):
+    """Add `@checked` below a function's decorators and above a dataclass's."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.args.posonlyargs or node.args.args or node.args.kwonlyargs or node.args.vararg or node.returns:
+            node.decorator_list.append(self.decorator(node))
+        self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if any("dataclass" in ast.dump(decorator) for decorator in node.decorator_list):
+            node.decorator_list.insert(0, self.decorator(node))
+        self.generic_visit(node)
+
+    @staticmethod
+    def decorator(node: ast.stmt) -> ast.Name:
+        return ast.copy_location(ast.Name(NAME, ast.Load()), node)
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):  # expressions hold no definitions
+                self.visit(child)
+
+
+class CheckedLoader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile without reading or writing the bytecode cache of the unchecked module."""
+        path = self.get_filename(fullname)
+        tree = ast.parse(self.get_data(path), path)
+        Decorate().visit(tree)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        setattr(module, NAME, checked)
+        super().exec_module(module)
+
+
+class CheckedFinder(MetaPathFinder):
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != self.package:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = CheckedLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def install(package: str) -> None:
+    assert package not in sys.modules, f"{package} was imported before its checks were installed"
+    sys.meta_path.insert(0, CheckedFinder(package))

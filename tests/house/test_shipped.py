@@ -1,0 +1,74 @@
+"""The shipped models on real input, as the README's first command uses them."""
+
+import json
+import re
+import wave
+from pathlib import Path
+
+import matplotlib.cbook
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+import multimodal
+from multimodal.system.assets import asset, shipped
+from tests.helpers.paths import ROOT
+
+LABELS = ["goldfish", "school bus", "teapot", "military uniform", "lighthouse", "banana", "suspension bridge"]
+
+
+@pytest.fixture(scope="module")
+def photograph() -> Path:
+    return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+
+
+def test_a_photograph_is_classified_and_a_phone_s_turned_copy_alike(photograph, tmp_path):
+    with Image.open(photograph) as image:
+        exif = Image.Exif()
+        exif[0x0112] = 6  # stored on its side: a viewer turns it clockwise
+        image.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=95)
+        assert ImageOps.exif_transpose(Image.open(tmp_path / "turned.jpg")).size == image.size
+    results = multimodal.classify([photograph, tmp_path / "turned.jpg"], LABELS)
+    upright, turned = ({s["label"]: s["score"] for s in r["scores"]} for r in results)
+    assert results[0]["scores"][0]["label"] == "military uniform"
+    assert all(abs(upright[label] - turned[label]) < 0.02 for label in LABELS)
+
+
+@pytest.mark.parametrize("beam_size", [None, 4])
+def test_the_sample_recording_is_transcribed_word_for_word(beam_size):
+    result = multimodal.transcribe(asset("sample", "speech.flac"), beam_size=beam_size)
+    assert result["text"] == asset("sample", "speech.txt").read_text().strip()
+    assert result["language"] == "en"
+    assert 0 <= result["segments"][0]["start"] < result["segments"][-1]["end"] <= 7.2
+
+
+def test_the_german_sample_is_written_translated_and_its_language_found():
+    sample, model = asset("sample", "german.flac"), multimodal.load("whisper-mini")
+    result = multimodal.transcribe(sample, model)
+    assert result["text"].strip() == asset("sample", "german.txt").read_text().strip()
+    assert result["language"] == "de"
+    assert abs(result["segments"][-1]["end"] - 2.4) < 0.2
+    english = multimodal.transcribe(sample, model, task="translate")["text"].lower()
+    assert "two children" in english
+    assert "ball" in english
+
+
+def test_noise_is_no_speech(tmp_path):
+    noise = 0.1 * np.random.default_rng(0).standard_normal(5 * 16000)
+    with wave.open(str(tmp_path / "noise.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes((noise * 32767).clip(-32768, 32767).astype("<i2").tobytes())
+    assert multimodal.transcribe(tmp_path / "noise.wav", "whisper-mini")["text"] == ""
+
+
+def test_cards_say_licence_data_figures_and_command_and_the_models_are_small():
+    folders = shipped()
+    assert set(folders) == {"asr-conformer-en", "clip-vit-16", "whisper-mini"}
+    assert sum(file.stat().st_size for folder in folders.values() for file in folder.iterdir()) < 20e6
+    for folder in folders.values():
+        card = json.loads((folder / "card.json").read_text())
+        assert card.keys() >= {"licence", "training_data", "figures", "command", "limits"}
+        (script,) = set(re.findall(r"recipes/train_\w+\.py", card["command"]))
+        assert (ROOT / script).is_file()

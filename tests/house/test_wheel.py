@@ -1,0 +1,51 @@
+"""The wheel, installed outside the checkout: it finds its models and does both main jobs."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Unpack the wheel, as `pip install` would, away from the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "-w", folder / "built", ROOT], check=True, capture_output=True, timeout=300)
+    (wheel,) = (folder / "built").glob("multimodal-*.whl")
+    with zipfile.ZipFile(wheel) as held:
+        held.extractall(folder / "installed")
+    return folder
+
+
+def run(place, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(place / "installed")}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=place, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_wheel_does_both_main_jobs_away_from_the_checkout(place, tmp_path):
+    where = run(place, "-c", "import multimodal; print(multimodal.__file__)")
+    assert Path(where.stdout.strip()).is_relative_to(place / "installed")
+    import matplotlib.cbook
+
+    image = matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    labels = ["military uniform", "goldfish", "school bus"]
+    classified = run(place, "-m", "multimodal", "classify", str(image), "--labels", *labels)
+    assert classified.returncode == 0, classified.stderr
+    assert classified.stdout.split("\n")[1].endswith("military uniform")
+    speech = str(ROOT / "assets" / "sample" / "speech.flac")
+    heard = run(place, "-m", "multimodal", "transcribe", speech, "-o", str(tmp_path), "-f", "txt")
+    assert heard.returncode == 0, heard.stderr
+    assert "two women are walking" in (tmp_path / "speech.txt").read_text()
+
+
+def test_the_wheel_holds_the_package_and_its_assets_alone(place):
+    names = {path.relative_to(place / "installed").parts[0] for path in (place / "installed").rglob("*")}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"multimodal"}

@@ -1,0 +1,202 @@
+"""The recipes for texts and tables on tiny data: what they learn, leave, resume to the bit, and say what is wrong."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from multimodal.blocks.masks import causal
+from multimodal.data.datasets.labelled_texts import ClassBatch
+from multimodal.data.datasets.tables import read_table
+from multimodal.models.text import TextTransformer
+from multimodal.tasks.evaluate.classification import class_logits, predictions
+from multimodal.tokens.text.wordpiece import WordPieceTokenizer
+from multimodal.train.objectives.text.classes import classifier
+from multimodal.train.objectives.text.denoising import sentinels
+from multimodal.train.recipe_cli import start
+from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
+from tests.helpers.tiny_run import assert_same_states
+
+SENTENCES = [
+    "A cat sat on the mat .",
+    "The dog ran to the sea .",
+    "One bird sang in a tree .",
+    "Two men ate fish .",
+]
+SIZES = {"width": 32, "layers": 1, "heads": 2, "context": 24, "dropout": 0.0, "vocabulary": 90, "budget": 400}
+LOOP = {"precision": "float32", "warmup": 5, "log_every": 1, "evaluate_every": 50, "threads": 1}
+
+
+@pytest.fixture
+def recipes(load_recipe):
+    names = {"mlm": "train_mlm", "seq2seq": "train_seq2seq", "text": "finetune_text", "table": "finetune_table"}
+    return {name: load_recipe(file) for name, file in names.items()}
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """Running text, sentences with their kind, a table of numbers and one of classes."""
+    documents = [" ".join(SENTENCES[i:] + SENTENCES[:i]) for i in range(4)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents * 2), encoding="utf-8")
+    rows = [f"{text} {word}\t{int(word == 'good')}" for text in SENTENCES for word in ("good", "bad")] * 4
+    (tmp_path / "rows.tsv").write_text("\n".join(rows), encoding="utf-8")
+    table = ["x,kind,y,name"]
+    for i in range(60):
+        x, kind = math.sin(7.0 * i), i % 2
+        table.append(f"{x:.3f},{'ab'[kind]},{2 * x + 3 * kind:.3f},{'low' if x < 0 else 'high'}")
+    (tmp_path / "table.csv").write_text("\n".join(table), encoding="utf-8")
+    return tmp_path
+
+
+def run(recipe, home: Path, run: str, **changes):
+    values = LOOP | {"run": home / run, "out": home / f"{run}-out"} | changes
+    flags = []
+    for name, value in values.items():
+        if value is not None and value is not False:
+            flags += [f"--{name}"] + ([] if value is True else [str(part) for part in _each(value)])
+    return start(recipe.main, flags)
+
+
+def _each(value) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def mlm(recipes, data: Path, folder: str, **changes):
+    text = data / "text.txt"
+    return run(
+        recipes["mlm"], data, folder, **(SIZES | {"data": text, "val": text, "rate": 5e-3, "steps": 4} | changes)
+    )
+
+
+def test_an_encoder_learns_the_text_and_fills_its_masks(recipes, data):
+    figures = mlm(recipes, data, "mlm", steps=150, rate=1e-2, optimizer="adamw")
+    assert figures["accuracy"] > 0.6
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["masked"]))
+    made = load_folder(data / "mlm-out")
+    assert made.kind == "text"
+    assert made.card["objective"] == "mlm"
+    ids = made.tokenizer.batch(["The dog ran to the sea."]).ids
+    place = (ids[0] == made.tokenizer.encode("dog")[0]).nonzero()[0]
+    ids[0, place] = made.tokenizer.mask_id
+    assert made.tokenizer.decode(made.model(ids)[0, place].argmax(-1).tolist()) == "dog"
+    assert "## Examples" in (data / "mlm" / "report" / "report.md").read_text()
+
+
+def test_a_resumed_run_equals_an_unbroken_one(recipes, data):
+    for folder, changes in (("whole", {}), ("part", {"steps": 3}), ("part", {"resume": True})):
+        options = {"steps": 6, "dropout": 0.2, "schedule": "wsd", "nsp": True, "ways": 2, "average": 0.5, "warmup": 0}
+        mlm(recipes, data, folder, **(options | changes))
+    assert_same_states(data / "whole", data / "part", 6)
+    rows = [json.loads(line) for line in (data / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["next"] == pytest.approx(math.log(2), abs=0.1)
+    model = load_folder(data / "whole-out").model
+    assert (model.config.segments, model.config.pool, model.config.classes) == (2, "tanh", 2)
+
+
+def test_electra_leaves_its_discriminator(recipes, data):
+    figures = mlm(recipes, data, "electra", objective="electra", steps=25, rate=5e-3)
+    assert figures["auc"] > 0.6
+    made = load_folder(data / "electra-out")
+    assert made.model.config.detect
+    assert made.model.config.tied is None
+    assert made.card["objective"] == "electra"
+
+
+def test_an_encoder_decoder_restores_its_spans(recipes, data):
+    text, sizes = data / "text.txt", {**SIZES, "encoder_layers": 1, "decoder_layers": 1, "context": 32}
+    del sizes["layers"]
+    figures = run(recipes["seq2seq"], data, "t5", **(sizes | {"data": text, "val": text, "steps": 50, "rate": 1e-2,
+                                                             "sentinels": 8, "average": 0.9}))  # fmt: skip
+    assert figures["text"] < 2.5
+    made = load_folder(data / "t5-out")
+    assert made.kind == "text_to_text"
+    assert set(sentinels(made.tokenizer, 8)) <= made.tokenizer.control
+    assert " → " in (data / "t5" / "report" / "report.md").read_text()
+    figures = run(recipes["seq2seq"], data, "bart", **(sizes | {"data": text, "val": text, "steps": 2, "style": "bart",
+                                                               "objective": "bart", "share": 0.3}))  # fmt: skip
+    assert figures["loss"] > 3
+
+
+def test_a_classifier_learns_its_labels_and_says_them(recipes, data):
+    mlm(recipes, data, "mlm", lines=data / "rows.tsv")
+    rows = data / "rows.tsv"
+    figures = run(recipes["text"], data, "good", model=data / "mlm-out", data=rows, val=rows, steps=40, rate=5e-3,
+                  budget=400, average=0.8)  # fmt: skip
+    assert figures[f"from {data / 'mlm-out'}"]["accuracy"] == 1
+    assert figures["bag of words"]["accuracy"] == 1
+    made = load_folder(data / "good-out")
+    assert made.card["labels"] == ["0", "1"]
+    assert (made.model.config.classes, made.model.config.pool, made.model.config.tied) == (2, "tanh", None)
+    again = run(recipes["text"], data, "other", model=data / "mlm-out", data=rows, val=rows, steps=1, random=True)
+    assert again["from random"]["accuracy"] < 1
+
+
+@torch.no_grad()
+def test_of_a_causal_model_the_last_token_tells():
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abc"], VOCABULARY, 2, 3)
+    known = randomized(TextTransformer(TEXTS["learned"]))
+    model, fresh = classifier(Checkpoint(known, tokenizer), 3, 0.0)
+    assert fresh == ["classes"]
+    assert torch.equal(model.embed.weight, known.embed.weight)
+    torch.nn.init.normal_(model.classes.weight)
+    ids = torch.tensor([[2, 5, 6, 3, 0, 0], [2, 7, 5, 6, 6, 3]])
+    found = class_logits(model.eval(), ClassBatch(ids, torch.tensor([4, 6]), torch.tensor([0, 1])))
+    for row, length in enumerate((4, 6)):
+        states = known.states(ids[row : row + 1, :length], mask=causal(length, length))
+        assert torch.allclose(found[row], model.classes(states[0, -1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("target", "figure"), [("y", "rmse"), ("name", "accuracy")])
+def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, figure):
+    table = data / "table.csv"
+    figures = run(recipes["table"], data, "table", data=table, target=target, steps=40, batch=16, width=16, layers=1,
+                  heads=2, quantiles=10, trees=20, rate=1e-2, evaluate_every=20, average=0.8)  # fmt: skip
+    own = figures["ft_transformer"]
+    assert own["rmse"] < 1.2 if figure == "rmse" else own["accuracy"] > 0.8
+    assert figure in figures["gradient_boosting"]
+    made = load_folder(data / "table-out")
+    assert made.kind == "tabular"
+    found = predictions(made, read_table(table))
+    assert len(found) == 60
+    assert isinstance(found[0], float) if figure == "rmse" else set(found[0]) == {"high", "low"}
+    assert made.card["validation"]["step"] in (20, 40, 60)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "line"),
+    [
+        ("mlm", {"data": "none.txt"}, "none.txt: cannot be read"),
+        ("mlm", {"data": "empty.txt"}, "empty.txt: holds no text (1 characters)"),
+        ("mlm", {"objective": "electra", "nsp": True}, "--nsp: ELECTRA has no next-sentence head"),
+        ("mlm", {"tokenizer": "bytes"}, "--tokenizer has no mask_id"),
+        ("text", {"columns": ("sentence", "mood")}, "rows.tsv: has no column sentence"),
+        ("text", {"val": "other.tsv"}, "other.tsv: label '7' is not among the training texts' labels (0, 1)"),
+        ("text", {"val": "empty.txt"}, "empty.txt: holds no text (1 characters)"),
+        ("text", {"val": "ragged.tsv"}, "ragged.tsv: line 2 has 1 columns, not 2"),
+        ("table", {"target": "price"}, "--target price: no such column (x, kind, y, name)"),
+        ("table", {"test": "short.csv"}, "test part: lacks the column x"),
+        ("table", {"width": 15}, "--width 15: is not divisible by heads (2)"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypatch, recipe, flags, line):
+    monkeypatch.chdir(data)
+    Path("empty.txt").write_text("\n")
+    Path("other.tsv").write_text("a film\t7\n")
+    Path("ragged.tsv").write_text("a film\t1\nanother one\n")
+    Path("short.csv").write_text("kind,y,name\na,1,low\n")
+    tokenizer = WordPieceTokenizer.train(SENTENCES, 90, context=24)
+    config = replace(TEXTS["learned"], vocabulary=tokenizer.vocab_size)
+    save_folder(Checkpoint(TextTransformer(config), tokenizer), Path("encoder"))
+    text = {"data": "text.txt", "val": "text.txt", **SIZES}
+    rows = {"model": "encoder", "data": "rows.tsv", "val": "rows.tsv"}
+    table = {"data": "table.csv", "target": "y", "width": 16, "heads": 2}
+    with pytest.raises(SystemExit) as end:
+        run(recipes[recipe], data, "bad", **({"mlm": text, "text": rows, "table": table}[recipe] | flags), steps=1)
+    assert end.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ".py: error: " in last
+    assert line in last

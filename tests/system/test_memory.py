@@ -1,0 +1,44 @@
+"""Out-of-memory errors name the file."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from multimodal.errors import AudioError, CheckpointError
+from multimodal.system import memory
+from multimodal.weights import convert, load
+
+
+def test_what_is_free_is_less_than_the_machine_has_and_less_than_the_limit(monkeypatch):
+    assert 0 < memory.available() < 1 << 50
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (held + (64 << 20), held + (64 << 20)))
+    assert memory.available() <= 64 << 20
+
+
+def test_a_need_beyond_what_is_free_names_file_and_sizes(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 2_500_000)
+    memory.require(2_500_000, "x.pt")
+    with pytest.raises(CheckpointError, match=r"^x\.pt: needs 60\.0 GB of memory, 2\.5 MB are free$"):
+        memory.require(60 * 10**9, "x.pt")
+
+
+@pytest.mark.parametrize("command", [lambda path, to: load.load(path), convert.convert])
+def test_memory_that_runs_out_while_loading_names_the_file(tmp_path, monkeypatch, command):
+    (tmp_path / "x.safetensors").write_bytes(b"")
+
+    def ask(*_: object) -> None:
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr(load, "_read", ask)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: not enough memory"):
+        command(tmp_path / "x.safetensors", tmp_path / "out")
+
+
+def test_other_errors_pass_and_the_kind_is_the_callers():
+    with pytest.raises(RuntimeError, match="shapes"), memory.naming("x"):
+        raise RuntimeError("shapes differ")
+    with pytest.raises(AudioError, match=r"^x: not enough memory$"), memory.naming("x", AudioError):
+        raise MemoryError

@@ -1,0 +1,140 @@
+"""Commands end at once on a signal and remove partial files."""
+
+import ast
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from multimodal.system.signals import handled
+from tests.helpers.paths import ROOT
+from tests.helpers.processes.programs import LIMIT, alive, started, wait_for
+
+PROGRAM = """
+import contextlib, os, signal, sys, threading, time
+from multimodal.system.signals import at_stop, ending, unbroken
+
+def lock():
+    print("ready", flush=True)
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+def queue():
+    import queue
+    print("ready", flush=True)
+    queue.Queue().get()
+
+def compute():
+    print("ready", flush=True)
+    while True:
+        try:
+            sum(range(1000))
+        except BaseException:
+            print("interrupted", flush=True)
+
+def sleep():
+    print("ready", flush=True)
+    time.sleep(3600)
+
+def write():
+    with unbroken():
+        for part in ("ready", "half", "whole"):
+            print(part, flush=True)
+            time.sleep(0.1)
+    time.sleep(3600)
+
+def write_for_ever():
+    with unbroken():
+        print("ready", flush=True)
+        time.sleep(3600)
+
+with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda: "last"), at_stop(lambda: None):
+    with contextlib.suppress(BaseException):
+        globals()[sys.argv[1]]()
+    print("unwound", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "out"),
+    [
+        ("lock", signal.SIGINT, ""), ("queue", signal.SIGTERM, ""), ("compute", signal.SIGINT, ""),
+        ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "half\nwhole\n"),
+        ("write_for_ever", signal.SIGINT, ""),
+    ],
+)  # fmt: skip
+def test_a_signal_ends_the_process_without_an_exception(what, number, out):
+    call = [sys.executable, "-c", PROGRAM, what]
+    with started(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        actual, err = program.stdout.read(), program.stderr.read()
+        program.wait(LIMIT)
+    assert (program.returncode, actual) == (128 + number, out)
+    assert err == "last\nfirst\n"
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As a shell has it for what it starts with &."""
+    program = """
+import os, signal
+from multimodal.system.signals import ending
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+with ending():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=LIMIT).returncode == 0
+
+
+def test_handlers_are_given_back():
+    before, seen = signal.getsignal(signal.SIGUSR1), []
+    with handled([signal.SIGUSR1], lambda number, frame: seen.append("outer")):
+        with handled([signal.SIGUSR1], lambda number, frame: seen.append("inner")):
+            signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+    assert seen == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_workers_end_with_a_parent_that_is_killed():
+    program = """
+import multiprocessing, os, signal, sys, time
+from multimodal.data.loader import calm_worker
+def work(ready):
+    calm_worker()
+    ready.send(os.getpid())
+    while True:
+        time.sleep(0.05)
+mine, theirs = multiprocessing.Pipe()
+multiprocessing.get_context("fork").Process(target=work, args=(theirs,), daemon=True).start()
+print(mine.recv(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with started([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        worker = int(run.stdout.readline())
+        wait_for(lambda: not alive(worker))
+        assert run.wait(LIMIT) == -signal.SIGKILL
+
+
+SETS_HANDLERS = {"multimodal/system/signals.py", "multimodal/data/loader.py", "multimodal/data/validate.py"}
+
+
+@pytest.mark.parametrize("room", ["tests", "benchmarks"])
+def test_programs_are_waited_for_with_a_limit(room):
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("subprocess.run", ".communicate")):
+                assert {"timeout", None} & {option.arg for option in node.keywords}, f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize("room", ["multimodal", "recipes", "benchmarks"])
+def test_no_other_file_sets_a_handler_or_waits_for_ctrl_c(room):
+    """A handler that raises, Python's own of Ctrl-C among them, leaves locks taken and work half done."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        if str(path.relative_to(ROOT)) in SETS_HANDLERS:
+            continue
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute | ast.Name)]
+        names = {ast.unparse(node) for node in nodes}
+        assert not names & {"signal.signal", "KeyboardInterrupt"}, path

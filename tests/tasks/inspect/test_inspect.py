@@ -1,0 +1,406 @@
+"""Inspection: the model's own numbers, unchanged outputs, and one-line errors."""
+
+import json
+import math
+import wave
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from multimodal.blocks.capture import capture_attention
+from multimodal.errors import TextError, UsageError
+from multimodal.models.captioner import Captioner
+from multimodal.models.clip import CLIP
+from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import PositionConfig
+from multimodal.models.vit import ViT
+from multimodal.models.whisper import Whisper, WhisperEncoderConfig
+from multimodal.tasks.caption.regions import attention_maps
+from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
+from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, fitting, names
+from multimodal.tasks.inspect.numbers import chosen, filters, mean_distances, over_image, position_similarity
+from multimodal.tasks.inspect.views import ViewOptions, view
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+from tests.helpers.commands import run
+from tests.helpers.tiny import (
+    CAPTIONER,
+    CLIPS,
+    ENCODER,
+    SPEECH,
+    TEXT_TO_TEXT,
+    TEXTS,
+    VIT,
+    VITS,
+    WIDTH,
+    conformer,
+    randomized,
+    text,
+)
+
+BYTES = BytePairTokenizer.train(["zq zq"] * 3, 262)  # has tokens for begin and end
+IDS = BYTES.vocab_size
+RECORD = Preprocessing((8, 12), "squash", "bilinear", (0.5,) * 3, (0.5,) * 3, 0, 1.0)
+
+
+def of_bytes(config, context: int = 32):
+    return replace(config, vocabulary=IDS if config.vocabulary else 0, context=context)
+
+
+def checkpoint(kind: str) -> Checkpoint:
+    """A tiny model over bytes."""
+    if kind in TEXTS:
+        return Checkpoint(randomized(TextTransformer(of_bytes(TEXTS[kind]))), BYTES, source=kind)
+    if kind == "encoder":
+        return Checkpoint(randomized(TextTransformer(of_bytes(ENCODER))), BYTES, source=kind)
+    if kind == "text-to-text":
+        parts = {name: of_bytes(getattr(TEXT_TO_TEXT, name)) for name in ("encoder", "decoder")}
+        return Checkpoint(randomized(EncoderDecoder(replace(TEXT_TO_TEXT, **parts))), BYTES, source=kind)
+    if kind == "captioner":
+        model = Captioner(replace(CAPTIONER, decoder=of_bytes(CAPTIONER.decoder)))
+        return Checkpoint(randomized(model), BYTES, RECORD, kind)
+    if kind == "joint":
+        config = ConformerCTCConfig(conformer(), IDS, of_bytes(text(tied=False, source=True)))
+        return Checkpoint(randomized(ConformerCTC(config)), BYTES, source=kind)
+    models = {"vit": (ViT, VIT), "clip": (CLIP, CLIPS["sigmoid"])}
+    model_class, config = models[kind]
+    return Checkpoint(randomized(model_class(config)), None, RECORD, kind)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """An image, half a second of sound, and checkpoint folders."""
+    folder = tmp_path_factory.mktemp("inspect")
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "a.png")
+    with wave.open(str(folder / "a.wav"), "wb") as sound:
+        sound.setparams((1, 2, 16000, 0, "NONE", ""))
+        sound.writeframes((np.sin(np.arange(8000) / 20) * 8000).astype("<i2").tobytes())
+    found = {"image": folder / "a.png", "sound": folder / "a.wav"}
+    for kind in ("rotary", "learned", "text-to-text", "captioner", "joint", "clip", "vit"):
+        save_folder(checkpoint(kind), folder / kind)
+        found[kind] = folder / kind
+    return found
+
+
+def given(files: dict[str, Path], kind: str) -> str:
+    if kind in ("clip", "vit", "captioner"):
+        return str(files["image"])
+    return str(files["sound"]) if kind == "joint" else "ab cab"
+
+
+# ---- outputs stay the same to the bit
+
+
+def outputs(kind: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    model, ids = checkpoint(kind).model, torch.randint(3, IDS, (2, 7))
+    if kind in ("vit", "clip"):
+        return [model.encode_image(torch.randn(2, 3, 8, 12)) if kind == "clip" else model(torch.randn(2, 3, 8, 12))]
+    if kind == "captioner":
+        return [model(torch.randn(2, 3, 8, 12), ids)]
+    if kind == "joint":
+        logits, _, decoded = model(torch.randn(2, 40, 8), torch.tensor([40, 31]), ids)
+        return [logits, decoded]
+    return [model(ids, ids) if kind == "text-to-text" else model(ids)]
+
+
+@pytest.mark.parametrize("kind", ["learned", "llama", "alibi", "text-to-text", "vit", "clip", "captioner", "joint"])
+def test_capturing_leaves_the_outputs_equal_to_the_bit(kind):
+    plain = outputs(kind)
+    with torch.no_grad():
+        inference = outputs(kind)
+        with capture_attention() as seen:
+            captured = outputs(kind)
+    with capture_attention():
+        graded = outputs(kind)
+    assert seen
+    assert all(torch.equal(a, b) for a, b in zip(plain, graded, strict=True))
+    if kind != "vit" and kind != "clip":  # which without gradients otherwise compute the last block for one token
+        assert all(torch.equal(a, b) for a, b in zip(inference, captured, strict=True))
+
+
+# ---- attention
+
+
+@pytest.mark.parametrize("kind", ["rotary", "llama", "bucket", "encoder", "text-to-text", "vit", "clip", "captioner",
+                                  "joint"])  # fmt: skip
+def test_weights_have_a_row_a_position_and_sum_to_one(files, kind):
+    seen = attention(checkpoint(kind), given(files, kind))
+    heads = 4 if kind == "llama" else 2
+    assert seen.weights.shape[:2] == (2, heads)
+    assert seen.weights.shape[-1] == seen.weights.shape[-2]
+    torch.testing.assert_close(seen.weights.sum(-1), torch.ones(seen.weights.shape[:-1]))
+    if seen.keys.unit == "token":
+        assert len(seen.keys.names) == seen.weights.shape[-1]
+
+
+def test_weights_are_the_models_own():
+    one = checkpoint("rotary")
+    seen = attention(one, "abc")
+    ids = torch.tensor([[BYTES.bos_id, *BYTES.encode("abc")]])
+    states: list[Tensor] = []
+    with torch.no_grad():
+        one.model.states(ids, states=states)
+    block = one.model.stack.blocks[1]
+    x = block.attention_branch.norm(states[1])
+    query, key = (block.attention.split(part(x)) for part in (block.attention.query, block.attention.key))
+    from multimodal.models.text_config import rotary_positions
+
+    rotate = rotary_positions(one.model.config.positions, torch.arange(4), one.model.config.stack.block.attention)
+    scores = rotate(query) @ rotate(key).mT * block.attention.scale
+    expected = scores.masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), -math.inf).softmax(-1)
+    torch.testing.assert_close(seen.weights[1], expected[0], atol=1e-6, rtol=1e-5)
+    assert seen.keys.names[1:] == ("a", "b", "c")
+
+
+def test_a_image_shows_what_its_class_token_sees():
+    weights = torch.zeros(1, 1, 7, 7)
+    weights[..., 0, 3], weights[..., 1:, 5] = 1.0, 1.0
+    axis = Axis("patch", (), 4, (2, 3), 1)
+    assert over_image(weights, axis, True)[0, 0].tolist() == [[0, 0, 1], [0, 0, 0]]
+    assert over_image(weights, axis, False)[0, 0].tolist() == [[0, 0, 0], [0, 1, 0]]
+
+
+def test_layers_and_heads_are_chosen_and_counted():
+    weights = torch.arange(6.0).view(2, 3, 1, 1)
+    assert chosen(weights, None, None).weights.flatten().tolist() == [3, 4, 5]
+    assert chosen(weights, "all", 1).weights.flatten().tolist() == [1, 4]
+    assert chosen(weights, 0, 2).weights.flatten().tolist() == [2]
+    with pytest.raises(UsageError, match=r"layer must be in \[0, 1\] \(got 2\)"):
+        chosen(weights, 2, None)
+    with pytest.raises(UsageError, match=r"head must be in \[0, 2\] \(got 3\)"):
+        chosen(weights, None, 3)
+
+
+def test_tokens_are_named_with_their_spaces():
+    ids = [BYTES.bos_id, *BYTES.encode("a b\né")]
+    assert names(BYTES, ids)[1:5] == ("a", "␣", "b", "↵")
+    assert names(BYTES, ids)[5:] == tuple(f"#{i}" for i in ids[5:])  # halves of a letter
+
+
+# ---- distances, filters, positions
+
+
+def test_distances_are_means_over_the_attention():
+    line = torch.eye(4)[None, None].roll(1, -1)  # each to the next, the last to the first
+    seen = AttentionMap(line, *[Axis("second", step=0.5)] * 2)
+    assert mean_distances(seen).item() == pytest.approx(0.5 * (1 + 1 + 1 + 3) / 4)
+    grid = torch.zeros(1, 1, 7, 7)
+    grid[..., 6] = 0.25  # the last patch, at row 1 and column 2
+    grid[..., 0] = 0.75  # the class token, which is nowhere
+    axis = Axis("patch", (), 16, (2, 3), 1)
+    apart = [math.hypot(1 - row, 2 - column) for row in range(2) for column in range(3)]
+    assert mean_distances(AttentionMap(grid, axis, axis)).item() == pytest.approx(16 * sum(apart) / 6)
+
+
+def test_filters_are_principal_components():
+    model = randomized(ViT(VIT))
+    first, second = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    second -= (second * first).sum() / (first * first).sum() * first
+    mix = torch.randn(WIDTH, 2)
+    mix = torch.linalg.qr(mix - mix.mean(0)).Q * torch.tensor([2.0, 1.0])
+    made = mix[:, 0, None, None, None] * first / first.norm() + mix[:, 1, None, None, None] * second / second.norm()
+    model.embed.weight.data.copy_(made + 5)
+    components, shares = filters(model)
+    assert shares[:3].tolist() == pytest.approx([0.8, 0.2, 0.0], abs=1e-5)
+    expected = (first / first.norm()).permute(1, 2, 0)
+    assert abs(float((components[0] * expected).sum())) == pytest.approx(1, abs=1e-4)
+
+
+def test_positions_are_compared_by_cosine():
+    vit = randomized(ViT(VITS["registers"]))
+    vit.requires_grad_(False)
+    values, axis = position_similarity(vit)
+    assert (values.shape, axis.grid) == ((6, 6), (2, 3))
+    expected = torch.nn.functional.cosine_similarity(vit.positions[0], vit.positions[4], 0)
+    assert values[0, 4].item() == pytest.approx(float(expected), abs=1e-6)
+    model = randomized(ViT(VIT)).requires_grad_(False)  # whose class token has a position too
+    expected = torch.nn.functional.cosine_similarity(model.positions[1], model.positions[6], 0)
+    assert position_similarity(model)[0][0, 5].item() == pytest.approx(float(expected), abs=1e-6)
+    waves = TextTransformer(replace(text(), context=2000, positions=PositionConfig("sinusoidal")))
+    values, axis = position_similarity(waves)
+    assert (values.shape[0], axis.step) == (500, 4)
+    torch.testing.assert_close(values[3, 8], values[103, 108])  # a sinusoid's cosine goes by distance
+    with pytest.raises(UsageError, match=r"has no position embeddings \(positions: rotary\)"):
+        position_similarity(checkpoint("rotary").model)
+
+
+# ---- alignment
+
+
+@pytest.mark.parametrize("kind", ["text-to-text", "captioner", "joint"])
+@pytest.mark.parametrize("answer", ["xyz", None])
+def test_an_alignment_has_a_row_a_token(files, kind, answer):
+    seen = alignment(checkpoint(kind), AlignmentRequest(given(files, kind), answer))
+    assert len(seen.queries.names) == seen.weights.shape[2]
+    if answer:
+        assert seen.queries.names[:3] == ("x", "y", "z")
+        assert seen.weights.shape[2] == 4  # and the end
+    if kind != "captioner":  # whose class token is no patch
+        torch.testing.assert_close(seen.weights.sum(-1), torch.ones(seen.weights.shape[:-1]))
+
+
+def test_a_tokens_row_is_of_the_position_that_chose_it():
+    one = checkpoint("text-to-text")
+    seen = alignment(one, AlignmentRequest("ab", "xyz"))
+    source = torch.tensor([[BYTES.bos_id, *BYTES.encode("ab"), BYTES.eos_id]])
+    ids = torch.tensor([[0, *BYTES.encode("xyz")]])
+    with torch.no_grad():
+        states = one.model.encode(source)
+        with capture_attention() as kept:
+            one.model.decode(ids, states)
+    cross = [weights[0] for module, weights in kept if module is one.model.decoder.stack.blocks[1].cross]
+    torch.testing.assert_close(seen.weights[1], cross[0])
+    assert len(seen.keys.names) == source.shape[1]
+
+
+def test_a_caption_is_aligned_as_its_regions_are(files):
+    one = checkpoint("captioner")
+    seen = alignment(one, AlignmentRequest(str(files["image"]), "hi"))
+    from multimodal.tasks.encode.images import pixels_of_one
+
+    ids = [BYTES.bos_id, *BYTES.encode("hi"), BYTES.eos_id]
+    maps = attention_maps(one.model, pixels_of_one(files["image"], RECORD), ids)
+    torch.testing.assert_close(seen.weights.mean((0, 1)), maps.flatten(1))
+
+
+def test_a_translators_own_answer_is_greedy():
+    one = checkpoint("text-to-text")
+    seen = alignment(one, AlignmentRequest("ab"))
+    ids = [0]
+    with torch.no_grad():
+        source = one.model.encode(torch.tensor([[BYTES.bos_id, *BYTES.encode("ab"),
+                                                 BYTES.eos_id]]))  # fmt: skip
+        while len(ids) < 31 and (len(ids) == 1 or ids[-1] != BYTES.eos_id):
+            ids.append(int(one.model.decode(torch.tensor([ids]), source)[0, -1].argmax()))
+    said = [i for i in ids[1:] if i != BYTES.eos_id]
+    assert seen.queries.names[:-1] == names(BYTES, said)[: len(seen.queries.names) - 1]
+
+
+def test_whisper_windows_are_in_seconds(files):
+    config = replace(SPEECH, encoder=WhisperEncoderConfig(8, 20, SPEECH.encoder.stack))
+    model = randomized(Whisper(config))
+    with pytest.warns(UserWarning, match=r"has 0.5 s, only the first 0.4 s are used"):
+        seen = attention(Checkpoint(model, source="w"), str(files["sound"]))
+    assert seen.weights.shape == (2, 2, 20, 20)
+    assert (seen.keys.unit, seen.keys.step) == ("second", 0.02)
+
+
+# ---- the command
+
+
+CASES = [
+    ("rotary", "attention", ()), ("rotary", "attention", ("--layer", "all")),
+    ("rotary", "distance", ()), ("rotary", "induction", ("--length", 6)), ("learned", "positions", ()),
+    ("text-to-text", "alignment", ("--answer", "dc")), ("captioner", "alignment", ("--answer", "dc")),
+    ("clip", "attention", ()), ("clip", "attention", ("--layer", "all")), ("clip", "filters", ()),
+    ("clip", "positions", ()), ("vit", "distance", ()), ("joint", "attention", ()), ("joint", "alignment", ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "what", "more"), CASES, ids=lambda value: str(value))
+def test_every_view_is_drawn_and_has_its_numbers(capsys, files, tmp_path, kind, what, more):
+    sources = [] if what in ("filters", "positions", "induction") else [given(files, kind)]
+    plot = tmp_path / "new" / "a.png"
+    command = ["inspect", files[kind], *sources, "--what", what, *more]
+    code, out, err = run(capsys, *command, "--plot", plot, "--format", "json")
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    assert record["what"] == what
+    with Image.open(plot) as image:
+        assert min(image.size) > 200
+        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+    numbers = next(record[key] for key in ("weights", "maps", "distances", "similarity", "components", "heads")
+                   if isinstance(record.get(key), list) and not (key == "heads" and "weights" in record))  # fmt: skip
+    assert numbers
+    asked = AlignmentRequest(*map(str, [*sources, *more[1:]][:2])) if sources and "--layer" not in more else None
+    if asked is not None:
+        assert len(view(load(files[kind]), what, asked, ViewOptions()).lines) > 1
+
+
+def test_the_numbers_of_a_head_are_listed(capsys, files):
+    code, out, err = run(capsys, "inspect", files["rotary"], "abc", "--layer", 1, "--head", 0)
+    assert (code, err) == (0, "")
+    header, heads, *tokens = out.splitlines()
+    assert header.split()[:3] == ["layer", "head", "entropy"]
+    assert heads.split()[:2] == ["1", "0"]
+    weights = attention(checkpoint("rotary"), "abc").weights[1, 0]
+    assert [line.split()[0] for line in tokens] == ["<bos>", "a", "b", "c"]
+    assert f"{weights[3].max():.3f}" in tokens[3].split(",")[0]
+
+
+def test_json_has_the_weights_that_were_captured(capsys, files):
+    code, out, _ = run(capsys, "inspect", files["rotary"], "abc", "--layer", 0, "--head", 1, "--format", "json")
+    assert code == 0
+    record = json.loads(out)
+    seen = attention(checkpoint("rotary"), "abc")
+    assert (record["layers"], record["heads"]) == ([0], [1])
+    assert np.allclose(record["weights"][0][0], seen.weights[0, 1].numpy(), rtol=1e-4, atol=1e-9)
+    assert record["keys"]["tokens"] == list(seen.keys.names)
+
+
+def test_induction_lists_the_best_head_first(files):
+    heads = view(checkpoint("rotary"), "induction", None, ViewOptions(length=8)).record["heads"]
+    scores = [head["prefix_matching"] for head in heads]
+    assert len(heads) == 4
+    assert scores == sorted(scores, reverse=True)
+
+
+BAD = [
+    (("rotary", "abc", "--layer", "2"), "--layer must be in [0, 1] (got 2)"),
+    (("rotary", "abc", "--head", "2"), "--head must be in [0, 1] (got 2)"),
+    (("rotary", "--what", "filters"), "--what filters"),
+    (("rotary", "--what", "positions"), "positions: rotary"),
+    (("rotary", "a" * 40), "the model's context is 32"),
+    (("rotary", "abc", "--what", "alignment"), "expected an encoder-decoder, got text"),
+    (("text-to-text", "abc", "--what", "alignment", "--answer", "a" * 40), "answer: has 42 tokens"),
+    (("clip", "--what", "induction"), "expected a causal language model, got clip"),
+    (("clip", "absent.png"), "absent.png: no such file"),
+    (("joint", "absent.wav"), "absent.wav"),
+    (("learned", "--what", "induction", "--length", "100"), "(got 100: 201 tokens)"),
+    (("rotary", "abc", "--plot", "a.jpg"), "--plot a.jpg: must end in .png"),
+    (("rotary", "abc", "--plot", "/proc/none/a.png"), "--plot /proc/none/a.png"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "cause"), BAD, ids=[cause for _, cause in BAD])
+def test_what_cannot_be_shown_is_one_line(capsys, files, arguments, cause):
+    code, out, err = run(capsys, "inspect", files[arguments[0]], *arguments[1:])
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert cause in err
+
+
+@pytest.mark.parametrize("arguments", [
+    ("rotary",), ("rotary", "abc", "--what", "induction"), ("rotary", "abc", "--answer", "x"),
+    ("clip", "--what", "filters", "--layer", "1"), ("rotary", "abc", "--layer", "x"),
+    ("rotary", "abc", "--length", "4"),
+])  # fmt: skip
+def test_flags_that_do_not_go_together_end_with_2(capsys, files, arguments):
+    code, _, err = run(capsys, "inspect", files[arguments[0]], *arguments[1:])
+    assert code == 2
+    assert len(err.splitlines()) == 1
+
+
+def test_an_empty_text_is_refused():
+    with pytest.raises(TextError, match="text: is empty"):
+        fitting("text", [], 8)
+
+
+def test_the_shipped_models_and_the_stories(capsys, shared_data, tmp_path):
+    story = shared_data / "weights" / "stories260K"
+    if not story.is_dir():
+        pytest.skip("no stories260K in ../shared/data/weights")
+    code, out, err = run(capsys, "inspect", story, "Once upon a time", "--format", "json")
+    assert (code, err) == (0, "")
+    assert np.asarray(json.loads(out)["weights"]).shape == (1, 8, 5, 5)

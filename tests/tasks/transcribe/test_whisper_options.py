@@ -1,0 +1,110 @@
+"""Options: names, values and where their defaults come from."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.options import checked
+from multimodal.tasks.transcribe.vad import VadOptions
+from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions, options_for
+from tests.helpers.tiny_whisper import tiny_hybrid, whispers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def whisper(**given):
+    return options_for(whispers()[1], given)
+
+
+def test_defaults_that_stand_elsewhere_are_the_same():
+    assert WhisperOptions().vad() == VadOptions()
+    changed = WhisperOptions(vad_threshold=0.3, vad_speech_pad_ms=20.0).vad()
+    assert (changed.threshold, changed.speech_pad_ms) == (0.3, 20.0)
+
+
+@pytest.mark.parametrize("kind", [WhisperOptions, CtcOptions])
+def test_every_default_is_a_value_that_may_be_given(kind):
+    for field in fields(kind):
+        assert checked(kind, {field.name: field.default}) == {field.name: field.default}
+
+
+def test_values_are_read_from_texts_lists_and_whole_numbers():
+    found = whisper(
+        temperature=1, clip_timestamps="1.5, 7", suppress_tokens="5,-1", languages=["German", "en"], language="DE",
+        no_speech_threshold=1, suppress_blank=False,
+    )  # fmt: skip
+    assert found.temperature == (1.0,)
+    assert found.clip_timestamps == (1.5, 7.0)
+    assert found.suppress_tokens == (5, -1)
+    assert (found.language, found.languages) == ("de", ("de", "en"))
+    assert isinstance(found.no_speech_threshold, float)
+    assert whisper(suppress_tokens="").suppress_tokens == ()
+    assert whisper(clip_timestamps="").clip_timestamps == (0.0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beams": 3}, "'beams': unknown"),
+        ({"patience": 2.0}, "patience 2 needs a beam_size"),
+        ({"patience": 0.0, "beam_size": 2}, r"patience must be a number above 0 \(got 0.0\)"),
+        ({"temperature": ()}, "temperature needs at least one"),
+        ({"temperature": "warm"}, "temperature must be a list"),
+        ({"temperature": -0.1}, r"temperature must .*-0.1"),
+        ({"temperature": float("nan")}, r"temperature must .*nan"),
+        ({"beam_size": 0}, r"beam_size must be an integer of at least 1 \(got 0\)"),
+        ({"beam_size": 2.5}, "beam_size must be an integer .*2.5"),
+        ({"best_of": True}, "best_of"),
+        ({"task": "summarise"}, "summarise"),
+        ({"language": "klingon"}, "klingon"),
+        ({"languages": []}, "languages needs at least one"),
+        ({"language": "en", "languages": "de,fr"}, "language 'en' is not one of"),
+        ({"language": "en", "multilingual": True}, "multilingual"),
+        ({"length_penalty": 1.5}, r"length_penalty must be a number in \[0, 1\] \(got 1.5\)"),
+        ({"clip_timestamps": "9,3"}, "clip_timestamps"),
+        ({"clip_timestamps": [-1.0]}, "clip_timestamps"),
+        ({"suppress_tokens": "a"}, "suppress_tokens"),
+        ({"initial_prompt": 3}, "initial_prompt must be a string"),
+        ({"word_timestamps": 1}, "word_timestamps must be True or False"),
+        ({"hallucination_silence_threshold": 2.0}, "needs word_timestamps"),
+        ({"seed": -1}, "seed"),
+        ({"compute_type": "int4"}, "compute_type"),
+        ({"on_truncated": "ignore"}, "on_truncated"),
+        ({"vad_filter": True, "vad_threshold": 2.0}, "vad_threshold"),
+        ({"lm": "x.arpa"}, "'lm' = 'x.arpa': is for CTC models"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_one_line(options, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        whisper(**options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_ctc_model_has_its_own_options():
+    joint = tiny_hybrid()
+    found = options_for(joint, {"beam_size": 2, "temperature": 0, "initial_prompt": None, "batched": True})
+    assert found == CtcOptions(beam_size=2)
+    for name, value in (("initial_prompt", "x"), ("temperature", 0.5), ("hotwords", "a"), ("best_of", 2)):
+        with pytest.raises(UsageError, match=f"{name!r} = {value!r}: is for Whisper models, not for joint"):
+            options_for(joint, {name: value})
+
+
+def test_a_cards_options_stand_between_the_given_and_the_defaults():
+    card = {"transcribe": {"no_speech_threshold": 0.3, "temperature": [0.0, 0.5], "beam_size": 3}}
+    checkpoint = replace(whispers()[1], card=card)
+    found = options_for(checkpoint, {"beam_size": None, "seed": 2})
+    expected = WhisperOptions(no_speech_threshold=0.3, temperature=(0.0, 0.5), seed=2)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [({"beams": 2}, "'beams': unknown"), ({"beam_size": 0}, "beam_size must be"), ([1], "must be a table")],
+)
+def test_a_cards_faults_are_the_checkpoints(table, message):
+    with pytest.raises(CheckpointError, match=f"card, transcribe: .*{message}"):
+        options_for(replace(whispers()[1], card={"transcribe": table}), {})

@@ -1,0 +1,207 @@
+"""Several processes equal one: the contrastive loss, a training run, a shared state. Signals to a run."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from multimodal.data.loader import shuffled
+from multimodal.errors import UsageError
+from multimodal.train.checkpoint import atomic as states
+from tests.helpers import tiny_run
+from tests.helpers.paths import ROOT
+from tests.helpers.processes import several_cases
+from tests.helpers.processes.programs import LIMIT, started
+from tests.helpers.processes.several import spawn
+from tests.helpers.processes.several_cases import ADAMW
+
+EXACT = {"atol": 1e-6, "rtol": 1e-6}
+
+
+@pytest.mark.parametrize(("image_counts", "text_counts"), [([3, 5], [4, 2]), ([3, 4, 1], [2, 0, 5])])
+def test_contrastive_loss_across_processes_is_that_of_one(image_counts, text_counts):
+    found = spawn(several_cases.contrasts, len(image_counts), image_counts, text_counts)
+    for sigmoid in (False, True):
+        expected = several_cases.contrast(image_counts, text_counts, sigmoid, None)
+        for exchange in ("gather", "ring"):
+            loss, images, captions, scale, bias = zip(*(each[sigmoid, exchange] for each in found), strict=True)
+            together = [[sum(each[0] for each in x)] for x in (loss, scale, bias)]  # of a process: its share
+            features = [[value for each in x for value in each] for x in (images, captions)]
+            for mine, theirs in zip((together[0], *features, *together[1:]), expected, strict=True):
+                assert_close(torch.tensor(mine), torch.tensor(theirs), **EXACT)
+
+
+def run(world: int, *args, **options) -> dict:
+    """Train in `world` processes; the first one's report."""
+    if world == 1:
+        return spawn(several_cases.train, 1, *args, options)[0]
+    first, *others = spawn(several_cases.train, world, *args, options)
+    assert [each["end"] for each in others] == ["SystemExit: 0"] * (world - 1), others
+    return first
+
+
+def same(mine: dict, theirs: dict, since: int = 0) -> None:
+    assert mine["end"] == theirs["end"] == "done"
+    losses = {step: loss for step, loss in theirs["losses"].items() if step > since}
+    assert mine["losses"] == pytest.approx(losses, abs=1e-6)
+    assert mine["figures"] == pytest.approx({s: x for s, x in theirs["figures"].items() if s > since}, abs=1e-6)
+    for name, weights in theirs["weights"].items():
+        assert_close(torch.tensor(mine["weights"][name]), torch.tensor(weights), **EXACT)
+
+
+@pytest.mark.parametrize(("kind", "exchange", "micro"), [("softmax", "gather", 2), ("sigmoid", "ring", 1)])
+def test_two_processes_train_a_clip_as_one_does(tmp_path, kind, exchange, micro):
+    steps = {"steps": 4, "accumulate": micro}
+    one, two = (run(world, "clip", tmp_path / str(world), kind, exchange, **steps) for world in (1, 2))
+    same(two, one)
+
+
+def test_a_run_of_two_processes_goes_on_with_one_and_three(tmp_path):
+    options = {"steps": 8, "save_every": 4}
+    one, two = (run(world, "images", tmp_path / str(world), **options) for world in (1, 2))
+    same(two, one)
+    for world in (1, 3):
+        there = halfway(tmp_path / "2", tmp_path / f"resumed-{world}")
+        same(run(world, "images", there, resume=True, **options), two, since=4)
+
+
+def halfway(run: Path, to: Path) -> Path:
+    """A copy of the run as it was after step 4."""
+    shutil.copytree(run / "states" / "state-000000004", to / "states" / "state-000000004")
+    return to
+
+
+def test_weights_in_shards_train_as_whole_ones_and_go_on_with_others(tmp_path):
+    options = {"steps": 6, "save_every": 4, "evaluate_every": 2}
+    one = run(1, "images", tmp_path / "1", **options)
+    same(run(2, "images", tmp_path / "2", shard=True, **options), one)
+    assert len(list((tmp_path / "2" / "states" / "state-000000004" / "shards").iterdir())) == 2
+    for world, shard in ((3, True), (1, False)):
+        there = halfway(tmp_path / "2", tmp_path / f"resumed-{world}-{shard}")
+        same(run(world, "images", there, resume=True, shard=shard, **options), one, since=4)
+    refused = spawn(several_cases.train, 1, "images", halfway(tmp_path / "1", tmp_path / "whole"),
+                    options | {"resume": True, "shard": True})  # fmt: skip
+    assert refused[0]["end"].endswith("does not fit this run: it was saved without shard")
+
+
+def test_a_clip_in_shards_trains_as_a_whole_one(tmp_path):
+    one, two = (run(n, "clip", tmp_path / str(n), "sigmoid", "ring", steps=3, shard=n > 1) for n in (1, 2))
+    same(two, one)
+
+
+def test_a_full_disk_in_one_process_leaves_no_damaged_state(tmp_path):
+    found = spawn(several_cases.full_disk, 2, tmp_path)
+    assert all("No space left on device" in each["end"] for each in found), found
+    assert list((tmp_path / "states").iterdir()) == []
+
+
+def test_what_shards_cannot_do_is_refused(tmp_path):
+    for changes, cause in (
+        ({}, "optimizer muon: must be adamw"),
+        ({"optim": ADAMW, "precision": "float16"}, "bfloat16 with"),
+    ):
+        with pytest.raises(UsageError, match=cause):
+            tiny_run.settings(tmp_path, shard=True, **changes)
+
+
+def test_parameters_without_a_gradient_are_named(tmp_path):
+    ends = spawn(several_cases.lonely, 2, tmp_path)
+    assert set(ends) == {"TrainingError: 1 parameters get no gradient, freeze them: model.spare"}
+
+
+def test_a_signal_to_one_process_stops_all_with_the_state_saved(tmp_path):
+    found = spawn(several_cases.trouble, 2, tmp_path, "signal")
+    assert [(each["end"], each["done"]) for each in found] == [("Stopped: SIGTERM", 3)] * 2
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["state-000000003"]
+
+
+def test_an_error_in_one_process_ends_all(tmp_path):
+    first, second = spawn(several_cases.trouble, 2, tmp_path, "error")
+    assert (first["end"], first["done"]) == ("TrainingError: process 1 ended: image-7.png: broken", 3)
+    assert (second["end"], second["done"]) == ("DataError: image-7.png: broken", 3)
+
+
+def test_a_killed_process_ends_the_others(tmp_path):
+    first, second = spawn(several_cases.trouble, 2, tmp_path, "kill")
+    assert second == "died"
+    assert first["end"].startswith("TrainingError: process 0: another process has ended"), first["end"]
+
+
+def test_what_is_not_finite_in_one_process_changes_nothing_in_any(tmp_path):
+    item = shuffled(28, 8, 0)(0)[1][1]  # the second of the second batch is read by the second process
+    found = spawn(several_cases.train, 2, "images", tmp_path, {"steps": 3, "nan": (item,)})
+    assert [each["not_finite"] for each in found] == [1, 1]
+    assert torch.tensor(found[0]["weights"]["head.weight"]).isfinite().all()
+
+
+# signals, in a process of its own
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests.helpers import tiny_run
+import multimodal.train.checkpoint.atomic as state
+from pathlib import Path
+from dataclasses import dataclass
+from multimodal.train.loop import LoopSettings
+from multimodal.train.recipe_cli import start
+
+torch.set_num_threads(1)
+
+@dataclass
+class Settings:
+    loop: LoopSettings
+
+def main(settings: Settings):
+    loop = tiny_run.loop(settings.loop.run, steps=100_000, workers=settings.loop.workers, save_every=100_000)
+    step, save = loop.step, torch.save
+    def told(batches):
+        metrics = step(batches)
+        if loop.done == 2:
+            print("training", flush=True)
+        return metrics
+    def slow(*values):
+        print("saving", flush=True)
+        time.sleep(1)
+        save(*values)
+    loop.step, torch.save = told, slow
+    loop.fit()
+
+if __name__ == "__main__":
+    del sys.argv[1]
+    start(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "group"),
+    [(signal.SIGTERM, 2, True), (signal.SIGUSR1, 0, False), (signal.SIGINT, 2, True)],
+    ids=["SIGTERM", "SIGUSR1", "SIGINT"],
+)
+def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
+    """Once while it trains, and again while it saves; to the process, or to its workers too."""
+    program = tmp_path / "recipe.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, program, ROOT, "--run", tmp_path / "run", "--steps", "100000",
+               "--workers", str(workers)]  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with started(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as run:
+        send = (lambda: os.killpg(run.pid, number)) if group else (lambda: run.send_signal(number))
+        assert run.stdout.readline() == "training\n"
+        send()
+        assert run.stdout.readline() == "saving\n"
+        send()
+        out, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 75, err
+    assert "Traceback" not in err
+    line = f"recipe.py: stopped by {number.name}; the state is saved, continue with --resume"
+    assert err.splitlines()[-1] == line
+    assert out == ""
+    assert states.newest_state(tmp_path / "run" / "states")["done"] >= 2

@@ -1,0 +1,117 @@
+"""Recipe start and end: flags, one-line errors, exit codes."""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from multimodal.errors import DataError
+from multimodal.train.recipe_cli import start
+from multimodal.train.settings import LoopSettings
+from multimodal.train.signals import Stopped
+
+
+@dataclass
+class Settings:
+    loop: LoopSettings
+    data: list[Path]
+    size: int = 96  # pixels of a side
+
+
+def main(settings: Settings) -> Settings:
+    return settings
+
+
+BASE = ["--run", "out", "--steps", "5", "--data", "a", "b"]
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch):
+    """`start` sets the program's logs up."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    levels = {name: logging.getLogger(name).level for name in ("multimodal", __name__)}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def test_flags_are_flat_and_take_both_spellings():
+    found = start(main, [*BASE, "--save-every", "7", "--weight_decay", "0.3", "--resume"])
+    assert found.data == [Path("a"), Path("b")]
+    assert (found.loop.steps, found.loop.save_every, found.loop.optim.weight_decay) == (5, 7, 0.3)
+    assert found.loop.resume
+
+
+def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
+    with pytest.raises(SystemExit) as end:
+        start(main, ["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert __doc__ in text
+    assert "pixels of a side (default: 96)" in " ".join(text.split())
+    assert "peak learning rate (default: 0.001)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([*BASE, "--size", "big"], "Error parsing --size: invalid literal for int() with base 10: 'big'"),
+        ([*BASE, "--optimizer", "sgd"], "invalid choice 'sgd' for argument '--optimizer'. Expected one of"),
+        ([*BASE, "--sizes", "3"], "Unrecognized options: --sizes, 3"),
+        ([*BASE, "--size"], "Missing value for argument '--size'"),
+        (
+            BASE[2:],
+            "Missing from test_recipe_cli.py: --run PATH folder for checkpoints, metrics and the report (required)",
+        ),
+        ([*BASE, "--rate", "-1"], "--rate -1.0: must be a positive number"),
+        ([*BASE, "--steps", "-3"], "--steps -3: must be 1 or more"),
+        ([*BASE, "--device", "gpu" * 100], f"--device {'gpu' * 100}: no such device"),
+    ],
+)
+def test_wrong_flags_are_one_line_and_code_2(capsys, flags, line):
+    with pytest.raises(SystemExit) as end:
+        start(main, flags)
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"test_recipe_cli.py: error: {line}")
+    assert error.endswith("(see test_recipe_cli.py --help)\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DataError("a.tar:\n broken\x1b"), 1, "error: a.tar: broken?"),
+        (FileNotFoundError(2, "No such file or directory", "words.txt"), 1,
+         "error: words.txt: No such file or directory"),
+        (Stopped("SIGTERM"), 75, "stopped by SIGTERM; the state is saved, continue with --resume"),
+    ],
+)  # fmt: skip
+def test_how_a_run_ends(capsys, error, code, line):
+    def failing(settings: Settings):
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        start(failing, BASE)
+    assert end.value.code == code
+    assert capsys.readouterr().err == f"test_recipe_cli.py: {line}\n"
+
+
+def test_a_mistake_of_the_program_keeps_its_traceback():
+    def failing(settings: Settings):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        start(failing, BASE)
+
+
+def test_warnings_are_one_line(caplog):
+    def warning(settings: Settings):
+        warnings.simplefilter("always")
+        warnings.warn("two\nlines", stacklevel=1)
+
+    with warnings.catch_warnings():
+        start(warning, BASE)
+    assert caplog.messages == ["two lines"]

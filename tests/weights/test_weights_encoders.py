@@ -1,0 +1,200 @@
+"""Parity of BERT, RoBERTa, ALBERT, DistilBERT and ELECTRA with transformers: tiny random models, float32."""
+
+import re
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from multimodal.errors import CheckpointError
+from multimodal.train.losses import detection_loss, token_loss
+from multimodal.weights.load import families
+from tests.helpers.parity import record
+from tests.helpers.references.encoders import CASES, CONTEXT, PAD, VOCABULARY, case, outputs
+
+TOLERANCE = 1e-5
+LENGTHS = (9, 4, CONTEXT)
+# they hold what another name holds too, or nothing that outputs show: a key bias shifts all scores of a row alike
+REPEATED = ("predictions.decoder.bias", "decoder.weight", "lm_head.decoder.bias", "vocab_projector.weight",
+            "generator_lm_head.weight")  # fmt: skip
+TWINS = ("predictions.decoder.bias", "lm_head.decoder.bias")  # refused where they differ
+UNSEEN = (*REPEATED, "key.bias", "k_lin.bias")
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def texts(left: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, which are real, and segments; padded on one side."""
+    source = torch.Generator().manual_seed(5)
+    ids = torch.randint(4, VOCABULARY, (len(LENGTHS), CONTEXT), generator=source)
+    order = torch.arange(CONTEXT).flip(0) if left else torch.arange(CONTEXT)
+    valid = order < torch.tensor(LENGTHS)[:, None]
+    segments = (torch.rand(ids.shape, generator=source) < 0.5).long()
+    return torch.where(valid, ids, PAD if not left else 3), valid, segments
+
+
+def load(name: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
+    made = case(name)
+    family = families()[made.family]
+    return family.load(made.tensors if tensors is None else tensors, made.config, "file").model
+
+
+def ours(name: str, model: nn.Module, ids: Tensor, valid: Tensor, segments: Tensor, places: Tensor | None = None):
+    actual: list[Tensor] = []
+    segments = segments if case(name).segments else None
+    states = model.states(ids, valid=valid, segments=segments, positions=places, states=actual)
+    made = {f"states {i}": value for i, value in enumerate(actual)}
+    made |= {"pooled": model.pooled(states)} if model.pool else {}
+    made |= {"logits": model.logits(states)} if model.config.tied is not None else {}
+    made |= {"classes": model.classes(model.pooled(states))} if model.classes else {}
+    return made | ({"detect": model.detect(states)} if model.detect else {})
+
+
+def differences(theirs: dict[str, Tensor], mine: dict[str, Tensor], valid: Tensor) -> dict[str, float]:
+    """Differences of the reference's outputs, at real tokens."""
+    assert set(theirs) <= set(mine), set(theirs) - set(mine)
+    assert all(theirs[key].shape == mine[key].shape for key in theirs)
+    seen = {key: (theirs[key] - mine[key]).abs() for key in theirs}
+    return {key: float((one[valid] if one.shape[:2] == valid.shape else one).max()) for key, one in seen.items()}
+
+
+@lru_cache
+def expected(name: str) -> dict[str, Tensor]:
+    return outputs(case(name), *texts())
+
+
+def compared(name: str, model: nn.Module) -> dict[str, float]:
+    ids, valid, segments = texts()
+    return differences(expected(name), ours(name, model, ids, valid, segments), valid)
+
+
+@every_case
+@torch.inference_mode()
+def test_outputs_of_padded_texts_equal_the_reference(name):
+    actual = compared(name, load(name))
+    assert {"states 0", "states 3"} <= set(actual)
+    assert len(actual) > 4 or name in ("DistilBERT, encoder", "ELECTRA, encoder")
+    for output, difference in actual.items():
+        record(name, re.sub(r" \d+", "", output), difference)
+    assert max(actual.values()) <= TOLERANCE, actual
+
+
+@pytest.mark.parametrize("name", ["BERT", "BERT, causal", "RoBERTa", "ALBERT", "DistilBERT", "ELECTRA, discriminator"])
+@torch.inference_mode()
+def test_left_padding_needs_places_and_then_equals_the_reference(name):
+    made, model = case(name), load(name)
+    ids, valid, segments = texts(left=True)
+    places = (valid.cumsum(1) - 1).clamp(min=0)
+    theirs = places + model.config.positions.first
+    actual = differences(
+        outputs(made, ids, valid, segments, theirs), ours(name, model, ids, valid, segments, places), valid
+    )
+    token_wise = {key: value for key, value in actual.items() if key not in ("pooled", "classes")}  # of a first token
+    assert max(token_wise.values()) <= TOLERANCE, token_wise
+
+
+@every_case
+def test_a_corrupted_tensor_fails_the_comparison(name):
+    noise = torch.Generator().manual_seed(1)
+    tensors = {key: value for key, value in case(name).tensors.items() if not key.endswith(TWINS)}
+    names = [key for key in tensors if not key.endswith(UNSEEN)]
+    for corrupted in names[:: len(names) // 3] + names[-1:]:
+        more = torch.randn(tensors[corrupted].shape, generator=noise) * 0.3
+        with torch.inference_mode():
+            actual = compared(name, load(name, tensors | {corrupted: tensors[corrupted] + more}))
+        assert max(actual.values()) > TOLERANCE, corrupted
+
+
+@every_case
+def test_repeated_tensors_may_be_missing_and_position_ids_present(name):
+    tensors = case(name).tensors
+    repeated = TWINS if "not tied" in name else REPEATED
+    shorter = {key: value for key, value in tensors.items() if not key.endswith(repeated)}
+    positions = next(key for key in tensors if key.endswith("position_embeddings.weight"))
+    old = {positions.replace("embeddings.weight", "ids"): torch.arange(CONTEXT)[None]}
+    assert load(name, shorter | old).config == load(name).config
+
+
+@pytest.mark.parametrize("name", ["BERT", "ALBERT", "ELECTRA, generator", "RoBERTa", "DistilBERT"])
+@torch.inference_mode()
+def test_losses_equal_the_reference(name):
+    """Losses of masked tokens and of next-sentence or sentence-order prediction."""
+    made, model = case(name), load(name)
+    ids, valid, segments = texts()
+    chosen = valid & (torch.arange(CONTEXT) % 3 == 1)
+    follows = torch.tensor([0, 1, 1])
+    named = {"BERT": {"next_sentence_label": follows}, "ALBERT": {"sentence_order_label": follows}}.get(name, {})
+    theirs = outputs(made, ids, valid, segments, labels=torch.where(chosen, ids, -100), **named)["loss"]
+    mine = ours(name, model, ids, valid, segments)
+    loss = token_loss(mine["logits"], ids, chosen)
+    if named:
+        loss = loss + token_loss(mine["classes"][:, None], follows[:, None], torch.ones(3, 1, dtype=torch.bool))
+    record(name, "loss", float((theirs - loss).abs()))
+    assert (theirs - loss).abs() <= TOLERANCE
+
+
+@torch.inference_mode()
+def test_the_loss_of_detection_equals_the_reference():
+    name = "ELECTRA, discriminator"
+    ids, valid, segments = texts()
+    replaced = torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.3
+    theirs = outputs(case(name), ids, valid, segments, labels=replaced.long())["loss"]
+    mine = ours(name, load(name), ids, valid, segments)["detect"]
+    record(name, "loss", float((theirs - detection_loss(mine, replaced, valid)).abs()))
+    assert (theirs - detection_loss(mine, replaced, valid)).abs() <= TOLERANCE
+    whole = detection_loss(mine, replaced, valid, reduction="sum")
+    assert (whole / valid.sum() - theirs).abs() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa", "XLM-RoBERTa", "ALBERT, masked"])
+@torch.inference_mode()
+def test_a_text_beyond_the_context_is_refused(name):
+    model = load(name)
+    assert model.config.context == CONTEXT
+    with pytest.raises(ValueError, match=f"longer than the context {CONTEXT}"):
+        model.states(torch.full((1, CONTEXT + 1), 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "cause"),
+    [
+        ("BERT", {"position_embedding_type": "relative_key"}, "'relative_key' is not supported"),
+        ("BERT", {"hidden_act": "mish"}, "hidden_act 'mish'"),
+        ("BERT", {"add_cross_attention": True}, "add_cross_attention"),
+        ("BERT", {"num_attention_heads": 7}, "not divisible"),
+        ("BERT", {"type_vocab_size": 3}, "token_type_embeddings.weight' has shape"),
+        ("RoBERTa", {"hidden_act": "relu"}, "hidden_act 'relu' with a gelu head is not supported"),
+        ("RoBERTa", {"pad_token_id": None}, "pad_token_id None"),
+        ("ELECTRA, generator", {"hidden_act": "relu"}, "hidden_act 'relu' with a gelu head"),
+        ("ALBERT", {"num_hidden_groups": 2}, "2 groups of 1 blocks in 3 layers are not supported"),
+        ("DistilBERT", {"n_layers": 2}, "unexpected tensor"),
+        # a decoder pools its last token, where the reference pools the first
+        ("BERT", {"is_decoder": True}, "is_decoder True with a pooler"),
+        ("ELECTRA, classes", {"is_decoder": True}, "is_decoder True with a pooler"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_refused_in_one_line(name, change, cause):
+    made = case(name)
+    with pytest.raises(CheckpointError, match=f"^file: .*{cause}") as error:
+        families()[made.family].load(made.tensors, made.config | change, "file")
+    assert "\n" not in str(error.value)
+
+
+def test_a_bias_of_two_names_that_differ_and_a_classifier_of_tokens_are_refused():
+    tensors, name = case("BERT").tensors, "cls.predictions.decoder.bias"
+    with pytest.raises(CheckpointError, match=re.escape(f"file: tensor {name!r} differs from")):
+        load("BERT", tensors | {name: tensors[name] + 1})
+    tensors = case("BERT, classes").tensors
+    with pytest.raises(CheckpointError, match="token classifiers"):
+        load("BERT, classes", {key: value for key, value in tensors.items() if "pooler" not in key})
+    for name in ("BERT", "BERT, encoder"):
+        with pytest.raises(CheckpointError, match=r"without config\.json"):
+            families()[case(name).family].load(case(name).tensors, {}, "file")
+
+
+def test_an_unused_pooler_beside_a_classifier_is_left_out():
+    tensors = case("RoBERTa, classes").tensors
+    spare = {f"roberta.pooler.dense.{part}": torch.randn(24, 24)[:, : 24 if part == "weight" else 1].squeeze()
+             for part in ("weight", "bias")}  # fmt: skip
+    model = load("RoBERTa, classes", tensors | spare)
+    assert torch.equal(model.pool.linear.weight, tensors["classifier.dense.weight"])

@@ -1,0 +1,181 @@
+"""Configurations, preprocessing and tokenizers of the vision families."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.presets import preset
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.weights.folder import build
+from multimodal.weights.load import load
+from multimodal.weights.table import export_tensors
+from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
+from multimodal.weights.vision.open_clip import open_clip_architecture
+from tests.helpers.references.vision import case
+
+CLIP_PIXELS = Preprocessing((24, 16), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+
+
+def write(path: Path, record: dict) -> None:
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "custom"),
+    [(clip_openai.FAMILY, "ViT-M-16-alt", False), (clip_openai.FAMILY, "ViT-bigG-14", False),
+     (clip_openai.FAMILY, "ViT-H-14-CLIPA-336", False), (clip_openai.FAMILY, "ViT-H-14-worldwide", False),
+     (siglip.TRUNK_FAMILY, "ViT-SO400M-16-SigLIP-i18n-256", True),
+     (siglip.TRUNK_FAMILY, "ViT-gopt-16-SigLIP2-256", True),
+     (siglip.TRUNK_FLAT, "vit_medium_patch16_gap_256", False)],
+)  # fmt: skip
+def test_architectures_of_open_clip_have_its_names_and_shapes(family, architecture, custom):
+    import open_clip.model
+
+    record = open_clip_architecture(architecture)
+    kind = open_clip.model.CustomTextCLIP if custom else open_clip.model.CLIP
+    with torch.device("meta"):
+        theirs = kind(**{key: value for key, value in record.items() if key != "custom_text"}).state_dict()
+    config = family.config_from(record, theirs)
+    ours = export_tensors(family.rows(config), build(family.model, config).state_dict())
+    assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in theirs.items()}
+
+
+def test_the_configurations_of_b32_are_the_preset():
+    from transformers import CLIPConfig
+
+    expected = preset("clip_b32")
+    assert clip_openai.FAMILY.config_from(open_clip_architecture("ViT-B-32-quickgelu"), {}) == expected
+    assert clip_hf.config_from(CLIPConfig().to_dict(), {}) == expected
+    assert clip_hf.config_from({"model_type": "clip"}, {}) == expected  # what is left out has the library's default
+    old = {"text_config": {"hidden_act": "gelu"}, "text_config_dict": {"eos_token_id": 2}}
+    assert clip_hf.config_from(old, {}) == expected  # the older key goes first; 2 means the highest id
+
+
+def test_quickgelu_is_known_for_every_architecture_and_unknown_names_list_the_near():
+    assert open_clip_architecture("ViT-S-16-quickgelu") == open_clip_architecture("ViT-S-16") | {"quick_gelu": True}
+    assert "quick_gelu" not in open_clip_architecture("ViT-B-32")
+    with pytest.raises(UsageError, match=r"'ViT-B32' is not one of OpenCLIP's; near: .*ViT-B-32"):
+        open_clip_architecture("ViT-B32")
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [("vision_cfg", "layers", [3, 4, 6, 3]), ("vision_cfg", "attentional_pool", True),
+     ("vision_cfg", "timm_model_name", "convnext_base"), ("vision_cfg", "pool_type", "none"),
+     ("vision_cfg", "norm_kwargs", {"bias": False}), ("vision_cfg", "scale_heads", True),
+     ("text_cfg", "hf_model_name", "roberta-base"), ("text_cfg", "embed_cls", True), ("text_cfg", "pool_type", "first"),
+     ("text_cfg", "act_kwargs", {"approximate": "fast"}), ("", "multimodal_cfg", {"width": 8}),
+     ("", "nonscalar_logit_scale", True)],
+)  # fmt: skip
+def test_what_open_clip_has_and_we_do_not_is_refused_by_key(part, key, value):
+    record = {"embed_dim": 8, "vision_cfg": {}, "text_cfg": {}}
+    (record[part] if part else record)[key] = value
+    with pytest.raises(CheckpointError, match=key):
+        clip_openai.FAMILY.config_from({"model_cfg": record}, {})
+
+
+@pytest.mark.parametrize(
+    ("trunk", "cause"),
+    [("eva02_base_patch16_clip_224", "class Eva"), ("vit_relpos_small_patch16_224", "class VisionTransformerRelPos"),
+     ("test_vit4", "norm RmsNorm"), ("vit_nonesuch", "timm has no model")],
+)  # fmt: skip
+def test_a_timm_model_that_is_no_plain_vit_is_refused(trunk, cause):
+    with pytest.raises(CheckpointError, match=cause):
+        vit_timm.config_from({"architecture": trunk, "num_classes": 0}, {})
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "cause"),
+    [(vit_timm.FAMILY, {}, "architecture="), (clip_hf.FAMILY, {}, r"config\.json"),
+     (siglip.FAMILY, {}, r"config\.json"),
+     (vit_timm.FAMILY, {"architecture": "vit_tiny_patch16_224", "global_pool": "avg"}, "global_pool 'avg'"),
+     (vit_timm.FAMILY, {"num_classes": 3}, "lacks 'architecture'"),
+     (clip_hf.FAMILY, {"text_config": {"hidden_act": "mish"}}, "hidden_act 'mish'"),
+     (clip_hf.FAMILY, {"text_config": {"eos_token_id": [1, 2]}}, "eos_token_id"),
+     (siglip.FAMILY, {"vision_config": {"vision_use_head": False}}, "vision_use_head"),
+     (siglip.FAMILY, {"vision_config": {"hidden_size": 1152}}, "must equal the image width")],
+)  # fmt: skip
+def test_an_incomplete_or_contradictory_configuration_is_refused(family, config, cause):
+    with pytest.raises(CheckpointError, match=f"file: .*{cause}"):
+        family.load({}, config, "file")
+
+
+def test_a_folder_as_transformers_saves_it(tmp_path):
+    from transformers import CLIPImageProcessor
+
+    made = case("Hugging Face CLIP")
+    made.reference.save_pretrained(tmp_path)
+    sizes = {"size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}
+    CLIPImageProcessor(**sizes).save_pretrained(tmp_path)
+    checkpoint = load(tmp_path)
+    assert checkpoint.preprocessing == CLIP_PIXELS.replace(size=(24, 24))
+    assert checkpoint.tokenizer is None  # a vocabulary of 50 is not CLIP's
+    assert clip_hf.FAMILY.export(checkpoint.model)["logit_scale"].equal(made.tensors["logit_scale"])
+
+
+def test_siglip_squashes_its_images(tmp_path):
+    from transformers import SiglipImageProcessor
+
+    case("Hugging Face SigLIP").reference.save_pretrained(tmp_path)
+    SiglipImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
+    half = (0.5, 0.5, 0.5)
+    assert load(tmp_path).preprocessing == Preprocessing((24, 24), "squash", "bicubic", half, half, 0, 1.0)
+
+
+def test_steps_of_an_image_processor_that_are_not_known_are_refused(tmp_path):
+    record = {"size": 256, "crop_size": 224, "image_mean": OPENAI_MEAN, "image_std": OPENAI_STD}
+    for change in ({}, {"crop_size": 256, "do_normalize": False}, {"crop_size": 256, "resample": 1}):
+        write(tmp_path / "preprocessor_config.json", record | change)
+        with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: these steps are not supported"):
+            clip_hf.preprocessing(tmp_path, {})
+
+
+def test_a_folder_as_open_clip_pushes_it(tmp_path):
+    made = case("OpenCLIP")
+    pixels = {"size": [24, 16], "mode": "RGB", "mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic",
+              "resize_mode": "shortest", "fill_color": 0}  # fmt: skip
+    write(tmp_path / "open_clip_config.json", made.config | {"preprocess_cfg": pixels})
+    save_file(made.tensors, tmp_path / "open_clip_model.safetensors")
+    checkpoint = load(tmp_path)
+    assert checkpoint.preprocessing == CLIP_PIXELS
+    assert checkpoint.tokenizer is None
+
+
+def test_clips_vocabulary_goes_with_clips_size(tmp_path):
+    tokenizer = clip_openai.FAMILY.tokenizer(None, open_clip_architecture("ViT-B-32"))
+    assert isinstance(tokenizer, CLIPTokenizer)
+    assert tokenizer.context == 77
+    assert clip_openai.FAMILY.tokenizer(None, open_clip_architecture("ViT-H-14-worldwide")) is None
+    assert siglip.TRUNK_FAMILY.tokenizer(tmp_path, open_clip_architecture("ViT-B-16-SigLIP")) is None
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "CLIPTokenizer"})
+    assert isinstance(clip_hf.tokenizer(tmp_path, {}), CLIPTokenizer)
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+    assert clip_hf.tokenizer(tmp_path, {}) is None
+
+
+def test_a_folder_as_timm_saves_it(tmp_path):
+    import timm
+    from timm.models import save_for_hf
+
+    args = {"embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 64}
+    model = timm.create_model("vit_tiny_patch16_224.augreg_in21k_ft_in1k", num_classes=5, **args).eval()
+    save_for_hf(model, tmp_path, model_args=args, safe_serialization=True)
+    checkpoint = load(tmp_path)
+    expected = timm.data.resolve_data_config(model=model)
+    assert checkpoint.preprocessing == Preprocessing(
+        (64, 64), "shortest", expected["interpolation"], expected["mean"], expected["std"], 0, expected["crop_pct"]
+    )  # fmt: skip
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert (checkpoint.model(images) - model(images)).abs().max() <= 1e-5
+
+
+def test_timms_preprocessing_is_known_by_its_tag_alone():
+    actual = vit_timm.preprocessing(None, {"architecture": "vit_base_patch16_224.mae"})
+    assert (actual.mean, actual.std, actual.crop) == (IMAGENET_MEAN, IMAGENET_STD, 0.9)
+    assert vit_timm.preprocessing(None, {"architecture": "vit_base_patch16_224"}) is None
