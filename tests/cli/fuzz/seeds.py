@@ -62,7 +62,7 @@ class Seeds:
 
 
 def renew_thread_pool() -> None:
-    """Replace torch's thread pool, which a fork leaves unusable: autograd's threads would all do it at once, and race."""
+    """Replace torch's thread pool, unusable after a fork, before several threads of autograd do it at once and race."""
     import torch
 
     torch.set_num_threads(1)
