@@ -81,10 +81,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def load_recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import `recipes/NAME.py`, with nothing of the folder importable beside it."""
+    """Import the recipe `NAME.py`, with nothing of its folder importable beside it."""
 
     def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+        (path,) = RECIPES.rglob(f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)

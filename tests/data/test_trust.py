@@ -252,7 +252,7 @@ class Settings:
 def test_recipes_pass_on_their_columns_and_trust():
     found = 0
     finetuning = ROOT / "multimodal" / "train" / "objectives" / "finetune"
-    for path in [*sorted(RECIPES.glob("*.py")), *sorted(finetuning.glob("*.py"))]:
+    for path in [*sorted(RECIPES.rglob("*.py")), *sorted(finetuning.glob("*.py"))]:
         tree = ast.parse(path.read_text())
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             if isinstance(call.func, ast.Name) and call.func.id in READERS:

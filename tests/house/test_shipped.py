@@ -70,5 +70,5 @@ def test_cards_say_licence_data_figures_and_command_and_the_models_are_small():
     for folder in folders.values():
         card = json.loads((folder / "card.json").read_text())
         assert card.keys() >= {"licence", "training_data", "figures", "command", "limits"}
-        (script,) = set(re.findall(r"recipes/train_\w+\.py", card["command"]))
+        (script,) = set(re.findall(r"recipes/\w+/train_\w+\.py", card["command"]))
         assert (ROOT / script).is_file()

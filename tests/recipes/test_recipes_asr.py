@@ -140,7 +140,7 @@ def test_help_shows_the_command_and_every_group_of_settings(recipe, capsys):
     with pytest.raises(SystemExit, match="0"):
         start(recipe.main, ["--help"])
     text = capsys.readouterr().out
-    assert "python recipes/train_asr.py --train" in text
+    assert "python recipes/speech/train_asr.py --train" in text
     assert all(flag in text for flag in ("--init", "--terms", "--budget", "--freq_masks", "--schedule", "--resume"))
 
 

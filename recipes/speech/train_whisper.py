@@ -1,8 +1,9 @@
 """Trains a small Whisper-style model on one core: transcription in several languages, translation into English,
 language identification, times, no speech.
 
-    python recipes/train_whisper.py --train speech/train-{en,de,fr,cs}.jsonl --valid speech/val-{en,de,fr,cs}.jsonl \\
-        --run run-whisper --out whisper-mini --card recipes/data/whisper_card.json
+    python recipes/speech/train_whisper.py --train speech/train-{en,de,fr,cs}.jsonl \\
+        --valid speech/val-{en,de,fr,cs}.jsonl --run run-whisper --out whisper-mini \\
+        --card recipes/data/whisper_card.json
 
 Data: speak_languages.py, 48,000 clips, 32 h (47 clips longer than the window of 6 s are left out). Cost: 8,600 steps
 of 0.4 s, about an hour of one core with bfloat16 instructions; 2.0 M parameters, 4 MB. Result (`multimodal evaluate

@@ -1,7 +1,7 @@
 r"""Trains a captioner: the image encoder of a contrastive checkpoint under a new text decoder, or a CoCa.
 
     data=../shared/data
-    python recipes/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
+    python recipes/vision/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
         --classes recipes/data/classes.jsonl --sentences $data/text/multi30k/train.en.gz \
         --without $data/vision/flickr8k-1000/test.jsonl --init assets/clip-vit-16 --freeze image --encoder_layers 4 \
@@ -20,7 +20,7 @@ precision; it does not ship.
 
 `--family coca` (Yu et al. 2022) keeps the text tower and the tokenizer too, and trains both losses:
 
-    python recipes/train_captioner.py --family coca --data $data/vision/flickr8k-1000/train.jsonl \
+    python recipes/vision/train_captioner.py --family coca --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
         --classes recipes/data/classes.jsonl --init assets/clip-vit-16 --freeze image --batch 32 --batch_labelled 16 \
         --rate 1e-3 --steps 1000 --average 0.99 --run coca-run --out coca

@@ -1,7 +1,7 @@
 """Synthetic English speech for training and testing a recognizer, by espeak-ng and flite (Debian packages).
 
-    python recipes/speak.py speech/train.jsonl --texts captions.en.gz=8 wikitext.txt.gz=2 --spelled 1 --hours 4
-    python recipes/speak.py speech/test.jsonl --texts captions-test.en.gz=1 --count 200 --unseen 0.2 --seed 1
+    python recipes/speech/speak.py speech/train.jsonl --texts captions.en.gz=8 wikitext.txt.gz=2 --spelled 1 --hours 4
+    python recipes/speech/speak.py speech/test.jsonl --texts captions-test.en.gz=1 --count 200 --unseen 0.2 --seed 1
 
 Writes wav files beside a JSONL manifest of {"audio_filepath", "duration", "text", "voice"}; 4 h take about 3 minutes on
 2 cores. Text is lower-cased, with apostrophes as its only punctuation. Lines with digits are skipped, since voices and

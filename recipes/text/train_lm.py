@@ -1,7 +1,7 @@
 r"""Trains a language model: causal, or with a prefix that all tokens see (Raffel et al. 2020, figure 4).
 
     data=../shared/data/text
-    python recipes/train_lm.py --data $data/tinyshakespeare/input.txt --layers 4 --dropout 0.15 --steps 1300 \
+    python recipes/text/train_lm.py --data $data/tinyshakespeare/input.txt --layers 4 --dropout 0.15 --steps 1300 \
         --warmup 100 --average 0.995 --evaluate_every 600 --run lm-run --out lm --threads 1
     multimodal generate --model lm --prompt "ROMEO:" --temperature 0.8
 
@@ -15,9 +15,9 @@ nats a character (nanoGPT's README: 1.88 with its settings for a CPU, 1.47 with 
 
 `--induction` scores the heads at each evaluation and plots when induction heads come (Olsson et al. 2022):
 
-    python recipes/train_lm.py --data $data/tinyshakespeare/input.txt --hold 0.01 --tokenizer bpe --vocabulary 512 \
-        --layers 2 --width 64 --context 64 --repeat 0.5 --induction --batch 32 --steps 1600 --rate 5e-3 --schedule wsd \
-        --evaluate_every 100 --run induction-run --out induction --threads 1
+    python recipes/text/train_lm.py --data $data/tinyshakespeare/input.txt --hold 0.01 --tokenizer bpe \
+        --vocabulary 512 --layers 2 --width 64 --context 64 --repeat 0.5 --induction --batch 32 --steps 1600 \
+        --rate 5e-3 --schedule wsd --evaluate_every 100 --run induction-run --out induction --threads 1
 
 Cost: under 7 minutes of a core shared with other work, 0.9 GB. Two heads of the second layer go from prefix-matching
 scores of 0.04 and 0.03 at step 500 to 0.48 and 0.44 at step 900 (`report/induction.png`). Meanwhile the second copy

@@ -1,7 +1,7 @@
 r"""Distils a text model (Sanh et al. 2019): a student with half of its layers, beside one that learns alone as long.
 
     data=../shared/data/text
-    python recipes/distil.py --teacher lm --data $data/tinyshakespeare/input.txt --run distil-run --out lm-small \
+    python recipes/text/distil.py --teacher lm --data $data/tinyshakespeare/input.txt --run distil-run --out lm-small \
         --threads 1
 
 The teacher is a language model of train_lm.py or a masked one of train_mlm.py, as a checkpoint folder. Its vocabulary

@@ -2,7 +2,7 @@ r"""Trains a language model of pixels (Chen et al. 2020): colours of a palette, 
 and its middle layer tells classes apart.
 
     data=../shared/data/vision
-    python recipes/train_igpt.py --data $data/cifar10-test --more "$data/tiny-imagenet/train-*.tar" \
+    python recipes/vision/train_igpt.py --data $data/cifar10-test --more "$data/tiny-imagenet/train-*.tar" \
         --run igpt-run --out igpt --threads 1
 
 A fifth of the labelled images is not trained on: on them bits of a colour are measured, beside two baselines (all

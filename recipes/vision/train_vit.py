@@ -1,7 +1,7 @@
 r"""Trains a vision transformer to classify images, from random weights or from any ViT or CLIP that `load` accepts.
 
     data=../shared/data/vision/tiny-imagenet
-    python recipes/train_vit.py --data "$data/train-*.tar" --val $data/val-0000.tar \
+    python recipes/vision/train_vit.py --data "$data/train-*.tar" --val $data/val-0000.tar \
         --run vit-run --out vit-tiny --threads 1
 
 `--data` and `--val` are folders with a folder a class, WebDataset tars with `.cls`, or lists with a label column. Also
@@ -84,7 +84,7 @@ class ViTRun:
     """labelled images to measure the accuracy on"""
     count: int | None = 1000
     """about so many of them while it runs; all at the end"""
-    classes: tuple[Path, ...] = (Path(__file__).parent / "data" / "classes.jsonl",)
+    classes: tuple[Path, ...] = (Path(__file__).parents[1] / "data" / "classes.jsonl",)
     """JSONL of class names by id; one beside the data is read too"""
     init: str | None = None
     """checkpoint to begin with, instead of random weights"""

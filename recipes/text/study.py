@@ -1,9 +1,9 @@
 r"""Trains the same small language model once for each way to do one thing, and draws what comes of it.
 
     data=../shared/data/text/tinyshakespeare/input.txt
-    python recipes/study.py --study positions --data $data --run positions-study
-    python recipes/study.py --study attention --data $data --run attention-study
-    python recipes/study.py --study depth --data $data --run depth-study
+    python recipes/text/study.py --study positions --data $data --run positions-study
+    python recipes/text/study.py --study attention --data $data --run attention-study
+    python recipes/text/study.py --study depth --data $data --run depth-study
 
 - positions: each kind of positions, judged on longer texts than it was trained on (Press et al. 2022, figure 1). A
   rotary model is judged a second and a third time with positions interpolated linearly (Chen et al. 2023) and with

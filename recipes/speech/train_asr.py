@@ -1,12 +1,13 @@
 r"""Trains the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
 
     data=../shared/data/speech
-    python recipes/train_asr.py --train $data/speechocean762/train.jsonl $data/an4/train.jsonl $data/fsdd/train.jsonl \
-        synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr --out asr-first
-    python recipes/train_asr.py --init asr-first --train $data/speechocean762/train.jsonl=2 $data/an4/train.jsonl=2 \
-        $data/fsdd/train.jsonl synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr-2 \
-        --out asr-conformer-en --steps 8000 --easy 0 --rate 1e-3 --schedule wsd --decay 0.375 --average 0.9995 \
-        --freq_masks 2
+    python recipes/speech/train_asr.py --train $data/speechocean762/train.jsonl $data/an4/train.jsonl \
+        $data/fsdd/train.jsonl synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr \
+        --out asr-first
+    python recipes/speech/train_asr.py --init asr-first --train $data/speechocean762/train.jsonl=2 \
+        $data/an4/train.jsonl=2 $data/fsdd/train.jsonl synth/train.jsonl --valid $data/speechocean762/valid.jsonl \
+        --run run-asr-2 --out asr-conformer-en --steps 8000 --easy 0 --rate 1e-3 --schedule wsd --decay 0.375 \
+        --average 0.9995 --freq_masks 2
 
 `synth` is made by speak.py (4 h for the first, 5 h of other sentences for the second). A manifest is heard so many
 times an epoch as `=TIMES` says (0.5: a random half). `--init` keeps the tokenizer and the sizes of its checkpoint;

@@ -1,7 +1,7 @@
 r"""Fine-tune any encoder or causal language model to classify texts.
 
     data=../shared/data/text/sst2
-    python recipes/finetune_text.py --model mlm --data $data/train.tsv.gz --val $data/dev.tsv.gz --steps 600 \
+    python recipes/text/finetune_text.py --model mlm --data $data/train.tsv.gz --val $data/dev.tsv.gz --steps 600 \
         --run sst2-run --out sst2 --threads 1
 
 `--random` begins with random weights in the same architecture. A bag of words under logistic regression is fitted on

@@ -1,7 +1,7 @@
 r"""Trains an encoder of text: BERT's masked tokens, with next sentences where asked for, or ELECTRA's replaced ones.
 
     data=../shared/data/text
-    python recipes/train_mlm.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
+    python recipes/text/train_mlm.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
         --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --val_lines $data/multi30k/val.en.gz --steps 1500 \
         --val_windows 1500 --evaluate_every 250 --run mlm-run --out mlm --threads 1
     multimodal fill-mask --model mlm "A man is riding a [MASK]."  # bike 0.41, bicycle 0.17

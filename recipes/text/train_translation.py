@@ -1,7 +1,7 @@
 r"""Trains one model that translates between all pairs of several languages, each told by a token, as M2M100.
 
     data=../shared/data/text/multi30k
-    python recipes/train_translation.py --train $data/train --val $data/val --test $data/test_2016_flickr \
+    python recipes/text/train_translation.py --train $data/train --val $data/val --test $data/test_2016_flickr \
         --often en-de=3 --run translation-run --out translator --threads 1
     multimodal translate "A dog runs on the beach." --from en --to de --model translator
 

@@ -1,7 +1,7 @@
 r"""Trains a contrastive image-text model, such as the shipped `assets/clip-vit-16`.
 
     data=../shared/data/vision
-    python recipes/train_clip.py --run clip-run --out clip-vit-16 --data "$data/tiny-imagenet/train-*.tar" \
+    python recipes/vision/train_clip.py --run clip-run --out clip-vit-16 --data "$data/tiny-imagenet/train-*.tar" \
         $data/caltech101/train $data/flickr8k-1000/train.jsonl \
         --val $data/tiny-imagenet/val-0000.tar $data/caltech101/val
     multimodal evaluate zeroshot $data/caltech101/val --model clip-vit-16 --classes recipes/data/classes.jsonl
@@ -83,7 +83,7 @@ class CLIPRun:
     data: list[str]
     out: Path
     val: tuple[str, ...] = ()
-    classes: tuple[Path, ...] = (Path(__file__).parent / "data" / "classes.jsonl",)
+    classes: tuple[Path, ...] = (Path(__file__).parents[1] / "data" / "classes.jsonl",)
     init: str | None = None
     model: ContrastiveModelSettings = field(default_factory=ContrastiveModelSettings)
     batch: int = 192

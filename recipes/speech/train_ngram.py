@@ -1,7 +1,8 @@
-"""Trains an n-gram language model of words on texts, for the beams of a recogniser (`multimodal transcribe --lm`).
+r"""Trains an n-gram language model of words on texts, for the beams of a recogniser (`multimodal transcribe --lm`).
 
     data=../shared/data/speech
-    python recipes/train_ngram.py words.arpa --texts $data/an4/train.jsonl $data/speechocean762/train.jsonl --order 3
+    python recipes/speech/train_ngram.py words.arpa --order 3 \
+        --texts $data/an4/train.jsonl $data/speechocean762/train.jsonl
 
 Interpolated modified Kneser-Ney (Chen & Goodman 1999) with the discounts of the counts of counts, without pruning,
 written as ARPA (`.arpa` or `.arpa.gz`). Texts are plain text with a sentence a line, gzip or not, or the `text` of
