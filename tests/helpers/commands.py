@@ -1,5 +1,7 @@
 """Run a command in this process, and check its one line of error."""
 
+import json
+
 import pytest
 
 from multimodal.cli.main import main
@@ -16,3 +18,10 @@ def one_line(err: str) -> str:
     assert err.startswith("multimodal: error: "), err
     assert err.count("\n") == 1, err
     return err
+
+
+def evaluated(capsys, *arguments: object) -> dict:
+    """The record that `evaluate` prints without an error."""
+    code, out, err = run(capsys, "evaluate", *arguments, "--output", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)

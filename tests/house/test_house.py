@@ -9,17 +9,11 @@ import statistics
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.paths import ROOT
+from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, Source, source
 
-PACKAGE, RECIPES, BENCHMARKS, TESTS = (
-    sorted((ROOT / folder).rglob("*.py")) for folder in ("multimodal", "recipes", "benchmarks", "tests")
-)
-SOURCES = {str(path.relative_to(ROOT)): path for path in PACKAGE + RECIPES}
 # what the package and the recipes never import: a recipe is a script, which imports the package alone
 OUTSIDE = {"recipes", "tests", "benchmarks", *(path.stem for path in RECIPES)}
 # the rooms from the ground up: a file imports from its own room and from those before it
@@ -30,38 +24,18 @@ LEVELS = {"figures": 0, "encode": 1, "classify": 2, "caption": 2, "text": 2, "re
           "evaluate": 3, "inspect": 4}  # fmt: skip
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Full names of a file's imports, inside functions too; `from a import b` gives `a.b`."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{path.name}:{node.name}", node.end_lineno - node.lineno + 1
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
+def sources() -> dict[str, Source]:
+    return {source(path).name: source(path) for path in PACKAGE + RECIPES}
 
 
 def test_files_are_small():
-    sizes = {str(path.relative_to(ROOT)): lines(path) for path in PACKAGE + RECIPES + BENCHMARKS}
+    sizes = {source(path).name: len(source(path).lines) for path in PACKAGE + RECIPES + BENCHMARKS + TESTS}
     assert {name: size for name, size in sizes.items() if size > 400} == {}
-    assert statistics.median(sizes[name] for name in SOURCES if sizes[name]) <= 150
+    assert statistics.median(sizes[name] for name in sources() if sizes[name]) <= 150
 
 
 def test_functions_are_small():
-    sizes = [item for path in PACKAGE + RECIPES + BENCHMARKS for item in functions(path)]
+    sizes = [item for path in PACKAGE + RECIPES + BENCHMARKS for item in source(path).functions]
     assert [(name, size) for name, size in sizes if size > 60] == []
     assert statistics.median(size for _, size in sizes) <= 12
 
@@ -69,9 +43,8 @@ def test_functions_are_small():
 def test_a_class_name_means_one_thing():
     homes = collections.defaultdict(list)
     for path in PACKAGE + RECIPES + BENCHMARKS:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(str(path.relative_to(ROOT)))
+        for name in source(path).classes:
+            homes[name].append(source(path).name)
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
@@ -85,7 +58,7 @@ def graph() -> dict[str, set[str]]:
     known = {module(path) for path in PACKAGE}
     found = {}
     for path in PACKAGE:
-        names = [name for name in imported(path) if name.split(".")[0] == "multimodal"]
+        names = [name for name in source(path).imports if name.split(".")[0] == "multimodal"]
         found[module(path)] = {name if name in known else name.rpartition(".")[0] for name in names} - {module(path)}
     return found
 
@@ -116,9 +89,14 @@ def test_imports_run_downwards():
 
 
 def test_nothing_imports_recipes_or_tests():
-    for name, path in SOURCES.items():
-        wrong = [target for target in imported(path) if target.split(".")[0] in OUTSIDE]
+    for name, file in sources().items():
+        wrong = [target for target in file.imports if target.split(".")[0] in OUTSIDE]
         assert not wrong, f"{name} imports {wrong[0]}"
+
+
+def test_imports_are_absolute():
+    relative = {name: [target for target in file.imports if target.startswith(".")] for name, file in sources().items()}
+    assert {name: targets for name, targets in relative.items() if targets} == {}
 
 
 def test_folders_are_small():
@@ -143,21 +121,18 @@ def test_the_front_door_is_light():
     assert min(seconds) < 0.3
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_nothing_runs_code_from_data(name):
-    names = set(imported(SOURCES[name]))
-    names |= {ast.unparse(node) for node in ast.walk(tree(SOURCES[name])) if isinstance(node, ast.Attribute)}
-    unsafe = {n for n in names if n.split(".")[0] in {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}}
-    assert unsafe == set()
-    assert names.isdisjoint({"torch.load", "torch.jit.load", "torch.package.PackageImporter"}), f"{name}: read_archive"
-    for node in ast.walk(tree(SOURCES[name])):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        assert called not in ("eval", "exec", "compile", "__import__"), f"{name}:{node.lineno}: {called}"
-        options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-        assert options.get("allow_pickle", "False") == "False", f"{name}:{node.lineno}: allow_pickle"
-        assert options.get("shell", "False") == "False", f"{name}:{node.lineno}: shell"
+def test_nothing_runs_code_from_data():
+    for name, file in sources().items():
+        names = file.names.union(file.imports)
+        pickles = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+        assert {used for used in names if used.split(".")[0] in pickles} == set(), name
+        loaders = {"torch.load", "torch.jit.load", "torch.package.PackageImporter"}
+        assert names.isdisjoint(loaders), f"{name}: read_archive"
+        for call in file.calls:
+            where = f"{name}:{call.line}"
+            assert call.name not in ("eval", "exec", "compile", "__import__"), f"{where}: {call.name}"
+            for option in call.options.keys() & {"allow_pickle", "shell"}:
+                assert ast.unparse(call.options[option]) == "False", f"{where}: {option}"
 
 
 def plain(distribution: str) -> str:
@@ -167,8 +142,8 @@ def plain(distribution: str) -> str:
 def test_every_import_is_declared():
     declared = {plain(line) for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
     homes = importlib.metadata.packages_distributions()
-    for name, path in SOURCES.items():
-        for target in imported(path):
+    for name, file in sources().items():
+        for target in file.imports:
             module = target.split(".")[0]
             if module in sys.stdlib_module_names or module == "multimodal":
                 continue

@@ -1,15 +1,11 @@
 """Phrases that must not come back in docstrings, comments, messages, README and docs, each with a better wording."""
 
-import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.paths import ROOT
+from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, Source, source
 
 PHRASES = {
     r"\b(is|are|was|were) told\b": "gets, is passed, is reported",
@@ -40,41 +36,37 @@ PHRASES = {
     r"\bbesides? that\b": "also",
 }
 FIRST = re.compile(r"^(What|Where|Whether|How|That|Of|Those|Whatever)\b(?!.*\?$)")  # a noun phrase, or an imperative
-FOLDERS = ("multimodal", "recipes", "benchmarks", "tests")
-SOURCES = sorted(
-    path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.name != Path(__file__).name
-)
+ANY = re.compile("|".join(PHRASES), re.I)
+FILES = [path for path in PACKAGE + RECIPES + BENCHMARKS + TESTS if path != Path(__file__)]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
+def prose(file: Source) -> Iterator[tuple[int, str]]:
     """Comments and the literal parts of strings that read as text, with their lines."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
-        yield from enumerate(re.sub(r"(?s)```.*?```", lambda block: "\n" * block[0].count("\n"), text).splitlines(), 1)
-        return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            yield node.lineno, " ".join(node.value.split())
+    yield from file.strings
+    hashes = "\n".join(line.partition("#")[2] for line in file.lines if "#" in line)
+    if ANY.search(hashes):  # in a comment, or in a string with a #; telling which takes most of the time
+        yield from file.comments()
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_prose_is_plain(path):
+def written(page: Path) -> Iterator[tuple[int, str]]:
+    """Lines outside the blocks of code."""
+    text = page.read_text(encoding="utf-8")
+    yield from enumerate(re.sub(r"(?s)```.*?```", lambda block: "\n" * block[0].count("\n"), text).splitlines(), 1)
+
+
+def test_the_prose_is_plain():
+    places = [(file.name, *place) for file in map(source, FILES) for place in prose(file)]
+    places += [(page.name, *place) for page in PAGES for place in written(page)]
     found = [
-        f"line {number}: {match[0]!r}; better: {better}"
-        for number, text in prose(path)
+        f"{name}:{number}: {match[0]!r}; better: {better}"
+        for name, number, text in places if ANY.search(text)
         for phrase, better in PHRASES.items()
         if (match := re.search(phrase, text, re.I))
-    ]
+    ]  # fmt: skip
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_docstring_begins_with_a_noun_or_an_imperative(path):
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
-    found = [text.splitlines()[0] for node in nodes if FIRST.match(text := ast.get_docstring(node) or "")]
+def test_a_docstring_begins_with_a_noun_or_an_imperative():
+    found = [f"{file.name}: {line}" for file in map(source, FILES) for line in file.docstrings if FIRST.match(line)]
     assert not found, "\n".join(found)

@@ -1,23 +1,14 @@
 """Inspection: the model's own numbers, unchanged outputs, and one-line errors."""
 
-import json
 import math
-import wave
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from multimodal.blocks.capture import capture_attention
 from multimodal.errors import TextError, UsageError
-from multimodal.models.captioner import Captioner
-from multimodal.models.clip import CLIP
-from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
-from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
 from multimodal.models.vit import ViT
@@ -26,77 +17,9 @@ from multimodal.tasks.caption.regions import attention_maps
 from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
 from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, fitting, names
 from multimodal.tasks.inspect.numbers import chosen, filters, mean_distances, over_image, position_similarity
-from multimodal.tasks.inspect.views import ViewOptions, view
-from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.text.bytepair import BytePairTokenizer
-from multimodal.weights.folder import Checkpoint, save_folder
-from multimodal.weights.load import load
-from tests.helpers.commands import run
-from tests.helpers.tiny import (
-    CAPTIONER,
-    CLIPS,
-    ENCODER,
-    SPEECH,
-    TEXT_TO_TEXT,
-    TEXTS,
-    VIT,
-    VITS,
-    WIDTH,
-    conformer,
-    randomized,
-    text,
-)
-
-BYTES = BytePairTokenizer.train(["zq zq"] * 3, 262)  # has tokens for begin and end
-IDS = BYTES.vocab_size
-RECORD = Preprocessing((8, 12), "squash", "bilinear", (0.5,) * 3, (0.5,) * 3, 0, 1.0)
-
-
-def of_bytes(config, context: int = 32):
-    return replace(config, vocabulary=IDS if config.vocabulary else 0, context=context)
-
-
-def checkpoint(kind: str) -> Checkpoint:
-    """A tiny model over bytes."""
-    if kind in TEXTS:
-        return Checkpoint(randomized(TextTransformer(of_bytes(TEXTS[kind]))), BYTES, source=kind)
-    if kind == "encoder":
-        return Checkpoint(randomized(TextTransformer(of_bytes(ENCODER))), BYTES, source=kind)
-    if kind == "text-to-text":
-        parts = {name: of_bytes(getattr(TEXT_TO_TEXT, name)) for name in ("encoder", "decoder")}
-        return Checkpoint(randomized(EncoderDecoder(replace(TEXT_TO_TEXT, **parts))), BYTES, source=kind)
-    if kind == "captioner":
-        model = Captioner(replace(CAPTIONER, decoder=of_bytes(CAPTIONER.decoder)))
-        return Checkpoint(randomized(model), BYTES, RECORD, kind)
-    if kind == "joint":
-        config = ConformerCTCConfig(conformer(), IDS, of_bytes(text(tied=False, source=True)))
-        return Checkpoint(randomized(ConformerCTC(config)), BYTES, source=kind)
-    models = {"vit": (ViT, VIT), "clip": (CLIP, CLIPS["sigmoid"])}
-    model_class, config = models[kind]
-    return Checkpoint(randomized(model_class(config)), None, RECORD, kind)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, Path]:
-    """An image, half a second of sound, and checkpoint folders."""
-    folder = tmp_path_factory.mktemp("inspect")
-    pixels = np.random.default_rng(0).integers(0, 255, (16, 24, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(folder / "a.png")
-    with wave.open(str(folder / "a.wav"), "wb") as sound:
-        sound.setparams((1, 2, 16000, 0, "NONE", ""))
-        sound.writeframes((np.sin(np.arange(8000) / 20) * 8000).astype("<i2").tobytes())
-    found = {"image": folder / "a.png", "sound": folder / "a.wav"}
-    for kind in ("rotary", "learned", "text-to-text", "captioner", "joint", "clip", "vit"):
-        save_folder(checkpoint(kind), folder / kind)
-        found[kind] = folder / kind
-    return found
-
-
-def given(files: dict[str, Path], kind: str) -> str:
-    if kind in ("clip", "vit", "captioner"):
-        return str(files["image"])
-    return str(files["sound"]) if kind == "joint" else "ab cab"
-
+from multimodal.weights.folder import Checkpoint
+from tests.helpers.tiny import SPEECH, VIT, VITS, WIDTH, randomized, text
+from tests.helpers.tiny_checkpoints import BYTES, IDS, RECORD, checkpoint, source_of
 
 # ---- outputs stay the same to the bit
 
@@ -135,7 +58,7 @@ def test_capturing_leaves_the_outputs_equal_to_the_bit(kind):
 @pytest.mark.parametrize("kind", ["rotary", "llama", "bucket", "encoder", "text-to-text", "vit", "clip", "captioner",
                                   "joint"])  # fmt: skip
 def test_weights_have_a_row_a_position_and_sum_to_one(files, kind):
-    seen = attention(checkpoint(kind), given(files, kind))
+    seen = attention(checkpoint(kind), source_of(files, kind))
     heads = 4 if kind == "llama" else 2
     assert seen.weights.shape[:2] == (2, heads)
     assert seen.weights.shape[-1] == seen.weights.shape[-2]
@@ -241,7 +164,7 @@ def test_positions_are_compared_by_cosine():
 @pytest.mark.parametrize("kind", ["text-to-text", "captioner", "joint"])
 @pytest.mark.parametrize("answer", ["xyz", None])
 def test_an_alignment_has_a_row_a_token(files, kind, answer):
-    seen = alignment(checkpoint(kind), AlignmentRequest(given(files, kind), answer))
+    seen = alignment(checkpoint(kind), AlignmentRequest(source_of(files, kind), answer))
     assert len(seen.queries.names) == seen.weights.shape[2]
     if answer:
         assert seen.queries.names[:3] == ("x", "y", "z")
@@ -296,111 +219,6 @@ def test_whisper_windows_are_in_seconds(files):
     assert (seen.keys.unit, seen.keys.step) == ("second", 0.02)
 
 
-# ---- the command
-
-
-CASES = [
-    ("rotary", "attention", ()), ("rotary", "attention", ("--layer", "all")),
-    ("rotary", "distance", ()), ("rotary", "induction", ("--length", 6)), ("learned", "positions", ()),
-    ("text-to-text", "alignment", ("--answer", "dc")), ("captioner", "alignment", ("--answer", "dc")),
-    ("clip", "attention", ()), ("clip", "attention", ("--layer", "all")), ("clip", "filters", ()),
-    ("clip", "positions", ()), ("vit", "distance", ()), ("joint", "attention", ()), ("joint", "alignment", ()),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "what", "more"), CASES, ids=lambda value: str(value))
-def test_every_view_is_drawn_and_has_its_numbers(capsys, files, tmp_path, kind, what, more):
-    sources = [] if what in ("filters", "positions", "induction") else [given(files, kind)]
-    plot = tmp_path / "new" / "a.png"
-    command = ["inspect", files[kind], *sources, "--what", what, *more]
-    code, out, err = run(capsys, *command, "--plot", plot, "--format", "json")
-    assert (code, err) == (0, "")
-    record = json.loads(out)
-    assert record["what"] == what
-    with Image.open(plot) as image:
-        assert min(image.size) > 200
-        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
-    numbers = next(record[key] for key in ("weights", "maps", "distances", "similarity", "components", "heads")
-                   if isinstance(record.get(key), list) and not (key == "heads" and "weights" in record))  # fmt: skip
-    assert numbers
-    asked = AlignmentRequest(*map(str, [*sources, *more[1:]][:2])) if sources and "--layer" not in more else None
-    if asked is not None:
-        assert len(view(load(files[kind]), what, asked, ViewOptions()).lines) > 1
-
-
-def test_the_numbers_of_a_head_are_listed(capsys, files):
-    code, out, err = run(capsys, "inspect", files["rotary"], "abc", "--layer", 1, "--head", 0)
-    assert (code, err) == (0, "")
-    header, heads, *tokens = out.splitlines()
-    assert header.split()[:3] == ["layer", "head", "entropy"]
-    assert heads.split()[:2] == ["1", "0"]
-    weights = attention(checkpoint("rotary"), "abc").weights[1, 0]
-    assert [line.split()[0] for line in tokens] == ["<bos>", "a", "b", "c"]
-    assert f"{weights[3].max():.3f}" in tokens[3].split(",")[0]
-
-
-def test_json_has_the_weights_that_were_captured(capsys, files):
-    code, out, _ = run(capsys, "inspect", files["rotary"], "abc", "--layer", 0, "--head", 1, "--format", "json")
-    assert code == 0
-    record = json.loads(out)
-    seen = attention(checkpoint("rotary"), "abc")
-    assert (record["layers"], record["heads"]) == ([0], [1])
-    assert np.allclose(record["weights"][0][0], seen.weights[0, 1].numpy(), rtol=1e-4, atol=1e-9)
-    assert record["keys"]["tokens"] == list(seen.keys.names)
-
-
-def test_induction_lists_the_best_head_first(files):
-    heads = view(checkpoint("rotary"), "induction", None, ViewOptions(length=8)).record["heads"]
-    scores = [head["prefix_matching"] for head in heads]
-    assert len(heads) == 4
-    assert scores == sorted(scores, reverse=True)
-
-
-BAD = [
-    (("rotary", "abc", "--layer", "2"), "--layer must be in [0, 1] (got 2)"),
-    (("rotary", "abc", "--head", "2"), "--head must be in [0, 1] (got 2)"),
-    (("rotary", "--what", "filters"), "--what filters"),
-    (("rotary", "--what", "positions"), "positions: rotary"),
-    (("rotary", "a" * 40), "the model's context is 32"),
-    (("rotary", "abc", "--what", "alignment"), "expected an encoder-decoder, got text"),
-    (("text-to-text", "abc", "--what", "alignment", "--answer", "a" * 40), "answer: has 42 tokens"),
-    (("clip", "--what", "induction"), "expected a causal language model, got clip"),
-    (("clip", "absent.png"), "absent.png: no such file"),
-    (("joint", "absent.wav"), "absent.wav"),
-    (("learned", "--what", "induction", "--length", "100"), "(got 100: 201 tokens)"),
-    (("rotary", "abc", "--plot", "a.jpg"), "--plot a.jpg: must end in .png"),
-    (("rotary", "abc", "--plot", "/proc/none/a.png"), "--plot /proc/none/a.png"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "cause"), BAD, ids=[cause for _, cause in BAD])
-def test_what_cannot_be_shown_is_one_line(capsys, files, arguments, cause):
-    code, out, err = run(capsys, "inspect", files[arguments[0]], *arguments[1:])
-    assert (code, out) == (1, "")
-    assert len(err.splitlines()) == 1
-    assert cause in err
-
-
-@pytest.mark.parametrize("arguments", [
-    ("rotary",), ("rotary", "abc", "--what", "induction"), ("rotary", "abc", "--answer", "x"),
-    ("clip", "--what", "filters", "--layer", "1"), ("rotary", "abc", "--layer", "x"),
-    ("rotary", "abc", "--length", "4"),
-])  # fmt: skip
-def test_flags_that_do_not_go_together_end_with_2(capsys, files, arguments):
-    code, _, err = run(capsys, "inspect", files[arguments[0]], *arguments[1:])
-    assert code == 2
-    assert len(err.splitlines()) == 1
-
-
 def test_an_empty_text_is_refused():
     with pytest.raises(TextError, match="text: is empty"):
         fitting("text", [], 8)
-
-
-def test_the_shipped_models_and_the_stories(capsys, shared_data, tmp_path):
-    story = shared_data / "weights" / "stories260K"
-    if not story.is_dir():
-        pytest.skip("no stories260K in ../shared/data/weights")
-    code, out, err = run(capsys, "inspect", story, "Once upon a time", "--format", "json")
-    assert (code, err) == (0, "")
-    assert np.asarray(json.loads(out)["weights"]).shape == (1, 8, 5, 5)
