@@ -1,24 +1,16 @@
 """Options of text decoding: those that captions and generated text share, and values that exclude each other."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from multimodal.errors import UsageError
-from multimodal.system.options import option
+from multimodal.system.options import Options, option
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the options of sampling, and the values that turn them off
 SEEDS = 2**63 - 1
-# declarations that several dataclasses share
-BEAM_SIZE = {"help": "beams; 1 takes the most probable token each time", "metavar": "N", "low": 1, "high": 1000}
-LENGTH_PENALTY = {
-    "help": "rank by log-probability / tokens^A, as transformers: 1 is the mean, 0 the sum", "metavar": "A",
-    "low": -10, "high": 10,
-}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DecodingOptions:
+class DecodingOptions(Options):
     """Options of decoding. `max_tokens` counts the end token and no prompt. `temperature` 0 takes the most probable
     token; above it tokens are drawn by `seed`, the same for each item. `temperature` is 1 where only `top_k`, `top_p`
     or `min_p` is given."""
@@ -33,15 +25,16 @@ class DecodingOptions:
     repetition_penalty: float = option(1.0, "above 1: make tokens that occurred less probable", "X", low=0, high=100,
                                        above=True)  # fmt: skip
     no_repeat_ngram: int = option(0, "no N tokens twice in the same order (default: 0, off)", "N", low=0)
-    beam_size: int = option(1, **BEAM_SIZE)
-    length_penalty: float = option(1.0, **LENGTH_PENALTY)
+    beam_size: int = option(1, "beams; 1 takes the most probable token each time", "N", low=1, high=1000)
+    length_penalty: float = option(1.0, "rank by log-probability / tokens^A, as transformers: 1 is the mean, 0 the sum",
+                                   "A", low=-10, high=10)  # fmt: skip
     seed: int = option(0, "of sampling, the same for each item", "N", low=0, high=SEEDS)
 
 
 def with_temperature(options: Any, given: Mapping[str, Any]) -> Any:
     """`options` with temperature 1 where `given` asks for sampling without naming a temperature."""
     sampled = sampling_options(options) and "temperature" not in given
-    return replace(options, temperature=1.0) if sampled else options
+    return options.replace(temperature=1.0) if sampled else options
 
 
 def check_combination(options: Any, count: str) -> None:

@@ -107,7 +107,7 @@ def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[Capti
     from multimodal.tasks.evaluate.captions import read_captions, write_captions
     from multimodal.weights.load import load
 
-    asked = {name: value for name, value in vars(options).items() if name in CaptionOptions.__dataclass_fields__}
+    asked = CaptionOptions.among(vars(options))
     if options.predictions is not None:
         if asked:
             raise UsageError(f"--{next(iter(asked))}: is for a captioner, and --predictions has captions already")

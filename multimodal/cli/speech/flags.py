@@ -10,6 +10,7 @@ from typing import Any
 from multimodal.cli.parser import boolean, count, limited, number, or_none, whole
 from multimodal.system.options import add_flags
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
+from multimodal.tasks.transcribe.writers import Layout
 
 DECODING = ("task", "beam_size", "best_of", "patience", "length_penalty", "suppress_tokens", "suppress_blank",
             "sample_len", "initial_prompt", "carry_initial_prompt", "hotwords", "condition_on_previous_text",
@@ -50,10 +51,7 @@ def checks(g: Any) -> None:
 
 def times(g: Any) -> None:
     add_flags(g, WhisperOptions, TIMES)
-    switch(g, "--highlight_words", "srt, vtt: underline each word as it is spoken *")
-    flag(g, "--max_line_width N", "srt, vtt: characters per line *", or_none(count))
-    flag(g, "--max_line_count N", "srt, vtt: lines per subtitle, with a width *", or_none(count))
-    flag(g, "--max_words_per_line N", "srt, vtt: words per subtitle *", or_none(count))
+    add_flags(g, Layout)
 
 
 def voice(g: Any) -> None:

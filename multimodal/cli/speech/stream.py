@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli.output import printable
@@ -18,7 +17,8 @@ from multimodal.tasks.transcribe.writers import clock
 from multimodal.weights.folder import Checkpoint
 
 if TYPE_CHECKING:
-    from multimodal.tasks.transcribe.live import Event, LiveOptions
+    from multimodal.tasks.transcribe.live import Event
+    from multimodal.tasks.transcribe.whisper.options import LiveOptions
 
 # of LiveOptions: the flag, and its units in one of ours
 SPANS = {"silence": ("vad_min_silence_duration_ms", 1000), "longest": ("vad_max_speech_duration_s", 1)}
@@ -44,14 +44,12 @@ def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, A
 
 
 def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> "LiveOptions":
-    from multimodal.tasks.transcribe.conformer.decode import HybridOptions
-    from multimodal.tasks.transcribe.live import LiveOptions
-    from multimodal.tasks.transcribe.whisper.options import CtcOptions, options_for
+    from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, LiveOptions, options_for
 
     chosen = options_for(checkpoint, {**api, "vad_filter": False})  # live sound has its own
     if not isinstance(chosen, CtcOptions):
         raise UsageError(f"--stream: needs a CTC model, {checkpoint.source} is a {checkpoint.kind}")
-    decode = HybridOptions(**{f.name: getattr(chosen, f.name) for f in fields(HybridOptions)})
+    decode = HybridOptions(**HybridOptions.among(vars(chosen)))
     spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}
     rate = {"rate": given["rate"]} if "rate" in given else {}
     return LiveOptions(decode=decode, threshold=chosen.vad_threshold, **spans, **rate)

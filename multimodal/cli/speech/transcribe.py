@@ -38,8 +38,7 @@ COMMAND_ONLY = {
     "temperature_increment_on_fallback", "threads", "highlight_words", "max_line_width", "max_line_count",
     "max_words_per_line", "plot", "skip_existing", "overwrite", "stream", "rate", "decode_log",
 }  # fmt: skip
-LAYOUT = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
-NEED_WORDS = (*LAYOUT, "hallucination_silence_threshold", "plot")  # these turn word_timestamps on
+NEED_WORDS = (*Layout.declared, "hallucination_silence_threshold", "plot")  # these turn word_timestamps on
 STREAMED = {
     "command", "audio", "model", "model_dir", "architecture", "stream", "rate", "threads", "device",
     "compute_type", "fp16", "output_format", "language", "task", "beam_size", "lm", "lm_weight", "lm_bonus",
@@ -223,7 +222,7 @@ class _Outputs:
 
 def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
     """Check options before any audio is read. Raises UsageError."""
-    layout = Layout(**{name: given[name] for name in LAYOUT if given.get(name)})
+    layout = Layout(**Layout.among(given))
     if layout.max_line_count and not layout.max_line_width:
         warnings.warn("--max_line_count: has no effect without --max_line_width", stacklevel=1)
     if layout.max_words_per_line and layout.max_line_count and layout.max_line_width:

@@ -4,7 +4,6 @@ import argparse
 import sys
 import warnings
 from argparse import Namespace
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
@@ -55,7 +54,7 @@ def add_flags(p: Parser) -> None:
 
 
 def _decoding(g: argparse._ArgumentGroup) -> None:
-    add_option_flags(g, GenerateOptions, [f.name for f in fields(GenerateOptions) if f.name != "stop"])
+    add_option_flags(g, GenerateOptions, [name for name in GenerateOptions.declared if name != "stop"])
     g.add_argument(
         "--stop", nargs="+", metavar="TEXT", default=argparse.SUPPRESS, help="end a text before any of these"
     )
@@ -80,7 +79,7 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.text.generate import TextWriter, prepared
     from multimodal.weights.load import load
 
-    chosen = {name: value for name, value in vars(options).items() if name in GenerateOptions.__dataclass_fields__}
+    chosen = GenerateOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
     if examples:
         chosen.setdefault("stop", [STOP])

@@ -5,7 +5,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +41,7 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--format", choices=["txt", "jsonl"], help="txt: a line a text, empty where one could not be "
                    "read; jsonl: with line, score, tokens, finished, cut (default: by the ending of --output, or "
                    "txt)")  # fmt: skip
-    names = [f.name for f in fields(TranslateOptions)]
-    add_option_flags(p.add_argument_group("translations"), TranslateOptions, names)
+    add_option_flags(p.add_argument_group("translations"), TranslateOptions)
     g = p.add_argument_group("model and machine")
     flags.model(g, None)
     flags.machine(g, None, integers=True)
@@ -71,8 +69,7 @@ def run(options: Namespace) -> int:
     output = output_file(options.output, "--output", (), outputs_of(options, but=("texts", "source", "target")))
     lines = list(text_lines(options.texts, options.file))
     checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
-    given = vars(options)
-    chosen = TranslateOptions(**{f.name: given[f.name] for f in fields(TranslateOptions) if f.name in given})
+    chosen = TranslateOptions(**TranslateOptions.among(vars(options)))
     translator = Translator(checkpoint, options.source, options.target, chosen)
     told: list[tuple[str, SourceText, Translation]] = []
     code, size, shown = 0, BATCHES * chosen.batch_size, Progress("texts")

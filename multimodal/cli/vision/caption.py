@@ -5,7 +5,6 @@ import os
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Set
-from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,7 @@ def _output(g: argparse._ArgumentGroup) -> None:
 
 
 def decoding(g: argparse._ArgumentGroup) -> None:
-    add_option_flags(g, CaptionOptions, [f.name for f in fields(CaptionOptions)])
+    add_option_flags(g, CaptionOptions)
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -85,7 +84,7 @@ def run(options: Namespace) -> int:
     if options.format != "txt-per-image":
         results_place(options, outputs)
     checkpoint = load(options.model, options.architecture, options.preprocessing)
-    chosen = {name: value for name, value in vars(options).items() if name in CaptionOptions.__dataclass_fields__}
+    chosen = CaptionOptions.among(vars(options))
     appended = options.output is not None and options.format != "txt-per-image"
     digest = model_digest(checkpoint) if appended else ""
     write = CaptionWriter(*prepared(checkpoint, options.compute_type, options.device, chosen))
@@ -149,7 +148,7 @@ def _appended(options: Namespace, run: _CaptionRun, files: list[str], digest: st
     """To a file that a second call goes on with."""
     settings = {
         "command": "caption", "model": digest, "preprocessing": run.write.checkpoint.preprocessing.to_dict(),
-        **asdict(run.write.options), **({} if run.write.options.temperature else {"seed": 0}),  # only draws see it
+        **vars(run.write.options), **({} if run.write.options.temperature else {"seed": 0}),  # only draws see it
         "compute_type": options.compute_type, "device": str(run.write.device),
     }  # fmt: skip
     columns = _columns(run.write.options.num_captions > 1)

@@ -146,7 +146,7 @@ class CaptionWriter:
             raise TextError(f"prompt: has {len(self.prompt) - 1} tokens, the model's context is {context}")
         if options.min_tokens > room:
             raise UsageError(f"min_tokens must be at most {room}, the rest of the context (got {options.min_tokens})")
-        if options.max_tokens > room and options.max_tokens != CaptionOptions.max_tokens:
+        if options.max_tokens > room and options.max_tokens != CaptionOptions.max_tokens.default:
             warnings.warn(f"max_tokens {options.max_tokens}: limited to {room} by the context", stacklevel=4)
         return min(options.max_tokens, room)
 

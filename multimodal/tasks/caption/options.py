@@ -1,18 +1,16 @@
 """Options of captions, and those that a model's card sets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multimodal.decoding.options import OFF, DecodingOptions, check_combination, with_temperature
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.system.options import checked, option
+from multimodal.system.options import option
 
 if TYPE_CHECKING:
     from multimodal.weights.folder import Checkpoint
 
 
-@dataclass(frozen=True)
 class CaptionOptions(DecodingOptions):
     """`num_captions`: that many of the beam, the best first, or that many samples. `prompt`: text that each caption
     begins with; it is not among the tokens counted."""
@@ -46,4 +44,4 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> CaptionOp
 
 
 def _options(values: Mapping[str, Any]) -> CaptionOptions:
-    return with_temperature(CaptionOptions(**checked(CaptionOptions, values)), values)
+    return with_temperature(CaptionOptions(**values), values)

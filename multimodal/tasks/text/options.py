@@ -1,18 +1,11 @@
 """Options of generated text and of translation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from multimodal.decoding.options import (
-    BEAM_SIZE,
-    LENGTH_PENALTY,
-    DecodingOptions,
-    check_combination,
-    with_temperature,
-)
+from multimodal.decoding.options import DecodingOptions, check_combination, with_temperature
 from multimodal.errors import UsageError
-from multimodal.system.options import checked, option
+from multimodal.system.options import Options, option
 
 ON_LONG = ("error", "cut")
 
@@ -25,7 +18,6 @@ def _stops(value: Any) -> tuple[str, ...]:
     return texts
 
 
-@dataclass(frozen=True)
 class GenerateOptions(DecodingOptions):
     """`num_return`: that many of the beam, the best first, or that many samples. `stop`: a text ends before any of
     these. `on_long`: a prompt beyond the context is an "error" (where the model cannot compute it), or "cut" from the
@@ -41,23 +33,19 @@ class GenerateOptions(DecodingOptions):
 
 def options_for(given: Mapping[str, Any]) -> GenerateOptions:
     """Raises UsageError for an unknown name, a bad value or values that contradict each other."""
-    options = with_temperature(GenerateOptions(**checked(GenerateOptions, given)), given)
+    options = with_temperature(GenerateOptions(**given), given)
     check_combination(options, "num_return")
     return options
 
 
-@dataclass(frozen=True)
-class TranslateOptions:
+class TranslateOptions(Options):
     """`max_tokens` None: twice the source's tokens and 50, as far as the model's context goes. `batch_size`: texts side
     by side. `on_long`: a text beyond the context is "cut", or an "error"."""
 
-    beam_size: int = option(5, **BEAM_SIZE)
-    length_penalty: float = option(1.0, **LENGTH_PENALTY)
+    beam_size: int = DecodingOptions.beam_size.but(5)
+    length_penalty: float = DecodingOptions.length_penalty
     max_tokens: int | None = option(None, "cut a translation there (default: twice the source's tokens and 50)", "N",
                                     low=1)  # fmt: skip
     batch_size: int = option(32, "texts side by side", "N", low=1)
     on_long: str = option("cut", "cut a text beyond the model's context, with a warning, or refuse it",
                           choices=("cut", "error"))  # fmt: skip
-
-    def __post_init__(self) -> None:
-        checked(TranslateOptions, vars(self))

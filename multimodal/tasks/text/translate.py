@@ -27,18 +27,17 @@ LENGTH_FACTOR, LENGTH_EXTRA = 2.0, 50  # maximum tokens of a translation, from t
 
 
 def translate(
-    texts: str | Sequence[str], model: str | Path | Checkpoint, source: str | None = None, target: str | None = None, *,
-    beam_size: int = 5, length_penalty: float = 1.0, max_tokens: int | None = None, batch_size: int = 32,
-    on_long: str = "cut",
+    texts: str | Sequence[str], model: str | Path | Checkpoint, source: str | None = None, target: str | None = None,
+    **options: Any,
 ) -> str | list[str]:  # fmt: skip
     """Translate a text, or several in order, from `source` into `target`: codes of the model ("de") or English names
     ("German"). A model with one direction needs neither. An empty text stays empty.
 
-    Options: see `TranslateOptions`. Translations do not depend on the batch. Raises UsageError, with close matches for
-    an unknown language; TextError for invalid Unicode, or a text that is too long with `on_long` "error";
+    `options`: see `TranslateOptions`. Translations do not depend on the batch. Raises UsageError, with close matches
+    for an unknown language; TextError for invalid Unicode, or a text that is too long with `on_long` "error";
     CheckpointError. Warns (TextCut) of texts and translations that were cut."""
-    options = TranslateOptions(beam_size, length_penalty, max_tokens, batch_size, on_long)
-    translator = Translator(model if isinstance(model, Checkpoint) else load(model), source, target, options)
+    checkpoint, chosen = model if isinstance(model, Checkpoint) else load(model), TranslateOptions(**options)
+    translator = Translator(checkpoint, source, target, chosen)
     single = isinstance(texts, str)
     sources = [translator.read(text) for text in ([texts] if single else texts_of(texts, "texts"))]
     results = translator(sources)

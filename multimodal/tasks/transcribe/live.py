@@ -1,7 +1,6 @@
 """Live transcription: partial lines while somebody speaks, final ones at pauses."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from time import monotonic
 from typing import Literal, NamedTuple
@@ -14,43 +13,19 @@ from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerCTC
 from multimodal.tasks.transcribe.conformer.decode import (
     CtcTranscription,
-    HybridOptions,
     tokenizer_of,
     with_language_model,
 )
-from multimodal.tasks.transcribe.conformer.windows import LONGEST, is_unlikely
+from multimodal.tasks.transcribe.conformer.windows import is_unlikely
 from multimodal.tasks.transcribe.live_recognizers import Recognizer, new_recognizer
 from multimodal.tasks.transcribe.segmentation import LevelMeter, cut
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector
+from multimodal.tasks.transcribe.whisper.options import LiveOptions
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
 
 LEAD = 0.4  # seconds kept before the first frame of speech
-
-
-@dataclass(frozen=True)
-class LiveOptions:
-    """`rate` of the samples in Hz. A partial line comes after every `step` seconds of speech, a final one after
-    `silence` seconds without (speech probability under `threshold` - 0.15) or, cut at a quiet place, when an utterance
-    reaches `longest` seconds. `threshold` 0: all is speech. `decode`: of the finals; partials are the CTC best path."""
-
-    rate: int = RATE
-    step: float = 0.5
-    silence: float = 0.6
-    longest: float = LONGEST / RATE
-    threshold: float = 0.5
-    decode: HybridOptions = field(default_factory=HybridOptions)
-
-    def __post_init__(self):
-        if not 0.1 <= self.step <= self.longest:
-            raise UsageError(f"step: must be 0.1 s to the {self.longest:g} s of the longest utterance ({self.step})")
-        if not 2 <= self.longest <= 30:
-            raise UsageError(f"longest: must be 2 to 30 s ({self.longest})")
-        if not 0.1 <= self.silence <= 10:
-            raise UsageError(f"silence: must be 0.1 to 10 s ({self.silence})")
-        if not 0 <= self.threshold <= 1:
-            raise UsageError(f"threshold: must be 0 to 1 ({self.threshold})")
 
 
 class Event(NamedTuple):
@@ -82,7 +57,7 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
         raise UsageError(f"model {checkpoint.source}: live transcription needs a CTC model, got {checkpoint.kind}")
     options = options or LiveOptions()
     # refuse an unfit language model before reading anything
-    options = replace(options, decode=with_language_model(checkpoint, options.decode))
+    options = options.replace(decode=with_language_model(checkpoint, options.decode))
     return _Live(checkpoint, options, PcmReader(read, options.rate)).events()
 
 

@@ -3,17 +3,15 @@
 recipes/data/silero_vad.py made the shipped weights."""
 
 import functools
-import math
 from array import array
-from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multimodal.errors import UsageError
 from multimodal.system.assets import asset
+from multimodal.tasks.transcribe.whisper.options import VadOptions
 from multimodal.tokens.audio.log_mel import RATE
 from multimodal.weights.folder import fill
 from multimodal.weights.tensor_files import read_tensors
@@ -23,46 +21,6 @@ CONTEXT = 64  # samples before each frame that the network also sees
 BLOCK = 1024  # frames convolved at once, about 20 MB
 SHORTEST_CUT = 98 * RATE // 1000  # samples of a pause at which overlong speech may be cut, as in the package
 Span = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class VadOptions:
-    """silero-vad's options with faster-whisper's defaults.
-
-    Speech begins at a probability of `threshold` and ends where it stays below `neg_threshold` (None: `threshold` -
-    0.15, at least 0.01) for `min_silence_duration_ms`. Speech shorter than `min_speech_duration_ms` is dropped, longer
-    than `max_speech_duration_s` is cut at its longest pause; `speech_pad_ms` is added on both sides."""
-
-    threshold: float | int = 0.5
-    neg_threshold: float | int | None = None
-    min_speech_duration_ms: float | int = 0
-    max_speech_duration_s: float | int = math.inf
-    min_silence_duration_ms: float | int = 2000
-    speech_pad_ms: float | int = 400
-
-    def __post_init__(self):
-        if not 0 < self.threshold <= 1:
-            raise UsageError(f"vad_threshold: must be above 0 and at most 1 ({self.threshold})")
-        if self.neg_threshold is not None and not 0 < self.neg_threshold <= self.threshold:
-            raise UsageError(f"vad_neg_threshold: must be above 0 and at most vad_threshold ({self.neg_threshold})")
-        for name in ("min_speech_duration_ms", "min_silence_duration_ms", "speech_pad_ms"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise UsageError(f"vad_{name}: must be 0 or more ({value})")
-        if not self.max_speech_duration_s * RATE >= (least := 2 * FRAME + 2 * self.pad):
-            raise UsageError(
-                f"vad_max_speech_duration_s: must be at least {least / RATE:g}, two frames and the padding "
-                f"({self.max_speech_duration_s:g})"
-            )
-
-    @property
-    def pad(self) -> float:
-        """Padding on each side in samples."""
-        return RATE * self.speech_pad_ms / 1000
-
-    @property
-    def release(self) -> float:
-        """Probability below which speech ends."""
-        return max(self.threshold - 0.15, 0.01) if self.neg_threshold is None else self.neg_threshold
 
 
 class SileroVad(nn.Module):
@@ -144,7 +102,7 @@ def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOp
     `probabilities`: one per FRAME of a recording of `samples` samples, else ValueError."""
     if len(probabilities) != (expected := -(-samples // FRAME)):
         raise ValueError(f"expected {expected} probabilities for {samples} samples, got {len(probabilities)}")
-    spans, pad = _unpadded(probabilities.tolist(), samples, options), options.pad
+    spans, pad = _unpadded(probabilities.tolist(), samples, options), RATE * options.speech_pad_ms / 1000
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
     for i in range(len(spans)):
         if i == 0:
@@ -162,9 +120,12 @@ def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOp
 def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> list[Span]:
     """Spans before padding. `quiet`: start of a pause that may end the speech; `pauses`: (start, length) of pauses at
     which the current speech may be cut."""
-    threshold, release = options.threshold, options.release
-    shortest, silence = (RATE * ms / 1000 for ms in (options.min_speech_duration_ms, options.min_silence_duration_ms))
-    longest = RATE * options.max_speech_duration_s - FRAME - 2 * options.pad
+    threshold, release = options.threshold, options.neg_threshold
+    if release is None:
+        release = max(threshold - 0.15, 0.01)
+    milliseconds = (options.min_speech_duration_ms, options.min_silence_duration_ms, options.speech_pad_ms)
+    shortest, silence, pad = (RATE * ms / 1000 for ms in milliseconds)
+    longest = RATE * options.max_speech_duration_s - FRAME - 2 * pad
     spans: list[Span] = []
     start, quiet, pauses = -1, 0, []
     for i, probability in enumerate(probabilities):
@@ -194,7 +155,7 @@ def speech_windows(
 ) -> list[Span]:
     """`speech_spans` joined over pauses of at most `gap` samples into windows of at most `longest` samples; longer
     speech is cut. Raises UsageError if the padding alone fills `longest`."""
-    limited = replace(options, max_speech_duration_s=min(options.max_speech_duration_s, longest / RATE))
+    limited = options.replace(max_speech_duration_s=min(options.max_speech_duration_s, longest / RATE))
     windows: list[Span] = []
     for start, end in speech_spans(probabilities, samples, limited):
         if windows and start - windows[-1][1] <= gap and end - windows[-1][0] <= longest:

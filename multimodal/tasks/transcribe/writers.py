@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multimodal.system.options import Options, option
 from multimodal.system.outputs import Outputs, write_output
 
 Result = dict[str, Any]
@@ -14,17 +14,16 @@ Word = dict[str, Any]
 PAUSE = 3.0  # seconds between the starts of two words that end a subtitle
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Options):
     """Subtitle layout (openai-whisper's options); any but the default needs `words` in the segments.
 
     With both a width and a count, subtitles span segments; otherwise each segment begins a new one, and
     `max_words_per_line` applies. `highlight_words` adds a cue for each word with that word underlined."""
 
-    max_line_width: int | None = None
-    max_line_count: int | None = None
-    max_words_per_line: int | None = None
-    highlight_words: bool = False
+    highlight_words: bool = option(False, "srt, vtt: underline each word as it is spoken *")
+    max_line_width: int | None = option(None, "srt, vtt: characters per line *", "N", low=1)
+    max_line_count: int | None = option(None, "srt, vtt: lines per subtitle, with a width *", "N", low=1)
+    max_words_per_line: int | None = option(None, "srt, vtt: words per subtitle *", "N", low=1)
 
 
 class Cue(NamedTuple):

@@ -118,7 +118,7 @@ def test_a_ctc_model_has_a_best_path_and_a_prefix_beam(joint):
     bare.load_state_dict({k: v for k, v in joint.model.state_dict().items() if not k.startswith("decoder.")})
     bare = replace(joint, model=bare)
     (path,), (alone,), (beam,) = (decode_windows([sound(1.5)], *rest) for rest in
-                                  ((joint, BEST_PATH), (bare,), (bare, HybridOptions(8))))  # fmt: skip
+                                  ((joint, BEST_PATH), (bare,), (bare, HybridOptions(beam_size=8))))  # fmt: skip
     assert path == alone
     assert beam.avg_logprob == path.avg_logprob
     frames, _, lengths = bare.model.encode(filterbank(sound(1.5), 40)[None], torch.tensor([148]))
@@ -132,7 +132,9 @@ def test_a_text_beyond_the_decoders_context_is_not_lost(joint):
     state = joint.model.state_dict()
     state["decoder.positions"] = state["decoder.positions"][:4]
     small.load_state_dict(state)
-    (beam,), (path,) = (decode_windows([sound(4)], replace(joint, model=small), HybridOptions(size)) for size in (3, 1))
+    (beam,), (path,) = (
+        decode_windows([sound(4)], replace(joint, model=small), HybridOptions(beam_size=size)) for size in (3, 1)
+    )
     assert beam == path
 
 
@@ -237,9 +239,9 @@ def test_a_language_model_changes_the_text_of_a_recording(joint, tmp_path):
     bare.load_state_dict({k: v for k, v in joint.model.state_dict().items() if not k.startswith("decoder.")})
     score = partial(lm_score, model, bos=joint.tokenizer.bos_id, eos=joint.tokenizer.eos_id)
     for checkpoint in (joint, replace(joint, model=bare)):
-        with_lm = HybridOptions(4, lm=tmp_path / "lm", lm_weight=1.0)
+        with_lm = HybridOptions(beam_size=4, lm=tmp_path / "lm", lm_weight=1.0)
         (plain,), (found,) = (
-            decode_windows([sound(1)], checkpoint, options) for options in (HybridOptions(4), with_lm)
+            decode_windows([sound(1)], checkpoint, options) for options in (HybridOptions(beam_size=4), with_lm)
         )
         assert score(found.ids) > score(plain.ids)
         texts = [decode_windows([sound(1), sound(0.5, 3)], checkpoint, with_lm)[0].ids, found.ids]

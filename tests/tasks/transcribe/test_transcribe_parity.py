@@ -93,7 +93,7 @@ def test_names_and_defaults_are_openai_whispers():
 
     theirs = {name: p.default for name, p in inspect.signature(transcribe).parameters.items()}
     theirs |= {field.name: field.default for field in fields(DecodingOptions)}
-    ours = {field.name: field.default for field in fields(WhisperOptions)}
+    ours = {name: own.default for name, own in WhisperOptions.declared.items()}
     written = {"suppress_tokens": (-1,), "clip_timestamps": (0.0,), "temperature": theirs["temperature"]}
     for name in theirs.keys() & (ours.keys() - written.keys()):
         assert ours[name] == theirs[name], name

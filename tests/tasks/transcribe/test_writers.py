@@ -57,7 +57,10 @@ def hostile(words: bool) -> dict:
     return {"text": HOSTILE, "segments": [segment], "language": "en"}
 
 
-@pytest.mark.parametrize("layout", [None, Layout(highlight_words=True), Layout(12, 3)], ids=str)
+LAYOUTS = [None, Layout(highlight_words=True), Layout(max_line_width=12, max_line_count=3)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("words", [True, False])
 def test_no_text_breaks_a_cue_a_line_or_a_row(words, layout):
     result = hostile(words)
@@ -95,7 +98,8 @@ def test_speakers_are_named_and_never_share_a_cue():
     assert "00:00.000 --> 00:00.300\n<v channel 1>Hello there.\n" in FORMATS["vtt"](result)
     for segment in segments:
         segment["words"] = [{"word": segment["text"], "start": segment["start"], "end": segment["end"]}]
-    filled = FORMATS["srt"](result, Layout(40, 2))  # cues go across segments, not across speakers
+    layout = Layout(max_line_width=40, max_line_count=2)
+    filled = FORMATS["srt"](result, layout)  # cues go across segments, not across speakers
     assert filled == (
         "1\n00:00:00,000 --> 00:00:00,300\n[channel 1] Hello there.\n\n"
         "2\n00:00:00,400 --> 00:00:01,200\n[channel 2] Hi. Yes?\n\n"
@@ -104,7 +108,8 @@ def test_speakers_are_named_and_never_share_a_cue():
 
 def test_nothing_heard_gives_valid_files(tmp_path):
     result = {"text": "", "segments": [], "language": "en", "duration": 3.0}
-    written = write_transcript(result, Path("a/silence.v2.wav"), tmp_path, "all", Layout(20, 2, None, True))
+    layout = Layout(max_line_width=20, max_line_count=2, highlight_words=True)
+    written = write_transcript(result, Path("a/silence.v2.wav"), tmp_path, "all", layout)
     contents = {path.name: path.read_text() for path in written}
     assert contents == {
         "silence.v2.txt": "", "silence.v2.vtt": "WEBVTT\n\n", "silence.v2.srt": "",

@@ -3,7 +3,6 @@ model."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -138,7 +137,7 @@ def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
         return options
     tokenizer = tokenizer_of(checkpoint)
     lm = language_model(str(options.lm), tokenizer, next(checkpoint.model.parameters()).device)
-    return replace(options, lm=Fusion(lm, word_starts(tokenizer)))
+    return options.replace(lm=Fusion(lm, word_starts(tokenizer)))
 
 
 def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:

@@ -10,7 +10,7 @@ from torch import Tensor
 from multimodal.tasks.transcribe.conformer.decode import CtcTranscription, HybridOptions, tokenizer_of
 from multimodal.tasks.transcribe.results import Transcription, compression_ratio
 from multimodal.tasks.transcribe.timeline import Span
-from multimodal.tasks.transcribe.whisper.options import CtcOptions
+from multimodal.tasks.transcribe.whisper.options import LONGEST_WINDOW, CtcOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.audio.levels import SILENT
 from multimodal.tokens.audio.log_mel import HOP, RATE
@@ -20,7 +20,7 @@ from multimodal.weights.folder import Checkpoint
 # in percent on 3 minutes each of joined test clips (AN4 / speechocean762 / LJSpeech, beam 5): each clip alone 4.1 /
 # 41.6 / 76.0; windows of at most 6 s 5.0 / 43.7 / 77.7, 8 s 5.8 / 43.0 / 77.2, 10 s 6.9 / 45.1 / 76.7, 20 s
 # 9.2 / 48.6 / 79.1. Shorter windows cut more words where nobody pauses.
-LONGEST = 8 * RATE
+LONGEST = int(LONGEST_WINDOW * RATE)
 PAUSE = 0.5  # seconds between words at which a segment ends
 LONG_SEGMENT = 8.0  # seconds; a longer segment is cut at its longest pause
 

@@ -1,22 +1,21 @@
-"""Options of transcription: those of all speech models, of Whisper models and of CTC models."""
+"""Options of transcription: of all speech models, of Whisper and of CTC models, of live audio, of voice activity."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.system import options
-from multimodal.system.options import entries, number, option
+from multimodal.system.options import Options, entries, number, option
 from multimodal.tokens.text.languages import language_code
 
 if TYPE_CHECKING:
-    from multimodal.tasks.transcribe.vad import VadOptions
     from multimodal.weights.folder import Checkpoint
 
+MOST = 1e9  # of numbers that only have to be finite
+LONGEST_WINDOW = 8.0  # seconds; see conformer.windows
 COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
@@ -28,7 +27,7 @@ def _string(value: Any) -> str:
 
 def _path(value: Any) -> Any:
     """A path or, from a program, a language model that is already loaded."""
-    return _string(str(value) if isinstance(value, Path) else value)
+    return value if isinstance(value, tuple) else _string(str(value) if isinstance(value, Path) else value)
 
 
 def _language(value: Any) -> str:
@@ -54,7 +53,7 @@ def _temperatures(value: Any) -> tuple[float, ...]:
 
 
 def _clips(value: Any) -> tuple[float, ...]:
-    found = entries(value, float, partial(number, low=0, high=1e9))
+    found = entries(value, float, partial(number, low=0, high=MOST))
     if any(later < earlier for earlier, later in pairwise(found)):
         raise UsageError(f"must be starts and ends in seconds, in ascending order (got {value!r:.40})")
     return found or (0.0,)
@@ -64,8 +63,34 @@ def _tokens(value: Any) -> tuple[int, ...]:
     return entries(value, int, partial(number, kind=int, low=-1))
 
 
-@dataclass(frozen=True)
-class SpeechOptions:
+class VadOptions(Options):
+    """silero-vad's options with faster-whisper's defaults.
+
+    Speech begins at a probability of `threshold` and ends where it stays below `neg_threshold` (None: `threshold` -
+    0.15, at least 0.01) for `min_silence_duration_ms`. Speech shorter than `min_speech_duration_ms` is dropped, longer
+    than `max_speech_duration_s` is cut at its longest pause; `speech_pad_ms` is added on both sides."""
+
+    threshold: float = option(0.5, "speech above this probability", "P", low=0, high=1, above=True)
+    neg_threshold: float | None = option(None, low=0, high=1, above=True)
+    min_speech_duration_ms: float = option(0.0, "drop shorter speech", "MS", low=0, high=MOST)
+    max_speech_duration_s: float = option(math.inf, "cut longer speech", "SECONDS", low=0, above=True)
+    min_silence_duration_ms: float = option(2000.0, "shorter pauses do not end speech", "MS", low=0, high=MOST)
+    speech_pad_ms: float = option(400.0, "padding on each side", "MS", low=0, high=MOST)
+
+    def check(self) -> None:
+        if self.neg_threshold is not None and self.neg_threshold > self.threshold:
+            raise UsageError(
+                f"must be at most threshold, {self.threshold:g} (got {self.neg_threshold:g})", argument="neg_threshold"
+            )
+        least = (64 + 2 * self.speech_pad_ms) / 1000  # 64 ms: two frames
+        if self.max_speech_duration_s < least:
+            raise UsageError(
+                f"must be at least {least:g}, two frames and the padding (got {self.max_speech_duration_s:g})",
+                argument="max_speech_duration_s",
+            )
+
+
+class SpeechOptions(Options):
     """Options of every speech model. `vad_*` as in faster-whisper. `beam_size` None: greedy for Whisper; for CTC models
     see `HybridOptions`."""
 
@@ -79,11 +104,11 @@ class SpeechOptions:
     clip_timestamps: Sequence[float] = option((0.0,), "transcribe only these spans, in seconds (default: 0)", "S,E,…",
                                               read=_clips)  # fmt: skip
     vad_filter: bool = option(False, "decode only what sounds like speech (default: True for CTC models, else False)")
-    vad_threshold: float = option(0.5, "speech above this probability", "P", low=0, high=1)
-    vad_min_speech_duration_ms: float = option(0.0, "drop shorter speech", "MS", low=0)
-    vad_max_speech_duration_s: float = option(math.inf, "cut longer speech", "SECONDS", low=0, above=True)
-    vad_min_silence_duration_ms: float = option(2000.0, "shorter pauses do not end speech", "MS", low=0)
-    vad_speech_pad_ms: float = option(400.0, "padding on each side", "MS", low=0)
+    vad_threshold: float = VadOptions.threshold.but(0.5, above=False)  # 0, for live audio: all is speech
+    vad_min_speech_duration_ms: float = VadOptions.min_speech_duration_ms
+    vad_max_speech_duration_s: float = VadOptions.max_speech_duration_s
+    vad_min_silence_duration_ms: float = VadOptions.min_silence_duration_ms
+    vad_speech_pad_ms: float = VadOptions.speech_pad_ms
     split_channels: bool = option(False, "transcribe each channel as a speaker of its own")
     decode_log: bool = option(False, "log the attempts at each window")
     compute_type: str = option("auto", "auto, float32, bfloat16, float16 or int8", "TYPE", choices=COMPUTE_TYPES)
@@ -93,15 +118,14 @@ class SpeechOptions:
     audio_track: int | None = option(None, "which of several, from 1 (default: the one marked as default, or the "
                                      "first)", "N", low=1)  # fmt: skip
 
-    def vad(self) -> "VadOptions":
-        from multimodal.tasks.transcribe.vad import VadOptions  # imports torch
+    def vad(self) -> VadOptions:
+        own = {name: getattr(self, f"vad_{name}") for name in VadOptions.declared if f"vad_{name}" in self.declared}
+        try:
+            return VadOptions(**own)
+        except UsageError as error:
+            raise UsageError(error.args[0], argument=f"vad_{error.argument}") from None
 
-        own = {f.name.removeprefix("vad_"): f.name for f in fields(self) if f.name != "vad_filter"}
-        names = {f.name for f in fields(VadOptions)}
-        return VadOptions(**{name: getattr(self, whole) for name, whole in own.items() if name in names})
 
-
-@dataclass(frozen=True)
 class WhisperOptions(SpeechOptions):
     """openai-whisper's options with its names and defaults, faster-whisper's `hotwords`, `batched` and `multilingual`,
     and our own: `seed`, `languages`, `language_detection_segments`, `remove_repetitions` and `snap_words_to_audio` (see
@@ -141,8 +165,7 @@ class WhisperOptions(SpeechOptions):
     seed: int = option(0, "of the sampling, the same in any order of files", "N", low=0)
 
 
-@dataclass(frozen=True)
-class HybridOptions:
+class HybridOptions(Options):
     """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
     rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
 
@@ -152,35 +175,45 @@ class HybridOptions:
     `logprob_threshold`, or the mean probability of its words under `confidence_threshold`. Noise scores differently in
     each model, so the last two belong in a model's card."""
 
-    beam_size: int | None = option(None, "", low=1)
-    word_timestamps: bool = option(False, "")
-    no_speech_threshold: float | None = option(0.6, "")
-    logprob_threshold: float | None = option(None, "")
+    beam_size: int | None = SpeechOptions.beam_size
+    word_timestamps: bool = SpeechOptions.word_timestamps
+    no_speech_threshold: float | None = WhisperOptions.no_speech_threshold
+    logprob_threshold: float | None = WhisperOptions.logprob_threshold.but(None)
     confidence_threshold: float | None = option(
         None, "CTC models: drop the text of a window whose words have a lower mean probability", "P", low=0, high=1
     )
-    lm: str | Path | tuple | None = option(  # noqa: RUF009 (a field)
+    lm: str | Path | tuple | None = option(
         None, "CTC models: a language model for the beams, an ARPA file or a folder", "FILE", read=_path
     )
-    lm_weight: float = option(0.3, "of its log-probabilities", "WEIGHT", low=0)
-    lm_bonus: float = option(0.0, "per word", "BONUS")
+    lm_weight: float = option(0.3, "of its log-probabilities", "WEIGHT", low=0, high=MOST)
+    lm_bonus: float = option(0.0, "per word", "BONUS", low=-MOST, high=MOST)
 
-    def __post_init__(self) -> None:
-        if self.beam_size is not None:
-            options.checked(HybridOptions, {"beam_size": self.beam_size})
+    def check(self) -> None:
         if self.lm is not None and self.beam_size == 1:
             raise UsageError(f"{self.lm}: needs a beam_size above 1", argument="lm")
-        if not (0 <= self.lm_weight < math.inf and math.isfinite(self.lm_bonus)):
-            raise UsageError(
-                f"lm_weight, lm_bonus: must be finite, the weight 0 or more {self.lm_weight, self.lm_bonus}"
-            )
 
 
-@dataclass(frozen=True)
 class CtcOptions(SpeechOptions, HybridOptions):
     """Options of the joint CTC/attention model; it has no token for silence, so voice activity detection gates it."""
 
-    vad_filter: bool = option(True, "")
+    vad_filter: bool = SpeechOptions.vad_filter.but(True)
+
+
+class LiveOptions(Options):
+    """`rate` of the samples in Hz. A partial line comes after every `step` seconds of speech, a final one after
+    `silence` seconds without (speech probability under `threshold` - 0.15) or, cut at a quiet place, when an utterance
+    reaches `longest` seconds. `threshold` 0: all is speech. `decode`: of the finals; partials are the CTC best path."""
+
+    rate: int = option(16_000, "samples per second of --stream", "HZ", low=1000, high=3_072_000)
+    step: float = option(0.5, low=0.1)
+    silence: float = option(0.6, low=0.1, high=10)
+    longest: float = option(LONGEST_WINDOW, low=2, high=30)
+    threshold: float = SpeechOptions.vad_threshold
+    decode: HybridOptions = option(HybridOptions())
+
+    def check(self) -> None:
+        if self.step > self.longest:
+            raise UsageError(f"must be at most longest, {self.longest:g} seconds (got {self.step:g})", argument="step")
 
 
 def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOptions | CtcOptions:
@@ -190,19 +223,18 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
     a card, or a model that is no speech model."""
     kind = _kind(checkpoint)
     own = checkpoint.card.get("transcribe", {})
-    names = {f.name for f in fields(kind)}
     try:
         if not isinstance(own, Mapping):
             raise UsageError(f"must be a table (got {own!r:.40})")
-        defaults = options.checked(kind, own)
+        defaults = kind.checked(own)
     except UsageError as error:
         raise CheckpointError(f"{checkpoint.source}: card, transcribe: {error}") from None
     chosen = {}
     for name, value in given.items():
-        if name in names:
-            chosen |= options.checked(kind, {name: value})
+        if name in kind.declared:
+            chosen |= kind.checked({name: value})
         elif not _is_off(name, value):
-            raise UsageError(_refusal(name, value, names, checkpoint.source))
+            raise UsageError(_refusal(name, value, kind, checkpoint.source))
     result = kind(**{**defaults, **chosen})
     _check_combination(result)
     return result
@@ -217,18 +249,18 @@ def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
 
 def _is_off(name: str, value: Any) -> bool:
     """Return True if the value of an option of the other kind of model asks for nothing."""
-    if all(name not in {f.name for f in fields(kind)} for kind in (WhisperOptions, CtcOptions)):
+    if name not in WhisperOptions.declared | CtcOptions.declared:
         return False
     if name == "batched":  # a CTC model's windows are independent anyway
         return isinstance(value, bool)
     return value is None or value is False or (name == "temperature" and _temperatures(value) == (0.0,))
 
 
-def _refusal(name: str, value: Any, names: set[str], source: str) -> str:
+def _refusal(name: str, value: Any, own: type[SpeechOptions], source: str) -> str:
     for label, kind in (("Whisper models", WhisperOptions), ("CTC models", CtcOptions)):
-        if name in {f.name for f in fields(kind)}:
+        if name in kind.declared:
             return f"option {name!r} = {value!r}: is for {label}, not for {source}"
-    return f"option {name!r}: unknown (known: {', '.join(sorted(names))})"
+    return f"option {name!r}: unknown (known: {', '.join(sorted(own.declared))})"
 
 
 def _check_combination(result: WhisperOptions | CtcOptions) -> None:
