@@ -2,7 +2,6 @@
 
 import platform
 from argparse import Namespace
-from importlib.metadata import PackageNotFoundError, version
 
 from multimodal import __version__
 from multimodal.cli.parser import Parser
@@ -15,6 +14,8 @@ def add_flags(p: Parser) -> None:
 
 
 def run(_: Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version  # slow: not for --help
+
     import torch
 
     print(f"multimodal {__version__}, Python {platform.python_version()}, {platform.platform()}")

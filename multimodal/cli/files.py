@@ -6,11 +6,14 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multimodal.cli.output import fail
-from multimodal.data.remote.trust import Trust
 from multimodal.errors import UsageError
 from multimodal.system.outputs import Outputs
+
+if TYPE_CHECKING:
+    from multimodal.data.remote.trust import Trust
 
 # what commands write; every other text among their options may name an input
 OUTPUTS = {
@@ -31,8 +34,10 @@ def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -
     return list(files), code
 
 
-def trust(options: Namespace) -> Trust:
+def trust(options: Namespace) -> "Trust":
     """Locations that lists may name, from the flags of `flags.lists`."""
+    from multimodal.data.remote.trust import Trust  # slow: not for --help
+
     return Trust(options.trust_paths, tuple(options.remote))
 
 

@@ -11,7 +11,6 @@ from multimodal.cli import output
 from multimodal.cli.output import fail, in_flags, printable
 from multimodal.cli.parser import Parser, RawHelp, add_commands
 from multimodal.errors import MultimodalError
-from multimodal.system.memory import out_of_memory
 from multimodal.system.signals import ending
 
 # of each command, its module and its help line
@@ -76,6 +75,8 @@ def _main(arguments: list[str] | None) -> None:
     except OSError as error:
         code = fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
+        from multimodal.system.memory import out_of_memory  # slow: not for --help
+
         if not (cause := out_of_memory(error)):
             raise
         code = fail(f"{cause}: shorter inputs, smaller batches or fewer beams need less")

@@ -1,7 +1,5 @@
 """Results on stdout, errors and progress on stderr, safe for a terminal."""
 
-import csv
-import json
 import math
 import re
 import sys
@@ -47,6 +45,8 @@ def print_results(results: list, rows: Iterator[list], header: list[str], style:
         for result in results:
             print_json(result, indent=None)
     elif style == "csv":
+        import csv  # slow: not for --help
+
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
@@ -61,6 +61,8 @@ def print_results(results: list, rows: Iterator[list], header: list[str], style:
 
 def print_json(value: Any, indent: int | None = 1) -> None:
     """Letters as they are where the terminal or file takes every one, else as JSON's escapes."""
+    import json  # slow: not for --help
+
     encoding = str(getattr(sys.stdout, "encoding", None)).lower().replace("-", "")
     print(json.dumps(value, ensure_ascii=encoding != "utf8", indent=indent))
 

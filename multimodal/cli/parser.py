@@ -2,8 +2,8 @@
 
 import argparse
 import math
+import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -99,14 +99,14 @@ def add_commands(p: argparse.ArgumentParser, commands: Mapping[str, tuple[str, s
     """`commands`: the module below `multimodal.cli` and the help line of each."""
     group = p.add_subparsers(dest=dest, required=True, metavar=dest.upper())
     for name, (module, text) in commands.items():
-        group.add_parser(name, help=text).module = f"multimodal.cli.{module}"
+        group.add_parser(name, help=text, formatter_class=Help).module = f"multimodal.cli.{module}"
 
 
 class Help(argparse.HelpFormatter):
     """Wider than argparse's, each flag's value named once."""
 
     def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=42, width=min(120, shutil.get_terminal_size().columns - 2))
+        super().__init__(prog, max_help_position=42, width=min(120, _columns() - 2))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -114,7 +114,18 @@ class Help(argparse.HelpFormatter):
         return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
 
 
-RawHelp = argparse.RawDescriptionHelpFormatter
+class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
+    """Help with the lines of description and epilog as they are."""
+
+
+def _columns() -> int:
+    """Width of the terminal, as of shutil.get_terminal_size, whose import takes a tenth of a --help."""
+    if (width := os.environ.get("COLUMNS", "")).isdecimal() and int(width):
+        return int(width)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80
+    except (AttributeError, ValueError, OSError):  # closed, or no terminal
+        return 80
 
 
 def count(text: str) -> int:

@@ -5,9 +5,7 @@ import io
 import json
 import math
 import os
-import platform
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from reprlib import Repr
@@ -186,6 +184,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
+    import tempfile  # slow: not for --help
+
     part = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as part:
@@ -214,7 +214,8 @@ LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy"
 
 def versions() -> dict[str, str]:
     """Versions of Python, the machine and the libraries that results may depend on."""
-    from importlib import metadata  # slow: it would double the start of --help
+    import platform  # slow, as metadata: not for --help
+    from importlib import metadata
 
     names = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     for name in LIBRARIES:

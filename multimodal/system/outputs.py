@@ -3,10 +3,8 @@
 Each output carries its sha256 in the extended attribute `user.multimodal.sha256`. While it matches, later calls may
 replace the file. Copies and file systems without attributes (FAT, old NFS) count as foreign."""
 
-import hashlib
 import os
 import stat
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -85,6 +83,8 @@ def write_output(path: Path, data: bytes) -> None:
 def opened_output(path: Path, stopped: Literal["drop", "keep", "place"] = "drop") -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` at the end of the block. `stopped`: after an exception, drop the
     partial file, keep it beside `path` with a warning, or place it. Raises OSError that names `path`."""
+    import tempfile  # slow: not for --help
+
     with _naming(path):
         name = f"{path.name[:60]}."
         part = tempfile.NamedTemporaryFile(dir=path.parent, prefix=name, suffix=".part", delete=False)  # noqa: SIM115
@@ -142,6 +142,8 @@ def is_ours(path: Path) -> bool:
 
 
 def _digest(path: Path) -> bytes:
+    import hashlib  # slow: not for --help
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest().encode()
 

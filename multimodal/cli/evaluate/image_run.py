@@ -5,7 +5,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,21 +67,14 @@ def machine_flags(p: Parser) -> None:
                    "set; found by the sha256 of the weights and of the images")  # fmt: skip
 
 
-@dataclass
 class EvaluateRun:
     """Check output files first, evaluate, and print the results last."""
 
-    options: Namespace
-    report: Path | None = None
-    confusion: Path | None = None
-    broken: list[str] = field(default_factory=list)
-    source: str = ""  # of the model
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    digest: str | None = None  # of the model as it is loaded, where features are cached
-    began: float = field(default_factory=time.perf_counter)
-
-    def __post_init__(self) -> None:
-        options = self.options
+    def __init__(self, options: Namespace):
+        self.options, self.began = options, time.perf_counter()
+        self.broken: list[str] = []
+        self.source, self.preprocessing = "", dict[str, Any]()  # of the model
+        self.digest: str | None = None  # of the model as it is loaded, where features are cached
         outputs = outputs_of(options)
         self.report = output_file(options.report, "--report", (".md", ".html"), outputs)
         self.confusion = output_file(getattr(options, "confusion", None), "--confusion", (".png",), outputs)

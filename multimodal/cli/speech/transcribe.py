@@ -2,18 +2,15 @@
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 import warnings
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.files import found_files, output_file, output_folder, outputs_of
@@ -123,6 +120,9 @@ def _rate(text: str) -> int:
 
 
 def run(options: Namespace) -> int:
+    import shutil  # slow: not for --help
+    import tempfile
+
     from multimodal.tasks.transcribe.transcribe import transcribe_many
 
     given = vars(options)
@@ -187,14 +187,14 @@ def _stdin(folder: Path) -> Path:
     if path.exists():  # - stands twice on the command line
         return path
     with path.open("wb") as file:
-        shutil.copyfileobj(source, file, PIECE)
+        while piece := source.read(PIECE):
+            file.write(piece)
     if not path.stat().st_size:
         raise UsageError("-: stdin holds nothing (0 bytes)")
     return path
 
 
-@dataclass(frozen=True)
-class _Outputs:
+class _Outputs(NamedTuple):
     """`folder` None: stdout."""
 
     folder: Path | None

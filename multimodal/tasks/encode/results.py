@@ -5,7 +5,6 @@ Beside `results.csv` are `results.csv.settings.json`, which prevents mixing resu
 
 import csv
 import fcntl
-import hashlib
 import io
 import json
 import os
@@ -251,6 +250,8 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _sum(row: bytes) -> bytes:
+    import hashlib  # slow: not for --help
+
     return hashlib.blake2b(row, digest_size=SUM).digest()
 
 
