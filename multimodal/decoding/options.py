@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from multimodal.errors import UsageError
-from multimodal.system.options import Options, option
+from multimodal.system.options import OptionSet, option
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the options of sampling, and the values that turn them off
 SEEDS = 2**63 - 1
 
 
-class DecodingOptions(Options):
+class DecodingOptions(OptionSet):
     """Options of decoding. `max_tokens` counts the end token and no prompt. `temperature` 0 takes the most probable
     token; above it tokens are drawn by `seed`, the same for each item. `temperature` is 1 where only `top_k`, `top_p`
     or `min_p` is given."""

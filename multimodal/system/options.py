@@ -74,13 +74,13 @@ def option(
     default: Any, help: str = "", metavar: str | None = None, *, low: float = -math.inf, high: float = math.inf,
     above: bool = False, choices: Iterable[str] = (), read: Callable[[Any], Any] | None = None,
 ) -> Any:  # fmt: skip
-    """Declare an option of a subclass of Options: an `Option` in the class, its value in an instance."""
+    """Declare an option of a subclass of OptionSet: an `Option` in the class, its value in an instance."""
     return Option(default, help, metavar, low, high, above, tuple(choices), read)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
-class Options:
-    """Base of immutable sets of options. Raises UsageError for an unknown name or a bad value."""
+class OptionSet:
+    """Base of immutable options. Raises UsageError for an unknown name or a bad value."""
 
     declared: ClassVar[dict[str, Option]] = {}
 
@@ -111,7 +111,7 @@ class Options:
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the values that are options."""
+        """Select the values that are options."""
         return {name: value for name, value in values.items() if name in cls.declared}
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class Options:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
-def add_flags(group: Any, options: type[Options], names: Iterable[str] = (), defaults: bool = False) -> None:
+def add_flags(group: Any, options: type[OptionSet], names: Iterable[str] = (), defaults: bool = False) -> None:
     """Add the flag of each option, or of `names`, to an argparse group. The word None stands for None, as in
     openai-whisper. A flag that is not given leaves no value behind, so that a model's own defaults hold, or, with
     `defaults`, the option's."""

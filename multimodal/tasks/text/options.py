@@ -5,7 +5,7 @@ from typing import Any
 
 from multimodal.decoding.options import DecodingOptions, check_combination, with_temperature
 from multimodal.errors import UsageError
-from multimodal.system.options import Options, option
+from multimodal.system.options import OptionSet, option
 
 ON_LONG = ("error", "cut")
 
@@ -38,7 +38,7 @@ def options_for(given: Mapping[str, Any]) -> GenerateOptions:
     return options
 
 
-class TranslateOptions(Options):
+class TranslateOptions(OptionSet):
     """`max_tokens` None: twice the source's tokens and 50, as far as the model's context goes. `batch_size`: texts side
     by side. `on_long`: a text beyond the context is "cut", or an "error"."""
 

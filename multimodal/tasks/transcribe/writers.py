@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from multimodal.system.options import Options, option
+from multimodal.system.options import OptionSet, option
 from multimodal.system.outputs import Outputs, write_output
 
 Result = dict[str, Any]
@@ -14,7 +14,7 @@ Word = dict[str, Any]
 PAUSE = 3.0  # seconds between the starts of two words that end a subtitle
 
 
-class Layout(Options):
+class Layout(OptionSet):
     """Subtitle layout (openai-whisper's options); any but the default needs `words` in the segments.
 
     With both a width and a count, subtitles span segments; otherwise each segment begins a new one, and

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.system.options import Options, entries, number, option
+from multimodal.system.options import OptionSet, entries, number, option
 from multimodal.tokens.text.languages import language_code
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _tokens(value: Any) -> tuple[int, ...]:
     return entries(value, int, partial(number, kind=int, low=-1))
 
 
-class VadOptions(Options):
+class VadOptions(OptionSet):
     """silero-vad's options with faster-whisper's defaults.
 
     Speech begins at a probability of `threshold` and ends where it stays below `neg_threshold` (None: `threshold` -
@@ -90,7 +90,7 @@ class VadOptions(Options):
             )
 
 
-class SpeechOptions(Options):
+class SpeechOptions(OptionSet):
     """Options of every speech model. `vad_*` as in faster-whisper. `beam_size` None: greedy for Whisper; for CTC models
     see `HybridOptions`."""
 
@@ -165,7 +165,7 @@ class WhisperOptions(SpeechOptions):
     seed: int = option(0, "of the sampling, the same in any order of files", "N", low=0)
 
 
-class HybridOptions(Options):
+class HybridOptions(OptionSet):
     """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
     rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
 
@@ -199,7 +199,7 @@ class CtcOptions(SpeechOptions, HybridOptions):
     vad_filter: bool = SpeechOptions.vad_filter.but(True)
 
 
-class LiveOptions(Options):
+class LiveOptions(OptionSet):
     """`rate` of the samples in Hz. A partial line comes after every `step` seconds of speech, a final one after
     `silence` seconds without (speech probability under `threshold` - 0.15) or, cut at a quiet place, when an utterance
     reaches `longest` seconds. `threshold` 0: all is speech. `decode`: of the finals; partials are the CTC best path."""
