@@ -32,7 +32,7 @@ class _Prompt:
     limit: int
     ended: list[Row] = field(default_factory=list)
     chosen: list[Row] | None = None
-    rows: list[list[int]] = field(default_factory=lambda: [[]])  # of the active beams, where the host follows behind
+    rows: list[list[int]] = field(default_factory=lambda: [[]])  # of the active beams
 
 
 @torch.inference_mode()
@@ -55,84 +55,51 @@ def beam_search(
     `length_penalty`: None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0 by the
     sum; a monotonic function of the length is the divisor itself (`per_token` is transformers'). `scorer` turns (ids,
     log-probabilities) into scores to sum, as for joint CTC decoding; all prompts then stay in the batch to the end.
-    The `keep` ≤ `beams` best of each prompt are returned together, best first; a missing one has no ids and -inf."""
+    The `keep` ≤ `beams` best of each prompt are returned together, best first; a missing one has no ids and -inf.
+
+    The device chooses the beams, which do not depend on what has ended. On `ASYNC_DEVICES` the host reads each step's
+    note while the next `STEPS_AHEAD` steps run, so a batch runs that many steps longer."""
     stop = _stop(beams, patience, keep, length_penalty, early_stopping)
     every = [*processors] if early_stopping is None else [log_softmax, *processors]
     none = [([], 0.0)] * keep
     prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in length_limits(max_new, prompt, cache)]
-    if prompt.device.type in ASYNC_DEVICES and scorer is None:
-        _ahead(step, prompt, cache, eos, beams, every, early_stopping is None, prompts, stop, keep)
-        return _result(prompts, keep)
+    delay = STEPS_AHEAD if prompt.device.type in ASYNC_DEVICES and scorer is None else 0
     ids, new, sums, active = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
-    for count in range(1, max(one.limit for one in prompts) + 1):
+    notes, last = deque[_Note](), max(one.limit for one in prompts)
+    for count in range(1, last + 1):
         scores = next_logits(step, new, cache, ids, every)
         scores = scores.log_softmax(-1) if early_stopping is None else scores
         scores = scores if scorer is None else scorer(ids, scores)
-        rows, tokens, kept = _best(scores, sums, ids[:, prompt.shape[1] :], eos, beams, active, stop)
-        if rows != list(range(len(ids))):
-            cache.reorder_rows(torch.tensor(rows, device=ids.device))
-        new = torch.tensor(tokens, device=ids.device)[:, None]
-        ids = torch.cat([ids[rows], new], 1)
-        for at, one in enumerate(active):
-            own = slice(at * beams, (at + 1) * beams)
-            if one.chosen is None and (count >= one.limit or stop.settled(one, max(kept[own]), count)):
-                one.chosen = stop.ranked(one, ids[own, prompt.shape[1] :].tolist(), kept[own])[:keep]
+        rows, tokens, sums, note = _choose(scores, sums, eos, beams, len(active))
+        if delay or rows.tolist() != list(range(len(ids))):
+            cache.reorder_rows(rows)
+        ids, new = torch.cat([ids[rows], tokens[:, None]], 1), tokens[:, None]
+        notes.append(_Note(note, active, count))
+        while len(notes) > (delay if count < last else 0):
+            notes.popleft().read(eos, stop, keep)
         going = [at for at, one in enumerate(active) if one.chosen is None]
         if not going:
             break
         if scorer is None and 2 * len(going) <= len(active):
             left = rows_of(going, beams, ids.device)
-            ids, new, kept = ids[left], new[left], [kept[row] for row in left.tolist()]
-            active = [active[at] for at in going]
-            cache.reorder_rows(left)
-            cache.reorder_sources(rows_of(going, 1, ids.device))
-        sums = torch.tensor(kept, device=sums.device)
-    return _result(prompts, keep)
-
-
-def _result(prompts: list[_Prompt], keep: int) -> SampledTokens:
-    chosen = [row for one in prompts for row in (one.chosen + [([], -math.inf)] * keep)[:keep]]
-    return SampledTokens([row for row, _ in chosen], [score for _, score in chosen])
-
-
-def _ahead(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, eos: int, beams: int, every: Sequence[LogitsProcessor],
-    normalise: bool, prompts: list[_Prompt], stop: "_Patience | _Transformers", keep: int,
-) -> None:  # fmt: skip
-    """`beam_search` without waiting for the host: the device chooses the beams, which do not depend on what has ended.
-    The host reads each step's note while the next `STEPS_AHEAD` steps run; a batch runs that many steps longer."""
-    ids, new, sums, active = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
-    notes, last = deque[_Note](), max(one.limit for one in prompts)
-    for count in range(1, last + 1):
-        scores = next_logits(step, new, cache, ids, every)
-        scores = scores.log_softmax(-1) if normalise else scores
-        rows, tokens, sums, note = _choose(scores, sums, eos, beams, len(active))
-        cache.reorder_rows(rows)
-        ids, new = torch.cat([ids[rows], tokens[:, None]], 1), tokens[:, None]
-        notes.append(_Note(note, active, count))
-        while len(notes) > (STEPS_AHEAD if count < last else 0):
-            notes.popleft().read(eos, stop, keep)
-        going = [at for at, one in enumerate(active) if one.chosen is None]
-        if not going:
-            return
-        if 2 * len(going) <= len(active):
-            left = rows_of(going, beams, ids.device)
             ids, new, sums, active = ids[left], new[left], sums[left], [active[at] for at in going]
             cache.reorder_rows(left)
             cache.reorder_sources(rows_of(going, 1, ids.device))
+    chosen = [row for one in prompts for row in (one.chosen + [([], -math.inf)] * keep)[:keep]]
+    return SampledTokens([row for row, _ in chosen], [score for _, score in chosen])
 
 
 def _choose(
     scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], eos: int, beams: int, count: int
 ) -> tuple[Int[Tensor, "Q"], Int[Tensor, "Q"], Float[Tensor, "Q"], Float[Tensor, "B N"]]:
-    """Source rows, tokens and sums of the beams of `count` prompts, as `_best` chooses them, and a note for the host of
-    the continuations, best first: totals, tokens, sources within the prompt, and which are the beams."""
-    top, width = scores.topk(min(beams + 1, scores.shape[1])), len(scores) // count
-    each = top.values.shape[1]
-    totals = (sums[:, None] + top.values).nan_to_num(nan=-torch.inf).reshape(count, -1)
+    """Source rows, tokens and sums of the `beams` best continuations of each of `count` prompts, and a note for the
+    host of all continuations, best first: totals, tokens, sources within the prompt, and which are the beams."""
+    values, indices = _top(scores, min(beams + 1, scores.shape[1]))
+    each, width = values.shape[1], len(scores) // count
+    totals = (sums[:, None] + values).nan_to_num(nan=-torch.inf).reshape(count, -1)
     missing = beams * (beams + 1) - totals.shape[1]  # in the first step, and of a tiny vocabulary
     totals, order = F.pad(totals, (0, missing), value=-torch.inf).sort(dim=1, descending=True, stable=True)
-    tokens = F.pad(top.indices.reshape(count, -1), (0, missing), value=eos).gather(1, order)
+    tokens = F.pad(indices.reshape(count, -1), (0, missing), value=eos).gather(1, order)
     sources, ends = (order // each).clamp(max=width - 1), tokens == eos
     beam = ends.int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
     note = torch.cat([x.double() for x in (totals, tokens, sources, beam)], 1)
@@ -243,38 +210,10 @@ def _stop(
     return _Transformers(beams, early_stopping, alpha)
 
 
-def _best(
-    scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], made: Int[Tensor, "R T"], eos: int, beams: int,
-    prompts: list[_Prompt], stop: _Patience | _Transformers,
-) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
-    """Source row, token and score of the `beams` best continuations of each prompt; those that end go to its `ended` if
-    `stop` takes them."""
-    values, indices = _top(scores, min(beams + 1, scores.shape[1]))
-    totals = (sums[:, None] + values).nan_to_num(nan=-torch.inf).tolist()
-    followers, width = indices.tolist(), len(scores) // len(prompts)
-    rows, tokens, kept = [], [], []
-    for group, one in enumerate(prompts):
-        own = range(group * width, (group + 1) * width)
-        pairs = [(totals[row][i], row, token) for row in own for i, token in enumerate(followers[row])]
-        going = []
-        for rank, (total, row, token) in enumerate(sorted(pairs, key=lambda pair: -pair[0])):
-            if token != eos:
-                going.append((total, row, token))
-            elif stop.takes(one, rank):
-                one.ended.append((made[row].tolist(), total))
-            if len(going) == beams:
-                break
-        # a vocabulary smaller than the beam leaves beams empty; -inf keeps them from winning
-        going += [(-torch.inf, *(going or pairs)[-1][1:])] * (beams - len(going))
-        for column, values in zip((kept, rows, tokens), zip(*going, strict=True), strict=True):
-            column.extend(values)
-    return rows, tokens, kept
-
-
 def _top(scores: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
     """`topk`, faster on a CPU, which sorts whole rows: search only the pieces with the highest peaks."""
     pieces = scores.shape[1] // PIECE
-    if pieces < 2 * count:
+    if pieces < 2 * count or scores.device.type != "cpu":
         return scores.topk(count)
     peaks = scores[:, : pieces * PIECE].unflatten(1, (pieces, PIECE)).amax(2)
     firsts = peaks.topk(count, sorted=False).indices * PIECE
