@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ from multimodal.weights.table import NameRow, Tensors, check, export_tensors, lo
 
 @dataclass(frozen=True)
 class Family:
-    """`recognises(tensors, config)` by tensor names and the foreign configuration, {} for a bare file.
+    """`has`, `lacks`: tensors that all of its files hold, and that none holds; `types`: values of `model_type` in its
+    configurations, "" where one may lack it (none: any); `only`: a further condition.
 
-    `complete` runs first and adds what shapes imply. `config_from(config, tensors)` builds our frozen configuration and
-    raises CheckpointError for what is not stated, rather than guess. `tokenizer`, `preprocessing` and `card` (facts for
-    the card) read the folder, None for a bare file. `needs`: configuration file without which heads are unknown."""
+    `defaults`: values of keys that a configuration leaves out, after `complete` has added what shapes imply.
+    `config_from(config, tensors)` builds our frozen configuration and raises CheckpointError for what is not stated,
+    rather than guess. `tokenizer`, `preprocessing` and `card` (facts for the card) read the folder, None for a bare
+    file. `needs`: configuration file without which heads are unknown."""
 
     name: str
     model: type[nn.Module]
-    recognises: Callable[[Tensors, dict[str, Any]], bool]
+    has: tuple[str, ...]
     config_from: Callable[[dict[str, Any], Tensors], Any]
     rows: Callable[[Any], list[NameRow]]
     tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None] = lambda folder, config: None
@@ -34,13 +36,26 @@ class Family:
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
     card: Callable[[Path | None], dict[str, Any]] = lambda folder: {}
     needs: str = ""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    only: Callable[[Tensors], bool] = lambda tensors: True
+
+    def recognises(self, tensors: Tensors, config: dict[str, Any]) -> bool:
+        """`config`: the foreign configuration, {} for a bare file."""
+        named = all(name in tensors for name in self.has) and not any(name in tensors for name in self.lacks)
+        return named and (not self.types or config.get("model_type", "") in self.types) and self.only(tensors)
+
+    def completed(self, config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+        """The configuration with what it leaves out."""
+        return self.defaults | self.complete(config, tensors)
 
     def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
         """Build the checkpoint. Raises CheckpointError that begins with `where`."""
         with self._naming(where):
             if self.needs and not config:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
-            config = self.complete(config, tensors)
+            config = self.completed(config, tensors)
             ours = self.config_from(config, tensors)
             model = build(self.model, ours, len(tensors))
             rows = self.rows(ours)

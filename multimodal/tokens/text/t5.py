@@ -7,6 +7,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json, write_whole
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer, varint
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, write_record
@@ -84,8 +85,6 @@ def t5_from(folder: Path, settings: dict[str, Any]) -> T5Text:
 def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     """Tokenizer of a Hugging Face folder, or None. Raises CheckpointError for an unusable file, or one that does not
     fit the model."""
-    from multimodal.tokens.text.hub.files import hub_tokenizer
-
     if folder is None:
         return None
     size = config["vocab_size"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json, write_whole
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import languages_of
 from multimodal.tokens.text.sentencepiece import pieces_model
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
@@ -102,8 +103,6 @@ def pieces_from(folder: Path, settings: dict[str, Any]) -> PiecesTokenizer:
 def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     """Tokenizer of a Hugging Face folder with M2M100's files or NLLB's `tokenizer.json`, or None. Raises
     CheckpointError."""
-    from multimodal.tokens.text.hub.files import hub_tokenizer
-
     if folder is None or not (folder / VOCAB).is_file():
         return hub_tokenizer(folder, config)
     record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
@@ -117,8 +116,9 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
 
 
 def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """Tokenizer of a Hugging Face folder with Marian's files, or None. Raises CheckpointError."""
-    if folder is None or not (folder / VOCAB).is_file():
+    """Tokenizer of a Hugging Face folder with Marian's files and one vocabulary for both sides, or None. Raises
+    CheckpointError."""
+    if folder is None or not (folder / VOCAB).is_file() or not config.get("share_encoder_decoder_embeddings", True):
         return None
     vocab = read_json(folder / VOCAB)
     languages = {name: i for name, i in vocab.items() if name.startswith(">>") and name.endswith("<<")}

@@ -81,7 +81,5 @@ def _rows(config: ConformerEncoderConfig) -> list[NameRow]:
 
 
 CONFORMER = Family(
-    "conformer-torchaudio", ConformerEncoder,
-    lambda tensors, config: FIRST_LAYER + "ffn1.sequential.0.weight" in tensors,
-    _config, _rows,
+    "conformer-torchaudio", ConformerEncoder, (FIRST_LAYER + "ffn1.sequential.0.weight",), _config, _rows,
 )  # fmt: skip

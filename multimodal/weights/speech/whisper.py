@@ -2,6 +2,7 @@
 
 Traps: the key projections have no bias; the token embedding also gives the logits."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +41,38 @@ def _dims(config: dict[str, Any]) -> dict[str, int]:
     return {name: dims[name] for name in DIMENSIONS}
 
 
+def _config(
+    vocabulary: int, bands: int, encoder: tuple[int, ...], decoder: tuple[int, ...], tied: bool
+) -> WhisperConfig:
+    """`encoder`, `decoder`: positions, width, layers, heads and hidden width."""
+    (frames, *sizes), (context, *words) = encoder, decoder
+    return WhisperConfig(
+        WhisperEncoderConfig(bands, frames, transformer(*sizes, key_bias=False)),
+        TextConfig(
+            vocabulary, context, transformer(*words, key_bias=False, source_width=sizes[0]), causal=True, tied=tied
+        ),
+    )
+
+
 def _openai_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
     for key in config:
         if key != "dims":
             raise CheckpointError(f"whisper config: unknown key {key!r}")
     d = _dims(config)
-    encoder = transformer(
-        d["n_audio_state"], d["n_audio_layer"], d["n_audio_head"], 4 * d["n_audio_state"], key_bias=False
+    names = ("ctx", "state", "layer", "head")
+    encoder, decoder = (
+        (*(d[f"n_{part}_{name}"] for name in names), 4 * d[f"n_{part}_state"]) for part in ("audio", "text")
     )
-    decoder = transformer(
-        d["n_text_state"], d["n_text_layer"], d["n_text_head"], 4 * d["n_text_state"], key_bias=False,
-        source_width=d["n_audio_state"],
-    )  # fmt: skip
-    return WhisperConfig(
-        WhisperEncoderConfig(d["n_mels"], d["n_audio_ctx"], encoder),
-        TextConfig(d["n_vocab"], d["n_text_ctx"], decoder, causal=True, tied=True),
-    )
+    return _config(d["n_vocab"], d["n_mels"], encoder, decoder, tied=True)
 
 
-def _block(names: dict[str, str]) -> list[NameRow]:
+def _block(cross: bool) -> list[NameRow]:
     """Rows of a block; the key projections have no bias."""
-    return [row for row in linears(names) if not row.targets[0].endswith("key.bias")]
-
-
-def _openai_block(cross: bool) -> list[NameRow]:
     parts = {"attn": "attention"} | ({"cross_attn": "cross"} if cross else {})
     names = {f"{p}.{name}": f"{own}.{name}" for p, own in parts.items() for name in ("query", "key", "value", "out")}
     names |= {f"{part}_ln": f"{own}_branch.norm" for part, own in parts.items()}
-    return _block(names | {"mlp.0": "feed.up", "mlp.2": "feed.down", "mlp_ln": "feed_branch.norm"})
+    names |= {"mlp.0": "feed.up", "mlp.2": "feed.down", "mlp_ln": "feed_branch.norm"}
+    return [row for row in linears(names) if not row.targets[0].endswith("key.bias")]
 
 
 def _openai_rows(config: WhisperConfig) -> list[NameRow]:
@@ -75,11 +80,11 @@ def _openai_rows(config: WhisperConfig) -> list[NameRow]:
         *weight_and_bias("encoder.conv1", "encoder.stem.first"),
         *weight_and_bias("encoder.conv2", "encoder.stem.second"),
         NameRow("encoder.positional_embedding", "encoder.positions"),
-        *under("encoder.blocks.{}.", "encoder.stack.blocks.{}.", _openai_block(cross=False)),
+        *under("encoder.blocks.{}.", "encoder.stack.blocks.{}.", _block(cross=False)),
         *weight_and_bias("encoder.ln_post", "encoder.stack.norm"),
         NameRow("decoder.token_embedding.weight", "decoder.embed.weight"),
         NameRow("decoder.positional_embedding", "decoder.positions"),
-        *under("decoder.blocks.{}.", "decoder.stack.blocks.{}.", _openai_block(cross=True)),
+        *under("decoder.blocks.{}.", "decoder.stack.blocks.{}.", _block(cross=True)),
         *weight_and_bias("decoder.ln", "decoder.stack.norm"),
     ]
 
@@ -96,43 +101,34 @@ def _hf_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
     head, embedding = tensors.get("proj_out.weight"), tensors.get("model.decoder.embed_tokens.weight")
     if tied and head is not None and embedding is not None and not head.equal(embedding):
         raise CheckpointError("whisper: tensor 'proj_out.weight' differs from the embedding it should repeat")
-    width = config["d_model"]
-    encoder = transformer(
-        width, config["encoder_layers"], config["encoder_attention_heads"], config["encoder_ffn_dim"], key_bias=False
-    )
-    decoder = transformer(
-        width, config["decoder_layers"], config["decoder_attention_heads"], config["decoder_ffn_dim"],
-        key_bias=False, source_width=width,
+    encoder, decoder = (
+        (config[f"max_{positions}_positions"], config["d_model"], config[f"{part}_layers"],
+         config[f"{part}_attention_heads"], config[f"{part}_ffn_dim"])
+        for part, positions in (("encoder", "source"), ("decoder", "target"))
     )  # fmt: skip
-    return WhisperConfig(
-        WhisperEncoderConfig(config["num_mel_bins"], config["max_source_positions"], encoder),
-        TextConfig(config["vocab_size"], config["max_target_positions"], decoder, causal=True, tied=tied),
-    )
+    return _config(config["vocab_size"], config["num_mel_bins"], encoder, decoder, tied)
 
 
-def _hf_block(cross: bool) -> list[NameRow]:
-    parts = {"self_attn": "attention"} | ({"encoder_attn": "cross"} if cross else {})
-    projections = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-    names = {f"{p}.{foreign}": f"{own}.{name}" for p, own in parts.items() for foreign, name in projections.items()}
-    names |= {f"{part}_layer_norm": f"{own}_branch.norm" for part, own in parts.items()}
-    return _block(names | {"fc1": "feed.up", "fc2": "feed.down", "final_layer_norm": "feed_branch.norm"})
+# OpenAI's names and Hugging Face's, replaced in this order (transformers, convert_openai_to_hf.py)
+HF_NAMES = {
+    "blocks.": "layers.", "mlp.0": "fc1", "mlp.2": "fc2", "mlp_ln": "final_layer_norm",
+    "cross_attn_ln": "encoder_attn_layer_norm", "attn_ln": "self_attn_layer_norm", "cross_attn.": "encoder_attn.",
+    ".attn.": ".self_attn.", "attn.query": "attn.q_proj", "attn.key": "attn.k_proj", "attn.value": "attn.v_proj",
+    "attn.out": "attn.out_proj", "ln_post": "layer_norm", "decoder.ln.": "decoder.layer_norm.",
+    "token_embedding": "embed_tokens", "positional_embedding": "embed_positions.weight",
+}  # fmt: skip
 
 
 def _hf_rows(config: WhisperConfig) -> list[NameRow]:
-    embedding = "model.decoder.embed_tokens.weight"
-    head = "proj_out.weight"
-    return [
-        *weight_and_bias("model.encoder.conv1", "encoder.stem.first"),
-        *weight_and_bias("model.encoder.conv2", "encoder.stem.second"),
-        NameRow("model.encoder.embed_positions.weight", "encoder.positions"),
-        *under("model.encoder.layers.{}.", "encoder.stack.blocks.{}.", _hf_block(cross=False)),
-        *weight_and_bias("model.encoder.layer_norm", "encoder.stack.norm"),
-        NameRow(embedding, "decoder.embed.weight"),
-        NameRow("model.decoder.embed_positions.weight", "decoder.positions"),
-        *under("model.decoder.layers.{}.", "decoder.stack.blocks.{}.", _hf_block(cross=True)),
-        *weight_and_bias("model.decoder.layer_norm", "decoder.stack.norm"),
-        repeat(head, embedding) if config.decoder.tied else NameRow(head, "decoder.head.weight"),
-    ]
+    embedding, head = "model.decoder.embed_tokens.weight", "proj_out.weight"
+
+    def renamed(name: str) -> str:
+        for theirs, hf in HF_NAMES.items():
+            name = name.replace(theirs, hf)
+        return f"model.{name}"
+
+    rows = [replace(row, foreign=renamed(row.foreign)) for row in _openai_rows(config)]
+    return [*rows, repeat(head, embedding) if config.decoder.tied else NameRow(head, "decoder.head.weight")]
 
 
 def _hf_card(folder: Path | None) -> dict[str, Any]:
@@ -143,16 +139,10 @@ def _hf_card(folder: Path | None) -> dict[str, Any]:
 
 
 WHISPER_OPENAI = Family(
-    "whisper", Whisper,
-    lambda tensors, config: "encoder.conv1.weight" in tensors and "decoder.token_embedding.weight" in tensors,
-    _openai_config, _openai_rows, _openai_tokenizer,
+    "whisper", Whisper, ("encoder.conv1.weight", "decoder.token_embedding.weight"), _openai_config, _openai_rows,
+    _openai_tokenizer,
 )  # fmt: skip
 WHISPER_HF = Family(
-    "whisper-hf", Whisper,
-    lambda tensors, config: (
-        "model.encoder.conv1.weight" in tensors
-        and "model.decoder.embed_tokens.weight" in tensors
-        and config.get("model_type", "whisper") == "whisper"
-    ),
-    _hf_config, _hf_rows, lambda folder, config: _tokenizer(config["vocab_size"]), card=_hf_card,
+    "whisper-hf", Whisper, ("model.encoder.conv1.weight", "model.decoder.embed_tokens.weight"), _hf_config, _hf_rows,
+    lambda folder, config: _tokenizer(config["vocab_size"]), card=_hf_card, types=("", "whisper"),
 )  # fmt: skip

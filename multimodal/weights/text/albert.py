@@ -5,7 +5,6 @@ Traps: a group of blocks shares its weights among its layers; only one group, or
 map from the embedding width exists even if both widths are equal. The bias of the logits has two names."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from multimodal.errors import CheckpointError
@@ -29,14 +28,13 @@ BLOCK = {
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does, and for several groups that share layers."""
-    made = bert.encoder_config(config, tensors, prefix, HEAD, DEFAULTS)
-    text, layers = DEFAULTS | config, made.stack.layers
-    groups, inner = text["num_hidden_groups"], text["inner_group_num"]
+    made = bert.encoder_config(config, tensors, prefix, HEAD)
+    groups, inner, layers = config["num_hidden_groups"], config["inner_group_num"], made.stack.layers
     if groups != 1 and (groups, inner) != (layers, 1):
         raise CheckpointError(f"config.json: {groups} groups of {inner} blocks in {layers} layers are not supported")
     shared = inner if groups == 1 else None
     stack = replace(made.stack, layers=layers * inner, shared=shared)
-    made = replace(made, stack=stack, embed_width=text["embedding_size"])
+    made = replace(made, stack=stack, embed_width=config["embedding_size"])
     return bert.with_classes(made, tensors, {f"{prefix}pooler": "tanh"}, ORDER, "classifier")
 
 
@@ -53,5 +51,4 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     ]
 
 
-TOKENIZER = partial(bert.encoder_tokenizer, defaults=DEFAULTS)
-FAMILY, MODEL = bert.families(("albert",), config_from, rows, TOKENIZER)
+FAMILY, MODEL = bert.families(("albert",), config_from, rows, DEFAULTS)

@@ -41,7 +41,7 @@ def text_to_text(
     c: dict[str, Any], tensors: Tensors, positions: PositionConfig, *, post_norm: bool, stem_norm: bool,
     prefix: str = "model.",
 ) -> EncoderDecoderConfig:  # fmt: skip
-    """`c`: the configuration with its defaults. Raises CheckpointError for an unknown activation, sinusoids of an odd
+    """Raises CheckpointError for an unknown activation, sinusoids of an odd
     width, and embeddings that should repeat one another and differ."""
     if c["activation_function"] not in ACTIVATIONS:
         raise CheckpointError(f"config.json: activation_function {c['activation_function']!r} is not supported")
@@ -63,7 +63,7 @@ def text_to_text(
 
     scale = width**0.5 if c["scale_embedding"] else 1.0
     common = {"positions": positions, "stem_norm": stem_norm, "embed_scale": scale}
-    size = c["vocab_size"] if shared else c["decoder_vocab_size"]
+    size = c["vocab_size"] if shared else c["decoder_vocab_size"] or c["vocab_size"]
     context = c["max_position_embeddings"]
     encoder = TextConfig(0 if shared else c["vocab_size"], context, stack("encoder"), causal=False, **common)
     decoder = TextConfig(
@@ -72,9 +72,10 @@ def text_to_text(
     return EncoderDecoderConfig(encoder, decoder, start_id(c))
 
 
-def start_id(c: dict[str, Any]) -> int:
-    """Id that decoding begins with. Raises CheckpointError if it is outside the vocabulary."""
-    start = c["eos_token_id"] if c["decoder_start_token_id"] is None else c["decoder_start_token_id"]
+def start_id(c: dict[str, Any], unstated: str = "eos_token_id") -> int:
+    """Id that decoding begins with, by default that of the key `unstated`. Raises CheckpointError if it is outside the
+    vocabulary."""
+    start = c[unstated] if c["decoder_start_token_id"] is None else c["decoder_start_token_id"]
     if type(start) is not int or not 0 <= start < c["vocab_size"]:
         raise CheckpointError(f"config.json: decoder_start_token_id {start!r} is outside {c['vocab_size']} tokens")
     return start
@@ -89,8 +90,7 @@ def check_repeats(tensors: Tensors, of: str, names: Sequence[str]) -> None:
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str = "model.") -> EncoderDecoderConfig:
     pre = f"{prefix}encoder.layer_norm.weight" in tensors
-    c = DEFAULTS | config
-    return text_to_text(c, tensors, LEARNED, post_norm=not pre, stem_norm=True, prefix=prefix)
+    return text_to_text(config, tensors, LEARNED, post_norm=not pre, stem_norm=True, prefix=prefix)
 
 
 def _block(cross: bool) -> list[NameRow]:
@@ -129,20 +129,14 @@ def rows(config: EncoderDecoderConfig, prefix: str = "model.", head: bool = True
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     # mBART's two versions place languages differently, and the files do not state the version
-    return None if config.get("model_type") == "mbart" else hub_tokenizer(folder, DEFAULTS | config)
-
-
-def _recognises(tensors: Tensors, config: dict[str, Any], prefix: str) -> bool:
-    names = {f"{prefix}{name}" for name in ("encoder.layernorm_embedding.weight", "decoder.embed_positions.weight")}
-    return names <= set(tensors) and config.get("model_type", "bart") in ("bart", "mbart")
+    return None if config.get("model_type") == "mbart" else hub_tokenizer(folder, config)
 
 
 FAMILY = Family(
-    "bart", EncoderDecoder, recognises=partial(_recognises, prefix="model."), config_from=config_from, rows=rows,
-    tokenizer=tokenizer, needs="config.json",
+    "bart", EncoderDecoder, ("model.encoder.layernorm_embedding.weight", "model.decoder.embed_positions.weight"),
+    config_from, rows, tokenizer, needs="config.json", defaults=DEFAULTS, types=("", "bart", "mbart"),
 )  # fmt: skip
-BODY = Family(
-    "bart-body", EncoderDecoder, recognises=partial(_recognises, prefix=""),
-    config_from=partial(config_from, prefix=""), rows=partial(rows, prefix="", head=False), tokenizer=tokenizer,
-    needs="config.json",
+BODY = replace(
+    FAMILY, name="bart-body", has=tuple(name.removeprefix("model.") for name in FAMILY.has),
+    config_from=partial(config_from, prefix=""), rows=partial(rows, prefix="", head=False),
 )  # fmt: skip

@@ -87,14 +87,12 @@ def decoder_config(
 
 
 def encoder_config(
-    config: dict[str, Any], tensors: Tensors, prefix: str, head: Head, defaults: dict[str, Any],
-    gelu_head: bool = False,
-) -> TextConfig:  # fmt: skip
+    text: dict[str, Any], tensors: Tensors, prefix: str, head: Head, gelu_head: bool = False
+) -> TextConfig:
     """The tower and its head. `gelu_head`: the head has GELU whatever the blocks have. Raises CheckpointError."""
-    text = SIZES | defaults | config
     if text["add_cross_attention"]:
         raise CheckpointError("config.json: add_cross_attention (a decoder over another model) is not supported")
-    tied = head.tied(tensors, prefix + WORD, config)
+    tied = head.tied(tensors, prefix + WORD, text)
     tower = decoder_config(text, tied, transform=tied is not None)
     if gelu_head and tied is not None and tower.stack.block.activation != "gelu":
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} with a gelu head is not supported")
@@ -148,20 +146,21 @@ def attention_rows(foreign: str, ours: str) -> list[NameRow]:
 
 def families(
     types: tuple[str, ...], config_from: Callable[..., TextConfig], rows: Callable[..., list[NameRow]],
-    tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None],
+    defaults: dict[str, Any], **parts: Any,
 ) -> tuple[Family, Family]:  # fmt: skip
-    """Families of models with heads, whose names begin with the first of `types`, and of encoders alone.
+    """Families of models with heads, whose names begin with the first of `types`, and of encoders alone, which must
+    state their type.
 
-    `config_from` and `rows` also get that `prefix`. `types`: values of `model_type` in config.json."""
+    `config_from` and `rows` also get that `prefix`. `parts`: further fields of both."""
 
-    def made(name: str, prefix: str, unnamed: str | None) -> Family:
-        def recognises(tensors: Tensors, config: dict[str, Any]) -> bool:
-            return prefix + WORD in tensors and config.get("model_type", unnamed) in types
+    def made(name: str, prefix: str, types: tuple[str, ...]) -> Family:
+        own = (partial(function, prefix=prefix) for function in (config_from, rows))
+        common = {"tokenizer": encoder_tokenizer, "card": sentence_card, "needs": "config.json"}
+        return Family(
+            name, TextTransformer, (prefix + WORD,), *own, **common | parts, defaults=SIZES | defaults, types=types
+        )
 
-        parts = (partial(function, prefix=prefix) for function in (config_from, rows))
-        return Family(name, TextTransformer, recognises, *parts, tokenizer, card=sentence_card, needs="config.json")
-
-    return made(types[0], f"{types[0]}.", types[0]), made(f"{types[0]}-model", "", None)
+    return made(types[0], f"{types[0]}.", ("", *types)), made(f"{types[0]}-model", "", types)
 
 
 def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) -> Tokenizer | None:
@@ -174,15 +173,11 @@ def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) 
     return WordPieceTokenizer.from_bert(folder, size, bos, eos, context)
 
 
-def encoder_tokenizer(
-    folder: Path | None, config: dict[str, Any], defaults: dict[str, Any], first: int = 0
-) -> Tokenizer | None:
+def encoder_tokenizer(folder: Path | None, config: dict[str, Any], first: int = 0) -> Tokenizer | None:
     """Tokenizer of a Hugging Face folder; a lone vocab.txt is BERT's. `first`: row of the first position."""
-    sizes = SIZES | defaults | config
-    size, context = sizes["vocab_size"], sizes["max_position_embeddings"] - first
     if folder is None:
         return None
-    context = sentence_length(folder, context)
+    size, context = config["vocab_size"], sentence_length(folder, config["max_position_embeddings"] - first)
     if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
         return WordPieceTokenizer.from_bert(folder, size, "[CLS]", "[SEP]", context)
     return hub_tokenizer(folder, config, size, context)

@@ -5,13 +5,11 @@ Traps: `cls.predictions.decoder.bias` repeats `cls.predictions.bias`. The next-s
 pooler, like a fine-tuned one under another name. A bare BertModel has no `bert.` prefix. Google's files on the hub call
 the norms' parameters `gamma` and `beta`."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
-from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, weight_and_bias
 from multimodal.weights.text import bert
 
@@ -21,7 +19,7 @@ HEAD = bert.Head(f"{MASKED}.transform.dense", f"{MASKED}.transform.LayerNorm", f
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError for token classifiers and cross-attention."""
-    made = bert.encoder_config(config, tensors, prefix, HEAD, {})
+    made = bert.encoder_config(config, tensors, prefix, HEAD)
     return bert.with_classes(made, tensors, {f"{prefix}pooler.dense": "tanh"}, NEXT, "classifier")
 
 
@@ -45,23 +43,11 @@ def old_rows(config: TextConfig) -> list[NameRow]:
     return [replace(row, foreign=old(row.foreign)) for row in rows(config, "bert.")]
 
 
-def _form(tensors: Tensors) -> str:
-    """Name of the family of a BERT with heads."""
-    if "bert.embeddings.LayerNorm.gamma" in tensors:
-        return "bert-old"
-    alone = f"{NEXT}.weight" in tensors and f"{HEAD.dense}.weight" not in tensors
-    return "bert-next-sentence" if alone else "bert"
-
-
-def _with_heads(name: str, table: Callable[[TextConfig], list[NameRow]]) -> Family:
-    known = _FAMILIES[0].recognises
-    return replace(
-        _FAMILIES[0], name=name, rows=table,
-        recognises=lambda tensors, config: known(tensors, config) and _form(tensors) == name,
-    )  # fmt: skip
-
-
-_FAMILIES = bert.families(("bert",), config_from, rows, partial(bert.encoder_tokenizer, defaults={}))
-FAMILY, MODEL = _with_heads("bert", partial(rows, prefix="bert.")), _FAMILIES[1]
-NEXT_SENTENCE = _with_heads("bert-next-sentence", partial(rows, prefix="bert.", classes=NEXT))
-OLD = _with_heads("bert-old", old_rows)
+_HEADS, MODEL = bert.families(("bert",), config_from, rows, {})
+_LOGITS, _NEXT, _GAMMA = f"{HEAD.dense}.weight", f"{NEXT}.weight", "bert.embeddings.LayerNorm.gamma"
+FAMILY = replace(_HEADS, lacks=(_GAMMA,), only=lambda tensors: _NEXT not in tensors or _LOGITS in tensors)
+NEXT_SENTENCE = replace(
+    _HEADS, name="bert-next-sentence", has=(*_HEADS.has, _NEXT), lacks=(_GAMMA, _LOGITS),
+    rows=partial(rows, prefix="bert.", classes=NEXT),
+)  # fmt: skip
+OLD = replace(_HEADS, name="bert-old", has=(*_HEADS.has, _GAMMA), rows=old_rows)

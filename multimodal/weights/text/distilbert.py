@@ -4,7 +4,6 @@ DistilBertModel.
 Traps: config.json has its own names for the sizes and lacks the norms' epsilon. No segments. The classifier has a ReLU
 where BERT's pooler has tanh. Sinusoids are stored in the file."""
 
-from functools import partial
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
@@ -25,8 +24,7 @@ BLOCK = {
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does."""
-    text = {NAMES.get(name, name): value for name, value in config.items()}
-    made = bert.encoder_config(text, tensors, prefix, HEAD, DEFAULTS)
+    made = bert.encoder_config(config, tensors, prefix, HEAD)
     return bert.with_classes(made, tensors, {"pre_classifier": "relu"}, "classifier")
 
 
@@ -40,5 +38,8 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     ]
 
 
-TOKENIZER = partial(bert.encoder_tokenizer, defaults=DEFAULTS)
-FAMILY, MODEL = bert.families(("distilbert",), config_from, rows, TOKENIZER)
+def _renamed(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return {NAMES.get(name, name): value for name, value in config.items()}
+
+
+FAMILY, MODEL = bert.families(("distilbert",), config_from, rows, DEFAULTS, complete=_renamed)

@@ -5,7 +5,6 @@ Traps: if the embedding width differs from the blocks', `embeddings_project` map
 Generator and classifier have GELU whatever the blocks have."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
@@ -20,8 +19,8 @@ HEAD = bert.Head("generator_predictions.dense", "generator_predictions.LayerNorm
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does."""
-    made = bert.encoder_config(config, tensors, prefix, HEAD, DEFAULTS, gelu_head=True)
-    inner = (DEFAULTS | config)["embedding_size"]
+    made = bert.encoder_config(config, tensors, prefix, HEAD, gelu_head=True)
+    inner = config["embedding_size"]
     made = replace(made, embed_width=None if inner == made.width else inner, detect=f"{DETECT}.dense.weight" in tensors)
     return bert.with_classes(made, tensors, {"classifier.dense": "gelu"}, "classifier.out_proj")
 
@@ -34,5 +33,4 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     return [*bert.tower_rows(prefix, segments=config.segments), *HEAD.rows(prefix + bert.WORD, config), *linears(names)]
 
 
-TOKENIZER = partial(bert.encoder_tokenizer, defaults=DEFAULTS)
-FAMILY, MODEL = bert.families(("electra",), config_from, rows, TOKENIZER)
+FAMILY, MODEL = bert.families(("electra",), config_from, rows, DEFAULTS)

@@ -23,7 +23,7 @@ from multimodal.weights.text import bert
 # GPT2Config's defaults
 DEFAULTS = {
     "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
-    "scale_attn_weights": True,
+    "scale_attn_weights": True, "model_type": "gpt2",
 }  # fmt: skip
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",
                "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu", "tanh": "tanh"}  # fmt: skip
@@ -32,12 +32,11 @@ PREFIX, EMBEDDING, HEAD = "transformer.", "wte.weight", "lm_head.weight"
 TURNED_THIRDS = Op(lambda t: list(t.T.chunk(3)), lambda ours: torch.cat(ours).T)
 
 
-def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
+def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError for unsupported options."""
     for name in OFF:
-        if config.get(name):
-            raise CheckpointError(f"config.json: {name} {config[name]!r} is not supported")
-    text = DEFAULTS | config
+        if text.get(name):
+            raise CheckpointError(f"config.json: {name} {text[name]!r} is not supported")
     if (activation := text["activation_function"]) not in ACTIVATIONS:
         raise CheckpointError(f"config.json: activation_function {activation!r} is not supported")
     width = text["n_embd"]
@@ -82,18 +81,14 @@ def _conv1d(foreign: str, ours: str) -> list[NameRow]:
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return hub_tokenizer(folder, {"model_type": "gpt2"} | config, context=config["n_positions"])
+    return hub_tokenizer(folder, config, context=config["n_positions"])
 
 
 def _family(name: str, prefix: str) -> Family:
     return Family(
-        name, TextTransformer,
-        recognises=lambda tensors, config: (
-            {prefix + EMBEDDING, f"{prefix}h.0.attn.c_attn.weight"} <= tensors.keys()
-            and config.get("model_type", "gpt2") == "gpt2"
-        ),
-        config_from=partial(config_from, prefix=prefix), rows=partial(rows, prefix=prefix), tokenizer=tokenizer,
-        needs="config.json",
+        name, TextTransformer, (prefix + EMBEDDING, f"{prefix}h.0.attn.c_attn.weight"),
+        partial(config_from, prefix=prefix), partial(rows, prefix=prefix), tokenizer, needs="config.json",
+        defaults=DEFAULTS, types=("", "gpt2"),
     )  # fmt: skip
 
 

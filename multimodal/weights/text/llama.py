@@ -29,7 +29,8 @@ META_KEYS = {
 }  # fmt: skip
 # LlamaConfig's defaults; MistralConfig's differ in two
 DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "tie_word_embeddings": False,
-            "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0, "sliding_window": None}  # fmt: skip
+            "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0, "sliding_window": None,
+            "model_type": "llama"}  # fmt: skip
 MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
 META, HUGGING_FACE = ("tok_embeddings.weight", "output.weight"), ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -91,9 +92,12 @@ def _tied(tensors: Tensors, embedding: str, head: str, tied: bool | None) -> boo
     return bool(tied)
 
 
-def hf_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
+def _hf_complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return (MISTRAL if config.get("model_type") == "mistral" else {}) | config
+
+
+def hf_config(text: dict[str, Any], tensors: Tensors) -> TextConfig:
     """Raises CheckpointError for unsupported options."""
-    text = DEFAULTS | (MISTRAL if config.get("model_type") == "mistral" else {}) | config
     if text["hidden_act"] not in ("silu", "swish"):
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
     if text["attention_bias"] != text["mlp_bias"]:
@@ -101,7 +105,7 @@ def hf_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
         raise CheckpointError(f"config.json: {both} is not supported (must be equal)")
     if len(set(text.get("layer_types") or ())) > 1:
         raise CheckpointError("config.json: layer_types with several kinds are not supported")
-    window = text["sliding_window"] if config.get("model_type") == "mistral" else None
+    window = text["sliding_window"] if text["model_type"] == "mistral" else None
     return _config(
         text["vocab_size"], text["max_position_embeddings"], text["hidden_size"], text["num_hidden_layers"],
         text["intermediate_size"], text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"],
@@ -134,13 +138,13 @@ def hf_positions(text: dict[str, Any]) -> PositionConfig:
 
 
 def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str, str], head: tuple[str, str],
-          biased: tuple[str, ...], dropped: NameRow) -> list[NameRow]:  # fmt: skip
-    """`names`: parts of a layer, foreign and ours; `biased`: prefixes of ours that may have a bias."""
+          dropped: NameRow) -> list[NameRow]:  # fmt: skip
+    """`names`: parts of a layer, foreign and ours."""
     bias = config.stack.block.attention.bias
     block = [
         NameRow(f"{theirs}.{kind}", f"{own}.{kind}")
         for theirs, own in names.items()
-        for kind in (("weight", "bias") if bias and own.startswith(biased) else ("weight",))
+        for kind in (("weight", "bias") if bias and own.startswith(("attention.", "feed.")) else ("weight",))
     ]
     return [
         *under(prefix, "stack.blocks.{}.", block),
@@ -148,9 +152,6 @@ def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str
         repeat(head[1], head[0]) if config.tied else NameRow(head[1], "head.weight"),
         dropped,
     ]
-
-
-LINEAR = ("attention.", "feed.")
 
 
 def meta_rows(config: TextConfig) -> list[NameRow]:
@@ -161,7 +162,7 @@ def meta_rows(config: TextConfig) -> list[NameRow]:
     }  # fmt: skip
     ends = {META[0]: "embed.weight", "norm.weight": "stack.norm.weight"}
     rates = NameRow("rope.freqs", reason="follows from rope_theta", optional=True)
-    return _rows(config, "layers.{}.", names, ends, META, LINEAR, rates)
+    return _rows(config, "layers.{}.", names, ends, META, rates)
 
 
 def hf_rows(config: TextConfig) -> list[NameRow]:
@@ -173,7 +174,7 @@ def hf_rows(config: TextConfig) -> list[NameRow]:
     }  # fmt: skip
     ends = {HUGGING_FACE[0]: "embed.weight", "model.norm.weight": "stack.norm.weight"}
     rates = NameRow("model.layers.{}.self_attn.rotary_emb.inv_freq", reason="follows from rope_theta", optional=True)
-    return _rows(config, "model.layers.{}.", names, ends, HUGGING_FACE, LINEAR, rates)
+    return _rows(config, "model.layers.{}.", names, ends, HUGGING_FACE, rates)
 
 
 def meta_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -184,20 +185,16 @@ def meta_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | N
 
 
 def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return hub_tokenizer(folder, {"model_type": "llama"} | config, context=config["max_position_embeddings"])
+    return hub_tokenizer(folder, config, context=config["max_position_embeddings"])
 
 
 LLAMA = Family(
-    "llama", TextTransformer,
-    lambda tensors, config: {META[0], "layers.0.attention.wq.weight"} <= tensors.keys(),
-    meta_config, meta_rows, meta_tokenizer, complete=_complete, needs="params.json",
+    "llama", TextTransformer, (META[0], "layers.0.attention.wq.weight"), meta_config, meta_rows, meta_tokenizer,
+    complete=_complete, needs="params.json",
 )  # fmt: skip
 LLAMA_HF = Family(
     "llama-hf", TextTransformer,
-    lambda tensors, config: (
-        {HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"}
-        <= tensors.keys()
-        and config.get("model_type", "llama") in ("llama", "mistral")
-    ),
-    hf_config, hf_rows, hf_tokenizer, needs="config.json",
+    (HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
+    hf_config, hf_rows, hf_tokenizer, complete=_hf_complete, needs="config.json", defaults=DEFAULTS,
+    types=("", "llama", "mistral"),
 )  # fmt: skip

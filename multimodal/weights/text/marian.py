@@ -13,7 +13,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, sinusoidal_positions
 from multimodal.system.files import read_json
-from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.translation import marian_tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors
 from multimodal.weights.text import bart
@@ -25,12 +25,6 @@ DEFAULTS = bart.DEFAULTS | {
 }  # fmt: skip
 POSITIONS = PositionConfig("sinusoidal")
 TABLES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
-OTHERS = ("model.encoder.layernorm_embedding.weight", "model.encoder.layer_norm.weight")
-
-
-def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    c = DEFAULTS | config
-    return c | {"decoder_vocab_size": c["decoder_vocab_size"] or c["vocab_size"]}
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
@@ -40,7 +34,7 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfi
             expected = sinusoidal_positions(POSITIONS, torch.arange(len(tensors[name])), tensors[name].shape[1])
             if not torch.allclose(tensors[name].float(), expected, atol=2e-3):  # half precision, far positions
                 raise CheckpointError(f"tensor {name!r} does not hold sinusoidal positions")
-    return bart.text_to_text(_complete(config), tensors, POSITIONS, post_norm=True, stem_norm=False)
+    return bart.text_to_text(config, tensors, POSITIONS, post_norm=True, stem_norm=False)
 
 
 def rows(config: EncoderDecoderConfig) -> list[NameRow]:
@@ -48,15 +42,6 @@ def rows(config: EncoderDecoderConfig) -> list[NameRow]:
         *bart.rows(config),
         *(NameRow(name, reason="sinusoids, which are computed", optional=True) for name in TABLES),
     ]
-
-
-def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    from multimodal.tokens.text.translation import marian_tokenizer
-
-    c = _complete(config)
-    if not c["share_encoder_decoder_embeddings"]:
-        return None
-    return marian_tokenizer(folder, c)
 
 
 def card(folder: Path | None) -> dict[str, Any]:
@@ -67,13 +52,9 @@ def card(folder: Path | None) -> dict[str, Any]:
     return {"translation": {"from": sides[0], "to": sides[1]}} if all(isinstance(s, str) for s in sides) else {}
 
 
-def _recognises(tensors: Tensors, config: dict[str, Any]) -> bool:
-    names = {"model.decoder.layers.0.encoder_attn.q_proj.weight", "model.encoder.layers.0.self_attn_layer_norm.weight"}
-    plain = names <= set(tensors) and not any(name in tensors for name in OTHERS)
-    return plain and config.get("model_type", "marian") == "marian"
-
-
 FAMILY = Family(
-    "marian", EncoderDecoder, recognises=_recognises, config_from=config_from, rows=rows, tokenizer=tokenizer,
-    card=card, needs="config.json",
+    "marian", EncoderDecoder,
+    ("model.decoder.layers.0.encoder_attn.q_proj.weight", "model.encoder.layers.0.self_attn_layer_norm.weight"),
+    config_from, rows, marian_tokenizer, card=card, needs="config.json", defaults=DEFAULTS, types=("", "marian"),
+    lacks=("model.encoder.layernorm_embedding.weight", "model.encoder.layer_norm.weight"),
 )  # fmt: skip

@@ -20,8 +20,8 @@ HEAD = bert.Head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_h
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does, and for an invalid `pad_token_id`."""
-    made = bert.encoder_config(config, tensors, prefix, HEAD, DEFAULTS, gelu_head=True)
-    if type(pad := (DEFAULTS | config)["pad_token_id"]) is not int or not -1 <= pad < made.context - 1:
+    made = bert.encoder_config(config, tensors, prefix, HEAD, gelu_head=True)
+    if type(pad := config["pad_token_id"]) is not int or not -1 <= pad < made.context - 1:
         raise CheckpointError(f"config.json: pad_token_id {pad!r} must be a row before the last position")
     made = replace(made, positions=PositionConfig(first=pad + 1), context=made.context - pad - 1)
     pools = {"classifier.dense": "tanh", f"{prefix}pooler.dense": "tanh"}
@@ -40,7 +40,8 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return bert.encoder_tokenizer(folder, config, DEFAULTS, (DEFAULTS | config)["pad_token_id"] + 1)
+    return bert.encoder_tokenizer(folder, config, config["pad_token_id"] + 1)
 
 
-FAMILY, MODEL = bert.families(("roberta", "xlm-roberta", "camembert"), config_from, rows, tokenizer)
+TYPES = ("roberta", "xlm-roberta", "camembert")
+FAMILY, MODEL = bert.families(TYPES, config_from, rows, DEFAULTS, tokenizer=tokenizer)

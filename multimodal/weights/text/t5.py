@@ -6,7 +6,6 @@ later a map of its own without the factor: transformers 4 states this by `tie_wo
 `scale_decoder_outputs`. `wi_0` is the gate. Google's files hold an unused distance table of the cross-attention."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from multimodal.blocks.attention import AttentionConfig
@@ -15,7 +14,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.t5 import t5_tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bart, bert
@@ -33,11 +32,8 @@ PARTS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 TABLE, FIRST_BLOCK = "shared.weight", "block.0.layer.0.SelfAttention.q.weight"
 
 
-def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    made = T5 | (MT5 if config.get("model_type") == "mt5" else {}) | config
-    start = made["pad_token_id"] if made["decoder_start_token_id"] is None else made["decoder_start_token_id"]
-    layers = made["num_layers"] if made["num_decoder_layers"] is None else made["num_decoder_layers"]
-    return made | {"decoder_start_token_id": start, "num_decoder_layers": layers}
+def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return (MT5 if config.get("model_type") == "mt5" else {}) | config
 
 
 def _encoder(c: dict[str, Any], vocabulary: int) -> TextConfig:
@@ -60,9 +56,8 @@ def _encoder(c: dict[str, Any], vocabulary: int) -> TextConfig:
     return TextConfig(vocabulary, c["n_positions"], StackConfig(block, c["num_layers"]), False, positions=positions)
 
 
-def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
+def config_from(c: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
     """Raises CheckpointError for a separate head on scaled states, which no released model has."""
-    c = _complete(config)
     bart.check_repeats(tensors, TABLE, [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")])
     tied = bert.same(tensors, bart.HEAD, TABLE, absent=c["tie_word_embeddings"])
     scaled = c.get("scale_decoder_outputs", c["tie_word_embeddings"])
@@ -71,14 +66,14 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfi
     encoder = _encoder(c, 0)
     block = replace(encoder.stack.block, cross=encoder.stack.block.attention)
     decoder = replace(
-        encoder, vocabulary=c["vocab_size"], stack=StackConfig(block, c["num_decoder_layers"]), causal=True, tied=tied,
+        encoder, vocabulary=c["vocab_size"], causal=True, tied=tied,
+        stack=StackConfig(block, c["num_layers"] if c["num_decoder_layers"] is None else c["num_decoder_layers"]),
         logit_scale=c["d_model"] ** -0.5 if scaled else 1.0,
     )  # fmt: skip
-    return EncoderDecoderConfig(encoder, decoder, bart.start_id(c))
+    return EncoderDecoderConfig(encoder, decoder, bart.start_id(c, "pad_token_id"))
 
 
-def encoder_config(config: dict[str, Any], tensors: Tensors) -> TextConfig:
-    c = _complete(config)
+def encoder_config(c: dict[str, Any], tensors: Tensors) -> TextConfig:
     bart.check_repeats(tensors, TABLE, ["encoder.embed_tokens.weight"])
     return _encoder(c, c["vocab_size"])
 
@@ -118,22 +113,11 @@ def encoder_rows(config: TextConfig) -> list[NameRow]:
     ]  # fmt: skip
 
 
-def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    from multimodal.tokens.text.t5 import t5_tokenizer
-
-    return t5_tokenizer(folder, _complete(config))
-
-
-def _recognises(tensors: Tensors, config: dict[str, Any], decoder: bool) -> bool:
-    fits = {TABLE, f"encoder.{FIRST_BLOCK}"} <= set(tensors) and (f"decoder.{FIRST_BLOCK}" in tensors) == decoder
-    return fits and config.get("model_type", "t5") in ("t5", "mt5")
-
-
 FAMILY = Family(
-    "t5", EncoderDecoder, recognises=lambda tensors, config: _recognises(tensors, config, decoder=True),
-    config_from=config_from, rows=rows, tokenizer=tokenizer, needs="config.json",
+    "t5", EncoderDecoder, (TABLE, f"encoder.{FIRST_BLOCK}", f"decoder.{FIRST_BLOCK}"), config_from, rows, t5_tokenizer,
+    complete=_complete, needs="config.json", defaults=T5, types=("", "t5", "mt5"),
 )  # fmt: skip
-ENCODER = Family(
-    "t5-encoder", TextTransformer, recognises=lambda tensors, config: _recognises(tensors, config, decoder=False),
-    config_from=encoder_config, rows=encoder_rows, tokenizer=tokenizer, needs="config.json",
+ENCODER = replace(
+    FAMILY, name="t5-encoder", model=TextTransformer, has=FAMILY.has[:2], lacks=FAMILY.has[2:],
+    config_from=encoder_config, rows=encoder_rows,
 )  # fmt: skip

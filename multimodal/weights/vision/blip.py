@@ -9,13 +9,11 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.models.captioner import Captioner, CaptionerConfig
-from multimodal.models.vit import ViTConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.vision.clip_hf import part, preprocessing, stack
-from multimodal.weights.vision.open_clip import pair
+from multimodal.weights.vision.clip_hf import part, preprocessing, vision_part
 
 # defaults of BlipTextConfig and BlipVisionConfig
 TEXT = {
@@ -31,13 +29,6 @@ EMBEDDING, PART = "text_decoder.bert.embeddings.word_embeddings.weight", "text_d
 HEAD = bert.Head(f"{PART}.transform.dense", f"{PART}.transform.LayerNorm", f"{PART}.decoder", f"{PART}.bias")
 
 
-def vision_part(vision: dict[str, Any]) -> ViTConfig:
-    patch = pair(vision["patch_size"])
-    if patch[0] != patch[1] or vision["num_channels"] != 3:
-        raise CheckpointError(f"config.json: patch_size {patch} with {vision['num_channels']} channels")
-    return ViTConfig(pair(vision["image_size"]), patch[0], stack(vision), "none", class_token=True)
-
-
 def config_from(config: dict[str, Any], tensors: Tensors) -> CaptionerConfig:
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
     if not text["is_decoder"]:
@@ -45,7 +36,7 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CaptionerConfig:
     if (tied := HEAD.tied(tensors, EMBEDDING, config)) is None:
         raise CheckpointError(f"tensor '{HEAD.dense}.weight' is missing")
     decoder = bert.decoder_config(text, tied, transform=True, source_width=vision["hidden_size"])
-    return CaptionerConfig(vision_part(vision), decoder)
+    return CaptionerConfig(vision_part(vision, "none", class_token=True), decoder)
 
 
 def vision_rows() -> list[NameRow]:
@@ -79,8 +70,6 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 
 FAMILY = Family(
-    "blip", Captioner,
-    recognises=lambda tensors, config: {EMBEDDING, "vision_model.embeddings.class_embedding"} <= set(tensors),
-    config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=False),
-    needs="config.json",
+    "blip", Captioner, (EMBEDDING, "vision_model.embeddings.class_embedding"), config_from, rows, tokenizer,
+    partial(preprocessing, crops=False), needs="config.json",
 )  # fmt: skip

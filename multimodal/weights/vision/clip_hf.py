@@ -3,7 +3,6 @@
 Traps: the image tower's first norm is spelt `pre_layrnorm`. Old files hold `position_ids`. An `eos_token_id` of 2 in
 old configurations is a mistake and means the highest id of the vocabulary."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ VISION = {
     "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
 ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+OWN = {"class_token": True, "patch_bias": False, "stem_norm": True}  # of CLIP's image tower, which GIT has too
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
@@ -49,13 +49,12 @@ def stack(part: dict[str, Any]):
     )  # fmt: skip
 
 
-def vision_part(vision: dict[str, Any], pool: str) -> ViTConfig:
-    """CLIP pools a class token; SigLIP (`map`) has none, and its patches have a bias."""
-    patch, token = pair(vision["patch_size"]), pool == "token"
+def vision_part(vision: dict[str, Any], pool: str, **parts: bool) -> ViTConfig:
+    """`parts`: further fields of the tower. Raises CheckpointError for patches that are not square."""
+    patch = pair(vision["patch_size"])
     if patch[0] != patch[1] or vision["num_channels"] != 3:
         raise CheckpointError(f"config.json: patch_size {patch} with {vision['num_channels']} channels")
-    return ViTConfig(pair(vision["image_size"]), patch[0], stack(vision), pool, class_token=token,
-                     patch_bias=not token, stem_norm=token)  # fmt: skip
+    return ViTConfig(pair(vision["image_size"]), patch[0], stack(vision), pool, **parts)
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
@@ -64,7 +63,9 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     if not isinstance(eos, int):
         raise CheckpointError(f"config.json: eos_token_id must be one id (got {eos!r})")
     tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack(text), causal=True)
-    return CLIPConfig(vision_part(vision, "token"), tower, config.get("projection_dim", 512), "softmax", "eos", eos)
+    return CLIPConfig(
+        vision_part(vision, "token", **OWN), tower, config.get("projection_dim", 512), "softmax", "eos", eos
+    )
 
 
 def tower_rows(norm: str) -> list[NameRow]:
@@ -88,15 +89,18 @@ def text_rows() -> list[NameRow]:
     return under("text_model.", "text.", rows)
 
 
-def rows(config: CLIPConfig) -> list[NameRow]:
-    vision = [
+def vision_rows() -> list[NameRow]:
+    return [
         *tower_rows("post_layernorm"),
         NameRow("embeddings.class_embedding", "class_token", FIRST),
         NameRow("embeddings.patch_embedding.weight", "embed.weight"),
         *weight_and_bias("pre_layrnorm", "stem_norm"),
     ]
+
+
+def rows(config: CLIPConfig) -> list[NameRow]:
     return [
-        *text_rows(), *under("vision_model.", "image.", vision),
+        *text_rows(), *under("vision_model.", "image.", vision_rows()),
         NameRow("visual_projection.weight", "image_project.weight"),
         NameRow("text_projection.weight", "text_project.weight"),
         NameRow("logit_scale", "logit_scale"),
@@ -145,8 +149,6 @@ def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = Tru
 
 
 FAMILY = Family(
-    "clip-hf", CLIP,
-    recognises=lambda tensors, config: "vision_model.pre_layrnorm.weight" in tensors and "logit_scale" in tensors,
-    config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=True),
+    "clip-hf", CLIP, ("vision_model.pre_layrnorm.weight", "logit_scale"), config_from, rows, tokenizer, preprocessing,
     needs="config.json",
 )  # fmt: skip

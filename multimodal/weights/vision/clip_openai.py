@@ -121,19 +121,13 @@ def vision_rows(config: ViTConfig) -> list[NameRow]:
 def _family(name: str, prefix: str) -> Family:
     dropped = [NameRow(name, reason="follows from the shapes", optional=True) for name in ARCHIVE]
     return Family(
-        name, CLIP,
-        recognises=lambda tensors, config: (
-            {"visual.conv1.weight", f"{prefix}token_embedding.weight"} <= set(tensors)
-            and "text_decoder.text_projection" not in tensors  # CoCa's
-        ),
-        config_from=config_from,
+        name, CLIP, ("visual.conv1.weight", f"{prefix}token_embedding.weight"), config_from,
         rows=lambda config: [
             *under("visual.", "image.", vision_rows(config.image)), *text_rows(config, prefix), *dropped,
             NameRow("visual.proj", "image_project.weight", TRANSPOSE),
         ],
-        tokenizer=open_clip_tokenizer,
-        preprocessing=open_clip_preprocessing,
-        complete=archive_config,
+        tokenizer=open_clip_tokenizer, preprocessing=open_clip_preprocessing, complete=archive_config,
+        lacks=("text_decoder.text_projection",),  # CoCa's
     )  # fmt: skip
 
 

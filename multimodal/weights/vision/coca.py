@@ -128,7 +128,6 @@ def rows(config: CoCaConfig) -> list[NameRow]:
 
 
 FAMILY = Family(
-    "open_clip-coca", CoCa,
-    recognises=lambda tensors, config: "text_decoder.text_projection" in tensors,
-    config_from=config_from, rows=rows, tokenizer=open_clip_tokenizer, preprocessing=open_clip_preprocessing,
+    "open_clip-coca", CoCa, ("text_decoder.text_projection",), config_from, rows, open_clip_tokenizer,
+    open_clip_preprocessing,
 )  # fmt: skip

@@ -3,7 +3,6 @@
 Traps: the image tower is CLIP's, with quick-GELU and the first norm; the text blocks are BERT's. The norm of the
 projection has the image tower's epsilon. Texts begin with [CLS] and end with [SEP]."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from multimodal.errors import CheckpointError
 from multimodal.models.git import GIT, GITConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import FIRST, NameRow, Tensors, repeat, under, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.vision.clip_hf import VISION, part, preprocessing, tower_rows, vision_part
+from multimodal.weights.vision.clip_hf import OWN, VISION, part, preprocessing, vision_part, vision_rows
 
 # defaults of GitConfig and GitVisionConfig
 TEXT = {
@@ -26,24 +25,17 @@ EMBEDDING, HEAD = "git.embeddings.word_embeddings.weight", "output"
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> GITConfig:
     """Raises CheckpointError for a video model."""
-    text = TEXT | config
-    if (frames := text["num_image_with_embedding"]) is not None:
+    if (frames := config["num_image_with_embedding"]) is not None:
         raise CheckpointError(f"config.json: num_image_with_embedding {frames} (video) is not supported")
     tied = bert.same(tensors, f"{HEAD}.weight", EMBEDDING, absent=config.get("tie_word_embeddings", False))
     vision = part(config, "vision", VISION | {"patch_size": 16})
-    return GITConfig(vision_part(vision, "token"), bert.decoder_config(text, tied, transform=False))
+    return GITConfig(vision_part(vision, "token", **OWN), bert.decoder_config(config, tied, transform=False))
 
 
 def rows(config: GITConfig) -> list[NameRow]:
-    vision = [
-        *tower_rows("post_layernorm"),
-        NameRow("embeddings.class_embedding", "class_token", FIRST),
-        NameRow("embeddings.patch_embedding.weight", "embed.weight"),
-        *weight_and_bias("pre_layrnorm", "stem_norm"),
-    ]
     tied = [NameRow(f"{HEAD}.bias", "decoder.tied_bias"), repeat(f"{HEAD}.weight", EMBEDDING)]
     return [
-        *under("git.image_encoder.vision_model.", "image.", vision),
+        *under("git.image_encoder.vision_model.", "image.", vision_rows()),
         *weight_and_bias("git.visual_projection.visual_projection.0", "project"),
         *weight_and_bias("git.visual_projection.visual_projection.1", "project_norm"),
         *bert.tower_rows("git.", "decoder."),
@@ -51,16 +43,13 @@ def rows(config: GITConfig) -> list[NameRow]:
     ]
 
 
-def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    text = TEXT | config
+def tokenizer(folder: Path | None, text: dict[str, Any]) -> Tokenizer | None:
     return bert.tokenizer(
         folder, text["vocab_size"], text["bos_token_id"], text["eos_token_id"], text["max_position_embeddings"]
     )
 
 
 FAMILY = Family(
-    "git", GIT,
-    recognises=lambda tensors, config: {EMBEDDING, "git.visual_projection.visual_projection.0.weight"} <= set(tensors),
-    config_from=config_from, rows=rows, tokenizer=tokenizer, preprocessing=partial(preprocessing, crops=True),
-    needs="config.json",
+    "git", GIT, (EMBEDDING, "git.visual_projection.visual_projection.0.weight"), config_from, rows, tokenizer,
+    preprocessing, needs="config.json", defaults=TEXT,
 )  # fmt: skip

@@ -42,7 +42,7 @@ def hf_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     if embed != vision["hidden_size"]:
         raise CheckpointError(f"config.json: text width {embed} must equal the image width {vision['hidden_size']}")
     tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], clip_hf.stack(text), causal=False)
-    image = clip_hf.vision_part(vision, "map")
+    image = clip_hf.vision_part(vision, "map", class_token=False)
     return CLIPConfig(image, tower, embed, "sigmoid", "last", image_project=False, text_bias=True)
 
 
@@ -101,18 +101,15 @@ def trunk_rows(prefix: str, config: CLIPConfig) -> list[NameRow]:
 
 
 def _trunk(name: str, prefix: str) -> Family:
-    names = {"visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"}
     return Family(
-        name, CLIP, recognises=lambda tensors, config: names <= set(tensors), config_from=trunk_config,
-        rows=partial(trunk_rows, prefix), tokenizer=open_clip_tokenizer, preprocessing=open_clip_preprocessing,
+        name, CLIP, ("visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"), trunk_config,
+        partial(trunk_rows, prefix), open_clip_tokenizer, open_clip_preprocessing,
     )  # fmt: skip
 
 
 FAMILY = Family(
-    "siglip-hf", CLIP,
-    recognises=lambda tensors, config: {"vision_model.head.probe", "logit_bias"} <= set(tensors),
-    config_from=hf_config, rows=hf_rows, tokenizer=hf_tokenizer,
-    preprocessing=partial(clip_hf.preprocessing, crops=False), needs="config.json",
+    "siglip-hf", CLIP, ("vision_model.head.probe", "logit_bias"), hf_config, hf_rows, hf_tokenizer,
+    partial(clip_hf.preprocessing, crops=False), needs="config.json",
 )  # fmt: skip
 TRUNK_FAMILY = _trunk("open_clip-timm", "text.")
 TRUNK_FLAT = _trunk("open_clip-timm-flat", "")

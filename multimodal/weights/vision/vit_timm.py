@@ -92,7 +92,6 @@ def _registered(architecture: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "timm", ViT,
-    recognises=lambda tensors, config: {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(tensors),
-    config_from=config_from, rows=rows, preprocessing=preprocessing,
+    "timm", ViT, ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight"), config_from, rows,
+    preprocessing=preprocessing,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json
 from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming, vocabulary
 from multimodal.tokens.text.languages import language_of
+from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 
 SPECIAL = "special_tokens_map.json"
@@ -84,8 +85,6 @@ def _added(token: str, i: int) -> dict[str, Any]:
 
 
 def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
-    from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
-
     record = _record(path.parent)
     if "add_bos_token" not in record and config.get("model_type") not in BOS:
         return None
