@@ -1,5 +1,7 @@
 """Typed errors. Each message is one line that names the file or argument, the cause and the value."""
 
+from collections.abc import Iterable
+
 
 class MultimodalError(Exception):
     """Base of every error a user can cause; a command prints it as one line and exits with 1.
@@ -42,6 +44,21 @@ class DataError(MultimodalError):
 
 class TrainingError(MultimodalError):
     """Training run that cannot continue."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Suggest the nearest of the known names: `, did you mean --size?`, or an empty text."""
+    import difflib  # only an error needs it
+
+    near = difflib.get_close_matches(name, known, 1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def at_least(low: int, settings: object, *names: str) -> None:
+    """Raise UsageError for a field of `settings` below `low`; None passes."""
+    for name in names:
+        value = getattr(settings, name)
+        demand(name, value, value is None or value >= low, f"{low} or more")
 
 
 def demand(flag: str, value: object, fine: bool, wanted: str) -> None:

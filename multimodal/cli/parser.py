@@ -5,10 +5,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
+
+from multimodal.errors import did_you_mean
 
 PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
 
@@ -62,7 +64,7 @@ class Parser(argparse.ArgumentParser):
                 names = self._subparsers._group_actions[0].choices
                 if argument not in names:
                     self.error(
-                        f"unknown {self._subparsers._group_actions[0].dest} {argument!r}{_near(argument, names)}"
+                        f"unknown {self._subparsers._group_actions[0].dest} {argument!r}{did_you_mean(argument, names)}"
                     )
                 return  # the rest is the command's
             if argument == "--":
@@ -71,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("-") or " " in name or re.match(r"-(\d|\.\d|$)", name):
                 continue
             if not any(flag.startswith(name) for flag in known) and (name.startswith("--") or name[:2] not in known):
-                self.error(f"unknown flag {name}{_near(name, known)}")
+                self.error(f"unknown flag {name}{did_you_mean(name, known)}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.metavar in PATHS and "" in arg_strings:  # which would be the working directory
@@ -81,13 +83,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(2)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    import difflib  # only an error needs it
-
-    near = difflib.get_close_matches(name, known, 1)
-    return f", did you mean {near[0]}?" if near else ""
 
 
 def _is_value(action: argparse.Action, argument: str) -> bool:

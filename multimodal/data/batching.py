@@ -1,6 +1,6 @@
 """Padding, and batches of similar length under a budget, with a curriculum for speech."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,6 +55,15 @@ def stack_fields(items: Sequence[tuple]) -> Any:
     """Collate named tuples of tensors field by field; None stays None."""
     fields = zip(*items, strict=True)
     return type(items[0])(*(None if field[0] is None else torch.stack(field) for field in fields))
+
+
+def fixed_batches(
+    prepare: Callable[[int, torch.Generator], tuple], collate: Callable, numbers: Iterable[int], size: int = 32
+) -> list:
+    """Validation batches of the items with these numbers, prepared in one fixed way, the same for every run; the
+    shortest items first."""
+    items = sorted((prepare(n, generator("held out", n)) for n in numbers), key=lambda item: len(item[0]))
+    return [collate(items[i : i + size]) for i in range(0, len(items), size)]
 
 
 class UtteranceGroup(NamedTuple):

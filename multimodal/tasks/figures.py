@@ -64,13 +64,14 @@ def written(text: str, most: int | None = None) -> dict[str, Any]:
     return {"s": text, "parse_math": False, "fontfamily": fonts(text)}
 
 
-def new_figure(size: tuple[int | float, int | float], title: str, dpi: int = 110) -> Any:
+def new_figure(size: tuple[int | float, int | float], title: str = "", dpi: int = 110) -> Any:
     """A matplotlib figure of a size in inches, with a title as wide as fits."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    options = written(title, int(size[0] * 12))
-    figure.suptitle(options.pop("s"), x=0.01, ha="left", fontsize=10, **options)
+    if title:
+        options = written(title, int(size[0] * 12))
+        figure.suptitle(options.pop("s"), x=0.01, ha="left", fontsize=10, **options)
     return figure
 
 

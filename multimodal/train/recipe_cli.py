@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
-from multimodal.errors import MultimodalError
+from multimodal.errors import MultimodalError, UsageError, did_you_mean
 from multimodal.system.outputs import Outputs
 from multimodal.system.signals import SIGNALS, at_stop, ending
 from multimodal.train.signals import EXIT_CODE, Stopped
@@ -78,7 +78,8 @@ def _named(values: Any, but: Sequence[str]) -> Iterator[str | Path]:
 
 
 def parse(settings: type[Settings], prog: str, description: str | None, args: Sequence[str] | None = None) -> Settings:
-    """Parse flags, with `_` or `-`, into settings. Errors are one line."""
+    """Parse flags, with `_` or `-`, into settings. Errors are one line. Raises UsageError for an unknown flag."""
+    _refuse_unknown(settings, sys.argv[1:] if args is None else args)
     message, before = io.StringIO(), os.environ.get("COLUMNS")
     flat = tyro.conf.configure(tyro.conf.OmitArgPrefixes)(settings)
     if not {"-h", "--help"} & set(sys.argv[1:] if args is None else args):
@@ -96,6 +97,25 @@ def parse(settings: type[Settings], prog: str, description: str | None, args: Se
     finally:
         os.environ.pop("COLUMNS", None)
         os.environ.update({"COLUMNS": before} if before is not None else {})
+
+
+def _refuse_unknown(settings: type, args: Sequence[str]) -> None:
+    """Name an unknown flag and the nearest one, before tyro asks for what is missing."""
+    known = {f"--{name}" for name in ("help", *_flags(settings))}
+    for name in (argument.split("=")[0] for argument in args):
+        if name == "--":
+            return
+        plain = "--" + name[2:].replace("-", "_")
+        if name.startswith("--") and not {plain, plain.replace("--no_", "--", 1)} & known:
+            raise UsageError(f"unknown flag {name}{did_you_mean(plain, known)}")
+
+
+def _flags(settings: type) -> Iterator[str]:
+    """Yield the names of the flags of nested settings."""
+    types = get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        nested = dataclasses.is_dataclass(types[field.name])
+        yield from _flags(types[field.name]) if nested else (field.name,)
 
 
 def _first_part(box: str) -> str:

@@ -1,8 +1,8 @@
-"""Report of a run: curves, examples, and what reproduces it (command, settings, versions, data hashes)."""
+"""End of a run: its checkpoint, and a report of curves, examples and what reproduces it (command, settings, versions,
+data hashes)."""
 
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import os
@@ -12,9 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from multimodal.data.sources import expanded
 from multimodal.system.files import versions
 from multimodal.system.outputs import write_output
+from multimodal.tasks.evaluate.reports.page import Section, facts_section, write_page
+from multimodal.tasks.figures import new_figure, png
+from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
 
@@ -69,28 +74,25 @@ def curves(rows: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
     names = sorted({n for row in rows for n in row if n == "lr" or n.endswith("loss") or n.startswith("eval/")})
     if not names:
         return []
-    from matplotlib.figure import Figure
-
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
-    figure = Figure(figsize=(4 * columns, 2.8 * lines), layout="constrained")
+    figure = new_figure((4 * columns, 2.8 * lines), dpi=100)
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(lines, columns, number)
         points = [(row["step"], row[name]) for row in rows if name in row]
         axes.plot(*zip(*points, strict=True), marker="." if len(points) < 30 else None)
         axes.set(title=name, xlabel="step")
         axes.grid(alpha=0.3)
-    data = io.BytesIO()
-    figure.savefig(data, dpi=100, format=path.suffix[1:])
-    write_output(path, data.getvalue())
+    write_output(path, png(figure))
     return names
 
 
 def write_report(
     run: Path, settings: Any, sources: Iterable[str | Path] = (), examples: Sequence[str] = (),
-    command: Sequence[str] | None = None,
+    command: Sequence[str] | None = None, images: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """Write report.md, curves.png and run.json to `run/report/` from `run/metrics.jsonl`; return report.md's path."""
+    """Write report.md, curves.png and run.json to `run/report/` from `run/metrics.jsonl`; return report.md's path.
+    `images`: names of files in that folder to show."""
     folder = run / "report"
     log.info("writing %s", folder / "report.md")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,18 +100,29 @@ def write_report(
     line = shlex.join(command if command is not None else [Path(sys.executable).name, *sys.argv])
     facts = {"command": line, "settings": plain(settings), "versions": versions(), "data": data_hashes(sources)}
     write_output(folder / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
-    last: dict[str, Any] = {}
-    for row in rows:
-        last |= row
-    text = ["# Training report", "", "```sh", line, "```", ""]
-    if curves(rows, folder / "curves.png"):
-        text += ["![curves](curves.png)", ""]
-    text += ["| figure | last value |", "|---|---|"]
-    text += [f"| {name} | {value:.6g} |" for name, value in last.items()]
-    if examples:
-        text += ["", "## Examples", "", *(f"- {' '.join(example.split())}" for example in examples)]
-    text += ["", "## Data", "", *(f"- `{name}`: {sum_}" for name, sum_ in facts["data"].items())]
-    text += ["", "## Versions", "", *(f"- {name} {version}" for name, version in facts["versions"].items())]
-    text += ["", "## Settings", "", "```json", json.dumps(facts["settings"], indent=2), "```", ""]
-    write_output(folder / "report.md", "\n".join(text).encode(errors="backslashreplace"))
+    last = {name: value for row in rows for name, value in row.items()}
+    names = ["curves.png"] * bool(curves(rows, folder / "curves.png")) + [*images]
+    sections = [
+        Section("Command", lines=[line]),
+        *(Section(Path(name).stem.capitalize(), image=name) for name in names),
+        Section("Figures", [("figure", "last value"), *((name, f"{value:.6g}") for name, value in last.items())]),
+        *([Section("Examples", lines=[" ".join(example.split()) for example in examples])] if examples else []),
+        Section("Data", lines=[f"{name}: {digest}" for name, digest in facts["data"].items()]),
+        Section("Settings", lines=json.dumps(facts["settings"], indent=2).splitlines()),
+        facts_section({}),
+    ]
+    write_page(folder / "report.md", "Training report", sections)
     return folder / "report.md"
+
+
+def finish(
+    settings: Any, checkpoint: Checkpoint, sources: Iterable[str | Path | None], examples: Iterable[str] = (), *,
+    figures: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None, images: Sequence[str] = (),
+    run: Path | None = None,
+) -> None:  # fmt: skip
+    """Save the checkpoint of a recipe to `settings.out`, log its figures, and write the report of `settings.loop.run`
+    or `run`. Sources that are None are skipped."""
+    save_folder(checkpoint, settings.out, dtype)
+    log.info("%s: %s", settings.out, dict(figures or {}))
+    sources = [source for source in sources if source is not None]
+    write_report(run or settings.loop.run, settings, sources, list(examples), images=images)

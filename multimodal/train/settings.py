@@ -1,11 +1,13 @@
 """Settings of the training loop, shared by all recipes as flags."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from multimodal.errors import demand
+from multimodal.data.loader import Loader, Plan, Source
+from multimodal.errors import at_least, demand
 from multimodal.train.device import check_device
 from multimodal.train.optim import OptimSettings
 
@@ -16,7 +18,7 @@ class LoopSettings:
 
     run: Path  # folder for checkpoints, metrics and the report
     steps: int
-    optim: OptimSettings = field(default_factory=OptimSettings)
+    optim: OptimSettings = OptimSettings()
     accumulate: int = 1  # micro-batches per step
     precision: Literal["float32", "autocast", "bfloat16", "float16"] = "autocast"  # autocast: bfloat16 over float32
     compile: bool = False  # compile the blocks
@@ -35,16 +37,23 @@ class LoopSettings:
     resume: bool = False  # continue from the newest checkpoint in --run, or start if there is none
 
     def __post_init__(self):
-        for name in ("steps", "accumulate", "log_every", "save_every", "evaluate_every", "most_not_finite"):
-            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        for name in ("threads", "workers", "seed"):
-            demand(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        at_least(1, self, "steps", "accumulate", "log_every", "save_every", "evaluate_every", "most_not_finite")
+        at_least(0, self, "threads", "workers", "seed")
         demand("threads", self.threads, self.threads <= 1024, "1024 or fewer")  # torch starts them all
         demand("keep", self.keep, self.keep >= 2, "2 or more, so that one remains if the newest is damaged")
         if self.shard:  # Muon needs whole matrices, float16's scaler the gradients of all processes
             demand("optimizer", self.optim.optimizer, self.optim.optimizer == "adamw", "adamw with shard")
             demand("precision", self.precision, self.precision != "float16", "autocast or bfloat16 with shard")
         check_device(self.device, self.precision, self.compile)
+
+    def loader(
+        self, source: Source, plan: Plan, prepare: Callable, collate: Callable, most_broken: float = 0.05
+    ) -> Loader:
+        """Batches with the seed, workers and micro-batches of this run."""
+        return Loader(
+            source, plan, prepare, collate, seed=self.seed, workers=self.workers, micro=self.accumulate,
+            most_broken=most_broken,
+        )  # fmt: skip
 
     def flat(self) -> dict[str, Any]:
         """Return all settings that shape the run, by flag name."""

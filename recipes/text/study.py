@@ -51,7 +51,9 @@ from multimodal.data.loader import Loader
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import text_scores
+from multimodal.tasks.figures import new_figure, png
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.text.language import Language, gpt2_weights
@@ -175,9 +177,7 @@ def judged(s: StudyRun, model: TextTransformer, unseen: TextCorpus) -> dict[str,
 
 
 def draw(s: StudyRun, found: dict[str, dict[int, float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure((8, 5), dpi=120)
     axes = figure.subplots()
     if s.study == "positions":
         for name, row in found.items():
@@ -194,7 +194,7 @@ def draw(s: StudyRun, found: dict[str, dict[int, float]], path: Path) -> None:
         axes.bar_label(bars, fmt="%.2f", padding=3)
         axes.set(xlabel="perplexity a character", xlim=(1, None))
         axes.margins(x=0.1)
-    figure.savefig(path, dpi=120)
+    write_output(path, png(figure))
 
 
 def main(s: StudyRun) -> None:

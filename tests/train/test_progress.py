@@ -114,7 +114,7 @@ def test_the_report_has_what_makes_the_run_again(tmp_path: Path):
     text = path.read_text()
     assert "python r.py 'a b'" in text
     assert "| loss | 5.5 |" in text
-    assert "- a cat | a cat" in text
+    assert "\na cat | a cat\n" in text
     facts = json.loads((path.parent / "run.json").read_text())
     assert facts["settings"] == {"data": str(data), "inner": {"rate": 0.5}}
     assert facts["data"] == {str(data): fingerprint(data), "pipe:cat x": "not local"}

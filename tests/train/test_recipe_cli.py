@@ -59,7 +59,10 @@ def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
     [
         ([*BASE, "--size", "big"], "Error parsing --size: invalid literal for int() with base 10: 'big'"),
         ([*BASE, "--optimizer", "sgd"], "invalid choice 'sgd' for argument '--optimizer'. Expected one of"),
-        ([*BASE, "--sizes", "3"], "Unrecognized options: --sizes, 3"),
+        ([*BASE, "--sizes", "3"], "unknown flag --sizes, did you mean --size?"),
+        (["--save-evry=3"], "unknown flag --save-evry, did you mean --save_every?"),
+        ([*BASE, "--far-away"], "unknown flag --far-away"),
+        ([*BASE, "stray"], "Unrecognized options: stray"),
         ([*BASE, "--size"], "Missing value for argument '--size'"),
         (
             BASE[2:],

@@ -145,8 +145,7 @@ def _table(found: "CaptionEvaluation") -> list[tuple]:
 
 
 def _sections(found: "CaptionEvaluation", facts: dict[str, Any]) -> "Iterator[Section]":
-    from multimodal.system.files import versions
-    from multimodal.tasks.evaluate.reports.page import Section
+    from multimodal.tasks.evaluate.reports.page import Section, facts_section
 
     yield Section("Scores, in %", _table(found))
     counts = {name: value for name, value in found.figures().items() if name not in {*found.scores, "people"}}
@@ -156,7 +155,7 @@ def _sections(found: "CaptionEvaluation", facts: dict[str, Any]) -> "Iterator[Se
     yield Section("Highest CIDEr-D", lines=list(_said(ranked[: -SHOWN - 1 : -1])))
     if found.broken:
         yield Section("Left out", lines=found.broken)
-    yield Section("Facts", lines=[f"{name}: {value}" for name, value in (facts | {"versions": versions()}).items()])
+    yield facts_section(facts)
 
 
 def _said(rows: list[dict[str, Any]]) -> Iterator[str]:

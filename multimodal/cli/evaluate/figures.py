@@ -23,7 +23,7 @@ def output_flags(p: Parser) -> None:
 def print_figures(options: Namespace, model: str, evaluate: Evaluate) -> int:
     """Print the figures that `evaluate` gives for each of `options.data`, and write the report. A set that cannot be
     evaluated is one line on stderr; the others go on."""
-    from multimodal.tasks.evaluate.reports.page import Section, aligned, write_page
+    from multimodal.tasks.evaluate.reports.page import Section, aligned, facts_section, write_page
 
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
     code, sets, sections = 0, {}, []
@@ -47,11 +47,7 @@ def print_figures(options: Namespace, model: str, evaluate: Evaluate) -> int:
                 print(printable(line))
     sys.stdout.flush()
     if report is not None:
-        from multimodal.system.files import versions
-
-        facts = {"model": model, "versions": versions()}
-        lines = [f"{name}: {value}" for name, value in facts.items()]
-        write_page(report, f"Evaluation: {options.kind}", [*sections, Section("Facts", lines=lines)])
+        write_page(report, f"Evaluation: {options.kind}", [*sections, facts_section({"model": model})])
     return code
 
 

@@ -45,6 +45,13 @@ def read_texts(path: Path) -> list[list[str]]:
     return [[text] for text in texts if text]
 
 
+def documents_in(paths: Iterable[Path], lines: Iterable[Path] = ()) -> list[list[str]]:
+    """Read the documents of `paths`, and each line of `lines` as a document."""
+    return [document for path in paths for document in read_documents(path)] + [
+        document for path in lines for document in read_texts(path)
+    ]
+
+
 def plain_texts(documents: Iterable[Sequence[str]]) -> Iterable[str]:
     """Yield all sentences without WikiText's mark for rare words, to train a tokenizer."""
     return (sentence.replace(UNKNOWN, " ") for document in documents for sentence in document)

@@ -35,6 +35,14 @@ def texts_in(path: Path, split: Split = "none") -> list[str]:
     return found
 
 
+def training_texts(
+    data: Sequence[Path], val: Sequence[Path], hold: float, split: Split = "none"
+) -> tuple[list[str], list[str]]:
+    """Read texts to train on and to validate with: those of `val`, or the last `hold` of `data`."""
+    texts, own = ([text for path in paths for text in texts_in(path, split)] for paths in (data, val))
+    return (texts, own) if val else held_out(texts, hold)
+
+
 def held_out(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
     """Split off the last `share` of the documents, or of a single text's characters, for validation."""
     if len(texts) == 1:

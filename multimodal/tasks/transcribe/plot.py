@@ -1,6 +1,5 @@
 """Transcript plot: log-mel spectrogram, timed words, voice activity, and the spans skipped."""
 
-import io
 import itertools
 import math
 import unicodedata
@@ -11,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.tasks.figures import fonts, shown
+from multimodal.tasks.figures import fonts, new_figure, png, shown
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector, VadOptions, speech_spans
 from multimodal.tokens.audio.log_mel import BANK_FFT, BANK_MEAN, BANK_SCALE, HOP, RATE, filterbank, mel_filters
 from multimodal.tokens.audio.reading import stream_audio
@@ -49,15 +48,10 @@ def plot_transcript(
 
     Words are coloured by probability, segments without word times by their average token probability. Raises
     AudioError."""
-    from matplotlib.figure import Figure
-
     waves = _waves(audio, result, audio_track)
     length, count, omitted = rows(float(result["duration"]))
-    figure = Figure(figsize=(WIDTH, 1.1 + 2.2 * count), layout="constrained")
-    heading = f"{title}: {result['duration']:.1f} s"
-    if omitted:
-        heading += f"; the last {omitted:.1f} s are not drawn"
-    figure.suptitle(shown(heading), x=0.01, ha="left", fontsize=11, parse_math=False, fontfamily=fonts(heading))
+    rest = f"; the last {omitted:.1f} s are not drawn" if omitted else ""
+    figure = new_figure((WIDTH, 1.1 + 2.2 * count), f"{title}: {result['duration']:.1f} s{rest}", dpi=100)
     axes = figure.subplots(count, 1, squeeze=False)[:, 0]
     row_waves = list(itertools.islice(waves, count))
     pieces = [_decibels(wave) for wave in row_waves]
@@ -74,9 +68,7 @@ def plot_transcript(
         _draw_voice(row, voice, probabilities)
     axes[-1].set_xlabel("time (s)")
     _legends(figure, axes, image, result)
-    file = io.BytesIO()
-    figure.savefig(file, dpi=100, format="png")
-    return file.getvalue()
+    return png(figure)
 
 
 def _waves(audio: str | Path | bytes, result: dict[str, Any], track: int | None) -> Iterator[Float[Tensor, "T"]]:

@@ -1,18 +1,16 @@
-"""Evaluations of images for people: a summary for a terminal, and a report. Each is made of the record that JSON
-holds."""
+"""Evaluation of images: a summary for a terminal and a report, both of the record that `--output json` prints."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from multimodal.system.files import versions
 from multimodal.tasks.evaluate.class_scores import ClassScores
-from multimodal.tasks.evaluate.reports.page import Section, aligned, percent, write_page
+from multimodal.tasks.evaluate.reports.page import Section, aligned, facts_section, percent, write_page
 
 SHARES = ("acc1", "acc5", "mean_per_class_recall")
 TABLES = ("per_class", "confused", "sweep", "shots", "image_to_text", "text_to_image", "zeroshot", "left_out")
 FACTS = ("data", "limit", "train", "model", "templates", "classifier", "preprocessing", "device", "compute_type")
-FOUND_LAST = 20  # queries that a report of retrieval names
+FOUND_LAST = 20  # queries that a retrieval report names
 
 
 def class_record(scores: ClassScores) -> dict[str, Any]:
@@ -43,14 +41,16 @@ def summary(record: dict[str, Any]) -> Iterator[str]:
 def write_report(
     record: dict[str, Any], path: Path, hardest: list[tuple[str, int]] = (), image: bytes | None = None
 ) -> None:
-    """`hardest`: what was found last, with its rank. `image`: of the confusion matrix, for HTML. Raises OSError."""
-    write_page(path, f"Evaluation of images: {record['task']}", _sections(record, list(hardest)), image)
+    """Write all figures. `hardest`: queries found last, with their rank. `image`: PNG of the confusion matrix, for
+    HTML. Raises OSError."""
+    write_page(path, f"Evaluation of images: {record['task']}", _sections(record, list(hardest), image))
 
 
-def _sections(record: dict[str, Any], hardest: list[tuple[str, int]]) -> Iterator[Section]:
+def _sections(record: dict[str, Any], hardest: list[tuple[str, int]], image: bytes | None) -> Iterator[Section]:
     figures = {name: value for name, value in record.items() if name not in (*TABLES, *FACTS, "task")}
     shown = {name: percent(value) if name in SHARES else value for name, value in figures.items()}
-    yield Section("Figures", [("figure", "value"), *((name, str(value)) for name, value in shown.items())])
+    rows = [("figure", "value"), *((name, str(value)) for name, value in shown.items())]
+    yield Section("Figures", rows, image=image or "")
     if "image_to_text" in record:
         yield Section("Both ways", _both_ways(record))
     if hardest:
@@ -62,8 +62,7 @@ def _sections(record: dict[str, Any], hardest: list[tuple[str, int]]) -> Iterato
             yield Section(title, [tuple(rows[0]), *(tuple(row.values()) for row in rows)])
     if record["left_out"]:
         yield Section("Left out as broken", lines=record["left_out"])
-    facts = {name: record[name] for name in FACTS if name in record} | {"versions": versions()}
-    yield Section("Facts", lines=[f"{name}: {value}" for name, value in facts.items()])
+    yield facts_section({name: record[name] for name in FACTS if name in record})
 
 
 def _both_ways(record: dict[str, Any]) -> list[tuple]:

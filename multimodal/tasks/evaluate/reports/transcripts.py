@@ -1,22 +1,18 @@
-"""An evaluation of transcripts for people: a summary, and a report as Markdown or as one HTML page with nothing to
-load. Texts come from anywhere: they are escaped in HTML, and stand in code fences in Markdown."""
+"""Evaluation of transcripts: a summary for a terminal, and a report with the errors aligned."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from multimodal.system.files import versions
-from multimodal.system.outputs import write_output
-from multimodal.tasks.evaluate.reports.page import STYLE, bullets, columns, escaped, fenced, percent
+from multimodal.tasks.evaluate.reports.page import Section, columns, escaped, facts_section, percent, write_page
 from multimodal.tasks.evaluate.transcripts import TranscriptEvaluation, Utterance, WordEdit
 
 TITLE = "Transcripts against their references"
 LETTERS = {"substitution": "S", "deletion": "D", "insertion": "I", "same": ""}
 WIDTH = 100  # columns of an aligned line
+LEGEND = """<p>Wanted above, found below: <span class=S>substituted</span> <span class=D>deleted</span>
+<span class=I>inserted</span>"""
 SHARES = ("wer", "cer", "sentence_error_rate")
-WORDS = """.u{margin:1.2em 0}.u>span{display:inline-block;margin-right:.35em;vertical-align:top}.u i{font-style:normal;
-display:block;min-height:1.5em}.S{background:#fde3b0}.D{background:#f7c6c5}.I{background:#c9dcf7}small{color:#555}"""
 
 
 def summary(result: TranscriptEvaluation) -> list[str]:
@@ -27,7 +23,7 @@ def summary(result: TranscriptEvaluation) -> list[str]:
         f"normalizer: {f['normalizer']})",
         f"substitutions {f['substitutions']}   deletions {f['deletions']}   insertions {f['insertions']}   "
         f"utterances with errors {percent(f['sentence_error_rate'])}",
-        f"RTFx {f['rtfx']}   ({f['audio_seconds']} s of sound in {f['compute_seconds']} s)",
+        f"RTFx {f['rtfx']}   ({f['audio_seconds']} s of audio in {f['compute_seconds']} s)",
         *(f"{name}: {', '.join(found)}" for name, found in _frequent(result) if found),
     ]
     lines += [f"damaged, heard as far as they go: {f['damaged']}"] if f["damaged"] else []
@@ -35,7 +31,7 @@ def summary(result: TranscriptEvaluation) -> list[str]:
 
 
 def record(result: TranscriptEvaluation) -> dict[str, Any]:
-    """For JSON: the figures, the most frequent errors with their counts, and what was left out."""
+    """Record for JSON: figures, the most frequent errors with their counts, and the utterances skipped."""
     kinds = [kind for kind in LETTERS if kind != "same"]
     return {
         **result.figures(),
@@ -45,16 +41,22 @@ def record(result: TranscriptEvaluation) -> dict[str, Any]:
 
 
 def write_report(result: TranscriptEvaluation, path: Path, facts: dict[str, Any]) -> None:
-    """Figures, the most frequent errors of each kind, the worst utterances aligned, what was left out, and `facts`
-    (model, options, …) with the versions. Raises OSError."""
-    shown = {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-             for name, value in (facts | {"versions": versions()}).items()}  # fmt: skip
-    lines = (_html if path.suffix.lower() == ".html" else _markdown)(result, shown)
-    write_output(path, ("\n".join(lines) + "\n").encode())
+    """Write figures, the most frequent errors of each kind, the worst utterances aligned, the utterances skipped, and
+    `facts` such as model and options. Raises OSError."""
+    write_page(path, TITLE, _sections(result, facts))
 
 
-def _figures(result: TranscriptEvaluation) -> dict[str, str]:
-    return {name: percent(v) if name in SHARES else str(v) for name, v in result.figures().items()}
+def _sections(result: TranscriptEvaluation, facts: dict[str, Any]) -> Iterator[Section]:
+    figures = {name: percent(v) if name in SHARES else str(v) for name, v in result.figures().items()}
+    yield Section("Figures", [("figure", "value"), *figures.items()])
+    for name, found in _frequent(result):
+        yield Section(name.capitalize(), lines=found)
+    if worst := result.worst():
+        lines = [line for one in worst for line in (_heading(one), *text_rows(one.edits), "")]
+        yield Section("Worst utterances", lines=lines[:-1], html="\n".join([LEGEND, *map(_marked, worst)]))
+    if result.broken:
+        yield Section("Left out as broken", lines=result.broken)
+    yield facts_section(facts)
 
 
 def _frequent(result: TranscriptEvaluation) -> Iterator[tuple[str, list[str]]]:
@@ -67,18 +69,11 @@ def _heading(one: Utterance) -> str:
     return f"{one.name}: {100 * one.rate:.0f} % ({one.errors} of {one.words} words)"
 
 
-def _markdown(result: TranscriptEvaluation, facts: dict[str, str]) -> Iterator[str]:
-    yield from (f"# {TITLE}", "", "| figure | value |", "|---|---|")
-    yield from (f"| {name} | {value} |" for name, value in _figures(result).items())
-    for name, found in _frequent(result):
-        yield from ("", f"## {name.capitalize()}", "", *fenced(found or ["none"]))
-    if worst := result.worst():
-        yield from ("", "## Worst utterances", "")
-    for one in worst:
-        yield from (*fenced([_heading(one), *text_rows(one.edits)]), "")
-    if result.broken:
-        yield from ("", "## Left out as broken", "", *fenced(result.broken))
-    yield from ("", "## Facts", "", *fenced(f"{name}: {value}" for name, value in facts.items()))
+def _marked(one: Utterance) -> str:
+    """Words wanted over words found as HTML, coloured by error."""
+    words = (f"<span class='{LETTERS[kind]}'><i>{escaped(wanted)}</i><i>{escaped(found)}</i></span>"
+             for kind, wanted, found in one.edits)  # fmt: skip
+    return "\n".join([f"<div class=u><small>{escaped(_heading(one))}</small><br>", *words, "</div>"])
 
 
 def text_rows(edits: list[WordEdit]) -> Iterator[str]:
@@ -101,27 +96,3 @@ def _titled(rows: list[list[str]]) -> Iterator[str]:
     for title, row in zip(("wanted", "found", "error"), rows, strict=True):
         if "".join(row).strip():
             yield f"{title:<7} {' '.join(row)}".rstrip()
-
-
-def _html(result: TranscriptEvaluation, facts: dict[str, str]) -> Iterator[str]:
-    yield f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{TITLE}</title><style>{STYLE}{WORDS}</style>"
-    yield f"<h1>{TITLE}</h1>\n<table>"
-    yield from (f"<tr><th>{name}<td>{escaped(value)}" for name, value in _figures(result).items())
-    yield "</table>"
-    for name, found in _frequent(result):
-        yield f"<p><b>{name.capitalize()}</b>: {escaped(', '.join(found) or 'none')}"
-    if worst := result.worst():
-        yield "<h2>Worst utterances</h2>\n<p>Wanted above, found below: <span class=S>substituted</span> "
-        yield "<span class=D>deleted</span> <span class=I>inserted</span>"
-    for one in worst:
-        yield f"<div class=u><small>{escaped(_heading(one))}</small><br>"
-        yield "\n".join(
-            f"<span class='{LETTERS[kind]}'><i>{escaped(wanted)}</i><i>{escaped(found)}</i></span>"
-            for kind, wanted, found in one.edits
-        )
-        yield "</div>"
-    if result.broken:
-        yield "<h2>Left out as broken</h2>"
-        yield bullets(result.broken)
-    yield "<h2>Facts</h2>"
-    yield bullets(f"{name}: {value}" for name, value in facts.items())

@@ -4,7 +4,6 @@ Olsson et al. 2022, "In-context learning and induction heads": the prefix-matchi
 a token late in the window costs than an early one. `train_lm.py --induction` uses it.
 """
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from multimodal.data.datasets.text import TextCorpus
 from multimodal.errors import UsageError
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import losses_by_place
+from multimodal.tasks.figures import new_figure, png
 from multimodal.tasks.inspect.induction import induction, usable_ids
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.report import read_metrics
@@ -56,9 +56,7 @@ class InductionCurve:
 
 
 def _drawn(rows: list[dict[str, Any]], path: Path, context: int) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 8), layout="constrained")
+    figure = new_figure((7, 8), dpi=100)
     heads, loss, copies = figure.subplots(3, 1, sharex=True)
     steps, scores = [row["step"] for row in rows], torch.tensor([row["scores"] for row in rows])
     for layer in range(scores.shape[1]):
@@ -75,6 +73,4 @@ def _drawn(rows: list[dict[str, Any]], path: Path, context: int) -> None:
     for axes in (heads, loss, copies):
         axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = io.BytesIO()
-    figure.savefig(data, dpi=100, format=path.suffix[1:])
-    write_output(path, data.getvalue())
+    write_output(path, png(figure))
