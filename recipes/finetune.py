@@ -1,4 +1,4 @@
-r"""Goes on from any checkpoint that `load` accepts: ViT and CLIP on images, Whisper and joint Conformer on speech.
+r"""Fine-tune any checkpoint that `load` accepts: ViT and CLIP on images, Whisper and joint Conformer on speech.
 
     data=../shared/data
     python recipes/finetune.py --model assets/clip-vit-16 --task classify --data $data/vision/caltech101/train \
@@ -6,10 +6,10 @@ r"""Goes on from any checkpoint that `load` accepts: ViT and CLIP on images, Whi
     python recipes/finetune.py --model assets/asr-conformer-en --data $data/speech/an4/train.jsonl \
         --val $data/speech/an4/test.jsonl --run tune-an4 --out asr-an4 --steps 300 --threads 1
 
-Tasks: `classify` (a ViT, or a CLIP's image tower with a head that begins with the text vectors of the class names),
+Tasks: `classify` (a ViT, or a CLIP's image tower with a head that starts from the text vectors of the class names),
 `match` (a CLIP on captions or templated class names), `transcribe` (Whisper's format), `recognise` (joint Conformer);
-without `--task`, `match` for a CLIP. `--freeze image text.stack` leaves parts as they are (`all`: all but a new head),
-`--lora_rank 8` learns low-rank adapters and adds them to the weights at the end. Tokenizer and preprocessing stay.
+without `--task`, `match` for a CLIP. `--freeze image text.stack` freezes parts (`all`: all but a new head),
+`--lora_rank 8` trains low-rank adapters and merges them into the weights at the end. Tokenizer and preprocessing stay.
 
 Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 images of 80 classes, 36.0 % before
 (zero-shot; its training had these images): `--task classify --rate 3e-4` 39.8 %, `--lora_rank 8 --rate 1e-3` 37.5 %,
@@ -17,17 +17,14 @@ Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 ima
 of revision a77fa31 on AN4 with 60 steps: greedy WER 20.8 % before, 19.0 % after.
 """
 
-import dataclasses
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from multimodal.data.loader import Loader
 from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
@@ -39,16 +36,15 @@ from multimodal.train.objectives.finetune.images import classify, match
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
 from multimodal.train.objectives.finetune.speech import recognise, transcribe
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
-log = logging.getLogger(__name__)
-
-OWN = ("name", "summary", "figures", "command")  # of a card: true of the start only
-# task → kinds of checkpoint, and what makes the job
+CLASSES = Path(__file__).parent / "data" / "classes.jsonl"
+OWN = ("name", "summary", "figures", "command")  # of a card: facts of the original checkpoint alone
+# task → kinds of checkpoint, and the function that prepares the job
 TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., FinetuningJob]]] = {
     "match": ((CLIP,), match),
     "classify": ((ViT, CLIP), classify),
@@ -57,33 +53,26 @@ TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., FinetuningJob]
 }
 
 
-def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=3e-4, warmup=30, weight_decay=0.05, average=0.99)
-    return LoopSettings(Path("tune"), 500, optim, save_every=100, evaluate_every=100)
-
-
 @dataclass(frozen=True)
 class NamedFinetuningData(FinetuningData):
-    classes: tuple[Path, ...] = (Path(__file__).parent / "data" / "classes.jsonl",)
-    """JSONL files of class names by id, besides one beside the data"""
+    classes: tuple[Path, ...] = (CLASSES,)  # JSONL files of class names by id, besides one beside the data
 
 
 @dataclass(frozen=True)
 class FinetuningRun:
-    model: str
-    """checkpoint to begin with: a shipped name, a folder, a file, a hub's repository"""
-    out: Path
-    """folder of the trained checkpoint"""
+    model: str  # checkpoint to start from: a shipped name, a folder, a file, a hub's repository
+    out: Path  # folder for the trained checkpoint
     data: NamedFinetuningData
     task: Literal["classify", "match", "transcribe", "recognise"] | None = None
-    half: bool = False
-    """store the weights as float16"""
-    adapt: LoraSettings = field(default_factory=LoraSettings)
-    loop: LoopSettings = field(default_factory=_loop)
+    half: bool = False  # store the weights as float16
+    adapt: LoraSettings = LoraSettings()
+    loop: LoopSettings = LoopSettings(
+        Path("tune"), 500, OptimSettings(3e-4, warmup=30, average=0.99), save_every=100, evaluate_every=100
+    )
 
 
 def job(s: FinetuningRun, begun: Checkpoint) -> FinetuningJob:
-    """Raises UsageError where the model cannot be trained on this task."""
+    """Prepare the job. Raises UsageError for a task that the model cannot do."""
     fit = [name for name, (kinds, _) in TASKS.items() if isinstance(begun.model, kinds)]
     if not fit:
         raise UsageError(f"--model {s.model}: a {begun.kind} cannot be fine-tuned (a vit, clip or speech-to-text can)")
@@ -97,13 +86,8 @@ def main(s: FinetuningRun) -> dict[str, Any]:
     begun = load(s.model)
     made = job(s, begun)
     adapt(made.tuned, s.adapt, made.fresh)
-    parameters = list(made.tuned.parameters())
-    learning = sum(p.numel() for p in parameters if p.requires_grad)
-    log.info("%d items; %d of %d parameters learn", len(made.source), learning, sum(p.numel() for p in parameters))
-    loader = Loader(
-        made.source, made.plan, made.prepare, made.collate, seed=s.loop.seed, workers=s.loop.workers,
-        micro=s.loop.accumulate,
-    )  # fmt: skip
+    log.info("%d items", len(made.source))
+    loader = s.loop.loader(made.source, made.plan, made.prepare, made.collate)
 
     def watch(model: nn.Module, step: int) -> dict[str, float]:
         return made.measure(model, s.data.count)
@@ -114,12 +98,11 @@ def main(s: FinetuningRun) -> dict[str, Any]:
     figures = {"before": whole(made.objective.model)}
     trained = merge(Loop(s.loop, made.objective, loader, watch if made.measure else None).fit())
     figures |= {"after": whole(trained)}
-    log.info("%s: %s", s.out, figures)
     done = made.finish(trained.cpu())
     kept = {name: value for name, value in done.card.items() if name not in OWN}
     card = kept | {"fine_tuned": {"from": s.model, "data": list(s.data.data), s.data.val or "val": figures}}
-    save_folder(dataclasses.replace(done, card=card), s.out, torch.float16 if s.half else None)
-    write_report(s.loop.run, s, [*s.data.data, *([s.data.val] if s.data.val else [])])
+    dtype = torch.float16 if s.half else None
+    finish(s, replace(done, card=card), [*s.data.data, s.data.val], figures=figures, dtype=dtype)
     return figures
 
 

@@ -1,4 +1,4 @@
-r"""Trains an FT-Transformer (Gorishniy et al. 2021) on a table, with gradient boosting on the same parts beside it.
+r"""Train an FT-Transformer (Gorishniy et al. 2021) on a table, and gradient boosting on the same parts to compare.
 
     data=../shared/data/tabular
     python recipes/finetune_table.py --data $data/california_housing.csv.gz --target median_house_value \
@@ -9,31 +9,30 @@ r"""Trains an FT-Transformer (Gorishniy et al. 2021) on a table, with gradient b
         --evaluate_every 100 --run adult-run --out adult --threads 1
 
 Without `--test` the table is split into 64 % for training, 16 % for validation and 20 % for the test, as in the paper;
-with it, 20 % of `--data` are for validation. Quantiles, categories and labels are those of the training part. The step
-and the number of trees are chosen on the validation part. A cell that is empty or `?` is missing.
+with it, 20 % of `--data` are for validation. Quantiles, categories and labels come from the training part; the step and
+the number of trees are chosen on the validation part. A cell that is empty or `?` counts as missing.
 
 | on the test part | FT-Transformer | gradient boosting (scikit-learn's) | cost |
 |---|---|---|---|
 | California housing, RMSE in $100,000 (4,128 rows) | 0.491 | 0.470 (967 trees) | 12 min of a busy core, 0.8 GB |
 | Adult, accuracy / AUC (16,281 rows) | 85.9 % / 0.913 | 87.1 % / 0.927 (208 trees) | 10 min of a busy core, 1.0 GB |
 
-One run each, with sizes and rates that were not searched for, as the paper's were.
+One run each, without the paper's search for sizes and rates.
 """
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.tables import Columns, TableData, encode, read_table, split
-from multimodal.data.loader import Loader, shuffled, unchanged
+from multimodal.data.loader import shuffled, unchanged
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
 from multimodal.tasks.evaluate.classification import outputs, table_figures
+from multimodal.train.checkpoint.best import KeepBest
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.tabular import (
     TableRows,
@@ -44,27 +43,20 @@ from multimodal.train.objectives.tabular import (
     fit_scales,
 )
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, load_folder, save_folder
-
-log = logging.getLogger(__name__)
-
-
-def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=1e-3, warmup=100, weight_decay=1e-5, betas=(0.9, 0.999), average=0.99)
-    return LoopSettings(Path("table-run"), 3000, optim, precision="float32", evaluate_every=150)
+from multimodal.weights.folder import Checkpoint
 
 
 @dataclass(frozen=True)
 class TableFinetuning:
     data: Path  # CSV, gzip or not
-    target: str  # column that is predicted
+    target: str  # column to predict
     out: Path  # folder for the checkpoint that is best on the validation part
     test: Path | None = None  # CSV of the test part
     columns: tuple[str, ...] = ()  # names, for a file without a header
-    predict: Literal["number", "class"] | None = None  # None: a number where all are, of more than 20 kinds
+    predict: Literal["number", "class"] | None = None  # default: a number if all cells are, with over 20 values
     batch: int = 256
     width: int = 96
     layers: int = 3
@@ -72,26 +64,12 @@ class TableFinetuning:
     attention_dropout: float = 0.2
     dropout: float = 0.1
     quantiles: int = 400
-    trees: int = 1000  # most of the gradient boosting; 0: none
+    trees: int = 1000  # of the gradient boosting, at most; 0: no gradient boosting
     split_seed: int = 0
-    loop: LoopSettings = field(default_factory=_loop)
-
-
-class BestTableModel:
-    """Measures on the validation part, and keeps the best so far in `run/best`, the earlier of equals."""
-
-    def __init__(self, rows: TableData, columns: Columns, loop: LoopSettings):
-        self.rows, self.columns, self.folder, self.most = rows, columns, loop.run / "best", -float("inf")
-        if loop.resume and self.folder.exists():
-            self.most = better(load_folder(self.folder).card["validation"])
-
-    def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        figures = table_figures(outputs(model, self.rows), self.rows)
-        if better(figures) > self.most:
-            self.most = better(figures)
-            card = {"table": self.columns.card(), "validation": figures | {"step": step}}
-            save_folder(Checkpoint(model, card=card), self.folder)
-        return figures
+    loop: LoopSettings = LoopSettings(
+        Path("table-run"), 3000, OptimSettings(warmup=100, weight_decay=1e-5, betas=(0.9, 0.999), average=0.99),
+        precision="float32", evaluate_every=150,
+    )  # fmt: skip
 
 
 def parts_of(s: TableFinetuning) -> tuple[Columns, Mapping[str, TableData]]:
@@ -116,26 +94,21 @@ def main(s: TableFinetuning) -> dict[str, Any]:
     config = TabularConfig(len(columns.numbers), kinds, s.quantiles, len(columns.labels) or 1, stack)
     model = FTTransformer(config)
     fit_scales(model, train, not columns.labels)
-    log.info(
-        "%d numbers, %d categories, %d parameters", len(columns.numbers), len(kinds),
-        sum(p.numel() for p in model.parameters()),
-    )  # fmt: skip
+    log.info("%d numbers, %d categories", len(columns.numbers), len(kinds))
     source = TableRows(train)
-    loader = Loader(
-        source, shuffled(len(source), s.batch, loop.seed), unchanged, stack_fields, seed=loop.seed,
-        workers=loop.workers, micro=loop.accumulate,
-    )  # fmt: skip
-    judge = BestTableModel(val, columns, loop)
+    loader = loop.loader(source, shuffled(len(source), s.batch, loop.seed), unchanged, stack_fields)
+    start_from = Checkpoint(model, card={"table": columns.card()})
+    judge = KeepBest(loop, lambda model: table_figures(outputs(model, val), val), better, start_from)
     Loop(loop, Tabular(model), loader, judge).fit()
-    best = load_folder(judge.folder)
+    best = judge.load()
     figures: dict[str, Any] = {"ft_transformer": table_figures(outputs(best.model, test), test)}
     if s.trees:
         figures["gradient_boosting"] = boosting(train, val, test, columns, loop.seed, s.trees)
-    log.info("%s: %s", s.out, figures)
     name = str(s.test or s.data)
-    save_folder(replace(best, card=best.card | {"labels": list(columns.labels), "figures": {name: figures}}), s.out)
-    lines = [f"{who} on {name}: {own}" for who, own in figures.items()]
-    write_report(loop.run, s, [s.data, *([s.test] if s.test else [])], lines)
+    checkpoint = replace(best, card=best.card | {"labels": list(columns.labels), "figures": {name: figures}})
+    finish(
+        s, checkpoint, [s.data, s.test], [f"{who} on {name}: {own}" for who, own in figures.items()], figures=figures
+    )
     return figures
 
 

@@ -123,6 +123,7 @@ def finish(
     """Save the checkpoint of a recipe to `settings.out`, log its figures, and write the report of `settings.loop.run`
     or `run`. Sources that are None are skipped."""
     save_folder(checkpoint, settings.out, dtype)
-    log.info("%s: %s", settings.out, dict(figures or {}))
+    if figures:
+        log.info("%s: %s", settings.out, figures)
     sources = [source for source in sources if source is not None]
     write_report(run or settings.loop.run, settings, sources, list(examples), images=images)

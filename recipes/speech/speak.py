@@ -8,19 +8,22 @@ Writes wav files beside a JSONL manifest of {"audio_filepath", "duration", "text
 transcripts would disagree on how to read them. A share of `--unseen` is spoken by a voice that no other run uses.
 """
 
-import argparse
 import itertools
 import math
 import random
 import re
 import string
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+import tyro
 
 from multimodal.data.manifests import read_text
 from multimodal.data.spoken import SpokenText, write_speech
 from multimodal.errors import UsageError
 from multimodal.system.outputs import Outputs
+from multimodal.train.recipe_cli import start
 
 ACCENTS = ["en-us", "en-us", "en-us-nyc", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029"]
 VARIANTS = ["f1", "f2", "f3", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8"]
@@ -31,8 +34,20 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 
 
+@dataclass(frozen=True)
+class SpeechRun:
+    manifest: tyro.conf.Positional[Path]
+    texts: tuple[str, ...]  # FILE=SHARE each
+    spelled: float = 0.0  # share of digit and letter strings
+    hours: float = math.inf
+    count: int | None = None  # utterances
+    unseen: float = 0.0  # share spoken by a voice of no other run
+    seed: int = 0
+    overwrite: bool = False  # replace a manifest that multimodal did not write
+
+
 def sentences(path: Path, most_words: int = 18) -> list[str]:
-    """Sentences of a text file (plain or gzip) in lower case, with words of letters and apostrophes."""
+    """Read the sentences of a text file (plain or gzip) in lower case, with words of letters and apostrophes."""
     kept = []
     for line in read_text(path).split("\n"):
         for sentence in SENTENCE_END.split(line.strip()):
@@ -45,8 +60,8 @@ def sentences(path: Path, most_words: int = 18) -> list[str]:
 
 
 def spelled(chooser: random.Random) -> tuple[str, str]:
-    """A string of digits or letters: the text, and how to spell it for a voice (a lone "a" would be read as an
-    article)."""
+    """Draw digits or letters; return the text and its spelling for a voice, which would read a lone "a" as an
+    article."""
     count = chooser.randint(1, 8)
     if chooser.random() < 0.6:
         text = " ".join(chooser.choices(DIGITS, k=count))
@@ -56,7 +71,7 @@ def spelled(chooser: random.Random) -> tuple[str, str]:
 
 
 def command(chooser: random.Random, unseen: float) -> tuple[str, list[str]]:
-    """A random voice and the arguments of its synthesizer, with placeholders `{wav}` and `{text}`."""
+    """Draw a voice; return it and the arguments of its synthesizer, with placeholders `{wav}` and `{text}`."""
     if chooser.random() < 0.3 and not unseen:
         voice = chooser.choice(FLITE)
         stretch = f"duration_stretch={chooser.uniform(0.8, 1.25):.2f}"
@@ -67,39 +82,28 @@ def command(chooser: random.Random, unseen: float) -> tuple[str, list[str]]:
     return voice, ["espeak-ng", "-v", voice, "-s", pace, "-p", pitch, "-w", "{wav}", "{text}"]
 
 
-def plan(args: argparse.Namespace) -> Iterator[SpokenText]:
-    """Endless utterances; a file whose sentences are used up starts again."""
-    chooser = random.Random(args.seed)
-    paths, shares = zip(*(spec.rsplit("=", 1) for spec in args.texts), strict=True)
+def plan(s: SpeechRun) -> Iterator[SpokenText]:
+    """Yield utterances without end; a file whose sentences are used up starts again."""
+    chooser = random.Random(s.seed)
+    paths, shares = zip(*(spec.rsplit("=", 1) for spec in s.texts), strict=True)
     pools = [sentences(Path(path)) for path in paths]
     for pool in pools:
         chooser.shuffle(pool)
     sources = [itertools.cycle(pool) for pool in pools] + [None]
     while True:
-        source = chooser.choices(sources, [*map(float, shares), args.spelled])[0]
+        source = chooser.choices(sources, [*map(float, shares), s.spelled])[0]
         text, spoken = spelled(chooser) if source is None else (next(source),) * 2
-        yield SpokenText(text, spoken, *command(chooser, args.unseen))
+        yield SpokenText(text, spoken, *command(chooser, s.unseen))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
-    parser.add_argument("--texts", nargs="+", required=True, metavar="FILE=SHARE")
-    parser.add_argument("--spelled", type=float, default=0.0, metavar="SHARE", help="share of digit and letter strings")
-    parser.add_argument("--hours", type=float, default=math.inf)
-    parser.add_argument("--count", type=int, help="utterances")
-    parser.add_argument("--unseen", type=float, default=0.0, metavar="SHARE", help="share by a voice of no other run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--overwrite", action="store_true", help="replace a manifest that multimodal did not write")
-    args = parser.parse_args()
-    if args.hours == math.inf and args.count is None:
-        parser.error("expected --hours or --count")
-    try:
-        Outputs([spec.rpartition("=")[0] for spec in args.texts], args.overwrite).claim(args.manifest)
-    except UsageError as error:
-        parser.error(str(error))
-    write_speech(args.manifest, itertools.islice(plan(args), args.count), args.hours * 3600)
+def main(s: SpeechRun) -> None:
+    if s.hours == math.inf and s.count is None:
+        raise UsageError("expected --hours or --count")
+    if wrong := [spec for spec in s.texts if not re.fullmatch(r".+=\d*\.?\d+", spec)]:
+        raise UsageError(f"--texts {wrong[0]}: expected FILE=SHARE")
+    Outputs([spec.rpartition("=")[0] for spec in s.texts], s.overwrite).claim(s.manifest)
+    write_speech(s.manifest, itertools.islice(plan(s), s.count), s.hours * 3600)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

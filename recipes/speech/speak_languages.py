@@ -8,23 +8,40 @@
 
 Writes wav files beside a JSONL manifest of {"audio_filepath", "duration", "text", "voice", "language", "translation"}
 (`translation` is null for English and for pieces). Line n of `--english` translates line n of `--texts`. `--pieces` are
-one to four words cut from sentences; a model learns from them first where words lie. A share of `--unseen` is spoken by
-a voice that no other run uses. A thousand utterances take about 15 s on one core.
+one to four words cut from sentences, from which a model first learns where words are. A share of `--unseen` is spoken
+by a voice that no other run uses. A thousand utterances take about 15 s on one core.
 """
 
-import argparse
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import tyro
 
 from multimodal.data.manifests import read_text
 from multimodal.data.spoken import SpokenText, write_speech
-from multimodal.errors import UsageError
 from multimodal.system.outputs import Outputs
+from multimodal.train.recipe_cli import start
 
 VOICES = {"en": ["en-us", "en-gb"], "de": ["de"], "fr": ["fr-fr"], "cs": ["cs"]}
-VARIANTS = ["", "", "", "+m3", "+f2", "+f4"]  # the plain voice speaks half of it
+VARIANTS = ["", "", "", "+m3", "+f2", "+f4"]  # the plain voice speaks half of the texts
 UNSEEN = "+m7"
+
+
+@dataclass(frozen=True)
+class SpeechOfLanguage:
+    manifest: tyro.conf.Positional[Path]
+    language: Literal["en", "de", "fr", "cs"]
+    texts: Path  # sentences, one per line
+    english: Path  # their translations, line by line
+    count: int  # sentences
+    pieces: int = 0  # pieces of one to four words
+    most_words: int = 16  # words of the longest sentence
+    unseen: float = 0.0  # share spoken by a voice of no other run
+    seed: int = 0
+    overwrite: bool = False  # replace a manifest that multimodal did not write
 
 
 def lines(path: Path) -> list[str]:
@@ -38,47 +55,32 @@ def piece(chooser: random.Random, sentence: str) -> str:
     return " ".join(words[start : start + count]).strip(".,;:!?\"'- ")
 
 
-def texts(args: argparse.Namespace, chooser: random.Random) -> Iterator[tuple[str, str | None]]:
-    """Texts and translations: each whole sentence once, then random pieces."""
-    own, english = lines(args.texts), lines(args.english)
-    order = [i for i, text in enumerate(own) if text and len(text.split()) <= args.most_words]
+def texts(s: SpeechOfLanguage, chooser: random.Random) -> Iterator[tuple[str, str | None]]:
+    """Yield texts and translations: each whole sentence once, then random pieces."""
+    own, english = lines(s.texts), lines(s.english)
+    order = [i for i, text in enumerate(own) if text and len(text.split()) <= s.most_words]
     chooser.shuffle(order)
-    for i in order[: args.count]:
-        yield own[i], None if args.language == "en" else english[i]
-    for i in chooser.choices(order, k=args.pieces):
+    for i in order[: s.count]:
+        yield own[i], None if s.language == "en" else english[i]
+    for i in chooser.choices(order, k=s.pieces):
         if text := piece(chooser, own[i]):
             yield text, None
 
 
-def plan(args: argparse.Namespace) -> Iterator[SpokenText]:
-    chooser = random.Random(f"{args.seed} {args.language}")
-    for text, translation in texts(args, chooser):
-        variant = UNSEEN if chooser.random() < args.unseen else chooser.choice(VARIANTS)
-        voice = chooser.choice(VOICES[args.language]) + variant
+def plan(s: SpeechOfLanguage) -> Iterator[SpokenText]:
+    chooser = random.Random(f"{s.seed} {s.language}")
+    for text, translation in texts(s, chooser):
+        variant = UNSEEN if chooser.random() < s.unseen else chooser.choice(VARIANTS)
+        voice = chooser.choice(VOICES[s.language]) + variant
         pace, pitch = str(chooser.randint(175, 215)), str(chooser.randint(35, 65))
         command = ["espeak-ng", "-v", voice, "-s", pace, "-p", pitch, "-w", "{wav}", "{text}"]
-        yield SpokenText(text, text, voice, command, {"language": args.language, "translation": translation})
+        yield SpokenText(text, text, voice, command, {"language": s.language, "translation": translation})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
-    parser.add_argument("--language", choices=VOICES, required=True)
-    parser.add_argument("--texts", type=Path, required=True, help="sentences, one a line")
-    parser.add_argument("--english", type=Path, required=True, help="their translations, line by line")
-    parser.add_argument("--count", type=int, required=True, help="sentences")
-    parser.add_argument("--pieces", type=int, default=0, help="pieces of one to four words")
-    parser.add_argument("--most-words", type=int, default=16, help="words of the longest sentence")
-    parser.add_argument("--unseen", type=float, default=0.0, metavar="SHARE", help="share by a voice of no other run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--overwrite", action="store_true", help="replace a manifest that multimodal did not write")
-    args = parser.parse_args()
-    try:
-        Outputs([args.texts, args.english], args.overwrite).claim(args.manifest)
-    except UsageError as error:
-        parser.error(str(error))
-    write_speech(args.manifest, plan(args))
+def main(s: SpeechOfLanguage) -> None:
+    Outputs([s.texts, s.english], s.overwrite).claim(s.manifest)
+    write_speech(s.manifest, plan(s))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,4 +1,4 @@
-r"""Trains the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
+r"""Train the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
 
     data=../shared/data/speech
     python recipes/speech/train_asr.py --train $data/speechocean762/train.jsonl $data/an4/train.jsonl \
@@ -9,23 +9,21 @@ r"""Trains the shipped English recogniser: a Conformer with a CTC output and a s
         --run run-asr-2 --out asr-conformer-en --steps 8000 --easy 0 --rate 1e-3 --schedule wsd --decay 0.375 \
         --average 0.9995 --freq_masks 2
 
-`synth` is made by speak.py (4 h for the first, 5 h of other sentences for the second). A manifest is heard so many
-times an epoch as `=TIMES` says (0.5: a random half). `--init` keeps the tokenizer and the sizes of its checkpoint;
-`--terms ctc` or `attention` trains one output alone; `--no-cache` makes features in `--workers` while it trains. What
-is random about an utterance depends on the epoch and its number alone, so a run that is stopped and goes on with
-`--resume` gives the same weights. `--chunk 16` trains a streaming model, whose frames wait for at most 0.64 s of sound
-(and see 2.56 s before with `--left 64`): live transcription runs it chunk by chunk.
+speak.py makes `synth` (4 h for the first, 5 h of other sentences for the second). `=TIMES` repeats a manifest in each
+epoch (0.5: a random half). `--init` keeps the tokenizer and the sizes of its checkpoint; `--terms ctc` or `attention`
+trains one output alone; `--no-cache` computes features in `--workers` during training. An utterance's augmentation
+depends on the epoch and its number alone, so a resumed run ends with the same weights. `--chunk 16` trains a streaming
+model, whose frames wait for at most 0.64 s of audio (and see 2.56 s before with `--left 64`): live transcription runs
+it chunk by chunk.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
-Padding of its batches 6.5 %. Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
+Batches are 6.5 % padding. Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
 splits), CTC best path / CTC prefix beam / attention / joint: AN4 10.6 / 9.7 / 8.1 / 6.1, FSDD 4.0 / 3.7 / 1.0 / 1.0,
 speechocean762 62.9 / 63.0 / 47.3 / 47.3, LJSpeech (never seen) 83.1 / 85.5 / 78.9 / 74.0. The shipped weights come
-from an earlier revision of the recipe; 6 steps of both were compared and are equal.
+from an earlier revision of the recipe; 6 steps of both are equal.
 """
 
-import json
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,80 +32,64 @@ import torch
 from multimodal.data.batching import Batching, padding_share, speech_plan
 from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.speech import SpeechCorpus
-from multimodal.data.loader import Loader
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerCTC
+from multimodal.system.files import read_json
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
 from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RecogniserModelSettings:
     """Architecture of a new model; a model from `--init` has its own."""
 
-    vocabulary: int = 320
-    """byte-pair tokens, learnt from the transcripts; a few hundred leave the CTC's plateau sooner"""
+    vocabulary: int = 320  # byte-pair tokens, learned from the transcripts; with few, CTC leaves its plateau sooner
     width: int = 144
     layers: int = 6
     decoder_layers: int = 2
-    context: int = 200
-    """most tokens of a text"""
+    context: int = 200  # tokens of a text, at most
     drop_path: float = 0.05
-    chunk: int = 0
-    """frames of 40 ms that a streaming model waits for (16 are good); 0: it hears whole utterances"""
-    left: int = 0
-    """earlier frames that each frame of a chunk sees (0: all)"""
-
-
-def loop_settings() -> LoopSettings:
-    optim = OptimSettings(1.5e-3, warmup=300, floor=0.01, weight_decay=0.02, clip=3.0, average=0.999)
-    return LoopSettings(Path("run-asr"), 6000, optim, threads=1, seed=1)
+    chunk: int = 0  # frames of 40 ms that a streaming model waits for (16 is a good value); 0: whole utterances
+    left: int = 0  # earlier frames that each frame of a chunk sees (0: all)
 
 
 @dataclass(frozen=True)
 class RecogniserRun:
-    train: tuple[str, ...]
-    """manifests, each PATH or PATH=TIMES"""
-    valid: str
-    out: Path
-    """folder of the trained checkpoint"""
-    init: str | None = None
-    """checkpoint to begin with, instead of random weights"""
-    card: Path | None = None
-    """JSON file of facts to store with the weights"""
+    train: tuple[str, ...]  # manifests, each PATH or PATH=TIMES
+    valid: str  # manifest to measure on
+    out: Path  # folder for the trained checkpoint
+    init: str | None = None  # checkpoint to start from, instead of random weights
+    card: Path | None = None  # JSON file of facts for the checkpoint's card
     terms: Terms = "joint"
-    attention: float = 0.3
-    """weight of the attention in `joint`, the rest is CTC's"""
-    middle: float = 0.3
-    """share of the CTC's weight for the middle layer"""
-    cache: bool = True
-    """hold all features in memory and in the run's folder; without, workers make them when they are needed"""
+    attention: float = 0.3  # weight of the attention in `joint`; CTC has the rest
+    middle: float = 0.3  # share of the CTC's weight for the middle layer
+    cache: bool = True  # keep all features in memory and in the run's folder; without, workers compute them as needed
     valid_count: int = 100
-    most_broken: float = 0.05
-    """share of recordings, above which training stops"""
-    model: RecogniserModelSettings = field(default_factory=RecogniserModelSettings)
-    batching: Batching = field(default_factory=Batching)
-    augmentation: SpeechAugmentation = field(default_factory=SpeechAugmentation)
-    columns: ListColumns = field(default_factory=ListColumns)
-    trust: Trust = field(default_factory=Trust)
-    loop: LoopSettings = field(default_factory=loop_settings)
+    most_broken: float = 0.05  # share of broken recordings above which training stops
+    model: RecogniserModelSettings = RecogniserModelSettings()
+    batching: Batching = Batching()
+    augmentation: SpeechAugmentation = SpeechAugmentation()
+    columns: ListColumns = ListColumns()
+    trust: Trust = Trust()
+    loop: LoopSettings = LoopSettings(
+        Path("run-asr"), 6000,
+        OptimSettings(1.5e-3, warmup=300, floor=0.01, weight_decay=0.02, clip=3.0, average=0.999), threads=1, seed=1,
+    )  # fmt: skip
 
 
 def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
-    """The model that training begins with, and its tokenizer."""
+    """Return the model to train and its tokenizer."""
     torch.manual_seed(s.loop.seed)
     if s.init is not None:
         known = load(s.init)
@@ -134,10 +116,7 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     objective = Recognition(begun.model, begun.tokenizer, s.terms, s.attention, s.middle)
     plan = speech_plan(corpus.lengths, corpus.times, s.batching, s.loop.seed)
     prepare = PrepareSpeech(s.augmentation, most_ids(begun.model))
-    loader = Loader(
-        corpus, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
-        most_broken=s.most_broken,
-    )  # fmt: skip
+    loader = s.loop.loader(corpus, plan, prepare, collate, s.most_broken)
     share = padding_share(plan(s.batching.easy + 10), corpus.lengths)  # of an epoch that holds all
     log.info("%d utterances, %.2f h, %.1f%% padding", len(corpus), sum(corpus.lengths) / 360000, 100 * share)
     items = evenly(range(len(valid)), s.valid_count)
@@ -145,9 +124,12 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     watch = ErrorRates(begun, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
     trained = Loop(s.loop, objective, loader, watch).fit()
     figures = watch(trained, s.loop.steps)
-    card = json.loads(s.card.read_text(encoding="utf-8")) if s.card else dict(begun.card)
-    save_folder(Checkpoint(trained, begun.tokenizer, card=card), s.out, torch.float16)
-    write_report(s.loop.run, s, [*(path for path, _ in corpus.paths), s.valid], watch.examples)
+    card = read_json(s.card) if s.card else dict(begun.card)
+    checkpoint, sources = (
+        Checkpoint(trained, begun.tokenizer, card=card),
+        [*(path for path, _ in corpus.paths), s.valid],
+    )
+    finish(s, checkpoint, sources, watch.examples, figures=figures, dtype=torch.float16)
     return figures
 
 

@@ -1,13 +1,13 @@
-r"""Trains an n-gram language model of words on texts, for the beams of a recogniser (`multimodal transcribe --lm`).
+r"""Train an n-gram language model of words, for the beams of a recogniser (`multimodal transcribe --lm`).
 
     data=../shared/data/speech
     python recipes/speech/train_ngram.py words.arpa --order 3 \
         --texts $data/an4/train.jsonl $data/speechocean762/train.jsonl
 
-Interpolated modified Kneser-Ney (Chen & Goodman 1999) with the discounts of the counts of counts, without pruning,
-written as ARPA (`.arpa` or `.arpa.gz`). Texts are plain text with a sentence a line, gzip or not, or the `text` of
-JSON lines or CSV. Words must be spelt as the recogniser writes them: asr-conformer-en writes lower case and no
-punctuation but the apostrophe, which `--plain` makes of any text.
+Interpolated modified Kneser-Ney (Chen & Goodman 1999) with discounts from the counts of counts, without pruning, as
+ARPA (`.arpa` or `.arpa.gz`). Texts are plain text with one sentence per line, gzip or not, or the texts of JSON lines,
+CSV or tars. Words must be spelled as the recogniser writes them: asr-conformer-en writes lower case and no punctuation
+but the apostrophe, which `--plain` makes of any text.
 
 Cost: 2 s of one core for the command, 7 s for 700,000 n-grams. Word error rates in percent of asr-conformer-en with
 the words.arpa of the command, beam 5, CTC weight 0.3 in the joint decoder. Weight and bonus were chosen on valid, the
@@ -24,56 +24,76 @@ test has 20 %, speechocean762's first 200 have 20 %, valid 0.5 %, FSDD none.
 | joint | 0.3 | | 38.3 | 7.2 (8.9) | 48.8 (52.5) | 1.0 |
 | joint | 0.4 | 0.5 | 37.7 | 6.5 (8.0) | 48.8 (53.2) | 1.0 |
 
-AN4 is spelt letters and digits in no order: there the joint decoder is better alone. Orders 2 and 4 are within 1.3 of
+AN4 is spelled letters and digits in no order: there the joint decoder alone is better. Orders 2 and 4 are within 1.3 of
 order 3 on valid.
 """
 
-import argparse
 import gzip
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import tyro
 
 from multimodal.data.datasets.speech import plain
 from multimodal.data.manifests import CSV, JSONL, read_list, read_text
+from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import TARS, ListColumns, open_source
 from multimodal.decoding.ngram import END, START, UNKNOWN
-from multimodal.errors import DataError, MultimodalError, UsageError
+from multimodal.errors import DataError, UsageError
 from multimodal.system.outputs import Outputs, write_output
+from multimodal.train.recipe_cli import start
 
 Gram = tuple[str, ...]
 
+FALLBACK = (0.5, 1.0, 1.5)  # KenLM's discounts
 
-FALLBACK = (0.5, 1.0, 1.5)
+
+@dataclass(frozen=True)
+class NgramRun:
+    target: tyro.conf.Positional[Path]  # .arpa or .arpa.gz
+    texts: tuple[Path, ...]  # plain text, .jsonl, .csv, .tsv or tars
+    text_column: str | None = None  # of lists and tars (default: text, transcript, sentence, captions ...)
+    order: Literal[1, 2, 3, 4, 5] = 3
+    plain: bool = False  # lower case, no punctuation but the apostrophe
+    overwrite: bool = False  # replace a file that this recipe did not write
 
 
 class NgramEntry(NamedTuple):
-    """`backoff`: the share of probability, of the next word after this n-gram, that the shorter context gets."""
+    """`backoff`: share of the next word's probability that the shorter context gets."""
 
     probability: float
     backoff: float
 
 
-def sentences(path: Path, spelt: bool = False) -> Iterator[list[str]]:
-    """The words of each text, with `spelt` as `plain` spells them. Raises DataError, naming the line."""
-    for text in _listed(path) if path.suffix.lower() in CSV + JSONL else read_text(path).split("\n"):
-        if words := (plain(text) if spelt else text).split():
+def sentences(path: Path, columns: ListColumns, spelled: bool = False) -> Iterator[list[str]]:
+    """Yield the words of each text; with `spelled` as `plain` writes them. Raises DataError, naming the line."""
+    for text in _texts(path, columns):
+        if words := (plain(text) if spelled else text).split():
             yield words
 
 
-def _listed(path: Path) -> Iterator[str]:
-    for line in read_list(path):
-        text = line.values.get("text")
-        if line.fault or not isinstance(text, str):
-            raise DataError(f"{path}: line {line.number}: {line.fault or 'no text'}")
-        yield text
+def _texts(path: Path, columns: ListColumns) -> Iterator[str]:
+    if path.name.lower().endswith(TARS):
+        trust = Trust()  # texts are inside the tar
+        source = open_source(str(path), columns=columns, trust=trust)
+        yield from (text for key in range(len(source)) for text in source.row(key).texts)
+    elif path.suffix.lower() not in CSV + JSONL:
+        yield from read_text(path).split("\n")
+    else:
+        for line in read_list(path):
+            _, texts, fault = columns.label_and_texts(line.values)
+            if line.fault or fault or not texts:
+                raise DataError(f"{path}: line {line.number}: {line.fault or fault or 'no text'}")
+            yield from texts
 
 
 def adjusted_counts(texts: Iterable[list[str]], order: int) -> list[Counter[Gram]]:
-    """Counts: occurrences for the highest order; for the others, how many different words precede the n-gram, but
-    of one that begins a text, before which no word can stand, how often it is there."""
+    """Count occurrences for the highest order; for the others, how many different words precede the n-gram, or how
+    often it occurs if it starts a text, where no word precedes it."""
     counts: list[Counter[Gram]] = [Counter() for _ in range(order)]
     for words in texts:
         line = (START, *words, END)
@@ -86,7 +106,7 @@ def adjusted_counts(texts: Iterable[list[str]], order: int) -> list[Counter[Gram
 
 
 def discounts(counts: Counter[Gram]) -> tuple[float, float, float]:
-    """Taken from counts of 1, 2, and 3 or more; those of KenLM's fallback where there are too few to tell."""
+    """Discounts of counts of 1, 2, and 3 or more; KenLM's fallback if there are too few of them."""
     n = Counter(counts.values())
     if not all(n[k] for k in (1, 2, 3, 4)):
         return FALLBACK
@@ -96,7 +116,7 @@ def discounts(counts: Counter[Gram]) -> tuple[float, float, float]:
 
 
 def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, NgramEntry]]:
-    """The n-grams of orders 1 to `order`. Raises DataError where there is no word."""
+    """Estimate the n-grams of orders 1 to `order`. Raises DataError for texts without words."""
     counts = adjusted_counts(texts, order)
     if not counts[0]:
         raise DataError("--texts: no words in them")
@@ -124,7 +144,7 @@ def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, NgramEntry]
 
 
 def arpa(tables: list[dict[Gram, NgramEntry]]) -> Iterator[str]:
-    """The lines of an ARPA file."""
+    """Yield the lines of an ARPA file."""
     yield "\\data\\"
     yield from (f"ngram {order}={len(table)}" for order, table in enumerate(tables, 1))
     for order, table in enumerate(tables, 1):
@@ -135,25 +155,16 @@ def arpa(tables: list[dict[Gram, NgramEntry]]) -> Iterator[str]:
     yield from ("", "\\end\\")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", type=Path, metavar="ARPA", help=".arpa or .arpa.gz")
-    parser.add_argument("--texts", type=Path, nargs="+", required=True, metavar="FILE", help=".jsonl, or plain text")
-    parser.add_argument("--order", type=int, choices=range(1, 6), default=3)
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that this recipe did not write")
-    parser.add_argument("--plain", action="store_true", help="lower case, no punctuation but the apostrophe")
-    options = parser.parse_args(arguments)
-    try:
-        if not options.target.name.endswith((".arpa", ".arpa.gz")):
-            raise UsageError(f"{options.target}: must end in .arpa or .arpa.gz")
-        Outputs(options.texts, options.overwrite).claim(options.target)
-        tables = train((words for path in options.texts for words in sentences(path, options.plain)), options.order)
-        data = "".join(f"{line}\n" for line in arpa(tables)).encode()
-        write_output(options.target, gzip.compress(data, mtime=0) if options.target.suffix == ".gz" else data)
-    except (MultimodalError, OSError) as error:
-        sys.exit(f"train_ngram: error: {error}")
-    print(f"{options.target}: {', '.join(f'{len(t):,} {n}-grams' for n, t in enumerate(tables, 1))}")
+def main(s: NgramRun) -> None:
+    if not s.target.name.endswith((".arpa", ".arpa.gz")):
+        raise UsageError(f"{s.target}: must end in .arpa or .arpa.gz")
+    Outputs(s.texts, s.overwrite).claim(s.target)
+    columns = ListColumns(text_column=s.text_column)
+    tables = train((words for path in s.texts for words in sentences(path, columns, s.plain)), s.order)
+    data = "".join(f"{line}\n" for line in arpa(tables)).encode()
+    write_output(s.target, gzip.compress(data, mtime=0) if s.target.suffix == ".gz" else data)
+    print(f"{s.target}: {', '.join(f'{len(t):,} {n}-grams' for n, t in enumerate(tables, 1))}")
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,22 +1,20 @@
-"""Trains a small Whisper-style model on one core: transcription in several languages, translation into English,
+"""Train a small Whisper-style model on one core: transcription in several languages, translation into English,
 language identification, times, no speech.
 
     python recipes/speech/train_whisper.py --train speech/train-{en,de,fr,cs}.jsonl \\
         --valid speech/val-{en,de,fr,cs}.jsonl --run run-whisper --out whisper-mini \\
         --card recipes/data/whisper_card.json
 
-Data: speak_languages.py, 48,000 clips, 32 h (47 clips longer than the window of 6 s are left out). Cost: 8,600 steps
+Data: speak_languages.py, 48,000 clips, 32 h (47 clips longer than the window of 6 s are skipped). Cost: 8,600 steps
 of 0.4 s, about an hour of one core with bfloat16 instructions; 2.0 M parameters, 4 MB. Result (`multimodal evaluate
-asr --whole_recordings` on sentences of Multi30k's test_2016, greedy): WER en 10.6, de 8.2, fr 14.9, cs 11.3 %, by a
-voice never trained on 11.7, 10.9, 13.7, 15.0 %; languages found 100 %; no speech on noise 99.6 %; BLEU into English de
-15.9, fr 15.8, cs 11.3. Of the sentences 2.4 % are longer than the window. The shipped weights were trained in five
-legs with `--resume` (see whisper_card.json); the settings below are those of the last ones, and no unbroken run with
-them has been measured.
+asr --whole_recordings` on sentences of Multi30k's test_2016, greedy): WER en 10.6, de 8.2, fr 14.9, cs 11.3 %; of an
+unseen voice 11.7, 10.9, 13.7, 15.0 %; languages 100 % right; no speech on noise 99.6 %; BLEU into English de 15.9, fr
+15.8, cs 11.3. Of the sentences 2.4 % are longer than the window. The shipped weights were trained in five legs with
+`--resume` (see whisper_card.json); the settings below are those of the last legs, and no unbroken run with them has
+been measured.
 """
 
-import json
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,11 +22,11 @@ import torch.nn.functional as F
 
 from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.speech_windows import Curriculum, SpeechWindows, curriculum
-from multimodal.data.loader import Loader
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
+from multimodal.system.files import read_json
 from multimodal.tasks.evaluate.scores import bleu, word_errors
 from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -43,54 +41,39 @@ from multimodal.train.objectives.multitask import (
     letters_of,
 )
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, save_folder
-
-log = logging.getLogger(__name__)
+from multimodal.weights.folder import Checkpoint
 
 BANDS = 80
 
 
-def loop_settings() -> LoopSettings:
-    optim = OptimSettings(2e-3, "muon", "wsd", warmup=150, decay=0.3, weight_decay=0.02, average=0.998)
-    return LoopSettings(Path("run-whisper"), 8600, optim, threads=1, save_every=400, evaluate_every=1000)
-
-
 @dataclass(frozen=True)
 class WhisperRun:
-    train: list[Path]
-    """manifests of speak_languages.py"""
-    valid: list[Path]
-    """held-out ones, scored while it trains"""
-    out: Path
-    """folder of the trained checkpoint"""
-    card: Path | None = None
-    """JSON file of facts to store with the weights"""
-    vocabulary: int = 640
-    """text tokens"""
+    train: tuple[Path, ...]  # manifests of speak_languages.py
+    valid: tuple[Path, ...]  # held-out manifests, scored while training runs
+    out: Path  # folder for the trained checkpoint
+    card: Path | None = None  # JSON file of facts for the checkpoint's card
+    vocabulary: int = 640  # text tokens
     width: int = 144
     heads: int = 3
-    layers: int = 4
-    """of the encoder"""
-    words: int = 2
-    """layers of the decoder"""
-    hidden: int = 4
-    """width inside a block, in widths"""
+    layers: int = 4  # of the encoder
+    words: int = 2  # layers of the decoder
+    hidden: int = 4  # width of a block's feed-forward, in widths
     dropout: float = 0.0
-    context: int = 160
-    """tokens of the decoder"""
-    translated: float = 0.3
-    """share of the windows that are also translated"""
-    confused: float = 0.15
-    """share of the text tokens that the decoder reads as others, so that it must listen"""
-    most_valid: int = 24
-    """utterances of each language that are scored"""
-    curriculum: Curriculum = field(default_factory=Curriculum)
-    columns: ListColumns = field(default_factory=ListColumns)
-    trust: Trust = field(default_factory=Trust)
-    loop: LoopSettings = field(default_factory=loop_settings)
+    context: int = 160  # tokens of the decoder
+    translated: float = 0.3  # share of the windows that are also translated
+    confused: float = 0.15  # share of the decoder's input tokens replaced by others, so that it must listen
+    most_valid: int = 24  # utterances of each language to score
+    curriculum: Curriculum = Curriculum()
+    columns: ListColumns = ListColumns()
+    trust: Trust = Trust()
+    loop: LoopSettings = LoopSettings(
+        Path("run-whisper"), 8600,
+        OptimSettings(2e-3, "muon", "wsd", warmup=150, decay=0.3, weight_decay=0.02, average=0.998),
+        threads=1, save_every=400, evaluate_every=1000,
+    )  # fmt: skip
 
 
 def config(s: WhisperRun, tokenizer: WhisperTokenizer) -> WhisperConfig:
@@ -101,15 +84,14 @@ def config(s: WhisperRun, tokenizer: WhisperTokenizer) -> WhisperConfig:
 
 
 def tokenizer_of(s: WhisperRun, data: SpeechWindows) -> SmallWhisperTokenizer:
-    """Learnt from the transcripts and their translations, in an order of languages that does not depend on that of
-    the files."""
+    """Train a tokenizer on transcripts and translations; the languages are sorted, whatever the order of the files."""
     texts = [" " + text for clip in data.clips for text in (clip.text, clip.translation) if text]
     languages = sorted({clip.language for clip in data.clips})
     return SmallWhisperTokenizer.train(texts, s.vocabulary, languages, s.curriculum.window // STEP + 1)
 
 
 class WhisperValidation:
-    """For the loop: greedy texts of held-out clips in whole windows. `examples`: the last ones, wanted and found."""
+    """Evaluation of greedy transcripts of held-out clips. `examples`: the last references and transcripts."""
 
     def __init__(self, data: SpeechWindows, tokenizer: WhisperTokenizer, window: int, most: int):
         fitting = [i for i in range(len(data)) if data.lengths[i] <= window]
@@ -124,9 +106,9 @@ class WhisperValidation:
             clips, mels = [self.data.clips[i] for i in own], [self.data.mels[i].float() for i in own]
             with torch.inference_mode():
                 frames = model.speech.encoder(torch.stack([F.pad(m, (0, self.window - m.shape[1])) for m in mels]))
-            heard = whisper_windows.identify(model.speech, self.tokenizer, frames)
-            hits += [found == language for found in heard.languages]
-            silent += [share > 0.6 for share in heard.no_speech]
+            result = whisper_windows.identify(model.speech, self.tokenizer, frames)
+            hits += [guess == language for guess in result.languages]
+            silent += [share > 0.6 for share in result.no_speech]
             texts = whisper_windows.decode(model.speech, self.tokenizer, frames, [language] * len(own))
             scores[f"wer_{language}"] = word_errors([c.text for c in clips], texts, language)["wer"]
             self.examples += [f"{c.text} | {text}" for c, text in zip(clips, texts, strict=True)][:3]
@@ -146,18 +128,16 @@ def main(s: WhisperRun) -> None:
     tokenizer, alphabet = tokenizer_of(s, data), letters_of([clip.text for clip in data.clips])
     model = LetterCTC(Whisper(config(s, tokenizer)), len(alphabet))
     log.info(
-        "%d clips, %.2f h, %d longer than the window; %d tokens; %.2f M parameters", len(data),
-        sum(data.lengths) / 360000, sum(length > window for length in data.lengths), tokenizer.vocab_size,
-        sum(p.numel() for p in model.speech.parameters()) / 1e6,
+        "%d clips, %.2f h, %d longer than the window; %d tokens", len(data), sum(data.lengths) / 360000,
+        sum(length > window for length in data.lengths), tokenizer.vocab_size,
     )  # fmt: skip
     plan = curriculum(s.curriculum, data.lengths, [clip.language for clip in data.clips], s.loop.seed)
     prepare = PrepareWindow(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
-    loader = Loader(data, plan, prepare, collate, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate)
+    loader = s.loop.loader(data, plan, prepare, collate)
     scores = WhisperValidation(held_out, tokenizer, window, s.most_valid)
     trained = Loop(s.loop, Multitask(model), loader, scores).fit()
-    card = json.loads(s.card.read_text(encoding="utf-8")) if s.card else {}
-    save_folder(Checkpoint(trained.speech, tokenizer, card=card), s.out, dtype=torch.float16)
-    write_report(s.loop.run, s, [*s.train, *s.valid], scores.examples)
+    checkpoint = Checkpoint(trained.speech, tokenizer, card=read_json(s.card) if s.card else {})
+    finish(s, checkpoint, [*s.train, *s.valid], scores.examples, dtype=torch.float16)
 
 
 if __name__ == "__main__":

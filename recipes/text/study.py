@@ -1,19 +1,19 @@
-r"""Trains the same small language model once for each way to do one thing, and draws what comes of it.
+r"""Compare variants of one design choice: train the same small language model with each, and plot the perplexities.
 
     data=../shared/data/text/tinyshakespeare/input.txt
     python recipes/text/study.py --study positions --data $data --run positions-study
     python recipes/text/study.py --study attention --data $data --run attention-study
     python recipes/text/study.py --study depth --data $data --run depth-study
 
-- positions: each kind of positions, judged on longer texts than it was trained on (Press et al. 2022, figure 1). A
-  rotary model is judged a second and a third time with positions interpolated linearly (Chen et al. 2023) and with
-  NTK-aware rates, without further training.
-- attention: what a token sees (all before it, a window, a dilated window, window and global tokens, random blocks),
-  grouped and shared keys, and linear attention.
+- positions: each kind of positions, on longer texts than in training (Press et al. 2022, figure 1). A rotary model is
+  also evaluated with linearly interpolated positions (Chen et al. 2023) and with NTK-aware rates, without further
+  training.
+- attention: masks (all before, a window, a dilated window, window and global tokens, random blocks), grouped and shared
+  keys, and linear attention.
 - depth: norms before and after each branch, in shallow and in deep models.
 
 4 layers of width 128, texts of 128 characters, 300 steps, 12 minutes of a core shared with other work, 1.5 GB.
-Perplexity a character on held-out text of 128, 256, 512 and 1,024 characters:
+Perplexity per character on held-out text of 128, 256, 512 and 1,024 characters:
 
 | positions | 128 | 256 | 512 | 1,024 |
 |---|---|---|---|---|
@@ -27,17 +27,16 @@ Perplexity a character on held-out text of 128, 256, 512 and 1,024 characters:
 | none | 10.05 | 10.63 | 11.27 | 11.82 |
 | sinusoidal | 11.48 | 27.76 | 68.65 | 217.73 |
 
-After so few steps this says how soon each learns, as much as how far it reaches. With sinusoids and other kinds of
-attention, at 128 characters: all before 11.48, a window of 16 10.39, window and 4 global tokens 10.51, random blocks
-10.82, half of the key heads 11.24, one 11.12, linear 12.06, every 4th token 12.18. What looks near learns sooner.
+After so few steps the figures show how soon each learns as much as how far it reaches. With sinusoids and other kinds
+of attention, at 128 characters: all before 11.48, a window of 16 10.39, window and 4 global tokens 10.51, random blocks
+10.82, half of the key heads 11.24, one 11.12, linear 12.06, every 4th token 12.18. Masks that look near learn sooner.
 Norms before and after each branch, width 64, 200 steps (`--width 64 --steps 200 --depths 2 8 16`), 5 minutes: 2 layers
 11.36 and 15.47, 8 layers 10.74 and 12.47, 16 layers 10.57 and 12.00.
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,8 +45,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks import masks
 from multimodal.data.batching import stack_fields
-from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, held_out, texts_in
-from multimodal.data.loader import Loader
+from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, training_texts
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
@@ -59,27 +57,19 @@ from multimodal.train.loop import Loop
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
+from multimodal.train.recipe_cli import log, start
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import write_durably
-
-log = logging.getLogger(__name__)
 
 BLOCK = 16  # of the random blocks
-Seen = Callable[[int], masks.MaskMod]  # of so many positions, what may attend
+Seen = Callable[[int], masks.MaskMod]  # number of positions → mask
 
 
 class Variant(NamedTuple):
-    """`seen` None: all that came before."""
+    """`seen` None: causal attention."""
 
     name: str
     config: TextConfig
     seen: Seen | None = None
-
-
-def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=50, weight_decay=0.1, average=0.99)
-    return LoopSettings(Path("study-run"), 300, optim, evaluate_every=10**6, save_every=300, log_every=100)
 
 
 @dataclass(frozen=True)
@@ -87,13 +77,14 @@ class StudyRun:
     study: Literal["positions", "attention", "depth"]
     data: tuple[Path, ...]  # text files; characters are the tokens
     batch: int = 16
-    longer: tuple[int, ...] = (1, 2, 4, 8)  # positions: times the context at which models are judged
-    depths: tuple[int, ...] = (2, 8, 24)  # depth: layers
-    judged: int = 32768  # characters of the last tenth that models are judged on
-    model: LanguageModelSettings = field(
-        default_factory=lambda: LanguageModelSettings(width=128, layers=4, context=128)
-    )
-    loop: LoopSettings = field(default_factory=_loop)
+    longer: tuple[int, ...] = (1, 2, 4, 8)  # positions: lengths of text, in contexts
+    depths: tuple[int, ...] = (2, 8, 24)  # depth: numbers of layers
+    judged: int = 32768  # characters of the last tenth to evaluate on
+    model: LanguageModelSettings = LanguageModelSettings(width=128, layers=4, context=128)
+    loop: LoopSettings = LoopSettings(
+        Path("study-run"), 300, OptimSettings(3e-3, "muon", warmup=50, weight_decay=0.1, average=0.99),
+        evaluate_every=10**6, save_every=300, log_every=100,
+    )  # fmt: skip
 
     def __post_init__(self):
         demand("longer", self.longer, all(n >= 1 for n in self.longer), "1 or more each")
@@ -102,7 +93,7 @@ class StudyRun:
 
 
 class PartialMaskModel(TextTransformer):
-    """A model whose tokens see what `seen` says."""
+    """A causal model whose mask is `seen`."""
 
     def __init__(self, config: TextConfig, seen: Seen):
         super().__init__(config)
@@ -153,13 +144,12 @@ def trained(s: StudyRun, variant: Variant, corpus: TextCorpus) -> nn.Module:
     gpt2_weights(model)
     loop = replace(s.loop, run=s.loop.run / variant.name.replace(" ", "-").replace("/", "-"))
     source = Windows(corpus, context)
-    loader = Loader(source, source.plan(s.batch, loop.seed), PrepareTokens(context), stack_fields, seed=loop.seed,
-                    workers=loop.workers, micro=loop.accumulate)  # fmt: skip
+    loader = loop.loader(source, source.plan(s.batch, loop.seed), PrepareTokens(context), stack_fields)
     return Loop(loop, Language(model), loader).fit()
 
 
 def judged(s: StudyRun, model: TextTransformer, unseen: TextCorpus) -> dict[str, dict[int, float]]:
-    """Perplexity a character by length of text. Other names than "" are those of other positions for the weights."""
+    """Perplexity per character by length of text; names other than "" are those of changed positions."""
     context, config = s.model.context, model.config
     score = lambda length: text_scores(model, unseen, context=length, stride=length)["perplexity"]
     lengths = [n * context for n in (s.longer if s.study == "positions" else (1,))]
@@ -198,7 +188,7 @@ def draw(s: StudyRun, found: dict[str, dict[int, float]], path: Path) -> None:
 
 
 def main(s: StudyRun) -> None:
-    train, val = held_out([text for path in s.data for text in texts_in(path)], 0.1)
+    train, val = training_texts(s.data, (), 0.1)
     tokenizer = CharacterTokenizer.train([*train, *val])
     corpus, unseen = TextCorpus.of(train, tokenizer), TextCorpus.of(["".join(val)[: s.judged]], tokenizer)
     found: dict[str, dict[int, float]] = {}
@@ -208,7 +198,7 @@ def main(s: StudyRun) -> None:
         for name, row in judged(s, model, unseen).items():
             found[f"{variant.name}, {name}" if name else variant.name] = row
         log.info("%s: %s", variant.name, " ".join(f"{length}: {value:.2f}" for length, value in row.items()))
-        write_durably(s.loop.run / "study.json", (json.dumps(found, indent=1) + "\n").encode())
+        write_output(s.loop.run / "study.json", (json.dumps(found, indent=1) + "\n").encode())
         draw(s, found, s.loop.run / "study.png")
     for name, row in found.items():
         print(f"{name:<24}", *(f"{value:10.3f}" for value in row.values()))

@@ -1,4 +1,4 @@
-r"""Trains one model that translates between all pairs of several languages, each told by a token, as M2M100.
+r"""Train one model that translates between all pairs of several languages, each marked by a token, as M2M100.
 
     data=../shared/data/text/multi30k
     python recipes/text/train_translation.py --train $data/train --val $data/val --test $data/test_2016_flickr \
@@ -17,14 +17,13 @@ cased) of the 1,000 sentences of test_2016_flickr, beam 5, columns from and rows
 | fr | 46.8 | 34.5 |      | 32.9 |
 | cs | 26.8 | 23.3 | 24.6 |      |
 
-Greedy en to de has 34.8. The run was stopped and resumed three times, twice with a shorter aim (10,000, 5,000, 4,000
-steps), and what batches are padded to changed at step 640; one unbroken run of the command has not been measured.
-English to German comes three times an epoch.
+Greedy en to de has 34.8. The run was resumed three times, twice with fewer steps (10,000, 5,000, 4,000), and the
+padding of batches changed at step 640; an unbroken run of the command has not been measured. English to German comes
+three times per epoch.
 """
 
-import logging
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
@@ -32,7 +31,7 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import nn
 
-from multimodal.data.loader import Loader, unchanged
+from multimodal.data.loader import unchanged
 from multimodal.errors import UsageError
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -50,29 +49,22 @@ from multimodal.train.objectives.text.translation import (
     translator,
 )
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.folder import Checkpoint
 
-log = logging.getLogger(__name__)
-
-JUDGED = 40  # batches of validation pairs whose loss is logged
-
-
-def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=200, average=0.998, weight_decay=0.01)
-    return LoopSettings(Path("translation-run"), 4000, optim, evaluate_every=1000)
+JUDGED = 40  # batches of validation pairs in the logged loss
 
 
 @dataclass(frozen=True)
 class TranslationRun:
-    train: str  # PREFIX of files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz, a sentence a line
+    train: str  # PREFIX of files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz, one sentence per line
     val: str
     out: Path  # folder for the checkpoint
     test: str | None = None
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
-    often: tuple[str, ...] = ()  # directions that come more or less often than once an epoch, such as en-de=3
+    often: tuple[str, ...] = ()  # directions that come more or less often than once per epoch, such as en-de=3
     vocabulary: int = 4000
     width: int = 192
     encoder_layers: int = 4
@@ -82,15 +74,18 @@ class TranslationRun:
     context: int = 128
     dropout: float = 0.0
     smoothing: float = 0.1
-    budget: int = 3000  # padded tokens of a side in a batch
-    judge: str = "en-de"  # direction whose BLEU on validation sentences is logged
+    budget: int = 3000  # padded tokens per side of a batch
+    judge: str = "en-de"  # direction to log BLEU of on validation sentences
     judged: int = 200
     beams: int = 5  # of the search that translates the test sentences
-    loop: LoopSettings = field(default_factory=_loop)
+    loop: LoopSettings = LoopSettings(
+        Path("translation-run"), 4000, OptimSettings(3e-3, "muon", warmup=200, average=0.998, weight_decay=0.01),
+        evaluate_every=1000,
+    )  # fmt: skip
 
 
 def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Direction, float]]:
-    """All pairs of languages, and those of `often`. Raises UsageError."""
+    """Return all pairs of languages, and how often some come. Raises UsageError."""
     pairs = list(permutations(settings.languages, 2))
     named = {f"{a}-{b}": (a, b) for a, b in pairs}
     often: dict[Direction, float] = {}
@@ -106,7 +101,7 @@ def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Directio
 
 def translated(made: Checkpoint, texts: dict[str, list[str]], a: str, b: str, beams: int) -> list[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TextCut)  # a model that begins to learn does not end its answers
+        warnings.simplefilter("ignore", TextCut)  # a model that has just started to learn does not end its answers
         return translate(texts[a], made, a, b, beam_size=beams)
 
 
@@ -116,7 +111,7 @@ def bleu(made: Checkpoint, texts: dict[str, list[str]], a: str, b: str, beams: i
 
 
 class TranslationValidation:
-    """Validation loss a token of some batches of all directions, and BLEU of one direction."""
+    """Validation loss per token of some batches of all directions, and BLEU of one direction."""
 
     def __init__(
         self, settings: TranslationRun, tokenizer: BytePairTokenizer, val: dict[str, list[str]], source: ParallelTexts
@@ -136,27 +131,23 @@ class TranslationValidation:
         return {"loss": loss / count, "bleu": score}
 
 
-def main(settings: TranslationRun) -> None:
-    loop = settings.loop
+def main(s: TranslationRun) -> None:
+    loop = s.loop
     torch.manual_seed(loop.seed)
-    pairs, often = directions(settings)
-    texts, val = (read_parallel(prefix, settings.languages) for prefix in (settings.train, settings.val))
+    pairs, often = directions(s)
+    texts, val = (read_parallel(prefix, s.languages) for prefix in (s.train, s.val))
     lines = [line for part in texts.values() for line in part]
-    tokenizer = BytePairTokenizer.train(lines, settings.vocabulary, languages=settings.languages)
-    s = settings
+    tokenizer = BytePairTokenizer.train(lines, s.vocabulary, languages=s.languages)
     model = translator(
         tokenizer, s.width, (s.encoder_layers, s.decoder_layers), s.heads, s.hidden, s.context, s.dropout
     )
     begin = model.config.start_id
     source, held = (ParallelTexts(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
-    log.info("pairs: %d, left out: %d; parameters: %d", len(source), source.left_out,
-             sum(p.numel() for p in model.parameters()))  # fmt: skip
-    loader = Loader(
-        source, pair_plan(source, often, s.budget, loop.seed), unchanged, CollatePairs(tokenizer.pad_id),
-        seed=loop.seed, workers=loop.workers, micro=loop.accumulate,
-    )  # fmt: skip
+    log.info("pairs: %d, skipped: %d", len(source), source.left_out)
+    plan = pair_plan(source, often, s.budget, loop.seed)
+    loader = loop.loader(source, plan, unchanged, CollatePairs(tokenizer.pad_id))
     objective = Translating(model, s.smoothing)
-    judge = TranslationValidation(settings, tokenizer, val, held)
+    judge = TranslationValidation(s, tokenizer, val, held)
     made = Checkpoint(Loop(loop, objective, loader, judge).fit(), tokenizer)
     scores = {}
     if s.test:
@@ -164,14 +155,13 @@ def main(settings: TranslationRun) -> None:
         for a, b in pairs:
             scores[f"{a}-{b}"] = round(bleu(made, test, a, b, s.beams), 1)
             log.info("%s-%s: BLEU %.1f", a, b, scores[f"{a}-{b}"])
-    facts = {"summary": f"translates between {', '.join(s.languages)}", "bleu": scores}
-    save_folder(replace(made, card=facts), s.out, torch.float16)
     a, b = judge.direction
     few = {language: rows[:10] for language, rows in judge.some.items()}
     examples = [f"{text} → {answer}" for text, answer in zip(few[a], translated(made, few, a, b, s.beams), strict=True)]
     prefixes = [prefix for prefix in (s.train, s.val, s.test) if prefix]
     data = [parallel_file(prefix, language) for prefix in prefixes for language in s.languages]
-    write_report(loop.run, settings, data, examples)
+    card = {"summary": f"translates between {', '.join(s.languages)}", "bleu": scores}
+    finish(s, Checkpoint(made.model, tokenizer, card=card), data, examples, figures=scores, dtype=torch.float16)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""Trains a captioner: the image encoder of a contrastive checkpoint under a new text decoder, or a CoCa.
+r"""Train a captioner (the image encoder of a contrastive checkpoint under a new text decoder) or a CoCa.
 
     data=../shared/data
     python recipes/vision/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
@@ -9,14 +9,14 @@ r"""Trains a captioner: the image encoder of a contrastive checkpoint under a ne
         --card recipes/data/captioner_card.json
     multimodal evaluate captions $data/vision/flickr8k-1000/test.jsonl --model captioner --beam_size 4
 
-Multi30k describes Flickr30k's photographs, those of Flickr8k among them: `--without` leaves out its sentences that are
-like captions of the test images, and those like captions of validation images are left out always.
+Multi30k describes Flickr30k's photographs, among them those of Flickr8k: `--without` drops sentences that resemble
+captions of the test images; sentences that resemble captions of the validation images are always dropped.
 
 Cost: 10 to 17 minutes of one core (AMD EPYC with AVX-512 bf16, shared with other work), 1.5 GB of memory. The
-checkpoint of step 1500 captioned the 80 validation images best (CIDEr 21.4), after that it overfits. On the 100 test
-images: BLEU-4 11.1 and CIDEr 25.3 (of 100; beam 4). To judge by: one caption for all images, chosen on the test
-images themselves, has 6.8 and 14.5, a person's caption against the other four 20.6 and 86.6. 5.5 MB in half
-precision; it does not ship.
+checkpoint of step 1500 captioned the 80 validation images best (CIDEr 21.4); later ones overfit. On the 100 test
+images: BLEU-4 11.1 and CIDEr 25.3 (of 100; beam 4). For comparison: one caption for all images, chosen on
+the test images themselves, has 6.8 and 14.5, a person's caption against the other four 20.6 and 86.6. 5.5 MB in half
+precision; not shipped.
 
 `--family coca` (Yu et al. 2022) keeps the text tower and the tokenizer too, and trains both losses:
 
@@ -30,15 +30,14 @@ precision; it does not ship.
 
 Cost: 4.3 minutes of one such core, 1.3 GB. On the same 100 test images: BLEU-4 10.2 and CIDEr 18.0; a captioner
 trained on the same images without sentences (`--rate 3e-3`, all else the same) 11.0 and 22.7, so with so little data
-contrast does not help captions. Images find texts a little better than before: recall@1 / @10 image to text 13.0 /
+contrast does not help captions. Retrieval is a little better than before: recall@1 / @10 image to text 13.0 /
 44.0 % (clip-vit-16: 7.0 / 35.0), text to image 7.6 / 40.0 % (6.0 / 33.2). Zero-shot top-1 with clip-vit-16's prompts:
-Caltech-101 val (400 images) 34.5 % (34.0), Tiny ImageNet val (5,050) 18.3 % (19.7). 10 MB; it does not ship either.
+Caltech-101 val (400 images) 34.5 % (34.0), Tiny ImageNet val (5,050) 18.3 % (19.7). 10 MB; not shipped either.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +55,6 @@ from multimodal.data.datasets.captions import (
     together,
 )
 from multimodal.data.datasets.class_names import class_names
-from multimodal.data.loader import Loader
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
 from multimodal.errors import UsageError
@@ -64,81 +62,56 @@ from multimodal.system.files import read_json
 from multimodal.tasks.caption.caption import caption
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tokens.image.reading import read_image
+from multimodal.train.checkpoint.best import KeepBest
 from multimodal.train.loop import Loop
 from multimodal.train.lora import freeze
 from multimodal.train.objective import Objective
 from multimodal.train.objectives import captioning, coca
 from multimodal.train.objectives.captioning import DecoderSettings
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
-
-log = logging.getLogger(__name__)
-
-
-def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=30, average=0.98)
-    return LoopSettings(Path("captioner-run"), 2000, optim, evaluate_every=200)
 
 
 @dataclass(frozen=True)
 class CaptionerRun:
     data: tuple[str, ...]  # images with captions
     out: Path  # folder for the checkpoint that captions the validation images best
-    labelled: tuple[str, ...] = ()  # images with classes, of which templates make captions
+    labelled: tuple[str, ...] = ()  # images with classes, captioned by templates
     classes: tuple[Path, ...] = ()  # JSONL of class names
-    sentences: tuple[Path, ...] = ()  # texts alone, a sentence a line
+    sentences: tuple[Path, ...] = ()  # texts without images, one sentence per line
     val: str | None = None  # validation images with captions
     hold: float = 0.1  # share of the training images held out without --val
-    without: tuple[str, ...] = ()  # test images: sentences like their captions are left out
-    family: Literal["captioner", "coca"] = "captioner"  # coca: contrasts too, and keeps the text tower of `init`
-    init: str = "clip-vit-16"  # a model whose image encoder is used, or one of the family, which is trained on
-    freeze: tuple[str, ...] = ()  # parts that do not learn, such as `image`
-    batch: int = 20  # images with captions; labelled images and sentences come beside them
+    without: tuple[str, ...] = ()  # test images: sentences like their captions are dropped
+    family: Literal["captioner", "coca"] = "captioner"  # coca: also contrasts, and keeps the text tower of --init
+    init: str = "clip-vit-16"  # model whose image encoder is used, or a model of the family to train further
+    freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
+    batch: int = 20  # images with captions; labelled images and sentences are added
     batch_labelled: int = 4
     batch_sentences: int = 24
     vocabulary: int = 1536
-    smoothing: float = 0.1
+    smoothing: float = 0.1  # label smoothing
     alone: float = 1.0  # weight of the sentences' loss
-    caption_weight: float = 2.0  # coca: of the loss of captions
-    contrast_weight: float = 1.0  # coca: of the contrastive loss
+    caption_weight: float = 2.0  # weight of CoCa's captioning loss
+    contrast_weight: float = 1.0  # weight of CoCa's contrastive loss
     beams: int = 1  # of the search that captions validation images
     card: Path | None = None  # JSON file of facts for the checkpoint's card
-    decoder: DecoderSettings = field(default_factory=DecoderSettings)
-    augment: CaptionAugmentSettings = field(default_factory=CaptionAugmentSettings)
-    columns: ListColumns = field(default_factory=ListColumns)
-    trust: Trust = field(default_factory=Trust)
-    loop: LoopSettings = field(default_factory=_loop)
+    decoder: DecoderSettings = DecoderSettings()
+    augment: CaptionAugmentSettings = CaptionAugmentSettings()
+    columns: ListColumns = ListColumns()
+    trust: Trust = Trust()
+    loop: LoopSettings = LoopSettings(
+        Path("captioner-run"), 2000, OptimSettings(3e-3, "muon", warmup=30, average=0.98), evaluate_every=200
+    )
 
 
-class CaptionValidation:
-    """Captions the validation images, and keeps in `run/best` the best checkpoint so far, the later of equals."""
-
-    def __init__(self, settings: CaptionerRun, begun: Checkpoint, val: SourcePart):
-        self.settings, self.begun, samples = settings, begun, [val.source.read(key) for key in val.keys]
-        self.images: list[Image.Image] = [read_image(sample.media) for sample in samples]
-        self.references = [sample.texts for sample in samples]
-        self.best, self.most = settings.loop.run / "best", -1.0
-        if settings.loop.resume and self.best.exists():
-            self.most = load_folder(self.best).card["validation"]["cider"]
-
-    def captions(self, model: nn.Module) -> list[str]:
-        checkpoint = replace(self.begun, model=model)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*the caption is empty")  # as those of a model that begins to learn are
-            return [row["caption"] for row in caption(self.images, checkpoint, beam_size=self.settings.beams)]
-
-    def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        figures = caption_scores(self.captions(model), self.references)
-        if figures["cider"] >= self.most:
-            self.most = figures["cider"]
-            card = {"validation": figures | {"step": step, "images": len(self.images)}}
-            card |= {name: self.begun.card[name] for name in ("templates",) if name in self.begun.card}
-            save_folder(replace(self.begun, model=model, card=card), self.best)
-        return figures
+def captions(images: list[Image.Image], checkpoint: Checkpoint, beams: int) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*the caption is empty")  # of a model that has just started to learn
+        return [row["caption"] for row in caption(images, checkpoint, beam_size=beams)]
 
 
 def parts_of(settings: CaptionerRun) -> tuple[list[SourcePart], SourcePart]:
@@ -173,7 +146,7 @@ def check(settings: CaptionerRun) -> None:
 
 
 def begin(settings: CaptionerRun, texts: Iterable[str]) -> tuple[Checkpoint, Objective, Callable]:
-    """Objective and loader."""
+    """Return the checkpoint to train, its objective, and the collate function."""
     known, decoder = load(settings.init), settings.decoder
     if settings.family == "coca":
         begun, weights = coca.begin(known, decoder), (settings.contrast_weight, settings.caption_weight)
@@ -193,15 +166,24 @@ def main(settings: CaptionerRun) -> None:
     freeze(begun.model, settings.freeze)
     prepare = PrepareCaption(begun.tokenizer, begun.model.caption_context, begun.preprocessing, settings.augment, names)
     source, plan = together(parts, loop.seed)
-    loader = Loader(source, plan, prepare, collate, seed=loop.seed, workers=loop.workers, micro=loop.accumulate)
-    judge = CaptionValidation(settings, begun, val)
+    loader = loop.loader(source, plan, prepare, collate)
+    samples = [val.source.read(key) for key in val.keys]
+    images, references = [read_image(sample.media) for sample in samples], [sample.texts for sample in samples]
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        return caption_scores(captions(images, replace(begun, model=model), settings.beams), references)
+
+    kept = replace(begun, card={name: begun.card[name] for name in ("templates",) if name in begun.card})
+    judge = KeepBest(loop, measure, lambda scores: scores["cider"], kept, {"images": len(val.keys)}, newest=True)
     Loop(loop, objective, loader, judge).fit()
-    best = load_folder(judge.best)
+    best = judge.load()
     facts = read_json(settings.card) if settings.card else {}
-    save_folder(replace(best, card=facts | best.card), settings.out, torch.float16)
-    examples = zip(val.keys, judge.captions(best.model), strict=True)
-    data = [*settings.data, *settings.labelled, *settings.classes, *settings.sentences]
-    write_report(loop.run, settings, data, [f"{val.source.name(key)}: {text}" for key, text in examples][:20])
+    examples = zip(val.keys, captions(images, best, settings.beams), strict=True)
+    finish(
+        settings, replace(best, card=facts | best.card),
+        [*settings.data, *settings.labelled, *settings.classes, *settings.sentences],
+        [f"{val.source.name(key)}: {text}" for key, text in examples][:20], dtype=torch.float16,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

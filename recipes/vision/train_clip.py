@@ -1,4 +1,4 @@
-r"""Trains a contrastive image-text model, such as the shipped `assets/clip-vit-16`.
+r"""Train a contrastive image-text model, such as the shipped `assets/clip-vit-16`.
 
     data=../shared/data/vision
     python recipes/vision/train_clip.py --run clip-run --out clip-vit-16 --data "$data/tiny-imagenet/train-*.tar" \
@@ -8,7 +8,7 @@ r"""Trains a contrastive image-text model, such as the shipped `assets/clip-vit-
 
 Captions are made of class names, synonyms, WordNet hypernyms and glosses, or come with the images: CSV (`filepath,
 title`), JSON lines (`file_name,text` or `captions`), tars with `.txt`. `--loss sigmoid` trains as SigLIP does, `--init
-FOLDER` goes on from a checkpoint, `--hold_out 0.1` leaves a tenth of the classes out and reports on them.
+FOLDER` continues from a checkpoint, `--hold_out 0.1` excludes a tenth of the classes and reports on them.
 
 Cost: 0.6 to 0.7 s of one core a step of 192 images (AMD EPYC with AVX-512 bf16), 1.6 GB of memory.
 Result of `assets/clip-vit-16` (4,200 steps in 46 minutes by this recipe at revision a77fa31, which drew one caption a
@@ -16,14 +16,12 @@ class of a batch, not one an image): zero-shot with the names of all classes of 
 (5,050 images, 202 classes) 19.7 % / 45.4 %, Caltech-101 val (400, 80 classes) 36.0 % / 63.3 %, CIFAR-10 test (5,000,
 10 classes, none of its images trained on) 29.9 % / 77.3 %.
 With `--hold_out 0.1 --steps 1500 --schedule wsd` (28 of the 282 classes never seen, not even by name; 30 minutes of
-half a core): on all classes Tiny ImageNet 13.3 % (505 images), Caltech-101 26.5 %. On images of the classes held
-out, top-1 among all names 2.4 % of 500 and 2.5 % of 40; among the held-out names alone 8.8 % (20 classes, chance 5.0
-%) and 27.5 % (8 classes, chance 12.5 %): what it knows of a class never named is little.
+half a core): on all classes Tiny ImageNet 13.3 % (505 images), Caltech-101 26.5 %. On images of the held-out classes,
+top-1 among all names 2.4 % of 500 and 2.5 % of 40; among the held-out names alone 8.8 % (20 classes, chance 5.0 %) and
+27.5 % (8 classes, chance 12.5 %): the model knows little about a class that it has never seen named.
 """
 
-import dataclasses
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +29,7 @@ from torch import nn
 
 from multimodal.data.datasets.class_names import CaptionSampler, class_names
 from multimodal.data.datasets.images import LabelledImageSource
-from multimodal.data.loader import Loader, shuffled
+from multimodal.data.loader import shuffled
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError
@@ -50,65 +48,49 @@ from multimodal.train.objectives.contrastive_model import (
     build,
 )
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CLIPLoopSettings(LoopSettings):
-    steps: int = 4200
-    optim: OptimSettings = field(
-        default_factory=lambda: OptimSettings(
-            rate=3e-3, optimizer="muon", warmup=150, weight_decay=0.1, average=0.998
-        )
-    )  # fmt: skip
+DATA = Path(__file__).parents[1] / "data"
 
 
 @dataclass(frozen=True)
 class CLIPRun:
-    """`data`: training sources. `val`: labelled images to watch the zero-shot accuracy on (500 of each). `classes`:
-    names of classes by their ids, besides those of a `classes.jsonl` beside the data. `init`: a checkpoint to go on
-    from.
-
-    `patches`: share of them that the model sees (Li et al. 2023), but all in the last `whole` of the steps.
-    `smallest_crop`: share of the area. `strength`: of the other augmentation. `cache`: megabytes of decoded images
-    that are kept in memory. `hold_out`: share of the classes that are not trained on."""
-
-    loop: CLIPLoopSettings
-    data: list[str]
-    out: Path
-    val: tuple[str, ...] = ()
-    classes: tuple[Path, ...] = (Path(__file__).parents[1] / "data" / "classes.jsonl",)
-    init: str | None = None
-    model: ContrastiveModelSettings = field(default_factory=ContrastiveModelSettings)
+    data: tuple[str, ...]  # labelled or captioned training images
+    out: Path  # folder for the trained checkpoint
+    val: tuple[str, ...] = ()  # labelled images to measure zero-shot accuracy on, 500 of each
+    classes: tuple[Path, ...] = (DATA / "classes.jsonl",)  # JSONL of class names by id, besides one beside the data
+    init: str | None = None  # checkpoint to start from, instead of random weights
+    model: ContrastiveModelSettings = ContrastiveModelSettings()
     batch: int = 192
-    patches: float = 0.45
-    whole: float = 0.08
-    smallest_crop: float = 0.5
-    strength: float = 0.5
-    cache: int = 2000
-    hold_out: float = 0.0
-    columns: ListColumns = field(default_factory=ListColumns)
-    trust: Trust = field(default_factory=Trust)
+    patches: float = 0.45  # share of the patches that the model sees (Li et al. 2023)
+    whole: float = 0.08  # share of the steps at the end that see all patches
+    smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
+    strength: float = 0.5  # of the other augmentation
+    cache: int = 2000  # megabytes of decoded images kept in memory
+    hold_out: float = 0.0  # share of the classes that are not trained on
+    columns: ListColumns = ListColumns()
+    trust: Trust = Trust()
+    loop: LoopSettings = LoopSettings(
+        Path("clip-run"), 4200, OptimSettings(3e-3, "muon", warmup=150, weight_decay=0.1, average=0.998)
+    )
 
 
-def given(s: CLIPRun) -> Checkpoint:
-    """The checkpoint of `--init`. Raises UsageError for one that cannot be gone on from."""
-    found = load(s.init)
-    if not isinstance(found.model, CLIP) or found.tokenizer is None or found.preprocessing is None:
-        raise UsageError(f"--init {s.init}: is a {found.kind}, or its tokenizer or preprocessing is not known")
-    if found.model.config.loss != s.model.loss:
-        raise UsageError(f"--init {s.init}: was trained with the {found.model.config.loss} loss, not {s.model.loss}")
-    return dataclasses.replace(found, card={"templates": found.card.get("templates", ZERO_SHOT)})
+def start_checkpoint(s: CLIPRun) -> Checkpoint:
+    """Load `--init`. Raises UsageError for a checkpoint that this recipe cannot train."""
+    known = load(s.init)
+    if not isinstance(known.model, CLIP) or known.tokenizer is None or known.preprocessing is None:
+        raise UsageError(f"--init {s.init}: expected a CLIP with tokenizer and preprocessing, got {known.kind}")
+    if known.model.config.loss != s.model.loss:
+        raise UsageError(f"--init {s.init}: was trained with the {known.model.config.loss} loss, not {s.model.loss}")
+    return replace(known, card={"templates": known.card.get("templates", ZERO_SHOT)})
 
 
 def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:
-    """A new model, with a tokenizer trained on the captions."""
+    """Build a new model, with a tokenizer trained on the captions."""
     # bilinear, as the training crops are
     record = Preprocessing((s.model.image,) * 2, "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
     tokenizer = BytePairTokenizer.train(captions.texts(), s.model.vocabulary, lowercase=True)
@@ -117,7 +99,7 @@ def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:
 
 
 def main(s: CLIPRun) -> None:
-    begun = given(s) if s.init else None
+    begun = start_checkpoint(s) if s.init else None
     side = max(begun.preprocessing.size) if begun else s.model.image
     images = LabelledImageSource(
         s.data, class_names(s.classes, s.data), side, s.hold_out, s.cache, columns=s.columns, trust=s.trust
@@ -125,18 +107,17 @@ def main(s: CLIPRun) -> None:
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
     begun = begun or fresh(s, captions)
-    begun = dataclasses.replace(begun, card=begun.card | ({"held_out": images.held} if images.held else {}))
+    begun = replace(begun, card=begun.card | ({"held_out": images.held} if images.held else {}))
     image, text = begun.model.config.image, begun.model.config.text
-    loader = Loader(
+    loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
         PrepareContrastive(captions, image.grid[0] * image.grid[1]),
         CollateContrastive(begun.tokenizer, text.context, begun.preprocessing, s.smallest_crop, s.strength),
-        seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
     )  # fmt: skip
     watched = {source: read_named(source, s.classes, 500, s.trust) for source in s.val}
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
-        shown = dataclasses.replace(begun, model=model)
+        shown = replace(begun, model=model)
         figures = {"/".join(Path(source).parts[-2:]): accuracy(shown, labelled) for source, labelled in watched.items()}
         return {f"{source}/{name}": value for source, own in figures.items() for name, value in own.items()}
 
@@ -144,10 +125,9 @@ def main(s: CLIPRun) -> None:
         begun.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
     )
     trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
-    done = dataclasses.replace(begun, model=trained)
-    save_folder(done, s.out, torch.float16)
+    done = replace(begun, model=trained)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
-    write_report(s.loop.run, s, [*s.data, *s.val], shown)
+    finish(s, done, [*s.data, *s.val], shown, dtype=torch.float16)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,34 @@
-r"""Trains a language model of pixels (Chen et al. 2020): colours of a palette, row by row. It completes half images,
-and its middle layer tells classes apart.
+r"""Train a language model of pixels (Chen et al. 2020): colours of a palette, row by row. It completes half images,
+and a linear probe of its middle layer classifies them.
 
     data=../shared/data/vision
     python recipes/vision/train_igpt.py --data $data/cifar10-test --more "$data/tiny-imagenet/train-*.tar" \
         --run igpt-run --out igpt --threads 1
 
-A fifth of the labelled images is not trained on: on them bits of a colour are measured, beside two baselines (all
-colours alike, and each as often as in training), and a linear probe of the features beside one of the raw pixels.
-The report has a sheet of completed images.
+A fifth of the labelled images is held out. On it the recipe measures bits per colour beside two baselines (a uniform
+and a unigram model), and a linear probe of the features beside one of the raw pixels. The report shows completed
+images.
 
-Cost: 20 minutes of a core shared with other work, 1.3 GB, with one of the tars of Tiny ImageNet beside. Bits a colour
-on the held-out images 3.97 (all colours alike 9.0, as often as in training 8.52); a linear probe of ten classes
-40.9 % (of the raw pixels 36.4).
+Cost: 20 minutes of a core shared with other work, 1.3 GB, with one of Tiny ImageNet's tars beside. Bits per colour on
+the held-out images 3.97 (uniform 9.0, unigram 8.52); linear probe of ten classes 40.9 % (raw pixels 36.4 %).
 """
 
 import io
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.class_names import class_labels
 from multimodal.data.datasets.text import PrepareTokens
-from multimodal.data.loader import Loader, shuffled
+from multimodal.data.loader import shuffled
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
 from multimodal.decoding.sampling import sample
-from multimodal.errors import demand
+from multimodal.errors import at_least, demand
 from multimodal.models.text import TextTransformer
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate import linear_probe
@@ -48,43 +46,35 @@ from multimodal.train.objectives.pixels import (
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import start
-from multimodal.train.report import write_report
+from multimodal.train.recipe_cli import log, start
+from multimodal.train.report import finish
 from multimodal.train.settings import LoopSettings
-from multimodal.weights.folder import Checkpoint, save_folder
-
-log = logging.getLogger(__name__)
-
-
-def _loop() -> LoopSettings:
-    optim = OptimSettings(rate=3e-3, optimizer="muon", warmup=50, average=0.99)
-    return LoopSettings(Path("igpt-run"), 1000, optim, evaluate_every=250)
+from multimodal.weights.folder import Checkpoint
 
 
 @dataclass(frozen=True)
 class ImageGPTRun:
     data: tuple[str, ...]  # labelled images
-    out: Path  # folder of the trained checkpoint
-    more: tuple[str, ...] = ()  # images that are trained on too, labelled or not
+    out: Path  # folder for the trained checkpoint
+    more: tuple[str, ...] = ()  # further training images, labelled or not
     side: int = 16  # pixels
-    colours: int = 512  # of the palette; 512 as the paper
+    colours: int = 512  # size of the palette; 512 as in the paper
     batch: int = 16
-    count: int = 256  # held-out images that are scored while it trains; all at the end
-    sheet: int = 8  # images that are completed
-    completions: int = 3  # of each
-    probe_count: int = 4000  # labelled training images that the probes learn from
+    count: int = 256  # held-out images scored while training runs; all of them at the end
+    sheet: int = 8  # images to complete
+    completions: int = 3  # of each image
+    probe_count: int = 4000  # labelled training images for the probes
     probe_c: float = 0.0  # inverse strength of the probes' penalty; 0: chosen on a part of the training images
     probe_iterations: int = 200
-    model: LanguageModelSettings = field(
-        default_factory=lambda: LanguageModelSettings(width=192, layers=4, positions="learned")
+    model: LanguageModelSettings = LanguageModelSettings(width=192, layers=4, positions="learned")
+    columns: ListColumns = ListColumns()
+    trust: Trust = Trust()
+    loop: LoopSettings = LoopSettings(
+        Path("igpt-run"), 1000, OptimSettings(3e-3, "muon", warmup=50, average=0.99), evaluate_every=250
     )
-    columns: ListColumns = field(default_factory=ListColumns)
-    trust: Trust = field(default_factory=Trust)
-    loop: LoopSettings = field(default_factory=_loop)
 
     def __post_init__(self):
-        for name in ("batch", "count", "sheet", "completions", "probe_count", "probe_iterations"):
-            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        at_least(1, self, "batch", "count", "sheet", "completions", "probe_count", "probe_iterations")
         demand("side", self.side, self.side >= 2, "2 or more")
         demand(
             "context", self.model.context, self.model.context == LanguageModelSettings.context, "left out: it is side²"
@@ -92,19 +82,9 @@ class ImageGPTRun:
         demand("probe_c", self.probe_c, self.probe_c >= 0, "0 or more")
 
 
-class Bits:
-    """Bits of a colour, of some of the held-out images."""
-
-    def __init__(self, ids: Tensor, begin: int):
-        self.ids, self.begin = ids, begin
-
-    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
-        return {"bits": bits(model, self.ids, self.begin)}
-
-
 @torch.inference_mode()
 def completed(model: TextTransformer, ids: Tensor, begin: int, copies: int, seed: int) -> Tensor:
-    """Images whose lower half is drawn: [N copies T]."""
+    """Sample the lower half of each image: [N copies T]."""
     count, half = ids.shape[1], ids.shape[1] // 2
 
     def no_begin(seen: Tensor, logits: Tensor) -> Tensor:
@@ -121,7 +101,7 @@ def completed(model: TextTransformer, ids: Tensor, begin: int, copies: int, seed
 
 
 def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4) -> None:
-    """A row an image: what it is, what was given, and completions."""
+    """Draw a row per image: the original, its upper half, and completions."""
     given = palette.pixels(ids)
     given[:, given.shape[1] // 2 :] = 128
     columns = [palette.pixels(ids), given, *(palette.pixels(made[:, n]) for n in range(made.shape[1]))]
@@ -135,7 +115,7 @@ def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4
 
 
 def probed(s: ImageGPTRun, train: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], names: list[str]) -> float:
-    """Accuracy of a linear probe of vectors, made even by the mean and deviation of the training ones."""
+    """Accuracy of a linear probe of vectors, standardized by the training vectors."""
     mean, deviation = train[0].mean(0), train[0].std(0).clamp(min=1e-6)
     parts = [linear_probe.LabelledVectors((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
     found = linear_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
@@ -145,7 +125,7 @@ def probed(s: ImageGPTRun, train: tuple[Tensor, Tensor], held: tuple[Tensor, Ten
 def probes(
     s: ImageGPTRun, model: TextTransformer, palette: Palette, train: ImagesInMemory, held: ImagesInMemory
 ) -> dict[str, float]:
-    """Probe accuracy of the middle layer and of the raw pixels."""
+    """Accuracy of linear probes of the middle layer and of the raw pixels."""
     train = train.part(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[: s.probe_count])
     middle, found = model.config.stack.layers // 2, []
     with torch.autocast("cpu", torch.bfloat16, enabled=s.loop.precision == "autocast"):
@@ -171,30 +151,26 @@ def main(s: ImageGPTRun) -> dict[str, float]:
     palette = Palette.of(pixels, s.colours, s.loop.seed)
     ids, held_ids, begin = palette.ids(pixels), palette.ids(unseen.pixels), len(palette)
     context = s.side**2
-    model = TextTransformer(language_config(LanguageModelSettings(**vars(s.model) | {"context": context}), begin + 1))
+    model = TextTransformer(language_config(replace(s.model, context=context), begin + 1))
     gpt2_weights(model)
-    log.info(
-        "%d images to train on, %d held out, %d colours; %.2f M parameters", len(ids), len(held_ids), begin,
-        sum(p.numel() for p in model.parameters()) / 1e6,
-    )  # fmt: skip
-    loader = Loader(
+    log.info("%d images to train on, %d held out, %d colours", len(ids), len(held_ids), begin)
+    loader = s.loop.loader(
         PixelRows(ids, begin), shuffled(len(ids), s.batch, s.loop.seed), FlippedImages(PrepareTokens(context)),
-        stack_fields, seed=s.loop.seed, workers=s.loop.workers, micro=s.loop.accumulate,
+        stack_fields,
     )  # fmt: skip
     some = held_ids[torch.randperm(len(held_ids), generator=torch.Generator().manual_seed(0))[: s.count]]
-    trained = Loop(s.loop, Language(model), loader, Bits(some, begin)).fit()
+    trained = Loop(s.loop, Language(model), loader, lambda model, step: {"bits": bits(model, some, begin)}).fit()
     figures = {
         "bits": bits(trained, held_ids, begin), "bits_uniform": float(torch.tensor(float(begin)).log2()),
         "bits_marginal": marginal_bits(ids, held_ids, begin),
     }  # fmt: skip
     figures |= probes(s, trained, palette, own, unseen)
     card = {"side": s.side, "palette": palette.colours.tolist(), "figures": figures}
-    save_folder(Checkpoint(trained, card=card), s.out)
-    log.info("%s: %s", s.out, figures)
     made = completed(trained, some[: s.sheet], begin, s.completions, s.loop.seed)
     sheet(palette, some[: s.sheet], made, s.loop.run / "report" / "completions.png")
     lines = [f"{name}: {value:.4g}" for name, value in figures.items()]
-    write_report(s.loop.run, s, [*s.data, *s.more], [*lines, "![completions](completions.png)"])
+    checkpoint = Checkpoint(trained, card=card)
+    finish(s, checkpoint, [*s.data, *s.more], lines, figures=figures, images=["completions.png"])
     return figures
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from multimodal.blocks.cache import Cache
+from multimodal.data.sources import ListColumns
 from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.lm_fusion import shallow_fusion
 from multimodal.decoding.ngram import WordScorer, ngram_scorer, read_arpa
 from multimodal.errors import CheckpointError, DataError
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer
+from multimodal.train.recipe_cli import start
 
 ARPA = """made by hand
 \\data\\
@@ -53,7 +56,7 @@ def recipe(load_recipe):
 
 def made(recipe, folder: Path, texts: list[str], order: int) -> Path:
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    recipe.main([str(folder / "lm.arpa"), "--texts", str(folder / "texts.txt"), "--order", str(order)])
+    start(recipe.main, [str(folder / "lm.arpa"), "--texts", str(folder / "texts.txt"), "--order", str(order)])
     return folder / "lm.arpa"
 
 
@@ -148,17 +151,22 @@ def test_counts_and_discounts_are_those_of_modified_kneser_ney(recipe):
 
 
 def test_texts_of_manifests_and_of_plain_files(recipe, tmp_path, capsys):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "It’s HERE, now_"}) + "\n" + json.dumps({"text": "b"}))
-    assert [*recipe.sentences(tmp_path / "a.jsonl", spelt=True)] == [["it's", "here", "now"], ["b"]]
+    usual = ListColumns()
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "It’s HERE, now_"}) + "\n" + json.dumps({"sentence": "b"}))
+    assert [*recipe.sentences(tmp_path / "a.jsonl", usual, spelled=True)] == [["it's", "here", "now"], ["b"]]
+    (tmp_path / "b.csv").write_text("text,said\nno,a b\n")
+    assert [*recipe.sentences(tmp_path / "b.csv", ListColumns(text_column="said"))] == [["a", "b"]]
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"It's HERE,\n\nb"))
-    assert [*recipe.sentences(tmp_path / "a.txt.gz")] == [["It's", "HERE,"], ["b"]]
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 5}')
-    with pytest.raises(DataError, match="line 2: no text"):
-        [*recipe.sentences(tmp_path / "a.jsonl")]
+    assert [*recipe.sentences(tmp_path / "a.txt.gz", usual)] == [["It's", "HERE,"], ["b"]]
+    for value, cause in ((5, "a text is not a string"), (None, "no text")):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": value}))
+        with pytest.raises(DataError, match=f"line 2: {cause}"):
+            [*recipe.sentences(tmp_path / "a.jsonl", usual)]
     with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read"):
-        [*recipe.sentences(tmp_path / "nowhere.txt")]
-    with pytest.raises(SystemExit, match=r"train_ngram: error: .*must end in"):
-        recipe.main([str(tmp_path / "lm.txt"), "--texts", str(tmp_path / "a.txt.gz")])
+        [*recipe.sentences(tmp_path / "nowhere.txt", usual)]
+    with pytest.raises(SystemExit):
+        start(recipe.main, [str(tmp_path / "lm.txt"), "--texts", str(tmp_path / "a.txt.gz")])
+    assert re.search(r"train_ngram.py: error: .*must end in", capsys.readouterr().err)
 
 
 @pytest.fixture

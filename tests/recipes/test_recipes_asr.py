@@ -76,7 +76,7 @@ def test_training_lowers_the_loss_and_a_resumed_run_equals_an_unbroken_one(recip
     assert [line["loss"] for line in again if "loss" in line] == losses
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == unbroken
     report = (tmp_path / "run" / "report" / "report.md").read_text()
-    assert "tones.jsonl`: sha256:" in report
+    assert "tones.jsonl: sha256:" in report
 
 
 def test_training_goes_on_from_a_checkpoint_with_its_tokenizer(recipe, manifest, tmp_path):

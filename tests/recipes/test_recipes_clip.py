@@ -1,6 +1,7 @@
 """The contrastive recipe on coloured squares: it learns them by either loss, resumes to the bit, leaves classes out
 when asked to, and names what it cannot read."""
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -20,6 +21,7 @@ from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Prepr
 from multimodal.tokens.image.reading import read_image
 from multimodal.train.objectives.contrastive_model import CollateContrastive, PrepareContrastive
 from multimodal.train.optim import OptimSettings
+from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import load_folder
 from tests.helpers.paths import ROOT
 
@@ -53,7 +55,7 @@ def settings(recipe, data, folder, loop=(), model=(), **changes):
              "save_every": 15, "evaluate_every": 15}  # fmt: skip
     shape = {"image": 32, "width": 64, "layers": 1, "text_width": 32, "text_layers": 1, "vocabulary": 300}
     return recipe.CLIPRun(
-        recipe.CLIPLoopSettings(**steps | dict(loop)), [str(data)], folder / "model", batch=16, patches=0.5,
+        (str(data),), folder / "model", batch=16, patches=0.5, loop=LoopSettings(**steps | dict(loop)),
         model=recipe.ContrastiveModelSettings(**shape | dict(model)), **changes,
     )  # fmt: skip
 
@@ -217,7 +219,7 @@ def test_reads_images_with_captions(recipe, tmp_path):
     with pytest.raises(DataError, match=r"three\.csv line 3: its caption is empty"):
         images.read(3)
     s = settings(recipe, data[0], tmp_path, {"steps": 2})
-    recipe.main(recipe.dataclasses.replace(s, data=data, batch=5))
+    recipe.main(dataclasses.replace(s, data=data, batch=5))
     assert metrics(tmp_path)[0] > 0.5
 
 

@@ -86,7 +86,7 @@ def test_learns_a_text_and_ships_a_model_that_says_it(recipe, text):
     assert generate("the", made, max_tokens=4) in (" cat", " mat")
     report = (text.parent / "run" / "report" / "report.md").read_text()
     assert "temperature 0.8: the cat" in report
-    assert "text.txt`: sha256:" in report
+    assert "text.txt: sha256:" in report
 
 
 @pytest.mark.parametrize("changes", [
@@ -118,13 +118,13 @@ def test_a_resumed_run_does_not_replace_its_best_by_worse(recipe, text):
     args = {"data": text, "run": text.parent / "run", "out": text.parent / "out", "steps": 9, "resume": ""} | SMALL
     settings = parse(recipe.LanguageModelRun, "train_lm.py", None, flags(args))
     tokenizer = load_folder(text.parent / "run" / "best").tokenizer
-    judge = recipe.TextValidation(settings, tokenizer, TextCorpus.of([SAID], tokenizer))
-    assert judge.least == load_folder(judge.best).card["validation"]["loss"]
     net = TextTransformer(language_config(settings.model, tokenizer.vocab_size)).eval()
+    judge = recipe.validation(settings, tokenizer, TextCorpus.of([SAID], tokenizer), net)
+    assert judge.most == -judge.load().card["validation"]["loss"]
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=3.0)
     judge(net, 9)
-    assert load_folder(judge.best).card["validation"]["step"] == 6
+    assert judge.load().card["validation"]["step"] == 6
 
 
 def test_induction_heads_are_scored_and_plotted(recipe, text):
@@ -361,7 +361,7 @@ def test_distil_learns_from_its_teacher(distil, text):
     assert made.model.config.stack.layers == 1
     assert made.card["figures"]["student"] == found["student"]
     report = (text.parent / "run" / "student" / "report" / "report.md").read_text()
-    assert "- alone: perplexity" in report
+    assert "\nalone: perplexity" in report
     assert {"soft", "task", "cosine"} <= set().union(*metrics(text.parent / "run" / "student"))
 
 
@@ -377,7 +377,7 @@ def test_distil_takes_a_masked_teacher(distil, text):
 def test_distil_names_what_is_no_teacher(distil, text, capsys):
     save_folder(Checkpoint(tiny.made("vit-mean")), text.parent / "vit")
     save_folder(Checkpoint(deep()), text.parent / "bare")
-    for name, line in (("vit", "is a vit that guesses no tokens"), ("bare", "has no tokenizer")):
+    for name, line in (("vit", "is a vit that predicts no tokens"), ("bare", "has no tokenizer")):
         with pytest.raises(SystemExit) as end:
             distilled(distil, text, text.parent / name)
         assert end.value.code == 1

@@ -9,6 +9,7 @@ import pytest
 from multimodal.errors import UsageError
 from multimodal.system.outputs import Outputs, is_ours, opened_output, write_output
 from multimodal.tasks.transcribe import transcribe as task
+from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import check_place, load_folder, save_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.sets import wav
@@ -245,14 +246,16 @@ def test_an_index_folder_keeps_files_of_others(tmp_path):
     assert not any(map(MADE.fullmatch, others.split()))
 
 
-def test_reports_of_recipes_too(tmp_path, load_recipe):
+def test_reports_of_recipes_too(tmp_path, load_recipe, capsys):
     train_ngram = load_recipe("train_ngram")
+    run_recipe = lambda name: start(train_ngram.main, [str(tmp_path / name), "--texts", str(tmp_path / "texts.arpa")])
     (tmp_path / "texts.arpa").write_text("one two\n")
     (tmp_path / "mine.arpa").write_text("mine")
     for target, cause in (("texts.arpa", "is an input"), ("mine.arpa", "exists and is not")):
-        with pytest.raises(SystemExit, match=cause):
-            train_ngram.main([str(tmp_path / target), "--texts", str(tmp_path / "texts.arpa")])
-    train_ngram.main([str(tmp_path / "new.arpa"), "--texts", str(tmp_path / "texts.arpa")])
-    train_ngram.main([str(tmp_path / "new.arpa"), "--texts", str(tmp_path / "texts.arpa")])
+        with pytest.raises(SystemExit):
+            run_recipe(target)
+        assert cause in capsys.readouterr().err
+    run_recipe("new.arpa")
+    run_recipe("new.arpa")
     assert (tmp_path / "mine.arpa").read_text() == "mine"
     assert is_ours(tmp_path / "new.arpa")

@@ -62,7 +62,7 @@ def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
         ([*BASE, "--sizes", "3"], "unknown flag --sizes, did you mean --size?"),
         (["--save-evry=3"], "unknown flag --save-evry, did you mean --save_every?"),
         ([*BASE, "--far-away"], "unknown flag --far-away"),
-        ([*BASE, "stray"], "Unrecognized options: stray"),
+        ([*BASE, "--size", "5", "stray"], "Unrecognized options: stray"),
         ([*BASE, "--size"], "Missing value for argument '--size'"),
         (
             BASE[2:],
