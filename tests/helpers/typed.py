@@ -1,14 +1,18 @@
 """Run-time type checks: every function and dataclass of the package checks its arguments and results while tests run.
 
 jaxtyping's own import hook builds all checks at import, ten seconds for each test process, and opens a shape context in
-every call. Here a check is built at the first call, and only array annotations pay for the shape context.
+every call. Here a check is built at the first call, only array annotations pay for the shape context, and a call passes
+at once whose arguments and result have types, dtypes and shapes that passed before.
 """
 
 import ast
+import contextlib
+import enum
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Hashable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
@@ -40,24 +44,92 @@ def resolved(target: Callable) -> dict[str, Any]:
     return types
 
 
+class Kind(enum.Enum):
+    """The part of a value that a check can depend on."""
+
+    TYPE = enum.auto()
+    VALUE = enum.auto()  # a Literal, type[…]
+    ARRAY = enum.auto()
+    TUPLE = enum.auto()
+    UNKNOWN = enum.auto()  # items of another collection
+
+
+KINDS: dict[type, Kind] = {str: Kind.VALUE, type: Kind.VALUE, bytes: Kind.TYPE, range: Kind.TYPE}
+
+
+def kind_of(value: type) -> Kind:
+    if issubclass(value, tuple):
+        return Kind.TUPLE
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return Kind.ARRAY
+    return Kind.UNKNOWN if issubclass(value, Collection) else Kind.TYPE
+
+
+def mark(value: Any) -> Hashable:
+    """All that a check can depend on; a list, which is not hashable, where that is not known."""
+    value_type = type(value)
+    kind = KINDS.get(value_type)
+    if kind is None:
+        kind = KINDS[value_type] = kind_of(value_type)
+    if kind is Kind.ARRAY:
+        return value_type, value.dtype, value.shape
+    if kind is Kind.TYPE:
+        return value_type
+    if kind is Kind.TUPLE:
+        return value_type, *map(mark, value)
+    return value if kind is Kind.VALUE else []
+
+
+def check_arrays(target: Callable) -> Callable:
+    """A function's check in a shape context of its own; skipped for arguments and results like some that passed."""
+    check, returned = CHECK(target), threading.local()
+    check_result: Callable | None = None
+    passed: dict[Hashable, set[Hashable]] = {}  # results by arguments
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal check_result
+        given = (*map(mark, args), tuple(kwargs), *map(mark, kwargs.values()))
+        try:
+            results = passed.get(given)
+        except TypeError:  # not hashable
+            with jaxtyped("context"):  # one size for each axis name within a call
+                return check(*args, **kwargs)
+        if results is not None:
+            result = returned.value = target(*args, **kwargs)
+            made = mark(result)
+            with contextlib.suppress(TypeError):
+                if made in results:
+                    return result
+            if check_result is None:
+                check_result = CHECK(functools.wraps(target)(lambda *_, **__: returned.value))
+            with jaxtyped("context"):
+                check_result(*args, **kwargs)
+        else:
+            with jaxtyped("context"):
+                result = check(*args, **kwargs)
+            made, results = mark(result), set()
+        with contextlib.suppress(TypeError):
+            results.add(made)
+            passed[given] = results
+        return result
+
+    return call
+
+
 def checked(target: Any) -> Any:
     """Wrap a function or dataclass with checks that are built at its first call."""
     if inspect.isclass(target):
         target.__init__ = checked(target.__init__)
         return target
     check: Callable | None = None
-    arrays = False
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal check, arrays
+        nonlocal check
         if check is None:
             target.__annotations__.update(resolved(target))
             arrays = any(has_arrays(annotation) for annotation in target.__annotations__.values())
-            check = CHECK(target)
-        if arrays:
-            with jaxtyped("context"):  # one size for each axis name within a call
-                return check(*args, **kwargs)
+            check = check_arrays(target) if arrays else CHECK(target)
         return check(*args, **kwargs)
 
     return call
