@@ -140,7 +140,7 @@ def test_training_keeps_every_byte_and_the_control_ids(bpe):
 
 def test_lowercase_is_kept_through_a_save(tmp_path):
     BytePairTokenizer.train(["Hello WORLD hello"] * 3, 280, lowercase=True).save(tmp_path)
-    loaded = BytePairTokenizer.load(tmp_path)
+    loaded = tokenizer_from(tmp_path)
     assert loaded.decode(loaded.encode("HELLO World")) == "hello world"
 
 
@@ -208,7 +208,7 @@ def test_record_and_vocabulary_must_agree_on_the_size(bpe, tmp_path):
     record = {"kind": "bpe", "vocab_size": bpe.vocab_size + 1, "lowercase": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=f"has {bpe.vocab_size} tokens, tokenizer_config"):
-        BytePairTokenizer.load(tmp_path)
+        tokenizer_from(tmp_path)
 
 
 def test_record_cannot_reach_out_of_its_folder(pieces, tmp_path):

@@ -59,7 +59,7 @@ def plain_texts(documents: Iterable[Sequence[str]]) -> Iterable[str]:
 
 def encoded(sentence: str, tokenizer: Tokenizer) -> Sentence:
     """Encode a sentence; WikiText's rare words become the tokenizer's unknown id, if it has one."""
-    unknown = getattr(tokenizer, "unknown_id", None)
+    unknown = tokenizer.unknown_id
     if unknown is None or UNKNOWN not in sentence:
         return tokenizer.encode(sentence)
     ids: list[int] = []

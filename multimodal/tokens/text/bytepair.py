@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache
-from multimodal.tokens.text.tokenizer import (
-    RECORD,
-    Tokenizer,
-    checked,
-    read_record,
-    require_keys,
-    write_record,
-    write_text,
-)  # fmt: skip
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -84,27 +76,6 @@ class BytePairTokenizer(Tokenizer):
         trained = json.loads(learner.to_str())["model"]
         return cls(trained["vocab"], [tuple(pair) for pair in trained["merges"]], lowercase, languages)
 
-    @classmethod
-    def load(cls, folder: Path | str) -> "BytePairTokenizer":
-        """Load what `save` wrote. Raises CheckpointError for an inconsistent file."""
-        folder = Path(folder)
-        record = read_record(folder)
-        optional = {"languages": list[str]} if "languages" in record else {}
-        require_keys(record, {"kind": str, "vocab_size": int, "lowercase": bool, **optional}, folder)
-        if record["kind"] != "bpe":
-            raise CheckpointError(f"{folder}: expected a tokenizer of kind 'bpe', got {record['kind']!r}")
-        try:
-            vocab, merges = _model(read_json(folder / FILE))
-            tokenizer = cls(vocab, merges, record["lowercase"], record.get("languages", ()))
-        except CheckpointError as error:
-            path = str(folder / FILE)
-            raise CheckpointError(str(error) if path in str(error) else f"{path}: {error}") from None
-        if tokenizer.vocab_size != record["vocab_size"]:
-            raise CheckpointError(
-                f"{folder / FILE}: has {tokenizer.vocab_size} tokens, {RECORD} has {record['vocab_size']}"
-            )
-        return tokenizer
-
     def save(self, folder: Path | str) -> None:
         """Write `tokenizer.json` (as the `tokenizers` library does) and the record."""
         folder = Path(folder)
@@ -128,6 +99,16 @@ class BytePairTokenizer(Tokenizer):
         parts = [(i in codes, list(run)) for i, run in groupby(ids, lambda i: i if i in codes else None)]
         spell = lambda run: self._backend.decode(run, skip_special_tokens=False)
         return "".join("".join(f"<{codes[i]}>" for i in run) if known else spell(run) for known, run in parts)
+
+
+def bytepair_from(folder: Path, settings: dict[str, Any]) -> BytePairTokenizer:
+    """Build from a record and the vocabulary beside it. Raises CheckpointError for files that do not agree."""
+    size = settings.pop("vocab_size")
+    with naming(folder / FILE):
+        tokenizer = BytePairTokenizer(*_model(read_json(folder / FILE)), **settings)
+        if tokenizer.vocab_size != size:
+            raise CheckpointError(f"has {tokenizer.vocab_size} tokens, {RECORD} has {size}")
+    return tokenizer
 
 
 def byte_letters() -> dict[int, str]:

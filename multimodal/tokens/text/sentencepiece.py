@@ -2,8 +2,6 @@
 
 import math
 import string
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +122,7 @@ def sentencepiece_from(folder: Path, settings: dict[str, Any]) -> SentencePieceT
 
 
 NAMES = ("<unk>", "<s>", "</s>")  # ids 0, 1 and 2, whatever the list calls them
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # sentencepiece_model.proto, SentencePiece.Type
-BPE = 2  # TrainerSpec.ModelType
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def scored_tokenizer(path: Path, size: int, context: int | None = None) -> SentencePieceTokenizer:
@@ -137,10 +133,9 @@ def scored_tokenizer(path: Path, size: int, context: int | None = None) -> Sente
     pieces = read_json_value(path)
     if not isinstance(pieces, list) or not all(map(_is_scored, pieces)):
         raise CheckpointError(f"{path}: expected a list of pieces and scores, got {shown(pieces)}")
-    if missing := set(BYTES) - {piece for piece, _ in pieces[3:]}:
+    if missing := BYTES - {piece for piece, _ in pieces[3:]}:
         raise CheckpointError(f"{path}: lacks {len(missing)} of the 256 bytes, first {min(missing)}")
-    proto = b"".join(_model(pieces))
-    return SentencePieceTokenizer(path, pad_id=2, add_bos=True, context=context, vocab_size=size, proto=proto)
+    return SentencePieceTokenizer(path, pad_id=2, add_bos=True, context=context, vocab_size=size, proto=_model(pieces))
 
 
 def is_scored(path: Path) -> bool:
@@ -154,26 +149,17 @@ def _is_scored(pair: Any) -> bool:
     return ok and type(pair[1]) in (int, float) and math.isfinite(pair[1])
 
 
-def _model(pieces: list[Any]) -> Iterator[bytes]:
-    """Fields of a ModelProto."""
+def _model(pieces: list[Any]) -> bytes:
+    """SentencePiece model of the pieces and scores."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model, kind = ModelProto(), ModelProto.SentencePiece
     for i, (piece, score) in enumerate(pieces):
-        kind = (UNKNOWN, CONTROL, CONTROL)[i] if i < 3 else BYTE if piece in BYTES else NORMAL
-        name = NAMES[i] if i < 3 else piece.replace(" ", "\u2581")
-        yield _field(1, _field(1, name.encode()) + _field(2, float(score)) + _field(3, kind))
-    yield _field(2, _field(3, BPE) + _field(4, len(pieces)) + _field(35, 1))  # byte_fallback
+        own = (kind.UNKNOWN, kind.CONTROL, kind.CONTROL)[i] if i < 3 else kind.BYTE if piece in BYTES else kind.NORMAL
+        model.pieces.add(piece=NAMES[i] if i < 3 else piece.replace(" ", "\u2581"), score=score, type=own)
+    trainer, normal = model.trainer_spec, model.normalizer_spec
+    trainer.model_type, trainer.vocab_size, trainer.byte_fallback = trainer.BPE, len(pieces), True
     # a space before the text, no blanks removed, and blanks as U+2581
-    yield _field(3, _field(1, b"identity") + _field(3, 1) + _field(4, 0) + _field(5, 1))
-
-
-def _field(number: int, value: int | float | bytes) -> bytes:
-    """Field of a protocol buffer: a varint, a 4-byte float, or a length and bytes."""
-    if isinstance(value, float):
-        return varint(number << 3 | 5) + struct.pack("<f", value)
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def varint(value: int) -> bytes:
-    low, rest = value & 127, value >> 7
-    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+    normal.name, normal.add_dummy_prefix, normal.remove_extra_whitespaces = "identity", True, False
+    normal.escape_whitespaces = True
+    return model.SerializeToString()

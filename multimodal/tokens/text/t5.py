@@ -1,7 +1,6 @@
 """T5's and ByT5's vocabularies with the sentinels of masked spans (Raffel et al. 2020, section 3.1.4)."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,11 @@ from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json, write_whole
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
-from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer, varint
+from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, write_record
 
 FILE = "spiece.model"
 SENTINELS = 100
-CONTROL = b"\x18\x03"  # field 3 of a piece: type control
 
 
 class T5Text(SentencePieceTokenizer):
@@ -24,11 +22,7 @@ class T5Text(SentencePieceTokenizer):
     def __init__(self, path: Path | str, sentinels: int, vocab_size: int):
         """`sentinels`: their number if the file has none. Raises CheckpointError if they exceed `vocab_size`, or the
         file has no eos."""
-        try:
-            proto = without_sentinels(Path(path).read_bytes())
-        except (OSError, LookupError):  # the base class reports the fault
-            proto = None
-        super().__init__(path, vocab_size=vocab_size, proto=proto)
+        super().__init__(path, vocab_size=vocab_size, proto=without_sentinels(Path(path)))
         if self.eos_id is None:
             raise CheckpointError(f"{self.path}: has no eos id")
         names = map(self._model.id_to_piece, range(self._pieces))
@@ -101,39 +95,20 @@ def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
     return hub_tokenizer(folder, config)
 
 
-def without_sentinels(model: bytes) -> bytes:
-    """SentencePiece model with its sentinels as control pieces, which no text yields.
+def without_sentinels(path: Path) -> bytes | None:
+    """SentencePiece model with its sentinels as control pieces, which no text yields; None: the file as it is. Raises
+    CheckpointError."""
+    data = path.read_bytes() if path.is_file() else b""
+    if b"<extra_id_" not in data:
+        return None
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-    Field 1 of the protocol buffer is a piece, whose fields 1 and 3 are name and type; the last of repeated fields
-    counts."""
-    if b"<extra_id_" not in model:
-        return model
-    made = b""
-    for key, value in _fields(model):
-        if key == b"\x0a" and re.search(rb"<extra_id_\d+>", value):
-            value += CONTROL
-        made += key + (varint(len(value)) if key[0] & 7 == 2 else b"") + value
-    return made
-
-
-def _fields(message: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield key and value of each field; varints and fixed numbers stay encoded."""
-    at = 0
-    while at < len(message):
-        start = at
-        at = _after_varint(message, at)
-        key, kind = message[start:at], message[start] & 7
-        if kind == 2:
-            end = _after_varint(message, at)
-            size = sum((byte & 127) << (7 * i) for i, byte in enumerate(message[at:end]))
-            at, stop = end, end + size
-        else:
-            stop = _after_varint(message, at) if kind == 0 else at + {1: 8, 5: 4}[kind]
-        yield key, message[at:stop]
-        at = stop
-
-
-def _after_varint(message: bytes, at: int) -> int:
-    while message[at] & 128:
-        at += 1
-    return at + 1
+    try:
+        model = ModelProto.FromString(data)
+        for piece in model.pieces:
+            if re.search(r"<extra_id_\d+>", piece.piece):
+                piece.type = piece.CONTROL
+    except (DecodeError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a SentencePiece model ({error})") from None
+    return model.SerializeToString()

@@ -3,7 +3,8 @@
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +44,7 @@ class Tokenizer(ABC):
     bos_id: int | None = None
     eos_id: int | None = None
     mask_id: int | None = None  # masked token
+    unknown_id: int | None = None  # token of what the vocabulary cannot spell; `decode` drops it as a control token
     language_ids: Mapping[str, int] = MappingProxyType({})  # id of each language token, for translation
     language_in_source: bool = False  # target language before the source, else before the output
     sentinel_ids: tuple[int, ...] = ()  # of masked spans, in order
@@ -67,11 +69,12 @@ class Tokenizer(ABC):
         return self._encode(checked(text))
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids; invalid UTF-8 becomes U+FFFD. Raises TextError for an id outside the vocabulary."""
+        """Text of ids, with `skip_control` without control and unknown tokens; invalid UTF-8 becomes U+FFFD. Raises
+        TextError for an id outside the vocabulary."""
         ids = [int(i) for i in ids]
         if wrong := [i for i in ids if not 0 <= i < self.vocab_size]:
             raise TextError(f"token id {wrong[0]} is outside the vocabulary of {self.vocab_size}")
-        return self._decode([i for i in ids if not (skip_control and i in self.control)])
+        return self._decode([i for i in ids if not (skip_control and (i in self.control or i == self.unknown_id))])
 
     def pair(
         self, first: str | Sequence[int], second: str | Sequence[int], length: int | None = None, ends: int = 1
@@ -159,6 +162,16 @@ def checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise TextError(f"text {text[:40]!r} has a lone surrogate at character {error.start}") from None
     return text
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Begin the message of a CheckpointError inside the block with `path`, unless it names a file of that folder."""
+    try:
+        yield
+    except CheckpointError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
 
 
 def write_record(folder: Path | str, record: dict[str, Any]) -> None:

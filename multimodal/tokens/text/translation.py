@@ -2,7 +2,6 @@
 Marian)."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from multimodal.system.files import read_json, write_whole
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import languages_of
 from multimodal.tokens.text.sentencepiece import pieces_model
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
 
 SOURCE, TARGET, VOCAB = "source.spm", "target.spm", "vocab.json"
 END, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
@@ -28,7 +27,7 @@ CODES = {"m2m100": tuple(_M2M100.split()), "wmt21": tuple(_WMT21.split())}
 
 class PiecesTokenizer(Tokenizer):
     """Equal to transformers' M2M100Tokenizer and MarianTokenizer on ordinary text; unlike there, "__de__" and "</s>" in
-    a text are text. Pieces missing from the table are unknown, which `decode` drops with the control tokens."""
+    a text are text. Pieces missing from the table are unknown."""
 
     def __init__(
         self, source: Path, target: Path, vocab: dict[str, Any], vocab_size: int, languages: dict[str, Any],
@@ -74,10 +73,6 @@ class PiecesTokenizer(Tokenizer):
         # by name: an unknown piece comes as its text, which may be a piece of the other side
         return [self._ids.get(piece, self.unknown_id) for piece in model.encode(text, out_type=str)]
 
-    def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids. Raises TextError for an id outside the vocabulary."""
-        return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
-
     def _decode(self, ids: list[int]) -> str:
         pieces = [self._names[i] or f"[{i}]" for i in ids]
         return "".join(pieces).replace(SPACE, " ").strip()
@@ -97,7 +92,7 @@ class PiecesTokenizer(Tokenizer):
 def pieces_from(folder: Path, settings: dict[str, Any]) -> PiecesTokenizer:
     """Build from a record and the files beside it."""
     target = folder / (TARGET if settings.pop("two_models") else SOURCE)
-    return _naming(folder / VOCAB, folder / SOURCE, target, **settings)
+    return _from_files(folder, folder / SOURCE, target, **settings)
 
 
 def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -112,7 +107,7 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     first = len(read_json(folder / VOCAB))
     languages = {f"__{code}__": first + i for i, code in enumerate(CODES[kind])}
     model = folder / "sentencepiece.bpe.model"
-    return _naming(folder / VOCAB, model, model, config["vocab_size"], languages)
+    return _from_files(folder, model, model, vocab_size=config["vocab_size"], languages=languages)
 
 
 def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -122,14 +117,10 @@ def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
         return None
     vocab = read_json(folder / VOCAB)
     languages = {name: i for name, i in vocab.items() if name.startswith(">>") and name.endswith("<<")}
-    return _naming(folder / VOCAB, folder / SOURCE, folder / TARGET, config["vocab_size"], languages, True)
+    settings = {"vocab_size": config["vocab_size"], "languages": languages, "language_in_source": True}
+    return _from_files(folder, folder / SOURCE, folder / TARGET, **settings)
 
 
-def _naming(
-    path: Path, source: Path, target: Path, vocab_size: int, languages: dict[str, int], language_in_source: bool = False
-) -> PiecesTokenizer:
-    try:
-        return PiecesTokenizer(source, target, read_json(path), vocab_size, languages, language_in_source)
-    except CheckpointError as error:
-        text = str(error)
-        raise CheckpointError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
+def _from_files(folder: Path, source: Path, target: Path, **settings: Any) -> PiecesTokenizer:
+    with naming(folder / VOCAB):
+        return PiecesTokenizer(source, target, read_json(folder / VOCAB), **settings)

@@ -5,7 +5,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import path_of
-from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.tokens.text.bytepair import bytepair_from
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.pipeline import hub_from
@@ -18,7 +18,7 @@ from multimodal.tokens.text.whisper_small import whisper_small_from
 from multimodal.tokens.text.wordpiece import wordpiece_from
 
 _KEYS: dict[str, dict[str, Any]] = {
-    "bpe": {},  # checks itself
+    "bpe": {"vocab_size": int, "lowercase": bool},
     "clip": {"context": int},
     "whisper": {"multilingual": bool, "languages": int},
     "whisper-small": {"languages": list[str], "timestamps": int},
@@ -41,6 +41,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "strip_accents": bool | None, "split_chinese": bool,
     },
 }  # fmt: skip
+_OPTIONAL: dict[str, dict[str, Any]] = {"bpe": {"languages": list[str]}}
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {
     "clip": CLIPTokenizer,
@@ -53,7 +54,7 @@ _NAMED = {
 _OTHERS = {"whisper": WhisperTokenizer, "characters": CharacterTokenizer, "byt5": ByT5Text}
 _WITH_FILES = {
     "sentencepiece": sentencepiece_from, "hub": hub_from, "wordpiece": wordpiece_from, "t5": t5_from,
-    "whisper-small": whisper_small_from, "pieces": pieces_from,
+    "whisper-small": whisper_small_from, "pieces": pieces_from, "bpe": bytepair_from,
 }  # fmt: skip
 
 
@@ -71,9 +72,8 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:
         raise CheckpointError(f"{folder / RECORD}: kind must be one of {', '.join(_KEYS)} (got {kind!r})")
-    if kind == "bpe":
-        return BytePairTokenizer.load(folder)
-    require_keys(record, {"kind": str, **_KEYS[kind]}, folder)
+    more = {key: form for key, form in _OPTIONAL.get(kind, {}).items() if key in record}
+    require_keys(record, {"kind": str, **_KEYS[kind], **more}, folder)
     if (context := record.get("context")) is not None and not 0 < context <= MOST_CONTEXT:
         raise CheckpointError(f"{folder / RECORD}: context: expected a number from 1 to {MOST_CONTEXT} ({context})")
     if not 0 <= record.get("vocab_size", 1) <= MOST_CONTEXT or not 0 <= record.get("sentinels", 1) <= 1 << 20:

@@ -9,7 +9,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
 from multimodal.tokens.text.languages import LANGUAGES
 from multimodal.tokens.text.tiktokens import WORDS, WhisperTokenizer, read_ranks
-from multimodal.tokens.text.tokenizer import write_record, write_text
+from multimodal.tokens.text.tokenizer import naming, write_record, write_text
 
 FILE = "ranks.tiktoken"
 MOST_TIMESTAMPS = 1501  # Whisper's 30 s
@@ -66,10 +66,8 @@ def whisper_small_from(folder: Path, settings: dict[str, Any]) -> SmallWhisperTo
     ranks = read_ranks(folder / FILE)
     if not all(isinstance(code, str) for code in settings["languages"]):
         raise UsageError(f"languages: must be codes of Whisper's languages (got {settings['languages']!r:.60})")
-    try:
+    with naming(folder / FILE):
         return SmallWhisperTokenizer(ranks, **settings)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder / FILE}: {error}") from None
 
 
 def _check(ranks: dict[bytes, int]) -> None:

@@ -1,14 +1,14 @@
 """BERT's WordPiece (Devlin et al. 2019), which BLIP and GIT also use, with training."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, write_record, write_text
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,7 +22,7 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class WordPieceTokenizer(Tokenizer):
     """Equal to transformers' BertTokenizer on ordinary text; unlike it, "[SEP]" in a text is text.
 
-    Words that the vocabulary cannot spell become [UNK], which `decode` drops with the control tokens."""
+    Words that the vocabulary cannot spell become [UNK]. `decode` puts spaces by BERT's convention."""
 
     def __init__(
         self, vocab: list[str], vocab_size: int, bos_id: int, eos_id: int, context: int | None = None,
@@ -68,8 +68,8 @@ class WordPieceTokenizer(Tokenizer):
         for name, value in (("bos", bos_id), ("eos", eos_id)):
             if type(value) is not int:
                 raise CheckpointError(f"{path}: {name}_id must be an id or a token (got {value!r})")
-        return _naming(path, cls, vocab=vocab, vocab_size=vocab_size, bos_id=bos_id, eos_id=eos_id, context=context,
-                       **settings)  # fmt: skip
+        with naming(path):
+            return cls(vocab, vocab_size, bos_id, eos_id, context, **settings)
 
     @classmethod
     def train(
@@ -102,10 +102,6 @@ class WordPieceTokenizer(Tokenizer):
 
     def _encode(self, text: str) -> list[int]:
         return self._chunks.encode(text)
-
-    def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids, with spaces by BERT's convention; unknown words are lost."""
-        return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
 
     def _decode(self, ids: list[int]) -> str:
         tokens = [self.vocab[i] if i < len(self.vocab) else f"[{i}]" for i in ids]
@@ -161,13 +157,7 @@ def _from_json(file: dict[str, Any], path: Path) -> tuple[list[str], dict[str, A
     return sorted(vocab, key=vocab.get), settings
 
 
-def _naming(path: Path, make: Any, **settings: Any) -> WordPieceTokenizer:
-    try:
-        return make(**settings)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-
-
 def wordpiece_from(folder: Path, settings: dict[str, Any]) -> WordPieceTokenizer:
     """Build from a record and the vocabulary beside it."""
-    return _naming(folder / FILE, WordPieceTokenizer, vocab=read_vocabulary(folder / FILE), **settings)
+    with naming(folder / FILE):
+        return WordPieceTokenizer(read_vocabulary(folder / FILE), **settings)

@@ -6,7 +6,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json
-from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming, vocabulary
+from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
@@ -99,7 +99,7 @@ def _made(
     context: int | None,
 ) -> HubTokenizer:  # fmt: skip
     """`names`: of special tokens that the folder's files do not name."""
-    try:
+    with naming_pipeline(path):
         vocab = dict(vocabulary(pipeline))
         if not vocab:
             raise CheckpointError("the vocabulary is empty (0 tokens)")
@@ -113,11 +113,7 @@ def _made(
         ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
         # an eos that only config.json states is an ordinary token in the file
         control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a file of the tokenizers library ({error!r:.60})") from None
-    return naming(path, pipeline, control=control, vocab_size=size, context=context, **ids)
+        return HubTokenizer(pipeline, control, size, context=context, **ids)
 
 
 def _ids(

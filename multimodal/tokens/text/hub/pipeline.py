@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,7 @@ IDS = ("pad_id", "bos_id", "eos_id", "mask_id", "unknown_id")
 class HubTokenizer(Tokenizer):
     """Equal to the `tokenizers` library on ordinary text; unlike there, "</s>" in a text is text.
 
-    Control tokens are kept here and removed from the pipeline. `batch` adds bos and eos. `decode` drops the unknown
-    token with the control tokens."""
+    Control tokens are kept here and removed from the pipeline. `batch` adds bos and eos."""
 
     def __init__(
         self, pipeline: dict[str, Any], control: dict[str, int], vocab_size: int, pad_id: int,
@@ -66,10 +66,6 @@ class HubTokenizer(Tokenizer):
         with no_panic(f"text {text[:40]!r}", TextError):
             return encode_whole(self._backend, text)
 
-    def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids. Raises TextError for an id outside the vocabulary."""
-        return super().decode([i for i in ids if not (skip_control and int(i) == self.unknown_id)], skip_control)
-
     def _decode(self, ids: list[int]) -> str:
         tokens = [self._tokens[i] or f"[{i}]" for i in ids]
         decoder = self._backend.decoder
@@ -90,15 +86,18 @@ def hub_from(folder: Path, settings: dict[str, Any]) -> HubTokenizer:
     control = settings["control"]
     if not all(type(i) is int and i >= 0 for i in control.values()):
         raise CheckpointError(f"{folder / RECORD}: control must map names to ids (got {str(control)[:60]})")
-    return naming(folder / FILE, read_json(folder / FILE), **settings)
+    with naming_pipeline(folder / FILE):
+        return HubTokenizer(read_json(folder / FILE), **settings)
 
 
-def naming(path: Path, pipeline: dict[str, Any], **settings: Any) -> HubTokenizer:
-    """Build the tokenizer. Raises CheckpointError that names `path`."""
+@contextmanager
+def naming_pipeline(path: Path) -> Iterator[None]:
+    """Turn what a wrong pipeline raises inside the block into a CheckpointError that names `path`."""
     try:
-        return HubTokenizer(pipeline, **settings)
+        yield
     except (CheckpointError, TextError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
     except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
         raise CheckpointError(f"{path}: not a file of the tokenizers library ({error!r:.60})") from None
 

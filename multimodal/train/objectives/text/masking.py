@@ -69,7 +69,7 @@ class Masker:
                 raise UsageError(f"has no {name}, which masking needs", argument="tokenizer")
         self.tokenizer, self.settings = tokenizer, settings
         ordinary = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
-        unknown = getattr(tokenizer, "unknown_id", None)
+        unknown = tokenizer.unknown_id
         ordinary[[*tokenizer.control, tokenizer.mask_id, *([] if unknown is None else [unknown])]] = False
         self.ordinary, self.starts = ordinary, None
         if settings.whole_words:
