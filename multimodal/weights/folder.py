@@ -152,16 +152,6 @@ def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None 
             write_durably(made / "card.json", _json(checkpoint.card))
 
 
-def save_card(folder: Path, card: dict[str, Any]) -> None:
-    """Replace the card of a checkpoint folder atomically; the other files stay as they are. Raises CheckpointError."""
-    _check_manifest(folder)
-    with _replacing(folder) as made:
-        for path in folder.iterdir():
-            if path.name not in ("card.json", "manifest.json"):
-                write_durably(made / path.name, path.read_bytes())
-        write_durably(made / "card.json", _json(card))
-
-
 def check_place(folder: Path) -> None:
     """Raise UsageError if `folder` holds anything but a checkpoint, since replacing it would delete that."""
     if not os.path.lexists(folder):

@@ -57,10 +57,12 @@ def under(prefix: str, ours: str, rows: list[NameRow]) -> list[NameRow]:
     return [replace(row, foreign=prefix + row.foreign, ours=tuple(ours + t for t in row.targets)) for row in rows]
 
 
-def weight_and_bias(foreign: str, ours: tuple[str, ...] | str, op: Op = COPY) -> list[NameRow]:
-    """The two rows of a linear map or a norm."""
-    names = (ours,) if isinstance(ours, str) else ours
-    return [NameRow(f"{foreign}.{part}", tuple(f"{n}.{part}" for n in names), op) for part in ("weight", "bias")]
+def weight_and_bias(
+    foreign: str, ours: tuple[str, ...] | str, op: Op = COPY, weight: Op | None = None
+) -> list[NameRow]:
+    """The two rows of a linear map or a norm. `weight`: the weight's `op`, if it is another."""
+    names, ops = (ours,) if isinstance(ours, str) else ours, {"weight": weight or op, "bias": op}
+    return [NameRow(f"{foreign}.{part}", tuple(f"{n}.{part}" for n in names), own) for part, own in ops.items()]
 
 
 def linears(names: dict[str, str]) -> list[NameRow]:

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, with_names, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -95,10 +94,8 @@ class BytePairTokenizer(Tokenizer):
         return self._chunks.encode(text)
 
     def _decode(self, ids: list[int]) -> str:
-        codes = {i: code for code, i in self.language_ids.items()}
-        parts = [(i in codes, list(run)) for i, run in groupby(ids, lambda i: i if i in codes else None)]
-        spell = lambda run: self._backend.decode(run, skip_special_tokens=False)
-        return "".join("".join(f"<{codes[i]}>" for i in run) if known else spell(run) for known, run in parts)
+        names = {i: f"<{code}>" for code, i in self.language_ids.items()}
+        return with_names(ids, names, lambda run: self._backend.decode(run, skip_special_tokens=False))
 
 
 def bytepair_from(folder: Path, settings: dict[str, Any]) -> BytePairTokenizer:

@@ -7,7 +7,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import read_json_value, shown, write_whole
-from multimodal.tokens.text.tokenizer import Tokenizer, write_record
+from multimodal.tokens.text.tokenizer import Tokenizer, with_names, write_record
 
 
 def canonicalize(text: str) -> str:
@@ -42,24 +42,15 @@ class SentencePieceTokenizer(Tokenizer):
         if self.bos_id == -1:
             raise CheckpointError(f"{self.path}: add_bos, but the model has no bos id")
         self.canonical, self.context, self.pad_to_length = canonical, context, pad_to_length
-        named = {i for i in range(self._pieces) if self._model.is_control(i)}
-        self.control = frozenset(named | set(range(self._pieces, self.vocab_size)))
+        self._names = {i: self._model.id_to_piece(i) for i in range(self._pieces) if self._model.is_control(i)}
+        self._names |= {i: f"[{i}]" for i in range(self._pieces, self.vocab_size)}
+        self.control = frozenset(self._names)
 
     def _encode(self, text: str) -> list[int]:
         return self._model.encode(canonicalize(text) if self.canonical else text)
 
     def _decode(self, ids: list[int]) -> str:
-        text, plain = [], []
-        for i in ids:  # the library drops control pieces
-            if i in self.control:
-                text += [self._model.decode(plain), self._name(i)]
-                plain = []
-            else:
-                plain.append(i)
-        return "".join([*text, self._model.decode(plain)])
-
-    def _name(self, i: int) -> str:
-        return self._model.id_to_piece(i) if i < self._pieces else f"[{i}]"
+        return with_names(ids, self._names, self._model.decode)  # the library drops control pieces
 
     def save(self, folder: Path | str) -> None:
         """Write the model and the record."""

@@ -9,7 +9,7 @@ from multimodal.system.files import read_json, write_whole
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, write_record
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, with_names, write_record
 
 FILE = "spiece.model"
 SENTINELS = 100
@@ -34,11 +34,8 @@ class T5Text(SentencePieceTokenizer):
                 )
             self.names = {f"<extra_id_{i}>": self._pieces + sentinels - 1 - i for i in range(sentinels)}
         self.sentinel_ids = sentinels_of(self.names)
-        self.control |= frozenset(self.sentinel_ids)
-
-    def _name(self, i: int) -> str:
-        number = self.sentinel_ids.index(i) if i in self.sentinel_ids else None
-        return super()._name(i) if number is None else f"<extra_id_{number}>"
+        self._names |= {i: f"<extra_id_{number}>" for number, i in enumerate(self.sentinel_ids)}
+        self.control = frozenset(self._names)
 
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)
@@ -58,14 +55,8 @@ class ByT5Text(ByteTokenizer):
         self.control = ByteTokenizer.control | frozenset(self.sentinel_ids)
 
     def _decode(self, ids: list[int]) -> str:
-        first, text, plain = ByteTokenizer.vocab_size, [], []
-        for i in ids:
-            if i < first:
-                plain.append(i)
-            else:
-                text += [super()._decode(plain), f"<extra_id_{i - first}>"]
-                plain = []
-        return "".join([*text, super()._decode(plain)])
+        names = {i: f"<extra_id_{number}>" for number, i in enumerate(self.sentinel_ids)}
+        return with_names(ids, names, super()._decode)
 
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "byt5", "sentinels": len(self.sentinel_ids)})

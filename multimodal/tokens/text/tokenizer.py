@@ -3,9 +3,9 @@
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -128,6 +128,12 @@ def _padded(rows: list[list[int]], width: int | None, pad_id: int) -> tuple[Int[
     ids = np.full(mask.shape, pad_id, np.int64)
     ids[mask] = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
     return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def with_names(ids: list[int], names: Mapping[int, str], spell: Callable[[list[int]], str]) -> str:
+    """Text of ids: `spell` decodes runs of plain ids, others have `names`."""
+    runs = groupby(ids, key=names.__contains__)
+    return "".join("".join(map(names.__getitem__, run)) if named else spell(list(run)) for named, run in runs)
 
 
 def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) -> None:

@@ -54,11 +54,6 @@ def _feed(foreign: str, ours: str) -> list[NameRow]:
     return under(f"{foreign}.sequential.", ours, linears({"0": "_norm", "1": ".up", "4": ".down"}))
 
 
-def _pointwise(number: int, ours: str) -> list[NameRow]:
-    foreign, ours = f"conv_module.sequential.{number}", f"convolution.{ours}"
-    return [NameRow(f"{foreign}.weight", f"{ours}.weight", NO_LAST), NameRow(f"{foreign}.bias", f"{ours}.bias")]
-
-
 def _rows(config: ConformerEncoderConfig) -> list[NameRow]:
     norm = "conv_module.sequential.3"
     rows = [
@@ -67,10 +62,10 @@ def _rows(config: ConformerEncoderConfig) -> list[NameRow]:
         *in_proj("self_attn", "attention"),
         *weight_and_bias("self_attn.out_proj", "attention.out"),
         *weight_and_bias("conv_module.layer_norm", "convolution.before"),
-        *_pointwise(0, "expand"),
+        *weight_and_bias("conv_module.sequential.0", "convolution.expand", weight=NO_LAST),
         *weight_and_bias("conv_module.sequential.2", "convolution.depthwise"),
         *weight_and_bias(norm, "convolution.norm"),
-        *_pointwise(5, "project"),
+        *weight_and_bias("conv_module.sequential.5", "convolution.project", weight=NO_LAST),
         *_feed("ffn2", "feed_after"),
         *weight_and_bias("final_layer_norm", "norm"),
     ]

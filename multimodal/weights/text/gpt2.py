@@ -58,10 +58,10 @@ def _tied(text: dict[str, Any], tensors: Tensors, prefix: str) -> bool | None:
 
 
 def rows(config: TextConfig, prefix: str) -> list[NameRow]:
-    weight, bias = weight_and_bias("attn.c_attn", qkv("attention"), THIRDS)
+    conv1d = partial(weight_and_bias, weight=TRANSPOSE)
     block = [
-        replace(weight, op=TURNED_THIRDS), bias,
-        *_conv1d("attn.c_proj", "attention.out"), *_conv1d("mlp.c_fc", "feed.up"), *_conv1d("mlp.c_proj", "feed.down"),
+        *weight_and_bias("attn.c_attn", qkv("attention"), THIRDS, TURNED_THIRDS),
+        *conv1d("attn.c_proj", "attention.out"), *conv1d("mlp.c_fc", "feed.up"), *conv1d("mlp.c_proj", "feed.down"),
         *weight_and_bias("ln_1", "attention_branch.norm"), *weight_and_bias("ln_2", "feed_branch.norm"),
     ]  # fmt: skip
     masks = [
@@ -74,10 +74,6 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     ]  # fmt: skip
     head = NameRow(HEAD, "head.weight") if config.tied is False else repeat(HEAD, prefix + EMBEDDING)
     return [*under(prefix, "", tower), *([head] if prefix else [])]
-
-
-def _conv1d(foreign: str, ours: str) -> list[NameRow]:
-    return [NameRow(f"{foreign}.weight", f"{ours}.weight", TRANSPOSE), NameRow(f"{foreign}.bias", f"{ours}.bias")]
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
