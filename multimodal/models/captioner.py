@@ -32,15 +32,15 @@ class CaptionModel(Protocol):
 
 
 @dataclass(frozen=True)
-class CaptionerConfig:
+class VisionEncoderDecoderConfig:
     image: ViTConfig
     decoder: TextConfig
 
 
-class Captioner(nn.Module):
+class VisionEncoderDecoder(nn.Module):
     """ViT encoder and text decoder; cross-attention sees all image tokens."""
 
-    def __init__(self, config: CaptionerConfig):
+    def __init__(self, config: VisionEncoderDecoderConfig):
         super().__init__()
         self.config = config
         self.image, self.decoder = ViT(config.image), TextTransformer(config.decoder)

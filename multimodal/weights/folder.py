@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "speech_to_text": (Whisper, WhisperConfig),
     "conformer": (ConformerEncoder, ConformerEncoderConfig),
     "joint_conformer": (ConformerCTC, ConformerCTCConfig),
-    "captioner": (Captioner, CaptionerConfig),
+    "captioner": (VisionEncoderDecoder, VisionEncoderDecoderConfig),
     "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
     "text_to_text": (EncoderDecoder, EncoderDecoderConfig),

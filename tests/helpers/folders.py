@@ -10,7 +10,7 @@ from PIL import Image
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.stack import transformer
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoderConfig
 from multimodal.models.text import TextTransformer
@@ -51,7 +51,10 @@ def every_kind(folder: Path) -> Path:
     image = ViTConfig((16, 16), 8, transformer(16, 1, 2, 24), "none", False)
     text = TextConfig(tokenizer.vocab_size, 12, transformer(16, 2, 2, 24, source_width=16), True, False)
     record = Preprocessing((16, 16), "squash", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
-    save_folder(Checkpoint(Captioner(CaptionerConfig(image, text)), tokenizer, record), folder / "captioner")
+    save_folder(
+        Checkpoint(VisionEncoderDecoder(VisionEncoderDecoderConfig(image, text)), tokenizer, record),
+        folder / "captioner",
+    )
     lm = TextTransformer(TextConfig(259, 40, transformer(16, 2, 2, 24), True, True))
     save_folder(Checkpoint(lm, ByteTokenizer()), folder / "lm")
     words = WordPieceTokenizer(WORDS, len(WORDS), WORDS.index("[CLS]"), WORDS.index("[SEP]"))

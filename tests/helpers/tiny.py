@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.stack import StackConfig, transformer
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
@@ -63,7 +63,7 @@ CONFORMERS = {
 }
 SPEECH = WhisperConfig(WhisperEncoderConfig(8, 10, stack(key_bias=False)), text(tied=True, source=True))
 JOINT = ConformerCTCConfig(conformer(), VOCABULARY, text(tied=False, source=True))
-CAPTIONER = CaptionerConfig(replace(VIT, pool="none", classes=0), text(tied=True, source=True))
+CAPTIONER = VisionEncoderDecoderConfig(replace(VIT, pool="none", classes=0), text(tied=True, source=True))
 AFTER = {"stem_norm": True, "head_bias": True}  # as in BERT: post-norm
 BERT = text(source=True, tied=True)
 BERT = replace(
@@ -112,8 +112,8 @@ ALL = {
     "speech-to-text": (Whisper, SPEECH),
     "joint": (ConformerCTC, JOINT),
     "joint-ctc-alone": (ConformerCTC, replace(JOINT, decoder=None)),
-    "captioner": (Captioner, CAPTIONER),
-    "captioner-bert": (Captioner, replace(CAPTIONER, decoder=BERT)),
+    "captioner": (VisionEncoderDecoder, CAPTIONER),
+    "captioner-bert": (VisionEncoderDecoder, replace(CAPTIONER, decoder=BERT)),
     "git": (GIT, GITS),
     "coca": (CoCa, COCA),
     **{f"text-{name}": (TextTransformer, config) for name, config in TEXTS.items()},
@@ -147,7 +147,9 @@ def made(name: str) -> nn.Module:
     return randomized(kind(config))
 
 
-def teach(model: Captioner, pixels: Tensor, batch: TextBatch, steps: int, rate: float = 5e-3) -> Captioner:
+def teach(
+    model: VisionEncoderDecoder, pixels: Tensor, batch: TextBatch, steps: int, rate: float = 5e-3
+) -> VisionEncoderDecoder:
     """Overfit the captions, in a second."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for _ in range(steps):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from multimodal.models.captioner import Captioner
+from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
 from multimodal.models.encoder_decoder import EncoderDecoder
@@ -33,7 +33,7 @@ def checkpoint(kind: str) -> Checkpoint:
         parts = {name: of_bytes(getattr(TEXT_TO_TEXT, name)) for name in ("encoder", "decoder")}
         return Checkpoint(randomized(EncoderDecoder(replace(TEXT_TO_TEXT, **parts))), BYTES, source=kind)
     if kind == "captioner":
-        model = Captioner(replace(CAPTIONER, decoder=of_bytes(CAPTIONER.decoder)))
+        model = VisionEncoderDecoder(replace(CAPTIONER, decoder=of_bytes(CAPTIONER.decoder)))
         return Checkpoint(randomized(model), BYTES, RECORD, kind)
     if kind == "joint":
         config = ConformerCTCConfig(conformer(), IDS, of_bytes(text(tied=False, source=True)))

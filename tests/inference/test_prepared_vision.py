@@ -14,7 +14,7 @@ from multimodal.inference.bf16_attention import BlockedAttention
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.models.captioner import Captioner
+from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.weights.folder import Checkpoint
@@ -142,7 +142,7 @@ def test_attention_can_be_captured(compute_type: str):
 @pytest.mark.parametrize("compute_type", ["auto", "float32", "bfloat16", "int8"])
 @torch.inference_mode()
 def test_captions(compute_type: str):
-    plain = tiny.randomized(Captioner(tiny.CAPTIONER))
+    plain = tiny.randomized(VisionEncoderDecoder(tiny.CAPTIONER))
     quick, images = made(plain, compute_type), noise(2, 3, 8, 12)
     ids = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])
     source = plain.encode(images)

@@ -311,7 +311,7 @@ def run(model: torch.nn.Module) -> torch.Tensor:
         return model(tokens(2, 7), ids)
     if kind == "CoCa":
         return torch.cat([model(images, ids).flatten(), model.outputs(images, ids)[2].flatten()])
-    if kind in ("CLIP", "Captioner", "GIT"):
+    if kind in ("CLIP", "VisionEncoderDecoder", "GIT"):
         return model(images, ids)
     if kind == "Whisper":
         return model(noise(2, 8, 20), ids)

@@ -1,4 +1,4 @@
-"""Captioner training data: images with captions, labelled images with templates, and sentences without images."""
+"""VisionEncoderDecoder training data: images with captions, labelled images with templates, and sentences without images."""
 
 import math
 import re

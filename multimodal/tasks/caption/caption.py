@@ -17,7 +17,7 @@ from multimodal.decoding.sampling import greedy, sample
 from multimodal.errors import CheckpointError, ImageError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.models.captioner import Captioner, CaptionModel, Decoding
+from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDecoder
 from multimodal.tasks.caption.options import CaptionOptions, options_for
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.images import batches, name_of
@@ -123,7 +123,7 @@ class Caption(NamedTuple):
 
 
 class CaptionWriter:
-    """Captioner with fixed options: maps pixels to the captions of each image, the best first.
+    """VisionEncoderDecoder with fixed options: maps pixels to the captions of each image, the best first.
 
     Raises CheckpointError for a checkpoint without tokenizer or preprocessing, TextError for a prompt longer than the
     context, UsageError for `min_tokens` beyond it."""
@@ -182,7 +182,7 @@ class CaptionWriter:
 
     def _decoding(self, source: Float[Tensor, "B S _"]) -> Decoding:
         """Decoding step and cache, by CUDA graphs for a plain decoder on a GPU."""
-        if isinstance(self.network, Captioner):
+        if isinstance(self.network, VisionEncoderDecoder):
             return fast_step(self.network.decoder, source, None, len(self.prompt) + self.limit, last=1)
         return self.network.decoding(source)
 

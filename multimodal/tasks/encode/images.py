@@ -1,4 +1,4 @@
-"""Batches of images (paths, bytes or PIL images), decoded ahead of the model."""
+"""Batches of images (see `as_image`), decoded ahead of the model."""
 
 import os
 from collections import deque
@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
-from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import ImageError, UsageError
 from multimodal.tasks.encode.attempts import OF_ALL, item_error
+from multimodal.tokens.image.arrays import as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
-from multimodal.tokens.image.reading import read_image
 
 
 class ImageBatch(NamedTuple):
@@ -98,7 +97,7 @@ def pixels_of_one(
     image: Any, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
 ) -> Float[Tensor, "3 H W"]:
     """Read and preprocess one image, into `out` if given. Raises ImageError."""
-    return preprocess(image if isinstance(image, Image.Image) else read_image(image), record, out)
+    return preprocess(as_image(image), record, out)
 
 
 def pixels_of(images: Sequence[Any], record: Preprocessing) -> Float[Tensor, "B 3 H W"]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import StackConfig
 from multimodal.errors import UsageError
-from multimodal.models.captioner import Captioner
+from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
@@ -131,7 +131,7 @@ def _coca(m: CoCa, sizes: Sizes) -> Iterator[Part]:
     yield Part("captions", "token", count, count, (logits,), _cached(m.config.decoder, count, source.shape[1]))
 
 
-def _captioner(m: Captioner, sizes: Sizes) -> Iterator[Part]:
+def _captioner(m: VisionEncoderDecoder, sizes: Sizes) -> Iterator[Part]:
     source = m.encode(_pixels(m.image, sizes))
     yield _image(m.image)
     yield _text("captions", m.decoder, sizes, source)
@@ -181,6 +181,6 @@ def _table(m: FTTransformer, sizes: Sizes) -> Iterator[Part]:
 
 KINDS: dict[type[nn.Module], Callable[[Any, Sizes], Iterator[Part]]] = {
     TextTransformer: lambda m, sizes: iter([_text("text", m, sizes)]), FTTransformer: _table, ViT: _vit,
-    ConformerEncoder: _conformer, CLIP: _clip, CoCa: _coca, Captioner: _captioner, GIT: _git,
+    ConformerEncoder: _conformer, CLIP: _clip, CoCa: _coca, VisionEncoderDecoder: _captioner, GIT: _git,
     EncoderDecoder: _encoder_decoder, Whisper: _whisper, ConformerCTC: _conformer_ctc,
 }  # fmt: skip

@@ -3,23 +3,21 @@
 Nothing here holds the samples or the mel of a whole recording, so memory does not grow with its length.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.tokens.audio.arrays import Samples, as_audio
 from multimodal.tokens.audio.damage import DamagedSpan
-from multimodal.tokens.audio.levels import Levels
 from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW, log10_mel, scaled_mel
-from multimodal.tokens.audio.offset import without_offset
-from multimodal.tokens.audio.reading import OddAudio, stream_audio
+from multimodal.tokens.audio.reading import OddAudio, count_channels, stream_audio
 
 CHUNK = 30 * RATE
 FLOOR = -10.0  # log10 mel power of digital silence
@@ -27,59 +25,49 @@ AHEAD = WINDOW // 2  # samples that a centred mel frame sees before its 10 ms st
 
 
 class AudioSource:
-    """A file, its bytes, or mono samples [T] at 16 kHz; every pass reads it from the start.
+    """A file, its bytes, or samples; every pass reads it from the start.
 
     `channel` (0-based) selects one channel; `audio_track` and `on_truncated` are those of `stream_audio`. Only the
-    first full pass warns of damage and oddities. `damage` holds the spans found by the last full pass. Raises
-    AudioError for samples that are not a finite row of floats."""
+    first full pass warns of damage and oddities, none if `quiet`. `damage` holds the spans found by the last full
+    pass. Raises AudioError, UsageError as `as_audio` does."""
 
     def __init__(
-        self, source: str | Path | bytes | Tensor, *, channel: int | None = None, on_truncated: str = "warn",
-        audio_track: int | None = None,
+        self, source: Any, *, channel: int | None = None, on_truncated: str = "warn", audio_track: int | None = None,
+        quiet: bool = False,
     ):  # fmt: skip
-        self.source, self.channel, self.on_truncated, self.track = source, channel, on_truncated, audio_track
+        self.source = as_audio(source)
+        self.channel, self.on_truncated, self.track, self.warned = channel, on_truncated, audio_track, quiet
         self.damage: list[DamagedSpan] = []
-        self.warned = False
-        if isinstance(source, Tensor):
-            self.name, self.source = "<samples>", _checked(source)
-            if channel:
-                raise UsageError(f"channel {channel}: samples have one channel, 0")
-            if (audio_track or 1) != 1:
-                raise UsageError(f"audio_track {audio_track}: samples have one track, 1")
-        else:
-            self.name = "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
+        self.name = name_of_audio(self.source)
+        if isinstance(self.source, Samples) and (audio_track or 1) != 1:
+            raise UsageError(f"{audio_track}: samples have one track, 1", argument="audio_track")
 
     def chunks(self) -> Iterator[Float[Tensor, "_"]]:
         """Consecutive chunks of 30 s; the last one may be shorter."""
-        if isinstance(self.source, Tensor):
-            yield from self.source.split(CHUNK)
-            return
         damage, remarks = [], []
-        on_truncated = "ignore" if self.warned and self.on_truncated == "warn" else self.on_truncated
-        yield from stream_audio(
-            self.source, RATE, CHUNK / RATE, on_truncated, damage=damage, remarks=remarks, channel=self.channel,
-            audio_track=self.track,
-        )  # fmt: skip
+        if isinstance(self.source, Samples):
+            yield from self.source.stream(CHUNK / RATE, self.channel, remarks)
+        else:
+            on_truncated = "ignore" if self.warned and self.on_truncated == "warn" else self.on_truncated
+            yield from stream_audio(
+                self.source, RATE, CHUNK / RATE, on_truncated, damage=damage, remarks=remarks, channel=self.channel,
+                audio_track=self.track,
+            )  # fmt: skip
         for text in [] if self.warned else remarks:
             warnings.warn(OddAudio(text), stacklevel=2)
         self.damage, self.warned = damage, True
 
+    def count_channels(self) -> int:
+        if isinstance(self.source, Samples):
+            return len(self.source.channels)
+        return count_channels(self.source, self.track)
 
-def _checked(wave: Tensor) -> Float[Tensor, "_"]:
-    if wave.ndim != 1 or not wave.is_floating_point():
-        raise AudioError(f"samples: expected one row of floats (got shape {list(wave.shape)}, {wave.dtype})")
-    if not wave.numel():
-        raise AudioError("samples: expected at least one (got 0)")
-    if not wave.isfinite().all():
-        raise AudioError(f"samples: {int((~wave.isfinite()).sum())} of {wave.numel()} are not finite")
-    wave = wave.detach().float().cpu()
 
-    def seconds() -> Iterator[tuple[int, np.ndarray]]:
-        return ((RATE, part[None].numpy()) for part in wave.split(RATE))
-
-    levels = Levels()
-    clean = [channels[0] for _, channels in without_offset(seconds(), seconds, levels)]
-    return torch.from_numpy(np.concatenate(clean)) if levels.offset else wave
+def name_of_audio(source: Any) -> str:
+    """Path, or the kind of a source without one, on one line."""
+    if isinstance(source, str | os.PathLike):
+        return str(source).replace("\n", "\\n")
+    return "<bytes>" if isinstance(source, bytes) else "<samples>"
 
 
 class AudioSurvey(NamedTuple):

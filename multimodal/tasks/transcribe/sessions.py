@@ -137,7 +137,7 @@ def _identify(
     """Language and probability over the survey's windows, weighted by the speech in each; without windows, over the
     beginning of the recording, as in openai-whisper."""
     waves = [wave for _, wave in overview.windows]
-    sources = [(AudioSource(wave), len(wave)) for wave in waves] or [(source, overview.samples)]
+    sources = [(AudioSource(wave, quiet=True), len(wave)) for wave in waves] or [(source, overview.samples)]
     weights = [_speech_share(wave) for wave in waves] if len(waves) > 1 else [1.0]
     votes = []
     for (window, samples), weight in zip(sources, weights, strict=True):

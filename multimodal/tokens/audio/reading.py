@@ -76,7 +76,7 @@ def stream_audio(
         raise UsageError("on_truncated 'ignore': needs a list `damage` (got None)")
     reading = _Reading(source, _name(source), channel, audio_track)
     pieces = _samples(reading, rate, on_truncated, [] if damage is None else damage, [] if remarks is None else remarks)
-    return _chunks(pieces, round(chunk_seconds * rate))
+    return chunked(pieces, round(chunk_seconds * rate))
 
 
 def read_audio(
@@ -116,7 +116,8 @@ def find_audio(paths: Iterable[str | Path]) -> list[Path]:
     return list(unique)
 
 
-def _chunks(pieces: Iterator[Float32[np.ndarray, "n"]], size: int) -> Iterator[Float[Tensor, "T"]]:
+def chunked(pieces: Iterator[Float32[np.ndarray, "n"]], size: int) -> Iterator[Float[Tensor, "T"]]:
+    """Regroup samples into chunks of `size`; the last one may be shorter."""
     parts, count = [], 0
     for piece in pieces:
         while count + len(piece) >= size:
@@ -191,7 +192,7 @@ def _samples(
         if clock.timeless and clock.promised:
             clock.scale = cache(reading.scale)
         pieces = _gathered(_sounds(container, stream, file, clock), clock, reading.channel)
-        for piece in _converted(without_offset(pieces, reading.pieces, levels), rate):
+        for piece in converted(without_offset(pieces, reading.pieces, levels), rate):
             made += len(piece)
             yield np.clip(piece, -1, 1)
         taken, tracks = number_of(container, stream), tracks_of(container)
@@ -279,7 +280,7 @@ def _gathered(
         yield kind[0], _joined(parts, clock)
 
 
-def _converted(
+def converted(
     pieces: Iterable[tuple[int, Float32[np.ndarray, "C n"]]], rate: int
 ) -> Iterator[Float32[np.ndarray, "n"]]:
     """Convert chunks to mono at `rate`; a change of rate or channels starts a new mixer."""
@@ -317,6 +318,11 @@ def _planar(frame, name: str) -> Float32[np.ndarray, "C n"]:
         raise AudioError(f"{name}: unsupported sample format ({frame.format.name})") from None
     if not frame.format.is_planar:
         sound = sound.reshape(frame.samples, -1).T
+    return as_floats(sound)
+
+
+def as_floats(sound: np.ndarray) -> Float32[np.ndarray, "C n"]:
+    """PCM samples as float32 with full scale 1."""
     if sound.dtype == np.uint8:
         return (sound.astype(np.float32) - 128) / 128
     if sound.dtype.kind == "i":

@@ -57,7 +57,7 @@ def read_image(source: str | Path | bytes, limits: ImageLimits = ImageLimits()) 
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
         image = Image.open(file, formats=FORMATS)
-        _check_size(image, limits, name)
+        check_size(image.size, limits, name)
         upright = _upright(image, name)
         # no copy, since the file's object is not shared; drops file and metadata
         return _bare(image._new(image.im) if upright is image else upright)
@@ -126,8 +126,9 @@ def _why_none(text: str) -> str:
     return "a broken link" if os.path.islink(path) else "no such file"
 
 
-def _check_size(image: Image.Image, limits: ImageLimits, name: str) -> None:
-    width, height = image.size
+def check_size(size: tuple[int, int], limits: ImageLimits, name: str) -> None:
+    """Raises ImageError for a (width, height) outside of the limits."""
+    width, height = size
     if width < 1 or height < 1:
         raise ImageError(f"{name}: image without pixels ({width}x{height})")
     if width * height > limits.max_pixels:

@@ -1,4 +1,4 @@
-"""Captioner training: batches, objective, and a new decoder on a trained image encoder.
+"""VisionEncoderDecoder training: batches, objective, and a new decoder on a trained image encoder.
 
 Sentences without images teach the decoder the language; they attend to a source of zeros.
 """
@@ -15,7 +15,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.captions import CaptionExample
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
@@ -46,7 +46,7 @@ class Captioning(Summed):
     """Next-token cross-entropy: `captions` is the mean over caption tokens, `sentences` over the tokens of sentences
     without an image, weighted by `alone`. `smoothing`: label smoothing (Szegedy et al. 2016)."""
 
-    def __init__(self, model: Captioner, smoothing: float = 0.1, alone: float = 1.0):
+    def __init__(self, model: VisionEncoderDecoder, smoothing: float = 0.1, alone: float = 1.0):
         super().__init__(model)
         self.smoothing, self.weights = smoothing, {"captions": 1.0, "sentences": alone}
 
@@ -82,7 +82,7 @@ class DecoderSettings:
     queries: int = 32
 
 
-def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> Captioner:
+def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> VisionEncoderDecoder:
     """Build a captioner with a new decoder on a copy of a contrastive or vision model's image encoder.
 
     Raises CheckpointError for a model without one, UsageError for more layers than it has."""
@@ -95,7 +95,9 @@ def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> Captione
     stack = replace(own, layers=s.encoder_layers or own.layers, drop_path=s.drop_path)
     image = replace(tower.config, stack=stack, pool="none", classes=0, norm_after_pool=False)
     text = transformer(s.width, s.layers, s.heads, 4 * s.width, source_width=image.width, dropout=s.dropout)
-    model = Captioner(CaptionerConfig(image, TextConfig(vocabulary, s.context, text, causal=True, tied=True)))
+    model = VisionEncoderDecoder(
+        VisionEncoderDecoderConfig(image, TextConfig(vocabulary, s.context, text, causal=True, tied=True))
+    )
     weights = tower.state_dict()
     model.image.load_state_dict({name: weights[name] for name in model.image.state_dict()})
     return model
@@ -107,7 +109,7 @@ def begin(known: Checkpoint, texts: Iterable[str], vocabulary: int, s: DecoderSe
     Raises CheckpointError for a checkpoint without preprocessing."""
     if known.preprocessing is None:
         raise CheckpointError(f"{known.source}: checkpoint has no preprocessing")
-    if isinstance(known.model, Captioner):
+    if isinstance(known.model, VisionEncoderDecoder):
         return known
     tokenizer = BytePairTokenizer.train(texts, vocabulary, lowercase=True)
     return Checkpoint(captioner(known.model, tokenizer.vocab_size, s), tokenizer, known.preprocessing)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
@@ -29,14 +29,14 @@ EMBEDDING, PART = "text_decoder.bert.embeddings.word_embeddings.weight", "text_d
 HEAD = bert.Head(f"{PART}.transform.dense", f"{PART}.transform.LayerNorm", f"{PART}.decoder", f"{PART}.bias")
 
 
-def config_from(config: dict[str, Any], tensors: Tensors) -> CaptionerConfig:
+def config_from(config: dict[str, Any], tensors: Tensors) -> VisionEncoderDecoderConfig:
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
     if not text["is_decoder"]:
         raise CheckpointError("config.json: is_decoder must be true in a captioner")
     if (tied := HEAD.tied(tensors, EMBEDDING, config)) is None:
         raise CheckpointError(f"tensor '{HEAD.dense}.weight' is missing")
     decoder = bert.decoder_config(text, tied, transform=True, source_width=vision["hidden_size"])
-    return CaptionerConfig(vision_part(vision, "none", class_token=True), decoder)
+    return VisionEncoderDecoderConfig(vision_part(vision, "none", class_token=True), decoder)
 
 
 def vision_rows() -> list[NameRow]:
@@ -54,7 +54,7 @@ def vision_rows() -> list[NameRow]:
     ]
 
 
-def rows(config: CaptionerConfig) -> list[NameRow]:
+def rows(config: VisionEncoderDecoderConfig) -> list[NameRow]:
     return [
         *under("vision_model.", "image.", vision_rows()),
         *bert.tower_rows("text_decoder.bert.", "decoder.", cross=True),
@@ -70,6 +70,6 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 
 FAMILY = Family(
-    "blip", Captioner, (EMBEDDING, "vision_model.embeddings.class_embedding"), config_from, rows, tokenizer,
+    "blip", VisionEncoderDecoder, (EMBEDDING, "vision_model.embeddings.class_embedding"), config_from, rows, tokenizer,
     partial(preprocessing, crops=False), needs="config.json",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import torch
 
 from multimodal.blocks.stack import transformer
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
@@ -22,7 +22,7 @@ def written(seed: int = 0, end: float = 0.0) -> Checkpoint:
     tokenizer = BytePairTokenizer.train(["a red wall and the deep blue sea", "a dog runs on the green field"] * 3, 290)
     image = ViTConfig((16, 16), 8, transformer(16, 1, 2, 24), "none", False)
     text = TextConfig(tokenizer.vocab_size, CONTEXT, transformer(16, 2, 2, 24, source_width=16), True, False)
-    model = randomized(Captioner(CaptionerConfig(image, text)), seed)
+    model = randomized(VisionEncoderDecoder(VisionEncoderDecoderConfig(image, text)), seed)
     with torch.no_grad():
         model.decoder.embed.weight.mul_(4)
         model.decoder.head.weight.mul_(2)

@@ -7,7 +7,7 @@ from PIL import Image
 from multimodal import caption, generate, load
 from multimodal.blocks.stack import transformer
 from multimodal.errors import TextError, UsageError
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
@@ -32,7 +32,7 @@ def captioner(tokenizer) -> Checkpoint:
     torch.manual_seed(0)
     image = ViTConfig((32, 32), 16, transformer(32, 1, 4, 64), "none", False)
     text = TextConfig(tokenizer.vocab_size, 16, transformer(32, 1, 4, 64, source_width=32), True, True)
-    model = Captioner(CaptionerConfig(image, text))
+    model = VisionEncoderDecoder(VisionEncoderDecoderConfig(image, text))
     pixels = pixels_of([Image.new("RGB", (40, 40), c) for c in CAPTIONS], RECORD)
     batch = tokenizer.batch(list(CAPTIONS.values()))
     return Checkpoint(teach(model, pixels, batch, 80), tokenizer, RECORD)

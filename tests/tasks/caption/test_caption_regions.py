@@ -9,7 +9,7 @@ from PIL import Image
 
 from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.stack import transformer
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.coca import CoCa
 from multimodal.models.git import GIT
 from multimodal.models.text_config import TextConfig
@@ -43,7 +43,7 @@ def captioner() -> Checkpoint:
     tokenizer = BytePairTokenizer.train([f"{a} left, {b} right" for a, b in PAIRS], 300)
     image = ViTConfig((32, 32), 8, transformer(32, 0, 4, 64), "none", False)
     text = TextConfig(tokenizer.vocab_size, 16, transformer(32, 1, 4, 64, source_width=32), True, True)
-    model = Captioner(CaptionerConfig(image, text))
+    model = VisionEncoderDecoder(VisionEncoderDecoderConfig(image, text))
     with torch.no_grad():  # places are to be learned at once
         model.image.positions.mul_(20)
         model.decoder.positions.mul_(20)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from multimodal.errors import AudioError, CheckpointError, ImageError
-from multimodal.tasks.encode import images as image_batches
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.transcribe import sessions
 from multimodal.tasks.transcribe.transcribe import transcribe_many
+from multimodal.tokens.image import arrays
 from multimodal.weights.load import load
 from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
@@ -132,7 +132,7 @@ def test_an_error_of_the_callers_own_function_is_raised(models):
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        list(transcribe_many([torch.randn(8000)], models / "asr", on_progress=failing, vad_filter=False))
+        list(transcribe_many([0.1 * torch.randn(8000)], models / "asr", on_progress=failing, vad_filter=False))
 
 
 @pytest.fixture
@@ -141,14 +141,14 @@ def images(tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.png" for name in ("a", "bad", "c")]
     for file in files:
         write_image(file)
-    read = image_batches.read_image
+    read = arrays.read_image
 
     def failing(image):
         if "bad" in str(image):
             raise MemoryError
         return read(image)
 
-    monkeypatch.setattr(image_batches, "read_image", failing)
+    monkeypatch.setattr(arrays, "read_image", failing)
     return files
 
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from multimodal.errors import ImageError, UsageError
-from multimodal.tasks.encode import images
 from multimodal.tasks.encode.images import ahead, batches, name_of, pixels_of
+from multimodal.tokens.image import arrays
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from tests.helpers.processes.programs import LIMIT
 
@@ -133,14 +133,14 @@ def test_an_error_of_the_reader_of_the_batches_ends_the_threads(files, error):
 
 
 def test_an_unexpected_error_is_that_images_own_and_the_others_are_read(files, monkeypatch):
-    read = images.read_image
+    read = arrays.read_image
 
     def failing(path: Path) -> Image.Image:
         if path == files[5]:
             raise RuntimeError("a fault of the program")
         return read(path)
 
-    monkeypatch.setattr(images, "read_image", failing)
+    monkeypatch.setattr(arrays, "read_image", failing)
     stream = batches(files, SMALL, 4, 2)
     assert next(stream).read == files[:4]
     second = next(stream)
@@ -162,14 +162,14 @@ def test_an_error_of_what_gives_the_images_is_raised(files):
 
 
 def test_only_pixels_wait_for_the_model_not_images(monkeypatch):
-    read, made = images.read_image, []
+    read, made = arrays.read_image, []
 
     def seen(data: bytes) -> Image.Image:
         image = read(data)
         made.append(weakref.ref(image))
         return image
 
-    monkeypatch.setattr(images, "read_image", seen)
+    monkeypatch.setattr(arrays, "read_image", seen)
     stream = batches([encoded(number) for number in range(9)], SMALL, 3, 2)
     for _ in range(3):
         next(stream)

@@ -15,7 +15,7 @@ from PIL import Image
 from multimodal.blocks.stack import transformer
 from multimodal.cli.main import main
 from multimodal.errors import DataError, UsageError
-from multimodal.models.captioner import Captioner, CaptionerConfig
+from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
@@ -44,7 +44,7 @@ def captioner() -> Checkpoint:
     torch.manual_seed(0)
     image = ViTConfig((16, 16), 16, transformer(32, 1, 4, 64), "none", False)
     text = TextConfig(TOKENIZER.vocab_size, 16, transformer(32, 1, 4, 64, source_width=32), True, True)
-    model = Captioner(CaptionerConfig(image, text))
+    model = VisionEncoderDecoder(VisionEncoderDecoderConfig(image, text))
     pixels = pixels_of([Image.new("RGB", (40, 40), colour) for colour in SAID], RECORD)
     batch = TOKENIZER.batch([texts[0] for texts in SAID.values()])
     return Checkpoint(teach(model, pixels, batch, 50), TOKENIZER, RECORD)

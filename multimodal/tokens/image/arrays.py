@@ -1,0 +1,84 @@
+"""Images held in memory: bytes, file objects, PIL images, NumPy arrays and tensors.
+
+A uint8 array gives the same image as a PNG file that holds it. A shape or type that could mean two things is refused.
+"""
+
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from multimodal.errors import ImageError
+from multimodal.tokens.image.reading import EIGHT_BITS, ImageLimits, check_size, read_image
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
+ImageInput = str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor
+
+
+def as_image(source: Any) -> Image.Image:
+    """Read a path, bytes or a binary file object; convert an array; return a PIL image as it is.
+
+    Arrays are [H W], [H W 3] or [H W 4], tensors [3 H W], [1 H W], [4 H W] or [H W]; channels are RGB or RGBA. Values:
+    uint8, uint16 (65535 is white), or floats in [0, 1]. Raises ImageError."""
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, np.ndarray | Tensor):
+        return _of_array(source)
+    if callable(read := getattr(source, "read", None)):
+        return read_image(_content(read, type(source).__name__))
+    if not isinstance(source, str | os.PathLike | bytes):
+        expected = "a path, bytes, a file object, a PIL image, an array or a tensor"
+        raise ImageError(f"<{type(source).__name__}>: expected {expected}")
+    return read_image(source)
+
+
+def _content(read: Any, name: str) -> bytes:
+    try:
+        data = read()
+    except (OSError, ValueError) as error:  # ValueError: closed
+        raise ImageError(f"<{name}>: cannot be read ({error})") from None
+    if not isinstance(data, bytes):
+        raise ImageError(f"<{name}>: expected a file opened in binary mode (got {type(data).__name__})")
+    return data
+
+
+def _of_array(source: np.ndarray | Tensor) -> Image.Image:
+    tensor = isinstance(source, Tensor)
+    name = "<Tensor>" if tensor else "<ndarray>"
+    array = source
+    if tensor:
+        source = source.detach().cpu()
+        array = (source.float() if source.dtype == torch.bfloat16 else source).numpy()
+    where = 0 if tensor else array.ndim - 1
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[where] not in MODES):
+        expected = "[3 H W]" if tensor else "[H W], [H W 3] or [H W 4]"
+        raise ImageError(f"{name}: expected {expected} (got shape {list(array.shape)}{_hint(array, tensor)})")
+    planes = array[..., None] if array.ndim == 2 else np.moveaxis(array, where, -1)
+    check_size((planes.shape[1], planes.shape[0]), ImageLimits(), name)
+    pixels = _eight_bits(planes, name)
+    return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
+
+
+def _hint(array: np.ndarray, tensor: bool) -> str:
+    if array.ndim == 4:
+        return "; pass several images as a list"
+    if array.ndim == 3 and array.shape[-1 if tensor else 0] in MODES:
+        return "; channels come first in a tensor" if tensor else "; channels come last in an array"
+    return ""
+
+
+def _eight_bits(planes: np.ndarray, name: str) -> np.ndarray:
+    if planes.dtype == np.uint8:
+        return planes
+    if planes.dtype == np.uint16:
+        return EIGHT_BITS[planes]
+    if planes.dtype.kind != "f":
+        raise ImageError(f"{name}: expected uint8, uint16 or floats in [0, 1] (got {planes.dtype})")
+    low, high = planes.min(), planes.max()  # NaN if any value is
+    if not (low >= 0 and high <= 1):
+        raise ImageError(f"{name}: floats must be in [0, 1] (got {low:g} to {high:g})")
+    return np.rint(planes * np.float32(255)).astype(np.uint8)
