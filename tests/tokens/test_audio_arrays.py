@@ -22,7 +22,7 @@ def mono(source: object, sampling_rate: int | None = None) -> torch.Tensor:
 
 
 def pcm(dtype: str) -> np.ndarray:
-    return (STEREO * np.float64(np.iinfo(dtype).max)).round().astype(dtype)
+    return (STEREO * np.float32(np.iinfo(dtype).max)).round().astype(dtype)
 
 
 FORMS = {

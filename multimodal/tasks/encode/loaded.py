@@ -1,0 +1,129 @@
+"""Objects that load a model once and are called many times."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+import torch
+
+from multimodal.errors import MultimodalError, UsageError
+from multimodal.system.files import shown
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
+
+Result = TypeVar("Result")
+Model = str | Path | Checkpoint
+OnError = Literal["return", "raise"]
+
+
+class LoadedModel:
+    """Base of Classifier, Transcriber, Captioner, Embedder, Generator and Translator.
+
+    An object owns its converted weights. It pickles as its constructor's arguments, so that another process loads its
+    own; a missing model is reported there. Calls from several threads are safe: they queue."""
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    _lock: threading.RLock  # type: ignore[valid-type]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        made = super().__new__(cls)
+        made._arguments, made._lock = (arguments, named), threading.RLock()
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (type(self), *self._arguments)
+
+    def _queued(self, results: Iterator[Result]) -> Iterator[Result]:
+        """Compute each result of a generator in this thread's turn."""
+        while True:
+            with self._lock:
+                try:
+                    result = next(results)
+                except StopIteration:
+                    return
+            yield result
+
+
+def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, Any]) -> LoadedModel:
+    return kind(*arguments, **named)
+
+
+def loaded(model: Model) -> Checkpoint:
+    return model if isinstance(model, Checkpoint) else load(model)
+
+
+def device_of(name: str | torch.device | None, checkpoint: Checkpoint) -> torch.device:
+    """The device of `auto` (a GPU if there is one; a prepared model stays where it is), the named one, or for None the
+    model's own."""
+    own = next(checkpoint.model.parameters()).device
+    if name is None or (name == "auto" and checkpoint.prepared is not None):
+        return own
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+class Item(NamedTuple):
+    """A source with the key under which its result is returned."""
+
+    key: Any
+    source: Any
+
+
+class Items:
+    """Iterate the sources of a `…_many` call with their keys: with `keyed`, (key, source) pairs; else a path is its own
+    key, and any other source has its position.
+
+    An exception of the caller's iterable, or an item that is no pair, ends the iteration; `finish` raises it, after the
+    results of the items before."""
+
+    def __init__(self, sources: Iterable[Any], keyed: bool):
+        if isinstance(sources, str | bytes | Path):
+            raise UsageError(f"expected several items (got {shown(sources)})", argument="items")
+        try:
+            self.sources = iter(sources)
+        except TypeError:
+            raise UsageError(f"expected an iterable (got {shown(sources)})", argument="items") from None
+        self.keyed, self.failure = keyed, None
+
+    def __iter__(self) -> Iterator[Item]:
+        try:
+            for position, source in enumerate(self.sources):
+                yield _item(source, position) if self.keyed else Item(_key(source, position), source)
+        except Exception as error:
+            self.failure = error
+
+    def finish(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+def _key(source: Any, position: int) -> Any:
+    return source if isinstance(source, str | Path) else position
+
+
+def _item(pair: Any, position: int) -> Item:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UsageError(f"item {position}: expected (key, source) (got {shown(pair)})")
+    try:
+        hash(pair[0])
+    except TypeError:
+        raise UsageError(f"item {position}: the key must be hashable (got {shown(pair[0])})") from None
+    return Item(*pair)
+
+
+def checked_results(
+    results: Iterator[tuple[Any, Result | MultimodalError]], items: Items, on_error: OnError
+) -> Iterator[tuple[Any, Result | MultimodalError]]:
+    """Raise the first error with `on_error` "raise", and the failure of the caller's iterable at the end."""
+    for key, result in results:
+        if on_error == "raise" and isinstance(result, MultimodalError):
+            raise result
+        yield key, result
+    items.finish()
+
+
+def check_on_error(on_error: str) -> None:
+    if on_error not in ("return", "raise"):
+        raise UsageError(f"must be return or raise (got {shown(on_error)})", argument="on_error")
