@@ -1,4 +1,4 @@
-"""VisionEncoderDecoder training and its scores: exact token weights, what a run learns and leaves, figures by hand."""
+"""Captioner training and its scores: exact token weights, what a run learns and leaves, figures by hand."""
 
 import gzip
 import json

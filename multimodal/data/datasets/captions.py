@@ -1,4 +1,4 @@
-"""VisionEncoderDecoder training data: images with captions, labelled images with templates, and sentences without images."""
+"""Captioner training data: images with captions, labelled images with templates, and sentences without images."""
 
 import math
 import re

@@ -123,7 +123,7 @@ class Caption(NamedTuple):
 
 
 class CaptionWriter:
-    """VisionEncoderDecoder with fixed options: maps pixels to the captions of each image, the best first.
+    """Captioner with fixed options: maps pixels to the captions of each image, the best first.
 
     Raises CheckpointError for a checkpoint without tokenizer or preprocessing, TextError for a prompt longer than the
     context, UsageError for `min_tokens` beyond it."""

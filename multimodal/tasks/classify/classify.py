@@ -1,57 +1,115 @@
-"""Zero-shot classification of images in one call."""
+"""Zero-shot classification of images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from multimodal.errors import UsageError
+from multimodal.errors import MultimodalError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import shown
 from multimodal.tasks.classify.classifier import DEFAULT_MODEL, ZeroShotClassifier, check_clip
 from multimodal.tasks.classify.classifier_file import load_classifier
-from multimodal.tasks.encode.images import batches, name_of
+from multimodal.tasks.encode.images import ImageBatch, ImageReader, name_of
+from multimodal.tasks.encode.loaded import (
+    Items,
+    LoadedModel,
+    Model,
+    OnError,
+    check_on_error,
+    checked_results,
+    device_of,
+    loaded,
+)
 from multimodal.tasks.encode.prompts import Templates
+from multimodal.tokens.image.arrays import ImageInput
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
+
+Scores = dict[str, Any]
+
+
+class Classifier(LoadedModel):
+    """Zero-shot image classifier: loads a CLIP and encodes the labels once.
+
+    `templates`: prompts with `{}`, `clip80`, `clip7`, `none`, or a mapping of label to prompts (default: the model's
+    own, else `clip7`). `classifier`: a file of `save_classifier`, in place of labels and templates. `threshold`,
+    `scores`: see `ZeroShotClassifier`. `top`: number of labels to return. `device`: `auto` is a GPU if there is one;
+    `compute_type`: see `prepare_for_inference`. `workers`: threads that decode images (default: one per core). `urls`:
+    read http and https URLs.
+
+    Raises UsageError, TextError, CheckpointError."""
+
+    def __init__(
+        self, model: Model = DEFAULT_MODEL, labels: Sequence[str] | None = None, *, templates: Templates | None = None,
+        classifier: str | Path | None = None, threshold: float | None = None, scores: str | None = None,
+        top: int | None = None, batch_size: int = 32, workers: int | None = None,
+        device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+    ):  # fmt: skip
+        if top is not None and (type(top) is not int or top < 1):
+            raise UsageError(f"must be a whole number of at least 1 (got {shown(top)})", argument="top")
+        checkpoint = loaded(model)
+        made = classifier_of(
+            checkpoint, labels, templates, classifier, device=device_of(device, checkpoint), compute_type=compute_type
+        )
+        self.scorer, self.top = made.using(threshold, scores), top
+        self.reader = ImageReader(self.scorer.preprocessing, batch_size, workers, urls)
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.scorer.labels)
+
+    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[Scores]:
+        """Score the labels for one or several images, best first.
+
+        Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None
+        if its score is below. Scores are softmax over the labels, sigmoid per label (a model trained with the sigmoid
+        loss), or calibrated. Raises ImageError."""
+        several = list(images) if isinstance(images, list | tuple) else [images]
+        return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
+
+    def many(
+        self, items: Iterable[Any], *, keyed: bool = False, on_error: OnError = "return"
+    ) -> Iterator[tuple[Any, Scores | MultimodalError]]:
+        """Yield (key, result) for each image, in order, while the next ones are decoded. With `keyed`, items are (key,
+        image) pairs; else a path is its own key, and any other image has its position. An image that fails gives its
+        error as result, unless `on_error` is "raise"."""
+        check_on_error(on_error)
+        sources = Items(items, keyed)
+        return self._queued(checked_results(self.reader.results(sources, self._results), sources, on_error))
+
+    def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
+        names = [name_of(item.source) for item in batch.read[part]]
+        return self.scorer.results_of(names, batch.pixels[part], self.top)
 
 
 def classify(
-    images: Any, labels: Sequence[str] | None = None, model: str | Path | Checkpoint = DEFAULT_MODEL,
+    images: ImageInput | Sequence[ImageInput], labels: Sequence[str] | None = None, model: Model = DEFAULT_MODEL,
     top: int | None = None, templates: Templates | None = None, batch_size: int = 32, *,
-    classifier: "str | Path | ZeroShotClassifier | None" = None, threshold: float | None = None,
-    scores: str | None = None, device: str | torch.device | None = None, compute_type: str = "auto",
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Score the labels for each image, best first.
+    classifier: str | Path | None = None, threshold: float | None = None, scores: str | None = None,
+    device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+) -> list[Scores]:  # fmt: skip
+    """Classify one or several images with a new `Classifier`, which see. Each call loads the model and encodes the
+    labels."""
+    return Classifier(
+        model, labels, templates=templates, classifier=classifier, threshold=threshold, scores=scores, top=top,
+        batch_size=batch_size, device=device, compute_type=compute_type, urls=urls,
+    )(images)  # fmt: skip
 
-    `images`: one or several paths, bytes or PIL images. `templates`: prompts with `{}`, `clip80`, `clip7`, `none`, or a
-    mapping of label to prompts (default: the model's own, else `clip7`). `top`: number of labels to return.
-    `classifier`: a file of `save_classifier` or a `ZeroShotClassifier`, in place of labels and templates; the latter
-    also replaces `model`, `device` and `compute_type`. `threshold`, `scores`: see `ZeroShotClassifier`; `compute_type`,
-    `device`: see `prepare_for_inference`. Each call loads the model and encodes the labels: for repeated calls pass a
-    `ZeroShotClassifier`.
 
-    Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None if
-    its score is below. Scores are softmax over the labels, sigmoid per label (a model trained with the sigmoid loss),
-    or calibrated.
-
-    Raises ImageError, TextError, UsageError, CheckpointError."""
-    several = list(images) if isinstance(images, list | tuple) else [images]
-    if top is not None and (type(top) is not int or top < 1):
-        raise UsageError(f"must be a whole number of at least 1 (got {shown(top)})", argument="top")
-    if not isinstance(classifier, ZeroShotClassifier):
-        checkpoint = model if isinstance(model, Checkpoint) else load(model)
-        classifier = classifier_of(checkpoint, labels, templates, classifier, device=device, compute_type=compute_type)
-    elif labels is not None or templates is not None:
-        raise UsageError("labels, templates: not allowed with a classifier, which has its own")
-    classifier = classifier.using(threshold, scores)
-    results = []
-    for batch in batches(several, classifier.preprocessing, batch_size):
-        if batch.refused:
-            raise batch.refused[0][1]
-        results += classifier.results_of([name_of(image) for image in batch.read], batch.pixels, top)
-    return results
+def classify_many(
+    items: Iterable[Any], labels: Sequence[str] | None = None, model: Model = DEFAULT_MODEL, *, keyed: bool = False,
+    on_error: OnError = "return", top: int | None = None, templates: Templates | None = None, batch_size: int = 32,
+    workers: int | None = None, classifier: str | Path | None = None, threshold: float | None = None,
+    scores: str | None = None, device: str | torch.device | None = "auto", compute_type: str = "auto",
+    urls: bool = False,
+) -> Iterator[tuple[Any, Scores | MultimodalError]]:  # fmt: skip
+    """`Classifier.many` of a new `Classifier`."""
+    made = Classifier(
+        model, labels, templates=templates, classifier=classifier, threshold=threshold, scores=scores, top=top,
+        batch_size=batch_size, workers=workers, device=device, compute_type=compute_type, urls=urls,
+    )  # fmt: skip
+    return made.many(items, keyed=keyed, on_error=on_error)
 
 
 def classifier_of(

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import ImageError, UsageError
-from multimodal.tasks.encode.attempts import OF_ALL, item_error
+from multimodal.tasks.encode.attempts import OF_ALL, in_parts, item_error
+from multimodal.tasks.encode.loaded import Item, local
 from multimodal.tokens.image.arrays import as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 
@@ -28,8 +30,9 @@ class ImageBatch(NamedTuple):
 
 
 def batches(
-    images: Iterable[Any], record: Preprocessing, batch_size: int = 32, workers: int | None = None
-) -> Iterator[ImageBatch]:
+    images: Iterable[Any], record: Preprocessing, batch_size: int = 32, workers: int | None = None,
+    source_of: Callable[[Any], Any] = lambda image: image,
+) -> Iterator[ImageBatch]:  # fmt: skip
     """Batches in order, decoded by `workers` threads (default: one per core) up to two batches ahead. Unreadable images
     are in `refused`. Full-size images are in memory only while a thread reads them.
 
@@ -43,7 +46,7 @@ def batches(
             yield from (_Row(image, pixels, index) for index, image in enumerate(several))
 
     def fill(row: _Row) -> int:
-        pixels_of_one(row.image, record, row.pixels[row.index].numpy())
+        pixels_of_one(source_of(row.image), record, row.pixels[row.index].numpy())
         return row.index
 
     for items in ahead(rows(), fill, batch_size, workers):
@@ -51,6 +54,27 @@ def batches(
         pixels = items[0][0].pixels
         pixels = pixels[[index for _, index in read]] if refused else pixels
         yield ImageBatch([image for image, _ in read], pixels, refused)
+
+
+class ImageReader(NamedTuple):
+    """Batches of images for one model. `urls`: read http and https URLs."""
+
+    record: Preprocessing
+    batch_size: int
+    workers: int | None
+    urls: bool
+
+    def results(
+        self, items: Iterable[Item], work: Callable[[ImageBatch, slice], Sequence[Any]]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield (key, result or error) in order. `work` gives the results of a part of a batch."""
+        source_of = lambda item: local(item.source, self.urls)
+        for batch in batches(items, self.record, self.batch_size, self.workers, source_of):
+            made = in_parts(partial(work, batch), len(batch.read))
+            found = [*batch.refused, *zip(batch.read, made, strict=True)]
+            for item, result in sorted(found, key=lambda pair: pair[0].position):
+                failed = isinstance(result, Exception)
+                yield item.key, item_error(result, name_of(item), ImageError) if failed else result
 
 
 def ahead(
@@ -107,6 +131,8 @@ def pixels_of(images: Sequence[Any], record: Preprocessing) -> Float[Tensor, "B 
 
 def name_of(image: Any) -> str:
     """Path of an image, or its type in angle brackets."""
+    if isinstance(image, Item):
+        image = image.source
     if isinstance(image, str | Path):
         return str(image)
     return getattr(image, "filename", "") or f"<{type(image).__name__}>"

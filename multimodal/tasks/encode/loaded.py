@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 
-from multimodal.errors import MultimodalError, UsageError
+from multimodal.data.remote.copies import fetch
+from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.system.files import shown
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -49,6 +50,15 @@ def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, 
     return kind(*arguments, **named)
 
 
+def local(source: Any, urls: bool) -> Any:
+    """The source, or the cached copy of an http or https URL. Raises DataError for a URL without `urls`."""
+    if not isinstance(source, str) or not source.lower().startswith(("http://", "https://")):
+        return source
+    if not urls:
+        raise DataError(f"{source[:80]}: URLs are read with urls=True")
+    return fetch(source)
+
+
 def loaded(model: Model) -> Checkpoint:
     return model if isinstance(model, Checkpoint) else load(model)
 
@@ -65,10 +75,11 @@ def device_of(name: str | torch.device | None, checkpoint: Checkpoint) -> torch.
 
 
 class Item(NamedTuple):
-    """A source with the key under which its result is returned."""
+    """A source, its position, and the key under which its result is returned."""
 
     key: Any
     source: Any
+    position: int
 
 
 class Items:
@@ -90,7 +101,7 @@ class Items:
     def __iter__(self) -> Iterator[Item]:
         try:
             for position, source in enumerate(self.sources):
-                yield _item(source, position) if self.keyed else Item(_key(source, position), source)
+                yield _item(source, position) if self.keyed else Item(_key(source, position), source, position)
         except Exception as error:
             self.failure = error
 
@@ -110,7 +121,7 @@ def _item(pair: Any, position: int) -> Item:
         hash(pair[0])
     except TypeError:
         raise UsageError(f"item {position}: the key must be hashable (got {shown(pair[0])})") from None
-    return Item(*pair)
+    return Item(*pair, position)
 
 
 def checked_results(

@@ -1,4 +1,4 @@
-"""VisionEncoderDecoder training: batches, objective, and a new decoder on a trained image encoder.
+"""Captioner training: batches, objective, and a new decoder on a trained image encoder.
 
 Sentences without images teach the decoder the language; they attend to a source of zeros.
 """
