@@ -3,77 +3,115 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple, Unpack
 
 from multimodal.errors import AudioError, MultimodalError, UsageError
-from multimodal.inference.prepare import prepare_for_inference, usable_device
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.tasks.encode.arguments import TranscribeArguments
 from multimodal.tasks.encode.attempts import item_error
+from multimodal.tasks.encode.loaded import (
+    Item,
+    Items,
+    LoadedModel,
+    Model,
+    OnError,
+    check_on_error,
+    checked_results,
+    device_of,
+    loaded,
+    local,
+)
 from multimodal.tasks.transcribe import scheduler, timeline
-from multimodal.tasks.transcribe.audio_source import AudioSource
+from multimodal.tasks.transcribe.audio_source import AudioSource, name_of_audio
 from multimodal.tasks.transcribe.results import Transcription
 from multimodal.tasks.transcribe.sessions import Open, Session, Stream, opener
 from multimodal.tasks.transcribe.whisper.decode import batch_key
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions, options_for
+from multimodal.tokens.audio.arrays import AudioInput, as_audio
 from multimodal.tokens.audio.log_mel import HOP, RATE
-from multimodal.tokens.audio.reading import count_channels
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
 
 DEFAULT_MODEL = "asr-conformer-en"
-Source = str | Path | bytes | Tensor
-Result = dict[str, Any]
+Transcript = dict[str, Any]
 Options = WhisperOptions | CtcOptions
+OnProgress = Callable[[Any, float, float], None]
+OnSegments = Callable[[Any, list[dict[str, Any]]], None]
 
 
-def transcribe(audio: Source, model: str | Path | Checkpoint = DEFAULT_MODEL, **options: Any) -> Result:
-    """Transcribe a recording: a file, its bytes, or mono samples [T] at 16 kHz.
+class Transcriber(LoadedModel):
+    """Speech recogniser: loads a Whisper or Conformer model once.
 
-    As in openai-whisper, the result has `text`, `language` and `segments`, each with `id`, `seek` (10 ms frames),
-    `start`, `end` (seconds), `text`, `tokens`, `temperature`, `avg_logprob`, `compression_ratio`, `no_speech_prob`;
-    also `words` with `word_timestamps`, `language` with `multilingual`, `speaker` with `split_channels`. In addition:
-    `language_probability` (if detected), `duration`, `transcribed` [[start, end], …] and `skipped` [{start, end,
-    reason}], which together tile the recording, `damaged` [{start, end, what}], and with `decode_log` a `log` of every
-    decoding attempt.
+    `options`: those of `WhisperOptions` or, for a CTC model, `CtcOptions`. Up to `batch_size` recordings, or
+    independent windows of one, are decoded together; the text does not depend on it. `device`: `auto` is a GPU if there
+    is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs.
 
-    `options`: those of `WhisperOptions` or, for a CTC model, `CtcOptions`, and of `transcribe_many`. Raises AudioError
-    (unreadable, empty, not finite), UsageError (an option that the model does not have), CheckpointError."""
-    ((_, result),) = transcribe_many([audio], model, **options)
-    if isinstance(result, MultimodalError):
-        raise result
-    return result
+    Raises UsageError (an option that the model does not have), CheckpointError."""
+
+    def __init__(
+        self, model: Model = DEFAULT_MODEL, *, batch_size: int = 8, urls: bool = False,
+        **options: Unpack[TranscribeArguments],
+    ):  # fmt: skip
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"must be at least 1 (got {batch_size})", argument="batch_size")
+        checkpoint = loaded(model)
+        self.options = options_for(checkpoint, options)
+        device = device_of(self.options.device, checkpoint)
+        self.checkpoint = prepare_for_inference(checkpoint, self.options.compute_type, device)
+        self.batch_size, self.urls = batch_size, urls
+        self._open, self._serve = opener(self.checkpoint, self.options)
+
+    def __call__(self, audio: AudioInput, sampling_rate: int | None = None) -> Transcript:
+        """Transcribe a recording: see `as_audio` for what it may be.
+
+        As in openai-whisper, the result has `text`, `language` and `segments`, each with `id`, `seek` (10 ms frames),
+        `start`, `end` (seconds), `text`, `tokens`, `temperature`, `avg_logprob`, `compression_ratio`, `no_speech_prob`;
+        also `words` with `word_timestamps`, `language` with `multilingual`, `speaker` with `split_channels`. In
+        addition: `language_probability` (if detected), `duration`, `transcribed` [[start, end], …] and `skipped`
+        [{start, end, reason}], which together tile the recording, `damaged` [{start, end, what}], and with `decode_log`
+        a `log` of every decoding attempt.
+
+        Raises AudioError (unreadable, empty, not finite), UsageError."""
+        ((_, result),) = self.many([as_audio(local(audio, self.urls), sampling_rate)], on_error="raise")
+        return result  # type: ignore[return-value]
+
+    def many(
+        self, items: Iterable[Any], *, keyed: bool = False, in_order: bool = True, on_error: OnError = "return",
+        on_progress: OnProgress | None = None, on_segments: OnSegments | None = None,
+    ) -> Iterator[tuple[Any, Transcript | MultimodalError]]:  # fmt: skip
+        """Yield (key, result) for each recording, in order or, without `in_order`, as each is done. With `keyed`, items
+        are (key, audio) pairs; else a path is its own key, and any other audio has its position. A recording that fails
+        gives its error as result, unless `on_error` is "raise".
+
+        `on_progress(key, seconds done, seconds in total)` and `on_segments(key, new segments without `id`)` are called
+        on the way."""
+        check_on_error(on_error)
+        sources = Items(items, keyed)
+        report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
+        streams = _streams(sources, self.options, self._open, report, self.urls)
+        ended = scheduler.run(streams, self._serve, self.batch_size, batch_key)
+        results = _collected(ended, self.checkpoint, self.options, report)
+        results = _unwrapped(_ordered(results) if in_order else results)
+        return self._queued(checked_results(results, sources, on_error))
+
+
+def transcribe(
+    audio: AudioInput, model: Model = DEFAULT_MODEL, *, sampling_rate: int | None = None, batch_size: int = 8,
+    urls: bool = False, **options: Unpack[TranscribeArguments],
+) -> Transcript:  # fmt: skip
+    """Transcribe a recording with a new `Transcriber`, which see. Each call loads the model."""
+    return Transcriber(model, batch_size=batch_size, urls=urls, **options)(audio, sampling_rate)
 
 
 def transcribe_many(
-    sources: Iterable[Source], model: str | Path | Checkpoint = DEFAULT_MODEL, *, batch_size: int = 8,
-    in_order: bool = True,
-    on_progress: Callable[[Source, float, float], None] | None = None,
-    on_segments: Callable[[Source, list[dict[str, Any]]], None] | None = None, **options: Any,
-) -> Iterator[tuple[Source, Result | MultimodalError]]:  # fmt: skip
-    """Yield (source, result of `transcribe`) in the order of the sources or, without `in_order`, as each is done. A
-    source that fails yields its error.
-
-    Up to `batch_size` recordings, or independent windows, are decoded together; the text does not depend on it.
-    `on_progress(source, seconds done, seconds in total)` and `on_segments(source, new segments without `id`)` are
-    called on the way. Raises as `transcribe` before reading anything, except for the errors of a source."""
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size: must be at least 1 ({batch_size})")
-    checkpoint = model if isinstance(model, Checkpoint) else load(model)
-    chosen = options_for(checkpoint, options)
-    checkpoint = prepare_for_inference(checkpoint, chosen.compute_type, _device(chosen.device, checkpoint))
-    open_, serve = opener(checkpoint, chosen)
-    report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
-    ended = scheduler.run(_streams(sources, chosen, open_, report), serve, batch_size, batch_key)
-    results = _collected(ended, checkpoint, chosen, report)
-    return _unwrapped(_ordered(results) if in_order else results)
-
-
-def _device(name: str | None, checkpoint: Checkpoint) -> torch.device:
-    """The named device, or the model's own. Raises UsageError."""
-    return next(checkpoint.model.parameters()).device if name is None else usable_device(name)
+    items: Iterable[Any], model: Model = DEFAULT_MODEL, *, keyed: bool = False, in_order: bool = True,
+    on_error: OnError = "return", on_progress: OnProgress | None = None, on_segments: OnSegments | None = None,
+    batch_size: int = 8, urls: bool = False, **options: Unpack[TranscribeArguments],
+) -> Iterator[tuple[Any, Transcript | MultimodalError]]:  # fmt: skip
+    """`Transcriber.many` of a new `Transcriber`."""
+    made = Transcriber(model, batch_size=batch_size, urls=urls, **options)
+    return made.many(
+        items, keyed=keyed, in_order=in_order, on_error=on_error, on_progress=on_progress, on_segments=on_segments
+    )
 
 
 class _CallbackError(BaseException):
@@ -83,10 +121,10 @@ class _CallbackError(BaseException):
         self.error = error
 
 
-def _unwrapped(results: Iterable[tuple["_Job", Result | MultimodalError]]) -> Iterator[tuple[Source, Any]]:
+def _unwrapped(results: Iterable[tuple["_Job", Transcript | MultimodalError]]) -> Iterator[tuple[Any, Any]]:
     try:
         for job, result in results:
-            yield job.source, result
+            yield job.item.key, result
     except _CallbackError as failure:
         raise failure.error from None
 
@@ -117,8 +155,7 @@ class _Channel:
 class _Job:
     """A source with `count` channels. `pending`: streams that have not ended; `started`: all of them have begun."""
 
-    source: Source
-    index: int
+    item: Item
     count: int = 1
     pending: int = 0
     started: bool = False
@@ -127,15 +164,15 @@ class _Job:
 
     @property
     def name(self) -> str:
-        return str(self.source) if isinstance(self.source, str | Path) else f"<{type(self.source).__name__}>"
+        return name_of_audio(self.item.source)
 
 
 @dataclass
 class _Reporter:
     """The caller's callbacks."""
 
-    progress: Callable[[Source, float, float], None]
-    segments: Callable[[Source, list[dict[str, Any]]], None]
+    progress: OnProgress
+    segments: OnSegments
 
     def __call__(self, job: _Job, channel: _Channel, position: int, segments: list[dict[str, Any]]) -> None:
         """`position`: samples of the channel."""
@@ -146,8 +183,8 @@ class _Reporter:
         done, total = sum(one.position for one in job.channels), channel.session.samples
         try:
             if segments:
-                self.segments(job.source, segments)
-            self.progress(job.source, done / job.count / RATE, total / RATE)
+                self.segments(job.item.key, segments)
+            self.progress(job.item.key, done / job.count / RATE, total / RATE)
         except Exception as error:
             raise _CallbackError(error) from None
 
@@ -165,13 +202,13 @@ class _Ended(NamedTuple):
 
 
 def _streams(
-    sources: Iterable[Source], options: Options, open_: Open, report: _Reporter
+    items: Iterable[Item], options: Options, open_: Open, report: _Reporter, urls: bool
 ) -> Iterator[Generator[Any, Any, _Ended]]:
     """The streams of all sources, opened when their turn comes, and a marker after those of each source."""
-    for index, source in enumerate(sources):
-        job = _Job(source, index)
+    for item in items:
+        job = _Job(item)
         try:
-            for channel in _channels(job, options):
+            for channel in _channels(job, local(item.source, urls), options):
                 channel.session = open_(channel.audio, partial(report.at_frame, job, channel))
                 for number, stream in enumerate(channel.session.streams):
                     job.pending += 1
@@ -184,15 +221,13 @@ def _streams(
         yield _tagged(None, job)
 
 
-def _channels(job: _Job, options: Options) -> Iterator[_Channel]:
+def _channels(job: _Job, source: Any, options: Options) -> Iterator[_Channel]:
     split = options.split_channels
+    open_ = partial(AudioSource, source, on_truncated=options.on_truncated, audio_track=options.audio_track)
     if split:
-        job.count = 1 if isinstance(job.source, Tensor) else count_channels(job.source, options.audio_track)
+        job.count = open_().count_channels()
     for number in range(job.count):
-        audio = AudioSource(
-            job.source, channel=number if split else None, on_truncated=options.on_truncated,
-            audio_track=options.audio_track,
-        )  # fmt: skip
+        audio = open_(channel=number if split else None)
         job.channels.append(_Channel(audio, f"channel {number + 1}" if split else None))
         yield job.channels[-1]
 
@@ -210,7 +245,7 @@ def _tagged(
 
 def _collected(
     ended: Iterable[_Ended], checkpoint: Checkpoint, options: Options, report: _Reporter
-) -> Iterator[tuple[_Job, Result | MultimodalError]]:
+) -> Iterator[tuple[_Job, Transcript | MultimodalError]]:
     """Each job when its last stream ends."""
     for job, channel, index, transcription in ended:
         if channel is not None:
@@ -227,13 +262,13 @@ def _collected(
 def _ordered(results: Iterable[tuple[_Job, Any]]) -> Iterator[tuple[_Job, Any]]:
     waiting, due = {}, 0
     for job, result in results:
-        waiting[job.index] = job, result
+        waiting[job.item.position] = job, result
         while due in waiting:
             yield waiting.pop(due)
             due += 1
 
 
-def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Result:
+def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
     channels, session = job.channels, job.channels[0].session
     if len({channel.session.language for channel in channels}) > 1:
         for channel in channels:
