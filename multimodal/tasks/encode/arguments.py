@@ -1,0 +1,89 @@
+"""Keyword arguments of the tasks, for editors and type checkers. A test holds their names equal to those of the options,
+which have defaults, limits and help."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+
+class DecodingArguments(TypedDict, total=False):
+    """`DecodingOptions`."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    no_repeat_ngram: int
+    beam_size: int
+    length_penalty: float
+    seed: int
+
+
+class CaptionArguments(DecodingArguments, total=False):
+    """`CaptionOptions`."""
+
+    num_captions: int
+    prompt: str
+
+
+class GenerateArguments(DecodingArguments, total=False):
+    """`GenerateOptions`."""
+
+    min_p: float
+    num_return: int
+    stop: str | Sequence[str]
+    on_long: str
+
+
+class TranscribeArguments(TypedDict, total=False):
+    """`WhisperOptions` and `CtcOptions`."""
+
+    language: str | None
+    task: str
+    beam_size: int | None
+    word_timestamps: bool
+    clip_timestamps: str | Sequence[float]
+    vad_filter: bool
+    vad_threshold: float
+    vad_min_speech_duration_ms: float
+    vad_max_speech_duration_s: float
+    vad_min_silence_duration_ms: float
+    vad_speech_pad_ms: float
+    split_channels: bool
+    decode_log: bool
+    compute_type: str
+    device: str | None
+    on_truncated: str
+    audio_track: int | None
+    temperature: float | Sequence[float]
+    best_of: int | None
+    patience: float | None
+    length_penalty: float | None
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    condition_on_previous_text: bool
+    initial_prompt: str | None
+    carry_initial_prompt: bool
+    hotwords: str | None
+    without_timestamps: bool
+    max_initial_timestamp: float | None
+    suppress_blank: bool
+    suppress_tokens: str | Sequence[int] | None
+    sample_len: int | None
+    prepend_punctuations: str
+    append_punctuations: str
+    hallucination_silence_threshold: float | None
+    snap_words_to_audio: bool
+    languages: Sequence[str] | None
+    language_detection_segments: int
+    multilingual: bool
+    batched: bool
+    remove_repetitions: bool
+    seed: int
+    confidence_threshold: float | None
+    lm: str | Path | tuple | None
+    lm_weight: float
+    lm_bonus: float
