@@ -1,31 +1,38 @@
 """multimodal: vision, speech and text transformers on one small set of attention blocks.
 
     import multimodal
-    multimodal.classify("photo.jpg", ["a dog", "a cat"])
+    classifier = multimodal.Classifier("clip-vit-16", ["a dog", "a cat"])
+    classifier(["photo.jpg", image_array])
     multimodal.transcribe("speech.flac")["text"]
 
-`load`, `classify`, `transcribe`, `caption` and `generate` are imported on first use, since torch takes seconds.
+All names are imported on first use, since torch takes seconds.
 """
 
 import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["caption", "classify", "generate", "load", "transcribe"]
 
 _HOMES = {
-    "load": "multimodal.weights.load",
-    "classify": "multimodal.tasks.classify.classify",
-    "transcribe": "multimodal.tasks.transcribe.transcribe",
-    "caption": "multimodal.tasks.caption.caption",
-    "generate": "multimodal.tasks.text.generate",
+    "multimodal.errors": ["MultimodalError"],
+    "multimodal.inference.prepare": ["prepare_for_inference"],
+    "multimodal.tasks.caption.caption": ["Captioner", "caption", "caption_many"],
+    "multimodal.tasks.classify.classify": ["Classifier", "classify", "classify_many"],
+    "multimodal.tasks.text.embedder": ["Embedder", "embed_many"],
+    "multimodal.tasks.text.generate": ["Generator", "generate", "generate_many"],
+    "multimodal.tasks.text.translate": ["Translator", "translate"],
+    "multimodal.tasks.transcribe.transcribe": ["Transcriber", "transcribe", "transcribe_many"],
+    "multimodal.weights.folder": ["Checkpoint"],
+    "multimodal.weights.load": ["load"],
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'multimodal' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from multimodal.system.outputs import opened_output
 from multimodal.tasks.text.options import TranslateOptions
 
 if TYPE_CHECKING:
-    from multimodal.tasks.text.translate import SourceText, Translation, Translator
+    from multimodal.tasks.text.translate import SourceText, Translation, TranslationWriter
 
 EXAMPLES = """examples:
   multimodal translate "A dog runs." --from en --to de --model translator
@@ -61,7 +61,7 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.encode.attempts import item_error
-    from multimodal.tasks.text.translate import Translator, warn_of_cuts
+    from multimodal.tasks.text.translate import TranslationWriter, warn_of_cuts
     from multimodal.weights.load import load
 
     if options.output is not None and not Path(options.output).parent.is_dir():
@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
     lines = list(text_lines(options.texts, options.file))
     checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
     chosen = TranslateOptions(**TranslateOptions.among(vars(options)))
-    translator = Translator(checkpoint, options.source, options.target, chosen)
+    translator = TranslationWriter(checkpoint, options.source, options.target, chosen)
     told: list[tuple[str, SourceText, Translation]] = []
     code, size, shown = 0, BATCHES * chosen.batch_size, Progress("texts")
     with _writing(output) as write:
@@ -93,13 +93,13 @@ def run(options: Namespace) -> int:
     return code
 
 
-def _translated(translator: "Translator", sources: "list[SourceText]") -> "list[Translation | Exception]":
+def _translated(translator: "TranslationWriter", sources: "list[SourceText]") -> "list[Translation | Exception]":
     from multimodal.tasks.encode.attempts import in_parts
 
     return in_parts(lambda part: translator(sources[part]), len(sources))
 
 
-def _read(translator: "Translator", name: str, text: str | bytes) -> "SourceText | None":
+def _read(translator: "TranslationWriter", name: str, text: str | bytes) -> "SourceText | None":
     """None for a line that is not translated, after a message."""
     try:
         if isinstance(text, bytes):

@@ -2,10 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
@@ -14,70 +13,103 @@ from torch import Tensor
 from multimodal.decoding import logits as processors
 from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.decoding.sampling import greedy, sample
-from multimodal.errors import CheckpointError, ImageError, TextError, UsageError
+from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDecoder
 from multimodal.tasks.caption.options import CaptionOptions, options_for
+from multimodal.tasks.encode.arguments import CaptionArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
-from multimodal.tasks.encode.images import batches, name_of
+from multimodal.tasks.encode.images import ImageBatch, ImageReader, batches, name_of
+from multimodal.tasks.encode.loaded import (
+    Items,
+    LoadedModel,
+    Model,
+    OnError,
+    check_on_error,
+    checked_results,
+    device_of,
+    loaded,
+)
+from multimodal.tokens.image.arrays import ImageInput
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
+
+
+class Captioner(LoadedModel):
+    """Image captioner: loads the model once.
+
+    `options`: see `CaptionOptions`; defaults come from "caption" in the model's card. A caption depends on its image,
+    the options and the seed, not on `batch_size` or `workers`. `device`: `auto` is a GPU if there is one;
+    `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs.
+
+    Raises UsageError, TextError (a prompt longer than the context), CheckpointError."""
+
+    def __init__(
+        self, model: Model, *, batch_size: int = 16, workers: int | None = None,
+        device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+        **options: Unpack[CaptionArguments],
+    ):  # fmt: skip
+        self.writer = CaptionWriter(*prepared(model, compute_type, device, options))
+        self.reader = ImageReader(self.writer.checkpoint.preprocessing, batch_size, workers, urls)
+
+    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[dict[str, Any]]:
+        """Caption one or several images, in order.
+
+        Each result has `file`, `caption`, `score` (log-probability / tokens^`length_penalty`), `logprob` (the sum),
+        `tokens` (with the end token) and `finished` (False: cut at `max_tokens`). With `num_captions` above 1 also
+        `captions`, the best first, each with a `count` of the sequences that gave its text. Raises ImageError."""
+        several = list(images) if isinstance(images, list | tuple) else [images]
+        if not several:
+            raise UsageError("expected at least one", argument="images")
+        return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
+
+    def many(
+        self, items: Iterable[Any], *, keyed: bool = False, on_error: OnError = "return"
+    ) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:
+        """Yield (key, result) for each image, as `Classifier.many` does."""
+        check_on_error(on_error)
+        sources = Items(items, keyed)
+        return self._queued(checked_results(self.reader.results(sources, self._results), sources, on_error))
+
+    def _results(self, batch: ImageBatch, part: slice) -> list[dict[str, Any]]:
+        found = self.writer(batch.pixels[part])
+        return [self.writer.record(item, one) for item, one in zip(batch.read[part], found, strict=True)]
 
 
 def caption(
-    images: Any, model: str | Path | Checkpoint, beam_size: int | None = None, max_tokens: int | None = None, *,
-    batch_size: int = 16, workers: int | None = None, compute_type: str = "auto",
-    device: str | torch.device | None = None, **options: Any,
+    images: ImageInput | Sequence[ImageInput], model: Model, *, batch_size: int = 16, workers: int | None = None,
+    device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+    **options: Unpack[CaptionArguments],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Caption one or several images (path, bytes or PIL image), in order.
-
-    Each result has `file`, `caption`, `score` (log-probability / tokens^`length_penalty`), `logprob` (the sum),
-    `tokens` (with the end token) and `finished` (False: cut at `max_tokens`). With `num_captions` above 1 also
-    `captions`, the best first, each with a `count` of the sequences that gave its text.
-
-    `options`: see `CaptionOptions`; defaults come from "caption" in the model's card. A caption depends on its image,
-    the options and the seed, not on `batch_size` or `workers`. `compute_type`: see `prepare_for_inference`; `device`
-    None: the model's.
-
-    Raises ImageError, UsageError, TextError (a prompt longer than the context), CheckpointError."""
-    named = {"beam_size": beam_size, "max_tokens": max_tokens}
-    options |= {name: value for name, value in named.items() if value is not None}
-    several = list(images) if isinstance(images, list | tuple) else [images]
-    if not several:
-        raise UsageError("images: expected at least one")
-    found = []
-    for _, result in caption_many(
-        several, model, batch_size=batch_size, workers=workers, compute_type=compute_type, device=device, **options
-    ):
-        if isinstance(result, ImageError):
-            raise result
-        found.append(result)
-    return found
+    """Caption one or several images with a new `Captioner`, which see. Each call loads the model."""
+    made = Captioner(
+        model, batch_size=batch_size, workers=workers, device=device, compute_type=compute_type, urls=urls, **options
+    )
+    return made(images)
 
 
 def caption_many(
-    images: Iterable[Any], model: str | Path | Checkpoint, *, batch_size: int = 16, workers: int | None = None,
-    compute_type: str = "auto", device: str | torch.device | None = None, **options: Any,
-) -> Iterator[tuple[Any, dict[str, Any] | ImageError]]:  # fmt: skip
-    """Yield (image, `caption` result or ImageError) as results arrive. Other errors of `caption` are raised before the
-    first image is read."""
-    write = CaptionWriter(*prepared(model, compute_type, device, options))
-    found = generate(images, write, batch_size, workers)
-    return ((image, one if isinstance(one, ImageError) else write.record(image, one.captions)) for image, one in found)
+    items: Iterable[Any], model: Model, *, keyed: bool = False, on_error: OnError = "return", batch_size: int = 16,
+    workers: int | None = None, device: str | torch.device | None = "auto", compute_type: str = "auto",
+    urls: bool = False, **options: Unpack[CaptionArguments],
+) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:  # fmt: skip
+    """`Captioner.many` of a new `Captioner`."""
+    made = Captioner(
+        model, batch_size=batch_size, workers=workers, device=device, compute_type=compute_type, urls=urls, **options
+    )
+    return made.many(items, keyed=keyed, on_error=on_error)
 
 
 def prepared(
-    model: str | Path | Checkpoint, compute_type: str, device: str | torch.device | None, options: dict[str, Any]
+    model: Model, compute_type: str, device: str | torch.device | None, options: Mapping[str, Any]
 ) -> tuple[Checkpoint, CaptionOptions]:
     """Prepared checkpoint and complete options. Raises UsageError, CheckpointError."""
-    checkpoint = model if isinstance(model, Checkpoint) else load(model)
+    checkpoint = loaded(model)
     if not isinstance(checkpoint.model, CaptionModel):
         raise UsageError(f"model {checkpoint.source}: expected a captioner, got {checkpoint.kind}")
     chosen = options_for(checkpoint, options)
-    device = device or next(checkpoint.model.parameters()).device
-    return prepare_for_inference(checkpoint, compute_type, device), chosen
+    return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint)), chosen
 
 
 def generate(

@@ -1,5 +1,5 @@
-"""Keyword arguments of the tasks, for editors and type checkers. A test holds their names equal to those of the options,
-which have defaults, limits and help."""
+"""Keyword arguments of the tasks, for editors and type checkers. A test holds their names equal to the options, which
+have defaults, limits and help."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -45,6 +45,11 @@ class LoadedModel:
                     return
             yield result
 
+    def _held(self, results: Iterator[Result]) -> Iterator[Result]:
+        """Hold this thread's turn until a generator whose results share state has ended."""
+        with self._lock:
+            yield from results
+
 
 def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, Any]) -> LoadedModel:
     return kind(*arguments, **named)
@@ -84,34 +89,35 @@ class Item(NamedTuple):
 
 class Items:
     """Iterate the sources of a `…_many` call with their keys: with `keyed`, (key, source) pairs; else a path is its own
-    key, and any other source has its position.
+    key (unless strings are no `paths`), and any other source has its position.
 
     An exception of the caller's iterable, or an item that is no pair, ends the iteration; `finish` raises it, after the
     results of the items before."""
 
-    def __init__(self, sources: Iterable[Any], keyed: bool):
+    def __init__(self, sources: Iterable[Any], keyed: bool, paths: bool = True):
         if isinstance(sources, str | bytes | Path):
             raise UsageError(f"expected several items (got {shown(sources)})", argument="items")
         try:
             self.sources = iter(sources)
         except TypeError:
             raise UsageError(f"expected an iterable (got {shown(sources)})", argument="items") from None
-        self.keyed, self.failure = keyed, None
+        self.keyed, self.paths = keyed, paths
+        self.failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Item]:
         try:
             for position, source in enumerate(self.sources):
-                yield _item(source, position) if self.keyed else Item(_key(source, position), source, position)
+                if self.keyed:
+                    yield _item(source, position)
+                else:
+                    key = source if self.paths and isinstance(source, str | Path) else position
+                    yield Item(key, source, position)
         except Exception as error:
             self.failure = error
 
     def finish(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-
-def _key(source: Any, position: int) -> Any:
-    return source if isinstance(source, str | Path) else position
 
 
 def _item(pair: Any, position: int) -> Item:

@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -34,10 +33,11 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.system.files import shown
+from multimodal.tasks.encode.arguments import GenerateArguments
+from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, options_for
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
 
 
 class Continuation(NamedTuple):
@@ -51,50 +51,77 @@ class Continuation(NamedTuple):
     stopped: str
 
 
-def generate(
-    prompt: str, model: str | Path | Checkpoint, max_tokens: int = 100, temperature: float | None = None, seed: int = 0,
-    *, compute_type: str = "auto", device: str | torch.device | None = None, **options: Any,
-) -> str:  # fmt: skip
-    """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_tokens` or the
-    model's context.
+class Generator(LoadedModel):
+    """Text generator: loads a language model, or an encoder-decoder that answers, once.
 
-    `temperature` None or 0 is greedy; `options`: the other fields of `GenerateOptions`. An empty prompt starts with the
-    begin-of-text token, or end-of-text in vocabularies without one. Raises UsageError, TextError for a prompt that
-    fills the context or has no token, CheckpointError."""
-    options |= {"max_tokens": max_tokens, "seed": seed} | ({} if temperature is None else {"temperature": temperature})
-    ((best, *_),) = generate_many([prompt], model, compute_type=compute_type, device=device, **options)
-    return best.text
+    `options`: see `GenerateOptions`. `device`: `auto` is a GPU if there is one; `compute_type`: see
+    `prepare_for_inference`. Raises UsageError, CheckpointError."""
+
+    def __init__(
+        self, model: Model, *, batch_size: int = 8, device: str | torch.device | None = "auto",
+        compute_type: str = "auto", **options: Unpack[GenerateArguments],
+    ):  # fmt: skip
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"must be at least 1 (got {shown(batch_size)})", argument="batch_size")
+        self.writer = TextWriter(prepared(model, compute_type, device), options_for(options))
+        self.batch_size = batch_size
+
+    def __call__(self, prompt: str) -> str:
+        """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_tokens` or
+        the model's context.
+
+        An empty prompt starts with the begin-of-text token, or end-of-text in vocabularies without one. Raises
+        TextError for a prompt that fills the context or has no token."""
+        ((best, *_),) = self.many([prompt])
+        return best.text
+
+    def many(self, prompts: Iterable[str]) -> Iterator[list[Continuation]]:
+        """Yield the continuations of each prompt, best first, batch by batch. They do not depend on the batch."""
+        if isinstance(prompts, str | bytes):
+            raise TextError(f"prompts: expected several texts ({shown(prompts)})")
+        remaining, write = iter(prompts), self.writer
+        return self._queued(
+            continuations
+            for batch in iter(lambda: list(islice(remaining, self.batch_size)), [])
+            for continuations in write(list(map(write.ids, batch)))
+        )
+
+    def stream(self, prompt: str) -> Iterator[str]:
+        """Yield the text piece by piece: whole characters, and nothing that a later token could retract. Raises
+        UsageError for a beam search, whose text is known only at the end. Another call must wait until the text has
+        ended or the iterator is closed."""
+        pieces = self.writer.stream(prompt)
+        return self._held(pieces)
+
+
+def generate(
+    prompt: str, model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
+    **options: Unpack[GenerateArguments],
+) -> str:  # fmt: skip
+    """Continue a prompt with a new `Generator`, which see. Each call loads the model."""
+    return Generator(model, device=device, compute_type=compute_type, **options)(prompt)
 
 
 def generate_many(
-    prompts: Iterable[str], model: str | Path | Checkpoint, *, batch_size: int = 8, compute_type: str = "auto",
-    device: str | torch.device | None = None, **options: Any,
+    prompts: Iterable[str], model: Model, *, batch_size: int = 8, device: str | torch.device | None = "auto",
+    compute_type: str = "auto", **options: Unpack[GenerateArguments],
 ) -> Iterator[list[Continuation]]:  # fmt: skip
-    """Yield the continuations of each prompt, best first, batch by batch. They do not depend on the batch. Raises as
-    `generate`."""
-    write = TextWriter(prepared(model, compute_type, device), options_for(options))
-    if isinstance(prompts, str | bytes):
-        raise TextError(f"prompts: expected several texts ({shown(prompts)})")
-    remaining = iter(prompts)
-    return (
-        continuations
-        for batch in iter(lambda: list(islice(remaining, batch_size)), [])
-        for continuations in write(list(map(write.ids, batch)))
-    )
+    """`Generator.many` of a new `Generator`."""
+    made = Generator(model, batch_size=batch_size, device=device, compute_type=compute_type, **options)
+    return made.many(prompts)
 
 
 def stream(
-    prompt: str, model: str | Path | Checkpoint, *, compute_type: str = "auto",
-    device: str | torch.device | None = None, **options: Any,
+    prompt: str, model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
+    **options: Unpack[GenerateArguments],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield the text of `generate` piece by piece: whole characters, and nothing that a later token could retract.
-    Raises as `generate`, and UsageError for a beam search, whose text is known only at the end."""
-    return TextWriter(prepared(model, compute_type, device), options_for(options)).stream(prompt)
+    """`Generator.stream` of a new `Generator`."""
+    return Generator(model, device=device, compute_type=compute_type, **options).stream(prompt)
 
 
-def prepared(model: str | Path | Checkpoint, compute_type: str, device: str | torch.device | None) -> Checkpoint:
+def prepared(model: Model, compute_type: str, device: str | torch.device | None) -> Checkpoint:
     """Load and check a language model and prepare it for inference. Raises UsageError, CheckpointError."""
-    checkpoint = model if isinstance(model, Checkpoint) else load(model)
+    checkpoint = loaded(model)
     network = checkpoint.model
     decoder = network.decoder if isinstance(network, EncoderDecoder) else network
     if not isinstance(decoder, TextTransformer) or decoder.config.tied is None or not decoder.config.causal:
@@ -102,7 +129,7 @@ def prepared(model: str | Path | Checkpoint, compute_type: str, device: str | to
     if decoder is not network and checkpoint.tokenizer is not None and checkpoint.tokenizer.language_ids:
         raise UsageError(f"model {checkpoint.source}: needs a target language: use translate")
     checkpoint.required_tokenizer()
-    return prepare_for_inference(checkpoint, compute_type, device or decoder.device)
+    return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
 
 
 class TextWriter:

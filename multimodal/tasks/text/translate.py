@@ -4,8 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,33 +15,15 @@ from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.sampling import greedy
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.languages import direction
 from multimodal.tasks.text.options import TranslateOptions
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
 
 LENGTH_FACTOR, LENGTH_EXTRA = 2.0, 50  # maximum tokens of a translation, from those of its source
-
-
-def translate(
-    texts: str | Sequence[str], model: str | Path | Checkpoint, source: str | None = None, target: str | None = None,
-    **options: Any,
-) -> str | list[str]:  # fmt: skip
-    """Translate a text, or several in order, from `source` into `target`: codes of the model ("de") or English names
-    ("German"). A model with one direction needs neither. An empty text stays empty.
-
-    `options`: see `TranslateOptions`. Translations do not depend on the batch. Raises UsageError, with close matches
-    for an unknown language; TextError for invalid Unicode, or a text that is too long with `on_long` "error";
-    CheckpointError. Warns (TextCut) of texts and translations that were cut."""
-    checkpoint, chosen = model if isinstance(model, Checkpoint) else load(model), TranslateOptions(**options)
-    translator = Translator(checkpoint, source, target, chosen)
-    single = isinstance(texts, str)
-    sources = [translator.read(text) for text in ([texts] if single else texts_of(texts, "texts"))]
-    results = translator(sources)
-    warn_of_cuts([(f"text {i}", *pair) for i, pair in enumerate(zip(sources, results, strict=True), 1)])
-    return results[0].text if single else [one.text for one in results]
 
 
 class SourceText(NamedTuple):
@@ -62,8 +43,8 @@ class Translation(NamedTuple):
 
 
 @dataclass
-class Translator:
-    """A model with a translation direction. Raises UsageError, CheckpointError."""
+class TranslationWriter:
+    """A model with a translation direction and options. Raises UsageError, CheckpointError."""
 
     checkpoint: Checkpoint
     source: str | None
@@ -71,10 +52,8 @@ class Translator:
     options: TranslateOptions = field(default_factory=TranslateOptions)
 
     def __post_init__(self):
+        check_translator(self.checkpoint)
         network = self.checkpoint.model
-        if not isinstance(network, EncoderDecoder) or network.config.decoder.tied is None:
-            expected = f"expected an encoder-decoder of text, got {self.checkpoint.kind}"
-            raise UsageError(f"model {self.checkpoint.source}: {expected}")
         tokenizer = self.checkpoint.required_tokenizer()
         if tokenizer.vocab_size > network.config.decoder.vocabulary or tokenizer.eos_id is None:
             raise CheckpointError(f"model {self.checkpoint.source}: tokenizer does not fit the model")
@@ -142,6 +121,67 @@ class Translator:
         text = text if finished else text.rstrip("\ufffd")  # an incomplete character
         tokens = len(ids) + finished
         return Translation(text, logprob / self._norm(tokens - 1), tokens, finished)
+
+
+class Translator(LoadedModel):
+    """Translator: loads an encoder-decoder once, for one direction.
+
+    `source`, `target`: codes of the model ("de") or English names ("German"); a model with one direction needs neither.
+    Other options: see `TranslateOptions`. `device`: `auto` is a GPU if there is one; `compute_type`: see
+    `prepare_for_inference`.
+
+    Raises UsageError, with close matches for an unknown language; CheckpointError."""
+
+    def __init__(
+        self, model: Model, source: str | None = None, target: str | None = None, *, beam_size: int = 5,
+        length_penalty: float = 1.0, max_tokens: int | None = None, batch_size: int = 32, on_long: str = "cut",
+        device: str | torch.device | None = "auto", compute_type: str = "auto",
+    ):  # fmt: skip
+        options = TranslateOptions(
+            beam_size=beam_size, length_penalty=length_penalty, max_tokens=max_tokens, batch_size=batch_size,
+            on_long=on_long,
+        )  # fmt: skip
+        checkpoint = loaded(model)
+        check_translator(checkpoint)
+        checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
+        self.writer = TranslationWriter(checkpoint, source, target, options)
+
+    @overload
+    def __call__(self, texts: str) -> str: ...
+    @overload
+    def __call__(self, texts: Sequence[str]) -> list[str]: ...
+    def __call__(self, texts: str | Sequence[str]) -> str | list[str]:
+        """Translate a text, or several in order. An empty text stays empty. Translations do not depend on the batch.
+
+        Raises TextError for invalid Unicode, or a text that is too long with `on_long` "error". Warns (TextCut) of
+        texts and translations that were cut."""
+        single = isinstance(texts, str)
+        sources = [self.writer.read(text) for text in ([texts] if single else texts_of(texts, "texts"))]
+        with self._lock:
+            results = self.writer(sources)
+        warn_of_cuts([(f"text {i}", *pair) for i, pair in enumerate(zip(sources, results, strict=True), 1)])
+        return results[0].text if single else [one.text for one in results]
+
+
+def translate(
+    texts: str | Sequence[str], model: Model, source: str | None = None, target: str | None = None, *,
+    beam_size: int = 5, length_penalty: float = 1.0, max_tokens: int | None = None, batch_size: int = 32,
+    on_long: str = "cut", device: str | torch.device | None = "auto", compute_type: str = "auto",
+) -> str | list[str]:  # fmt: skip
+    """Translate with a new `Translator`, which see. Each call loads the model."""
+    made = Translator(
+        model, source, target, beam_size=beam_size, length_penalty=length_penalty, max_tokens=max_tokens,
+        batch_size=batch_size, on_long=on_long, device=device, compute_type=compute_type,
+    )  # fmt: skip
+    return made(texts)
+
+
+def check_translator(checkpoint: Checkpoint) -> None:
+    """Raises UsageError for another kind of model."""
+    network = checkpoint.model
+    if not isinstance(network, EncoderDecoder) or network.config.decoder.tied is None:
+        expected = f"expected an encoder-decoder of text, got {checkpoint.kind}"
+        raise UsageError(f"model {checkpoint.source}: {expected}")
 
 
 def warn_of_cuts(results: Sequence[tuple[str, SourceText, Translation]]) -> None:

@@ -1,0 +1,127 @@
+"""Vectors of images and texts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from multimodal.errors import MultimodalError, TextError, UsageError
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.clip import CLIP
+from multimodal.system.files import shown
+from multimodal.tasks.encode.attempts import in_parts, item_error
+from multimodal.tasks.encode.features import encoder
+from multimodal.tasks.encode.images import ImageBatch, ImageReader
+from multimodal.tasks.encode.loaded import (
+    Items,
+    LoadedModel,
+    Model,
+    OnError,
+    check_on_error,
+    checked_results,
+    device_of,
+    loaded,
+)
+from multimodal.tasks.text.embed import check_text, embed
+from multimodal.tokens.image.arrays import ImageInput
+
+DEFAULT_MODEL = "clip-vit-16"
+Kind = Literal["image", "text"]
+TEXTS = 1024  # that are sorted by length together
+
+
+class Embedder(LoadedModel):
+    """Image and text encoder: loads a CLIP, a ViT or a text model once.
+
+    Images have CLIP's vectors, or the pooled output of a ViT; texts CLIP's, or `pooling` of a text model's tokens (see
+    `embed`). `normalize`: to length 1; None: as the model's card says. `batch_tokens`: most tokens of texts side by
+    side. `device`: `auto` is a GPU if there is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and
+    https URLs of images.
+
+    Raises UsageError, CheckpointError."""
+
+    def __init__(
+        self, model: Model = DEFAULT_MODEL, *, pooling: str | None = None, normalize: bool | None = True,
+        batch_size: int = 32, batch_tokens: int | None = None, workers: int | None = None,
+        device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+    ):  # fmt: skip
+        checkpoint = loaded(model)
+        self.checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
+        self.normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
+        self.pooling, self.batch_tokens = pooling, batch_tokens
+        self._images = batch_size, workers, urls
+
+    def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
+        """One vector per image, in order. Raises ImageError, UsageError for a model without an image encoder."""
+        several = list(images) if isinstance(images, list | tuple) else [images]
+        if not several:
+            raise UsageError("expected at least one", argument="images")
+        return np.stack([vector for _, vector in self.many(several, "image", on_error="raise")])  # type: ignore[misc]
+
+    def texts(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "N D"]:
+        """One vector per text, in order. Raises TextError, UsageError for a model without a text encoder. Warns
+        (TextCut) of texts cut to the context."""
+        with self._lock:
+            return self._vectors([texts] if isinstance(texts, str) else texts)
+
+    def many(
+        self, items: Iterable[Any], kind: Kind = "image", *, keyed: bool = False, on_error: OnError = "return"
+    ) -> Iterator[tuple[Any, Float32[np.ndarray, "D"] | MultimodalError]]:
+        """Yield (key, vector) for each image or text, in order, as `Classifier.many` does."""
+        check_on_error(on_error)
+        if kind not in ("image", "text"):
+            raise UsageError(f"must be image or text (got {shown(kind)})", argument="kind")
+        sources = Items(items, keyed, paths=kind == "image")
+        results = self._of_images(sources) if kind == "image" else self._of_texts(sources)
+        return self._queued(checked_results(results, sources, on_error))
+
+    def _of_images(self, sources: Items) -> Iterator[tuple[Any, Any]]:
+        kind = "embedding" if isinstance(self.checkpoint.model, CLIP) else "pooled"
+        encode = torch.inference_mode()(encoder(self.checkpoint, kind))
+        device = next(self.checkpoint.model.parameters()).device
+
+        def work(batch: ImageBatch, part: slice) -> list[np.ndarray]:
+            return self._unit(encode(batch.pixels[part].to(device, non_blocking=True)))
+
+        return ImageReader(self.checkpoint.preprocessing, *self._images).results(sources, work)
+
+    def _of_texts(self, sources: Items) -> Iterator[tuple[Any, Any]]:
+        remaining = iter(sources)
+        for part in iter(lambda: list(islice(remaining, TEXTS)), []):
+            results: dict[int, Any] = {}
+            for item in part:
+                try:
+                    check_text(item.source, f"text {item.position + 1}")
+                except TextError as error:
+                    results[item.position] = error
+            good = [item for item in part if item.position not in results]
+            made = in_parts(lambda some: list(self._vectors([item.source for item in good[some]])), len(good))  # noqa: B023
+            results |= {item.position: one for item, one in zip(good, made, strict=True)}
+            for item in part:
+                result = results[item.position]
+                failed = isinstance(result, Exception)
+                yield item.key, item_error(result, f"text {item.position + 1}", TextError) if failed else result
+
+    def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
+        return self._unit(embed(texts, self.checkpoint, self.pooling, False, self.batch_tokens))
+
+    def _unit(self, vectors: torch.Tensor) -> Float32[np.ndarray, "N D"]:
+        vectors = vectors.float()
+        return (torch.nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors).cpu().numpy()
+
+
+def embed_many(
+    items: Iterable[Any], model: Model = DEFAULT_MODEL, kind: Kind = "image", *, keyed: bool = False,
+    on_error: OnError = "return", pooling: str | None = None, normalize: bool | None = True, batch_size: int = 32,
+    batch_tokens: int | None = None, workers: int | None = None, device: str | torch.device | None = "auto",
+    compute_type: str = "auto", urls: bool = False,
+) -> Iterator[tuple[Any, Float32[np.ndarray, "D"] | MultimodalError]]:  # fmt: skip
+    """`Embedder.many` of a new `Embedder`."""
+    made = Embedder(
+        model, pooling=pooling, normalize=normalize, batch_size=batch_size, batch_tokens=batch_tokens, workers=workers,
+        device=device, compute_type=compute_type, urls=urls,
+    )  # fmt: skip
+    return made.many(items, kind, keyed=keyed, on_error=on_error)
