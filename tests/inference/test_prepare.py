@@ -76,7 +76,7 @@ CALLS: dict[str, tuple[str, Callable[[Checkpoint, str], Any]]] = {
                                                                 no_speech_threshold=None)),
     "transcribe by Whisper": ("whisper", lambda given, kind: transcribe(asset("sample", "speech.flac"), given,
         compute_type=kind, sample_len=9, temperature=0.0, language="en", no_speech_threshold=None)),
-    "generate": ("writer", lambda given, kind: generate("ab", given, 8, compute_type=kind)),
+    "generate": ("writer", lambda given, kind: generate("ab", given, max_tokens=8, compute_type=kind)),
     "embed": ("writer", lambda given, kind: embed(["ab", "cd"], given)),
     "embed by a CLIP": ("clip", lambda given, kind: embed(["ab", "cd"], given)),
     "native": ("clip", lambda given, kind: native_features(given.model, [image()], SIGHT, 12)),
@@ -233,7 +233,7 @@ def test_a_classifier_file_is_of_the_weights_as_they_are_now(tmp_path: Path):
     save_classifier(ZeroShotClassifier(made, LABELS), path, digest)
     right = classify(image(), LABELS, model=given)
     assert classify(image(), model=given, classifier=path) == right
-    assert classify(image(), classifier=load_classifier(path, made, digest)) == right
+    assert load_classifier(path, made, digest).results([image()]) == right
     with pytest.raises(UsageError, match="one prepared for inference"):
         classify(image(), model=made, classifier=path)
     blocks_zeroed(given.model)

@@ -61,7 +61,7 @@ class Captioner(LoadedModel):
         `captions`, the best first, each with a `count` of the sequences that gave its text. Raises ImageError."""
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:
-            raise UsageError("expected at least one", argument="images")
+            raise UsageError("must hold at least one image (got 0)", argument="images")
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
 
     def many(

@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
 from multimodal.data.remote.copies import fetch
 from multimodal.errors import DataError, MultimodalError, UsageError
+from multimodal.inference.prepare import usable_device
 from multimodal.system.files import shown
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -27,7 +28,7 @@ class LoadedModel:
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _lock: threading.RLock  # type: ignore[valid-type]
 
-    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
         made = super().__new__(cls)
         made._arguments, made._lock = (arguments, named), threading.RLock()
         return made
@@ -70,13 +71,13 @@ def loaded(model: Model) -> Checkpoint:
 
 def device_of(name: str | torch.device | None, checkpoint: Checkpoint) -> torch.device:
     """The device of `auto` (a GPU if there is one; a prepared model stays where it is), the named one, or for None the
-    model's own."""
+    model's own. Raises UsageError."""
     own = next(checkpoint.model.parameters()).device
     if name is None or (name == "auto" and checkpoint.prepared is not None):
         return own
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    return usable_device(name)
 
 
 class Item(NamedTuple):

@@ -58,7 +58,7 @@ class Embedder(LoadedModel):
         """One vector per image, in order. Raises ImageError, UsageError for a model without an image encoder."""
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:
-            raise UsageError("expected at least one", argument="images")
+            raise UsageError("must hold at least one image (got 0)", argument="images")
         return np.stack([vector for _, vector in self.many(several, "image", on_error="raise")])  # type: ignore[misc]
 
     def texts(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "N D"]:

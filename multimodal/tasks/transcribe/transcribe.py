@@ -60,7 +60,10 @@ class Transcriber(LoadedModel):
         self.batch_size, self.urls = batch_size, urls
         self._open, self._serve = opener(self.checkpoint, self.options)
 
-    def __call__(self, audio: AudioInput, sampling_rate: int | None = None) -> Transcript:
+    def __call__(
+        self, audio: AudioInput, sampling_rate: int | None = None, *, on_progress: OnProgress | None = None,
+        on_segments: OnSegments | None = None,
+    ) -> Transcript:  # fmt: skip
         """Transcribe a recording: see `as_audio` for what it may be.
 
         As in openai-whisper, the result has `text`, `language` and `segments`, each with `id`, `seek` (10 ms frames),
@@ -71,7 +74,8 @@ class Transcriber(LoadedModel):
         a `log` of every decoding attempt.
 
         Raises AudioError (unreadable, empty, not finite), UsageError."""
-        ((_, result),) = self.many([as_audio(local(audio, self.urls), sampling_rate)], on_error="raise")
+        items = [as_audio(local(audio, self.urls), sampling_rate)]
+        ((_, result),) = self.many(items, on_error="raise", on_progress=on_progress, on_segments=on_segments)
         return result  # type: ignore[return-value]
 
     def many(
@@ -95,11 +99,13 @@ class Transcriber(LoadedModel):
 
 
 def transcribe(
-    audio: AudioInput, model: Model = DEFAULT_MODEL, *, sampling_rate: int | None = None, batch_size: int = 8,
+    audio: AudioInput, model: Model = DEFAULT_MODEL, *, sampling_rate: int | None = None,
+    on_progress: OnProgress | None = None, on_segments: OnSegments | None = None, batch_size: int = 8,
     urls: bool = False, **options: Unpack[TranscribeArguments],
 ) -> Transcript:  # fmt: skip
     """Transcribe a recording with a new `Transcriber`, which see. Each call loads the model."""
-    return Transcriber(model, batch_size=batch_size, urls=urls, **options)(audio, sampling_rate)
+    made = Transcriber(model, batch_size=batch_size, urls=urls, **options)
+    return made(audio, sampling_rate, on_progress=on_progress, on_segments=on_segments)
 
 
 def transcribe_many(

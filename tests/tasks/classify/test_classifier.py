@@ -184,14 +184,14 @@ def test_the_library_does_what_the_command_does(models, folder):
     files = sorted(str(path) for path in folder.rglob("*.png"))
     plain = multimodal.classify(files, ["red", "blue"], models / "clip", batch_size=3)
     classifier = ZeroShotClassifier(load_folder(models / "clip"), ["red", "blue"])
-    again = multimodal.classify(files, classifier=classifier, threshold=0.9, top=1)
+    again = classifier.using(threshold=0.9).results(files, 1)
     for a, b in zip(plain, again, strict=True):
         assert a["scores"][0]["score"] == pytest.approx(b["scores"][0]["score"], abs=1e-5)
         assert b["answer"] == (b["scores"][0]["label"] if b["scores"][0]["score"] >= 0.9 else None)
     with pytest.raises(UsageError, match="either labels or a classifier"):
         multimodal.classify(files, model=models / "clip")
     with pytest.raises(UsageError, match="not allowed with a classifier"):
-        multimodal.classify(files, ["a"], classifier=classifier)
+        multimodal.classify(files, model=models / "clip", classifier="a.safetensors", templates=["{}"])
 
 
 def test_scores_that_are_not_finite_are_refused(models):

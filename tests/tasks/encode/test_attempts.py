@@ -107,7 +107,7 @@ def test_a_batch_of_windows_that_is_too_large_is_made_one_by_one(alone, clips, m
     monkeypatch.setattr(sessions, "decode_windows", small)
     made = [one for _, one in transcribe_many(sources, models / "asr", vad_filter=False)]
     assert [made[0]["text"], made[2]["text"]] == [wanted[0]["text"], wanted[2]["text"]]
-    assert (str(made[1]) == "<Tensor>: not enough memory (20.00 GiB asked for at once)") == alone
+    assert (str(made[1]) == "<samples>: not enough memory (20.00 GiB asked for at once)") == alone
 
 
 def test_what_is_done_is_on_disk_before_the_next_is_read(models, tmp_path, monkeypatch, capsys):
@@ -208,9 +208,9 @@ def test_texts_whose_batch_is_too_large_are_embedded_in_parts(kinds, capsys, tmp
 
 @pytest.mark.filterwarnings("ignore")  # cut ones, as the model is random
 def test_translations_whose_batch_is_too_large_are_made_in_parts(kinds, capsys, tmp_path, monkeypatch):
-    from multimodal.tasks.text.translate import Translator
+    from multimodal.tasks.text.translate import TranslationWriter
 
-    whole = Translator._batch
+    whole = TranslationWriter._batch
 
     def small(self, rows):
         if len(rows) > 1:
@@ -221,7 +221,7 @@ def test_translations_whose_batch_is_too_large_are_made_in_parts(kinds, capsys, 
     words = ["translate", "--file", tmp_path / "in.txt", "-m", kinds / "translator", "--max_tokens", 4, "--from", "en",
              "--to", "de", "--format", "jsonl"]  # fmt: skip
     code, wanted, _ = run(capsys, *words)
-    monkeypatch.setattr(Translator, "_batch", small)
+    monkeypatch.setattr(TranslationWriter, "_batch", small)
     code, made, err = run(capsys, *words)
     assert code == 0, err
     texts = [[json.loads(line)["translation"] for line in out.splitlines()] for out in (wanted, made)]

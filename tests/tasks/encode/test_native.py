@@ -127,7 +127,7 @@ def test_image_keeps_its_aspect_and_its_edges():
 
 def test_what_cannot_be_done_is_refused():
     captioner = made("captioner")
-    with pytest.raises(UsageError, match="expected a CLIP or ViT model, got captioner"):
+    with pytest.raises(UsageError, match="expected a CLIP or ViT model, got VisionEncoderDecoder"):
         native_features(captioner, [], RECORD)
     with pytest.raises(UsageError, match="pool is 'none'"):
         native_features(captioner.image, [], RECORD)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference import cuda_graphs
-from multimodal.tasks.text.translate import TranslateOptions, Translator, translate
+from multimodal.tasks.text.translate import TranslateOptions, TranslationWriter, translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.train.objectives.text.translation import translator
@@ -84,7 +84,7 @@ def test_tokens_equal_transformers_generate(references, root, name, beams):
     reference, checkpoint = references[name], load(root / name)
     tokenizer, most = checkpoint.tokenizer, 9
     way = {"m2m100": ("de", "fr"), "many": (None, "nds"), "marian": ("en", "de")}[name]
-    made = Translator(checkpoint, *way, TranslateOptions(beam_size=beams, length_penalty=0.7, max_tokens=most))
+    made = TranslationWriter(checkpoint, *way, TranslateOptions(beam_size=beams, length_penalty=0.7, max_tokens=most))
     before = {"m2m100": ["de"], "many": ["nds"], "marian": []}[name]
     forced = {"forced_bos_token_id": tokenizer.language_ids["fr"]} if name == "m2m100" else {}
     found = made([made.read(text) for text in TEXTS])
