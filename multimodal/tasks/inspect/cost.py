@@ -6,7 +6,7 @@ without compilation. Attention counts all queries and keys: a causal mask or a w
 keep about as much (its RMSNorm one state less)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -90,8 +90,9 @@ def _fake_copy(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def _measured(network: nn.Module, sizes: Sizes, kind: str) -> tuple[list[Part], int]:
-    """The parts with their operations, and the bytes that autograd saves beside the weights, each storage once;
-    bfloat16 by autocast, with its copies of the weights. Recomputed blocks keep their inputs and all of the largest."""
+    """The parts with their operations (in float32), and the bytes that autograd saves beside the weights, each storage
+    once; bfloat16 by autocast, with its copies of the weights. Recomputed blocks keep their inputs and all of the
+    largest."""
     saved: dict[int, torch.UntypedStorage] = {}
 
     def size() -> int:
@@ -112,9 +113,10 @@ def _measured(network: nn.Module, sizes: Sizes, kind: str) -> tuple[list[Part], 
     ):
         own = {x.untyped_storage()._cdata for x in [*model.parameters(), *model.buffers()]}
         blocks = _watch_recomputed(model, size)
-        with FlopCounterMode(display=False, custom_mapping={FUSED: _fused_flops}) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping={FUSED: _fused_flops})
+        with counter if kind == "float32" else nullcontext():
             for part in parts(model, sizes):
-                now = counter.get_flop_counts()["Global"]
+                now = counter.get_flop_counts().get("Global", {})
                 flops, in_attention = sum(now.values()), sum(now.get(op, 0) for op in BETWEEN)
                 found.append(part._replace(flops=flops - total, in_attention=in_attention - between))
                 total, between = flops, in_attention
