@@ -3,9 +3,10 @@
 import argparse
 
 from multimodal.cli.parser import count, limited
+from multimodal.inference.options import COMPUTE_TYPES, BatchOptions
+from multimodal.system.options import OptionSet, add_flags
 
 LEARNED = "learned"
-COMPUTE_TYPES = ["auto", "float32", "bfloat16", "float16"]
 threads = limited(count, lambda value: value <= 1024, "1024 or fewer")  # torch starts them all
 
 
@@ -37,16 +38,13 @@ def preprocessing(p: argparse._ActionsContainer) -> None:
                    "file such as a checkpoint folder's preprocessing.json")  # fmt: skip
 
 
-def machine(g: argparse._ActionsContainer, batch_size: int | None, integers: bool = False) -> None:
-    """`batch_size`: the default, None for a command without batches. `integers`: offer int8."""
-    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
-    g.add_argument("--compute_type", default="auto", choices=COMPUTE_TYPES + ["int8"] * integers,
+def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = None, integers: bool = False) -> None:
+    """`batches`: options of a command with batches. `integers`: offer int8."""
+    compute(g)
+    g.add_argument("--compute_type", default="auto", choices=COMPUTE_TYPES if integers else COMPUTE_TYPES[:-1],
                    help="default: auto (float32 on a CPU, bfloat16 on a GPU)")  # fmt: skip
-    if batch_size is not None:
-        text = f"images per batch (default: {batch_size})"
-        g.add_argument("--batch_size", type=count, default=batch_size, metavar="N", help=text)
-        g.add_argument("--workers", type=count, metavar="N", help="threads that read images (default: one per core)")
-    g.add_argument("--threads", type=threads, metavar="N", help="CPU threads (default: torch's)")
+    if batches is not None:
+        add_flags(g, batches, BatchOptions.declared, defaults=True)
 
 
 def compute(g: argparse._ActionsContainer) -> None:

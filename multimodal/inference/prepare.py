@@ -18,6 +18,7 @@ from multimodal.inference.fused_decoder import FusedBlock, can_fuse
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, replace_modules
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
+from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack
 from multimodal.inference.vit import PreparedViT
 from multimodal.models.conformer import ConformerCTC
@@ -27,7 +28,6 @@ from multimodal.models.vit import MapPool, ViT
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
 
-COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

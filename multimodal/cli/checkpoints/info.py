@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.output import print_json, printable
-from multimodal.cli.parser import Parser, count, number
+from multimodal.cli.parser import Parser
 from multimodal.system.assets import shipped
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.inspect.options import CostOptions
 
 if TYPE_CHECKING:
     from multimodal.weights.folder import Checkpoint
@@ -17,20 +19,17 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 def add_flags(p: Parser) -> None:
     flags.model_argument(p, ", or a paper's size (see multimodal models)")
-    p.add_argument("--length", type=count, metavar="N", help="tokens of a text (default: the model's context)")
-    p.add_argument("--batch", type=count, default=1, metavar="B", help="texts, images or recordings side by side, "
-                   "for the memory of cache and training (default: 1)")  # fmt: skip
-    p.add_argument("--seconds", type=number, metavar="S", help="of sound, where the model takes any length "
-                   "(default: 10)")  # fmt: skip
+    add_option_flags(p, CostOptions)
     p.add_argument("--format", choices=["table", "json"], default="table")
 
 
 def run(options: Namespace) -> int:
+    from multimodal.tasks.inspect.cost import counts
     from multimodal.weights.load import load
 
     checkpoint = _of_preset(options.model) or load(options.model, options.architecture, options.preprocessing)
     facts = describe(checkpoint)
-    facts["counts"] = costs_of(checkpoint, options)
+    facts["counts"] = counts(checkpoint.model, **CostOptions.among(vars(options)))
     if options.format == "json":
         print_json(facts)
         return 0
@@ -77,13 +76,6 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         **({"licence": "not stated by the checkpoint", "training_data": "not stated"} | checkpoint.card),
         "config": to_record(model.config),
     }
-
-
-def costs_of(checkpoint: "Checkpoint", options: Namespace) -> dict[str, Any]:
-    from multimodal.tasks.inspect.cost import SECONDS, counts
-
-    seconds = SECONDS if options.seconds is None else options.seconds
-    return counts(checkpoint.model, options.length, options.batch, seconds)
 
 
 def cost_lines(costs: dict[str, Any]) -> list[str]:

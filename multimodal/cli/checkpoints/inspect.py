@@ -5,8 +5,10 @@ from argparse import Namespace
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of
 from multimodal.cli.output import print_json, printable
-from multimodal.cli.parser import Parser, RawHelp, count, natural
+from multimodal.cli.parser import Parser, RawHelp
 from multimodal.errors import UsageError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.inspect.options import ViewOptions
 
 WHAT = ("attention", "filters", "positions", "distance", "alignment", "induction")
 WITHOUT_INPUT = ("filters", "positions", "induction")
@@ -30,15 +32,12 @@ def add_flags(p: Parser) -> None:
                    "score of each head (default: attention)")  # fmt: skip
     p.add_argument("--plot", metavar="PNG", help="draw it")
     flags.overwrite(p)
-    p.add_argument("--layer", type=_layer, metavar="N", help="from 0, or all (default: the last; of an alignment the "
-                   "mean of all, or of the heads known to follow the speech)")  # fmt: skip
-    p.add_argument("--head", type=natural, metavar="N", help="from 0 (default: all)")
+    add_option_flags(p, ViewOptions, defaults=True)
     p.add_argument("--answer", metavar="TEXT", help="what the decoder is to have said, for an alignment (default: what "
                    "it says by itself)")  # fmt: skip
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="of the input, for an alignment of a translator "
                    "or a multilingual Whisper")  # fmt: skip
     p.add_argument("--to", dest="target", metavar="LANGUAGE", help="of the answer, for a translator")
-    p.add_argument("--length", type=count, metavar="N", help="tokens that induction says twice (default: 50)")
     p.add_argument("--format", choices=["table", "json"], help="of the numbers (default: table, none with --plot)")
 
 
@@ -59,14 +58,10 @@ def check(p: Parser, options: Namespace) -> None:
         p.error(f"--what {what}: looks at weights alone, INPUT {options.input[:40]!r} would not be read")
 
 
-def _layer(text: str) -> int | str:
-    return text if text == "all" else natural(text)
-
-
 def run(options: Namespace) -> int:
     from multimodal.system.outputs import write_output
     from multimodal.tasks.inspect.alignment import AlignmentRequest
-    from multimodal.tasks.inspect.views import ViewOptions, view
+    from multimodal.tasks.inspect.views import view
     from multimodal.weights.load import load
 
     file = output_file(options.plot, "--plot", (".png",), outputs_of(options))
@@ -74,7 +69,7 @@ def run(options: Namespace) -> int:
     request = None
     if options.input is not None:
         request = AlignmentRequest(options.input, options.answer, options.source, options.target)
-    seen = view(checkpoint, options.what, request, ViewOptions(options.layer, options.head, options.length))
+    seen = view(checkpoint, options.what, request, ViewOptions(**ViewOptions.among(vars(options))))
     if options.format == "json":
         print_json(seen.record, indent=None)
     elif options.format == "table" or file is None:

@@ -44,7 +44,7 @@ def add_flags(p: Parser) -> None:
     flags.overwrite(g)
     g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
     g = p.add_argument_group("machine")
-    flags.machine(g, 16)
+    flags.machine(g, caption.CaptionBatchOptions)
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -7,6 +7,8 @@ from multimodal.cli import flags
 from multimodal.cli.evaluate.figures import output_flags, print_figures
 from multimodal.cli.files import trust
 from multimodal.cli.parser import Help, Parser, count
+from multimodal.inference.options import BatchOptions
+from multimodal.system.options import add_flags as add_option_flags
 
 
 def add_flags(p: Parser) -> None:
@@ -20,7 +22,7 @@ def add_flags(p: Parser) -> None:
     flags.lists(p)
     output_flags(p)
     flags.compute(p)
-    p.add_argument("--batch_size", type=count, default=32, metavar="N", help="items side by side (default: 32)")
+    add_option_flags(p, BatchOptions, ["batch_size"], defaults=True)
 
 
 def run(options: Namespace) -> int:

@@ -14,6 +14,7 @@ from multimodal.cli.output import Progress, fail, print_json, printable
 from multimodal.cli.parser import Help, Parser, count, number
 from multimodal.cli.vision.classify import labels_and_templates
 from multimodal.errors import UsageError
+from multimodal.inference.options import BatchOptions
 
 if TYPE_CHECKING:
     from multimodal.data.datasets.image_sets import ClassNames, ImageSet
@@ -61,7 +62,7 @@ def result_flags(p: Parser, classes: bool = True) -> None:
 def machine_flags(p: Parser) -> None:
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "clip-vit-16")
-    flags.machine(g, 32)
+    flags.machine(g, BatchOptions)
     flags.native(g)
     g.add_argument("--features_cache", metavar="DIR", help="keep the vectors of images, one file for each model and "
                    "set; found by the sha256 of the weights and of the images")  # fmt: skip

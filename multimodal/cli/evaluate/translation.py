@@ -5,7 +5,9 @@ from pathlib import Path
 
 from multimodal.cli import flags
 from multimodal.cli.evaluate.figures import output_flags, print_figures
-from multimodal.cli.parser import Help, Parser, count, number
+from multimodal.cli.parser import Help, Parser, count
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.text.options import TranslateOptions
 
 
 def add_flags(p: Parser) -> None:
@@ -17,12 +19,9 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--to", dest="target", metavar="LANGUAGE")
     flags.model(p, None)
     p.add_argument("--limit", type=count, metavar="N", help="only the first N lines")
-    p.add_argument("--beam_size", type=count, default=5, metavar="N", help="1 is greedy (default: 5)")
-    p.add_argument("--length_penalty", type=number, default=1.0, metavar="A", help="rank beams by log-probability / "
-                   "tokens^A (default: 1)")  # fmt: skip
+    add_option_flags(p, TranslateOptions)
     output_flags(p)
     flags.compute(p)
-    p.add_argument("--batch_size", type=count, default=32, metavar="N", help="texts side by side (default: 32)")
 
 
 def run(options: Namespace) -> int:
@@ -31,7 +30,7 @@ def run(options: Namespace) -> int:
 
     checkpoint = load(options.model, options.architecture)
     checkpoint.model.to(options.device)
-    search = {name: getattr(options, name) for name in ("beam_size", "length_penalty", "batch_size")}
+    search = TranslateOptions.among(vars(options))
     return print_figures(options, checkpoint.source, lambda file: (evaluate_translation(
         checkpoint, Path(file), Path(options.references), options.source, options.target, options.limit, **search
     ), []))  # fmt: skip

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from multimodal.cli.parser import boolean, count, limited, number, or_none, whole
+from multimodal.cli.parser import boolean, limited, number, or_none, whole
 from multimodal.system.options import add_flags
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
 from multimodal.tasks.transcribe.writers import Layout
@@ -27,8 +27,7 @@ LANGUAGE = ("language", "languages", "multilingual", "language_detection_segment
 def speed(g: Any) -> None:
     add_flags(g, WhisperOptions, ["device", "compute_type"])
     switch(g, "--fp16", "False: float32; True: automatic (default: True)")
-    flag(g, "--batch_size N", "recordings or windows per batch; the text does not depend on it (default: 8)", count)
-    add_flags(g, WhisperOptions, ["batched"])
+    add_flags(g, WhisperOptions, ["batch_size", "batched"])
     threads = limited(whole, lambda value: 0 <= value <= 1024, "0 to 1024")  # torch starts them all
     flag(g, "--threads N", "CPU threads; 0: torch's default (default: 0)", or_none(threads))
 

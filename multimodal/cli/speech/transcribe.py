@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multimodal.cli import flags
 from multimodal.cli.files import found_files, output_file, output_folder, outputs_of
 from multimodal.cli.output import fail, printable
-from multimodal.cli.parser import Help, Parser, boolean, limited, or_none, whole
+from multimodal.cli.parser import Help, Parser, boolean, or_none
 from multimodal.cli.speech import flags as speech_flags
 from multimodal.cli.speech.flags import flag, switch
 from multimodal.errors import MultimodalError, UsageError
@@ -23,7 +23,7 @@ from multimodal.system.files import path_of
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import opened_output, write_output
 from multimodal.system.signals import at_stop, unbroken
-from multimodal.tasks.transcribe.whisper.options import SpeechOptions
+from multimodal.tasks.transcribe.whisper.options import LiveOptions, SpeechOptions
 from multimodal.tasks.transcribe.writers import FORMATS, Layout, write_transcript
 
 if TYPE_CHECKING:
@@ -110,13 +110,7 @@ def _files(g: Any) -> None:
     flag(g, "--decode_log FILE", "JSON lines: the attempts at each window, with their scores")
     add_option_flags(g, SpeechOptions, ["on_truncated"])
     switch(g, "--stream", "live: 16-bit little-endian mono samples from stdin, lines (txt or json) as they come")
-    flag(g, "--rate HZ", "samples per second of --stream (default: 16000)", _rate)
-
-
-def _rate(text: str) -> int:
-    from multimodal.tokens.audio.tracks import RATES  # slow: not for --help
-
-    return limited(whole, lambda value: RATES[0] <= value <= RATES[1], f"{RATES[0]:,} to {RATES[1]:,}")(text)
+    add_option_flags(g, LiveOptions, ["rate"])
 
 
 def run(options: Namespace) -> int:
@@ -320,9 +314,8 @@ def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str,
 def _warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: "Checkpoint") -> None:
     from multimodal.tasks.transcribe.whisper.options import options_for
 
-    options = {name: value for name, value in chosen.items() if name != "batch_size"}
     if (idle := [name for name in chosen if name.startswith("vad_") and name != "vad_filter"]) and not options_for(
-        checkpoint, options
+        checkpoint, chosen
     ).vad_filter:
         warnings.warn(f"--{idle[0]}: has no effect without --vad_filter", stacklevel=1)
 

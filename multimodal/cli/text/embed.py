@@ -1,6 +1,5 @@
 """`multimodal embed`: vectors of texts."""
 
-import argparse
 import csv
 import io
 import json
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of, text_lines
 from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Parser, RawHelp, count
+from multimodal.cli.parser import Parser, RawHelp
 from multimodal.errors import TextError, UsageError
+from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import write_output
+from multimodal.tasks.text.options import EmbedOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,14 +36,11 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--output", "-o", metavar="FILE", help=".npy: a row a text, NaN for one that is broken; .jsonl or "
                    ".csv: its line, text and vector (default: JSON lines to the terminal)")  # fmt: skip
     flags.overwrite(p)
-    p.add_argument("--pooling", choices=["mean", "cls", "last", "pooler"], help="mean: of all tokens, the control "
-                   "tokens too; cls: the first; last; pooler: BERT's, on the first (default: the model's own, else "
-                   "last of a causal model, mean of others)")  # fmt: skip
-    p.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="to length 1 (default: the model's own)")
+    add_option_flags(p, EmbedOptions, ["pooling", "normalize"])
     g = p.add_argument_group("model and machine")
     flags.model(g, None)
-    flags.machine(g, None)
-    g.add_argument("--batch_tokens", type=count, metavar="N", help="side by side (default: 1024, on a GPU 16384)")
+    flags.machine(g)
+    add_option_flags(g, EmbedOptions, ["batch_tokens"])
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -107,7 +105,7 @@ def _embedded(
 
     def work(part: slice) -> "np.ndarray":
         chosen = [one.text for one in chunk[part]]
-        return embed(chosen, checkpoint, options.pooling, options.normalize, options.batch_tokens).cpu().numpy()
+        return embed(chosen, checkpoint, **EmbedOptions.among(vars(options))).cpu().numpy()
 
     rows, failed, shown = [], [], Progress(options.file or "texts")
     for start in range(0, len(texts), CHUNK):

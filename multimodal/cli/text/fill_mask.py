@@ -4,8 +4,10 @@ from argparse import Namespace
 
 from multimodal.cli import flags
 from multimodal.cli.output import fail, print_json, printable
-from multimodal.cli.parser import Parser, RawHelp, count
+from multimodal.cli.parser import Parser, RawHelp
 from multimodal.errors import TextError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.text.options import FillMaskOptions
 
 EXAMPLES = """examples:
   multimodal fill-mask "the capital of France is [MASK]." --model hf-hub:distilbert/distilbert-base-uncased
@@ -16,11 +18,11 @@ def add_flags(p: Parser) -> None:
     p.usage, p.epilog, p.formatter_class = "%(prog)s TEXT [TEXT ...] --model MODEL [flags]", EXAMPLES, RawHelp
     p.add_argument("texts", nargs="+", metavar="TEXT", help="with the mask as the model's vocabulary writes it: "
                    "[MASK], <mask>")  # fmt: skip
-    p.add_argument("--top_k", type=count, default=5, metavar="K", help="guesses a mask (default: 5)")
+    add_option_flags(p, FillMaskOptions, defaults=True)
     p.add_argument("--format", choices=["table", "json"], default="table")
     g = p.add_argument_group("model and machine")
     flags.model(g, None)
-    flags.machine(g, None)
+    flags.machine(g)
 
 
 def run(options: Namespace) -> int:

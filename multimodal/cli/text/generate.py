@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multimodal.cli import flags
 from multimodal.cli.files import text_lines
 from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Parser, RawHelp, boolean, count
+from multimodal.cli.parser import Parser, RawHelp, boolean
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import GenerateOptions, options_for
@@ -49,15 +49,14 @@ def add_flags(p: Parser) -> None:
     _decoding(p.add_argument_group("text"))
     g = p.add_argument_group("model and machine")
     flags.model(g, None)
-    g.add_argument("--batch_size", type=count, default=8, metavar="N", help="prompts per batch (default: 8)")
-    flags.machine(g, None, integers=True)
+    flags.machine(g, integers=True)
+    add_option_flags(g, GenerateOptions, ["batch_size"])
 
 
 def _decoding(g: argparse._ArgumentGroup) -> None:
-    add_option_flags(g, GenerateOptions, [name for name in GenerateOptions.declared if name != "stop"])
-    g.add_argument(
-        "--stop", nargs="+", metavar="TEXT", default=argparse.SUPPRESS, help="end a text before any of these"
-    )
+    names = [name for name in GenerateOptions.declared if name not in ("stop", "batch_size")]
+    add_option_flags(g, GenerateOptions, names)
+    g.add_argument("--stop", nargs="+", metavar="TEXT", default=argparse.SUPPRESS, help=GenerateOptions.stop.help)
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -144,8 +143,8 @@ def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes
     from multimodal.tasks.encode.attempts import item_error
 
     code, records, shown = 0, [], Progress("prompts")
-    for first in range(0, len(lines), options.batch_size):
-        part, rows = lines[first : first + options.batch_size], []
+    for first in range(0, len(lines), asked.write.options.batch_size):
+        part, rows = lines[first : first + asked.write.options.batch_size], []
         for name, line in part:
             try:
                 rows.append(asked.write.ids(asked.text(name, line), asked.name(name)))

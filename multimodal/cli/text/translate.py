@@ -44,7 +44,7 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p.add_argument_group("translations"), TranslateOptions)
     g = p.add_argument_group("model and machine")
     flags.model(g, None)
-    flags.machine(g, None, integers=True)
+    flags.machine(g, integers=True)
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -17,7 +17,7 @@ from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append
 from multimodal.errors import ImageError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
-from multimodal.tasks.caption.options import CaptionOptions
+from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
 
 if TYPE_CHECKING:
     from multimodal.tasks.caption.caption import CaptionWriter
@@ -40,7 +40,7 @@ def add_flags(p: Parser) -> None:
     decoding(p.add_argument_group("captions (the model's card may set other defaults)"))
     g = p.add_argument_group("model and machine")
     flags.image_model(g, None)
-    flags.machine(g, 16, integers=True)
+    flags.machine(g, CaptionBatchOptions, integers=True)
 
 
 def _output(g: argparse._ArgumentGroup) -> None:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of, read_lines, trust
 from multimodal.cli.output import Progress, fail, printable
-from multimodal.cli.parser import Parser, RawHelp, count, number
+from multimodal.cli.parser import Parser, RawHelp
 from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place
 from multimodal.errors import ImageError, UsageError
+from multimodal.inference.options import BatchOptions
+from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
+from multimodal.tasks.classify.options import ClassifyOptions
 
 if TYPE_CHECKING:
     from multimodal.tasks.classify.classifier import ZeroShotClassifier
@@ -42,7 +45,7 @@ def add_flags(p: Parser) -> None:
     _scores(p.add_argument_group("scores"))
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "clip-vit-16")
-    flags.machine(g, 32)
+    flags.machine(g, BatchOptions)
     flags.native(g)
 
 
@@ -63,24 +66,18 @@ def _output(g: argparse._ArgumentGroup) -> None:
                    "rerun to resume: finished images are skipped. FILE.settings.json records the settings")  # fmt: skip
     g.add_argument("--overwrite", action="store_true", help="overwrite --output and --save_classifier, and "
                    "images that multimodal did not draw or that changed since; never an input")  # fmt: skip
-    g.add_argument("--top", type=count, metavar="N", help="labels per image (default: 5 in the table, else all)")
+    add_option_flags(g, ClassifyOptions, ["top"], defaults=True)
     g.add_argument("--heatmap", metavar="DIR", help="draw heat maps of the best labels of each image as JPEG files "
                    "in DIR")  # fmt: skip
-    g.add_argument("--heatmap_top", type=count, metavar="N", help="labels drawn per image (default: 3)")
+    add_option_flags(g, ClassifyOptions, ["heatmap_top"], defaults=True)
 
 
 def _scores(g: argparse._ArgumentGroup) -> None:
-    g.add_argument("--scores", choices=["softmax", "sigmoid", "cosine"], help="default: as the model was trained, or "
-                   "as the classifier was calibrated")  # fmt: skip
-    g.add_argument("--threshold", type=number, metavar="T", help="the answer is 'none of these' where the best score "
-                   "is below T: table and csv then hold the labels at T or above, or a row with 'none of these' and no "
-                   "score; json and jsonl hold all scores, and the best label or null as 'answer'")  # fmt: skip
+    add_option_flags(g, ClassifyOptions, ["scores", "threshold"], defaults=True)
     g.add_argument("--calibrate", metavar="DATA", help="fit the scores to images whose labels are known: a folder a "
                    "label, tars or a list; its classes are the labels where none are given; other classes "
                    "count as 'none of these'")  # fmt: skip
-    g.add_argument("--calibration", choices=["temperature", "platt", "platt-per-label"],
-                   help="temperature: softmax(logits / T), no order changes (default). platt: each label by itself, "
-                   "sigmoid(a logit + b), so that all may be low; platt-per-label: a and b for each")  # fmt: skip
+    add_option_flags(g, ClassifyOptions, ["calibration"], defaults=True)
     g.add_argument("--classes", metavar="FILE", help="names of the classes of --calibrate (default: classes.jsonl "
                    "beside DATA, else their ids)")  # fmt: skip
     g.add_argument("--reliability", metavar="PNG", help="draw how often scores were right, before and after")

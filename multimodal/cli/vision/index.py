@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from multimodal.cli import flags
 from multimodal.cli.output import Progress, fail, printable
-from multimodal.cli.parser import Parser, RawHelp, limited, number
+from multimodal.cli.parser import Parser, RawHelp
 from multimodal.cli.vision.images import found
 from multimodal.errors import UsageError
+from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.signals import at_stop
+from multimodal.tasks.retrieve.options import IndexOptions
 
 if TYPE_CHECKING:
     from multimodal.tasks.retrieve.build import BuildResult
@@ -30,16 +32,11 @@ def add_flags(p: Parser) -> None:
     p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
     p.add_argument("--output", "-o", required=True, metavar="FOLDER",
                    help="of the index; in one that is there only what is new or has changed is renewed")  # fmt: skip
-    p.add_argument("--kind", choices=["auto", "flat", "ivf", "hnsw"], default="auto",
-                   help="flat: exact; ivf: lists; hnsw: a graph (default: ivf above 200,000 images)")  # fmt: skip
-    share = limited(number, lambda value: 0 < value <= 1, "a share above 0, at most 1")
-    p.add_argument("--recall", type=share, default=0.95, metavar="SHARE",
-                   help="of the ten nearest, which ivf and hnsw are tuned to find (default: 0.95)")  # fmt: skip
-    p.add_argument("--dtype", choices=["float16", "float32"], help="of the stored vectors (default: float16)")
+    add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)
     p.add_argument("--overwrite", action="store_true", help="start over")
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "clip-vit-16")
-    flags.machine(g, 32)
+    flags.machine(g, IndexOptions)
 
 
 def run(options: Namespace) -> int:
@@ -79,10 +76,9 @@ def _built(options: Namespace, files: list[str], checkpoint: "Checkpoint", name:
 
     shown = Progress(options.output)
     built = build(
-        files, checkpoint, options.output, name=name, architecture=options.architecture, kind=options.kind,
-        within=_searched(options.images, files), dtype=options.dtype, recall=options.recall, watch=shown,
-        overwrite=options.overwrite, batch_size=options.batch_size, workers=options.workers,
-        compute_type=options.compute_type, device=options.device,
+        files, checkpoint, options.output, name=name, architecture=options.architecture,
+        within=_searched(options.images, files), watch=shown, overwrite=options.overwrite,
+        compute_type=options.compute_type, device=options.device, **IndexOptions.among(vars(options)),
     )  # fmt: skip
     shown.clear()
     return built

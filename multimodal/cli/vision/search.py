@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.output import fail, print_results
-from multimodal.cli.parser import Parser, RawHelp, count
+from multimodal.cli.parser import Parser, RawHelp
 from multimodal.errors import ImageError, TextError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.retrieve.options import SearchOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -30,13 +32,12 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="queries that are images")
     p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="queries that are texts")
     p.add_argument("--index", required=True, metavar="FOLDER", help="made by multimodal index")
-    p.add_argument("--top", type=count, default=10, metavar="N", help="images a query (default: 10)")
-    p.add_argument("--exact", action="store_true", help="look at every image (default: as the index is made)")
+    add_option_flags(p, SearchOptions, defaults=True)
     p.add_argument("--format", choices=["table", "csv", "json", "jsonl"], default="table")
     g = p.add_argument_group("model and machine")
     g.add_argument("--model", "-m", metavar="MODEL", help="where it now is (default: as the index was made)")
     flags.architecture(g)
-    flags.machine(g, None)
+    flags.machine(g)
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -5,10 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.decoding.options import OFF, DecodingOptions, check_combination, with_temperature
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.options import BatchOptions
 from multimodal.system.options import option
 
 if TYPE_CHECKING:
     from multimodal.weights.folder import Checkpoint
+
+
+class CaptionBatchOptions(BatchOptions):
+    batch_size: int = BatchOptions.batch_size.but(16)
 
 
 class CaptionOptions(DecodingOptions):

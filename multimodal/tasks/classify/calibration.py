@@ -18,7 +18,6 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, DataError
 from multimodal.system.files import shown
 
-KINDS = ("temperature", "platt", "platt-per-label")
 BINS = 15  # of equal width, as in Guo et al. 2017
 FOLDS = 5
 LEAST = 20  # images; with fewer, a fold has two or three

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.clip import CLIP
-from multimodal.system.files import shown
 from multimodal.tasks.classify.calibration import Calibration
+from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.encode.images import name_of, pixels_of
 from multimodal.tasks.encode.native import encode_native
 from multimodal.tasks.encode.prompts import (
@@ -29,7 +29,6 @@ from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 
 DEFAULT_MODEL = "clip-vit-16"
-SCORES = ("softmax", "sigmoid", "cosine")
 Pixels = Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]  # of one size, or of `native_batches`
 ROWS = 4096  # image vectors compared at once
 PROMPTS = 16_384  # encoded at once: 32 MB of vectors at 512 numbers each
@@ -157,8 +156,7 @@ class ZeroShotClassifier:
         if self.calibration is not None:
             usual = "softmax" if self.calibration.kind == "temperature" else "sigmoid"
         scores = scores or usual
-        if scores not in SCORES:
-            raise UsageError(f"must be one of {', '.join(SCORES)} (got {scores!r})", argument="scores")
+        ClassifyOptions.checked({"scores": scores, "threshold": threshold})
         if self.calibration is not None and scores not in (usual, "cosine"):
             raise UsageError(
                 f"{scores}: the classifier is calibrated ({self.calibration.kind}) for {usual} scores",
@@ -171,8 +169,6 @@ class ZeroShotClassifier:
                 argument="scores",
             )
         least = -1 if scores == "cosine" else 0
-        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):
-            raise UsageError(f"must be a number (got {shown(threshold)})", argument="threshold")
         if threshold is not None and not least <= threshold <= 1:
             raise UsageError(f"must be in [{least}, 1] for {scores} scores (got {threshold:g})", argument="threshold")
         if threshold is not None and NONE in self.labels:

@@ -11,6 +11,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import shown
 from multimodal.tasks.classify.classifier import DEFAULT_MODEL, ZeroShotClassifier, check_clip
 from multimodal.tasks.classify.classifier_file import load_classifier
+from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.encode.images import ImageBatch, ImageReader, name_of
 from multimodal.tasks.encode.loaded import (
     Items,
@@ -46,8 +47,7 @@ class Classifier(LoadedModel):
         top: int | None = None, batch_size: int = 32, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
     ):  # fmt: skip
-        if top is not None and (type(top) is not int or top < 1):
-            raise UsageError(f"must be a whole number of at least 1 (got {shown(top)})", argument="top")
+        ClassifyOptions.checked({"top": top})
         checkpoint = loaded(model)
         made = classifier_of(
             checkpoint, labels, templates, classifier, device=device_of(device, checkpoint), compute_type=compute_type

@@ -33,6 +33,7 @@ class GenerateArguments(DecodingArguments, total=False):
 
     min_p: float
     num_return: int
+    batch_size: int
     stop: str | Sequence[str]
     on_long: str
 
@@ -55,6 +56,7 @@ class TranscribeArguments(TypedDict, total=False):
     decode_log: bool
     compute_type: str
     device: str | None
+    batch_size: int
     on_truncated: str
     audio_track: int | None
     temperature: float | Sequence[float]

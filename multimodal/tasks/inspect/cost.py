@@ -19,26 +19,25 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import WhisperEncoder
 from multimodal.tasks.inspect.cost_parts import Part, Sizes, parts
+from multimodal.tasks.inspect.options import CostOptions
 from multimodal.weights.folder import KINDS, build
 
-SECONDS = 10.0  # of audio, where a model takes any length
-LONGEST = 86_400  # seconds
 FULL, HALF = 4, 2  # bytes
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BETWEEN = (torch.ops.aten.bmm, FUSED)  # products of queries with keys, and of weights with values
 
 
-def counts(model: nn.Module | Any, length: int | None = None, batch: int = 1, seconds: int | float = SECONDS) -> dict:
+def counts(
+    model: nn.Module | Any, length: int | None = None, batch: int = CostOptions.batch.default,
+    seconds: float = CostOptions.seconds.default,
+) -> dict[str, Any]:  # fmt: skip
     """Costs of a model, or of a configuration, whose weights are never made.
 
-    `length`: tokens of a text (default: the model's context); `seconds` of audio where the model takes any length; an
-    image has the size of the configuration. `flops`: of the forward pass of one item, for each part of the model;
-    training takes three times as many. `cache_bytes`: of a batch. `training_bytes`: of a step with a batch, with
-    weights, gradients and optimizer in float32. Raises UsageError."""
-    if (length is not None and length < 1) or batch < 1 or not 0 < seconds <= LONGEST:
-        limits = f"must be above 0, seconds at most {LONGEST:,}"
-        raise UsageError(f"length {length}, batch {batch}, seconds {seconds}: {limits}")
+    `length`, `batch`, `seconds`: see `CostOptions`; an image has the size of the configuration. `flops`: of the forward
+    pass of one item, for each part of the model; training takes three times as many. `cache_bytes`: of a batch.
+    `training_bytes`: of a step with a batch, with weights, gradients and optimizer in float32. Raises UsageError."""
     network = model if isinstance(model, nn.Module) else of_config(model)
+    CostOptions(length=length, batch=batch, seconds=seconds)  # checks them
     sizes = Sizes(batch, length, seconds)
     (found, full), (_, half) = (_measured(network, sizes, kind) for kind in ("float32", "bfloat16"))
     return {

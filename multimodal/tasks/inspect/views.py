@@ -19,6 +19,7 @@ from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
 from multimodal.tasks.inspect.induction import induction, usable_ids
 from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, is_audio_model, is_image_model, tower_of
 from multimodal.tasks.inspect.numbers import HeadSelection, chosen
+from multimodal.tasks.inspect.options import ViewOptions
 from multimodal.tokens.image.reading import read_image, to_rgb
 from multimodal.weights.folder import Checkpoint
 
@@ -30,15 +31,6 @@ class View(NamedTuple):
     record: dict[str, Any]
     lines: list[str]
     draw: Callable[[], bytes]
-
-
-class ViewOptions(NamedTuple):
-    """`layer`: a number, "all", or None for the last. `head` None: all. `length`: tokens repeated for induction (None:
-    50, or as many as fit)."""
-
-    layer: int | str | None = None
-    head: int | None = None
-    length: int | None = None
 
 
 def view(checkpoint: Checkpoint, what: str, request: AlignmentRequest | None, options: ViewOptions) -> View:

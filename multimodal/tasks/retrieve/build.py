@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from multimodal.tasks.encode.prompts import open_clip_prompts
 from multimodal.tasks.retrieve.faiss_file import check_faiss
 from multimodal.tasks.retrieve.index import index_digest, query_vectors
 from multimodal.tasks.retrieve.nearest import (
-    KINDS,
     QuerySample,
     build_search,
     calibrated,
@@ -30,7 +30,8 @@ from multimodal.tasks.retrieve.nearest import (
     kind_for,
     open_search,
 )
-from multimodal.tasks.retrieve.record import DTYPES, RECORD, IndexEntry, IndexRecord, check_file, read_index_record
+from multimodal.tasks.retrieve.options import IndexOptions
+from multimodal.tasks.retrieve.record import RECORD, IndexEntry, IndexRecord, check_file, read_index_record
 from multimodal.tasks.retrieve.store import IndexWriter
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
@@ -53,26 +54,25 @@ class BuildResult:
 
 def build(
     files: Iterable[str | Path], checkpoint: Checkpoint, folder: str | Path, *, name: str = "",
-    architecture: str | None = None, within: Iterable[str | Path] = (), kind: str = "auto", dtype: str | None = None,
-    recall: float = 0.95, overwrite: bool = False, batch_size: int = 32, workers: int | None = None,
-    compute_type: str = "auto", device: str = "cpu", watch: Watch = lambda *_: None,
+    architecture: str | None = None, within: Iterable[str | Path] = (), overwrite: bool = False,
+    compute_type: str = "auto", device: str = "cpu", watch: Watch = lambda *_: None, **options: Any,
 ) -> BuildResult:  # fmt: skip
     """Create the index of `files` in `folder`, or update it; `open_index` opens it.
 
     Files are identified by absolute path; a new size or time means changed. An interrupted build keeps every finished
     vector. Missing images are dropped if they were inside one of the folders `within`; existing ones stay, listed or
-    not. `name`: model name stored for searches (default: the checkpoint's source). `kind`: flat (exact), ivf, hnsw, or
-    auto (flat up to `FLAT_MOST` images, then ivf). `dtype`: float16 or float32 (default: as the index, else float16).
-    `recall`: share of the ten nearest that ivf and hnsw are tuned to find. `watch(done, of, broken)`.
+    not. `name`: model name stored for searches (default: the checkpoint's source). `watch(done, of, broken)`.
+    `options`: see `IndexOptions`.
 
     Raises UsageError for an index of another model or an invalid value, CheckpointError for a damaged index."""
-    folder = path_of(folder, UsageError, "index")
-    record = _new_record(checkpoint, name or checkpoint.source, architecture, _dtype(folder, dtype, overwrite), kind)
+    folder, chosen = path_of(folder, UsageError, "index"), IndexOptions(**options)
+    dtype = _dtype(folder, chosen.dtype, overwrite)
+    record = _new_record(checkpoint, name or checkpoint.source, architecture, dtype)
     computing, built = prepare_for_inference(checkpoint, compute_type, device), BuildResult()
     with IndexWriter(folder, record, overwrite) as writer:
         todo = _todo(files, writer, built)
         before, done = set(writer.entries), 0
-        for entries, vectors, refused in _embed(todo, computing, batch_size, workers):
+        for entries, vectors, refused in _embed(todo, computing, chosen.batch_size, chosen.workers):
             writer.append(entries, vectors)
             renewed = sum(entry.file in before for entry in entries)
             built.changed, built.added = built.changed + renewed, built.added + len(entries) - renewed
@@ -83,21 +83,18 @@ def build(
             watch(done, len(todo), len(built.refused))
         _drop_rows(writer, [os.path.abspath(path) for path in within], built)
         if writer.rows:
-            built.record = finish(writer, kind, recall, lambda vectors: _samples(vectors, computing), built.notes)
+            samples = partial(_samples, checkpoint=computing)
+            built.record = finish(writer, chosen.kind, chosen.recall, samples, built.notes)
     return built
 
 
 def _dtype(folder: Path, asked: str | None, overwrite: bool) -> str:
-    if asked is not None and asked not in DTYPES:
-        raise UsageError(f"dtype {asked!r}: unknown (one of {', '.join(DTYPES)})")
     if asked is None and (folder / RECORD).exists() and not overwrite:
         return read_index_record(folder).dtype
-    return asked or DTYPES[0]
+    return asked or IndexOptions.dtype.choices[0]
 
 
-def _new_record(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str, kind: str) -> IndexRecord:
-    if kind not in KINDS:
-        raise UsageError(f"kind {kind!r}: unknown (one of {', '.join(KINDS)})")
+def _new_record(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str) -> IndexRecord:
     if not isinstance(checkpoint.model, CLIP):
         raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
     preprocessing = known_preprocessing(checkpoint)

@@ -23,6 +23,7 @@ from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.images import pixels_of
 from multimodal.tasks.encode.texts import text_features
 from multimodal.tasks.retrieve.nearest import CANDIDATES, candidates, exact, open_search, rescored
+from multimodal.tasks.retrieve.options import SearchOptions
 from multimodal.tasks.retrieve.record import (
     AGAIN,
     BLOCK,
@@ -76,7 +77,7 @@ class Index:
         return len(self.vectors)
 
     def search(
-        self, vectors: Float[Tensor, "Q D"], top: int = 10, exact_search: bool = False
+        self, vectors: Float[Tensor, "Q D"], top: int = SearchOptions.top.default, exact_search: bool = False
     ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
         """Cosines and rows of the nearest images, best first; K is `top`, or the number of images. Queries are
         normalised first. `exact_search` compares every row. Raises UsageError for vectors of another width."""

@@ -18,7 +18,6 @@ from multimodal.errors import CheckpointError
 from multimodal.tasks.retrieve.faiss_file import GRAPH, check_faiss
 from multimodal.tasks.retrieve.record import BLOCK
 
-KINDS = ("auto", "flat", "ivf", "hnsw")
 FLAT_MOST = 200_000  # rows: exact search takes milliseconds (benchmarks/studies/search.json)
 TRAINING = 40  # vectors per list; FAISS warns below 39
 CANDIDATES = 4  # times `top` are rescored, since FAISS stores 8 bits per number

@@ -25,7 +25,6 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 FORMAT = 1
 RECORD = "index.json"
 HEADER = 128  # bytes before the rows; numpy pads it, so that a larger count fits in place
-DTYPES = ("float16", "float32")
 BLOCK = 2048  # rows read at once: 512 numbers each fit into a second-level cache
 PIECE = 1 << 22  # bytes read at once
 AGAIN = "run multimodal index --overwrite to rebuild it"

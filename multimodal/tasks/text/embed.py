@@ -14,11 +14,10 @@ from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.texts import text_features
+from multimodal.tasks.text.options import EmbedOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, checked, texts_of, warn_of_cut
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
-
-POOLINGS = ("mean", "cls", "last", "pooler")
 
 
 def embed(
@@ -28,13 +27,11 @@ def embed(
     """One vector per text, in order, on the model's device. Vectors do not depend on the other texts (≤ 1e-5 in
     float32): short texts share a row under a document mask, and duplicates are computed once.
 
-    `pooling`: `mean` over all tokens including bos and eos, as in sentence-transformers; the first (`cls`) or `last`
-    token; or BERT's `pooler`. Default: the checkpoint card's, else `last` for a causal model (without eos) and `mean`
-    for others. CLIP models have their own. `normalize`: to length 1; default: the card's. `batch_tokens`: maximum
-    tokens per batch.
+    `pooling`, `normalize`, `batch_tokens`: see `EmbedOptions`.
 
     Raises UsageError for an unsuitable model or pooling, TextError for an empty text, CheckpointError. Warns (TextCut)
     of texts cut to the context."""
+    EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens)  # checks them
     checkpoint = load(model) if isinstance(model, str | Path) else model
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")
@@ -87,8 +84,7 @@ def checked_pooling(checkpoint: Checkpoint, pooling: str | None) -> str:
     tower = _reader(checkpoint).tower
     if pooling is None:
         pooling = str(checkpoint.card.get("pooling") or ("last" if tower.config.causal else "mean"))
-    if pooling not in POOLINGS:
-        raise UsageError(f"pooling {pooling!r}: unknown (known: {', '.join(POOLINGS)})")
+    EmbedOptions.checked({"pooling": pooling})
     if pooling == "pooler" and tower.pool is None:
         raise UsageError(f"pooling 'pooler': model {checkpoint.source} has no pooler")
     if pooling in ("cls", "pooler") and (checkpoint.required_tokenizer().bos_id is None or tower.config.causal):

@@ -11,12 +11,15 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.text import TextTransformer
+from multimodal.tasks.text.options import FillMaskOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 
-def fill_mask(texts: Sequence[str], model: str | Path | Checkpoint, top_k: int = 5) -> list[dict[str, Any]]:
+def fill_mask(
+    texts: Sequence[str], model: str | Path | Checkpoint, top_k: int = FillMaskOptions.top_k.default
+) -> list[dict[str, Any]]:
     """For each text, `masks` (the `top_k` most probable tokens of each mask, best first, as `token`, `id` and
     `probability`) and `filled` (the text with the best ones). Masks are predicted independently, with the others masked
     (Devlin et al. 2019).

@@ -58,13 +58,10 @@ class Generator(LoadedModel):
     `prepare_for_inference`. Raises UsageError, CheckpointError."""
 
     def __init__(
-        self, model: Model, *, batch_size: int = 8, device: str | torch.device | None = "auto",
-        compute_type: str = "auto", **options: Unpack[GenerateArguments],
+        self, model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
+        **options: Unpack[GenerateArguments],
     ):  # fmt: skip
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"must be at least 1 (got {shown(batch_size)})", argument="batch_size")
         self.writer = TextWriter(prepared(model, compute_type, device), options_for(options))
-        self.batch_size = batch_size
 
     def __call__(self, prompt: str) -> str:
         """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_tokens` or
@@ -82,7 +79,7 @@ class Generator(LoadedModel):
         remaining, write = iter(prompts), self.writer
         return self._queued(
             continuations
-            for batch in iter(lambda: list(islice(remaining, self.batch_size)), [])
+            for batch in iter(lambda: list(islice(remaining, write.options.batch_size)), [])
             for continuations in write(list(map(write.ids, batch)))
         )
 
@@ -103,12 +100,11 @@ def generate(
 
 
 def generate_many(
-    prompts: Iterable[str], model: Model, *, batch_size: int = 8, device: str | torch.device | None = "auto",
-    compute_type: str = "auto", **options: Unpack[GenerateArguments],
+    prompts: Iterable[str], model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
+    **options: Unpack[GenerateArguments],
 ) -> Iterator[list[Continuation]]:  # fmt: skip
     """`Generator.many` of a new `Generator`."""
-    made = Generator(model, batch_size=batch_size, device=device, compute_type=compute_type, **options)
-    return made.many(prompts)
+    return Generator(model, device=device, compute_type=compute_type, **options).many(prompts)
 
 
 def stream(

@@ -5,6 +5,7 @@ from typing import Any
 
 from multimodal.decoding.options import DecodingOptions, check_combination, with_temperature
 from multimodal.errors import UsageError
+from multimodal.inference.options import BatchOptions
 from multimodal.system.options import OptionSet, option
 
 ON_LONG = ("error", "cut")
@@ -26,6 +27,7 @@ class GenerateOptions(DecodingOptions):
     min_p: float = option(0.0, "sample from the tokens with this share of the most probable one's probability "
                           "(default: 0)", "P", low=0, high=1)  # fmt: skip
     num_return: int = option(1, "the N best of the beam, or N samples", "N", low=1, high=1000)
+    batch_size: int = option(8, "prompts per batch", "N", low=1)
     stop: tuple[str, ...] = option((), "end a text before any of these", "TEXT", read=_stops)
     on_long: str = option("error", "refuse a prompt beyond the context, or cut it from the left (a model without a "
                           "table of positions, such as Llama, reads on with a warning)", choices=ON_LONG)  # fmt: skip
@@ -46,6 +48,24 @@ class TranslateOptions(OptionSet):
     length_penalty: float = DecodingOptions.length_penalty
     max_tokens: int | None = option(None, "cut a translation there (default: twice the source's tokens and 50)", "N",
                                     low=1)  # fmt: skip
-    batch_size: int = option(32, "texts side by side", "N", low=1)
+    batch_size: int = BatchOptions.batch_size
     on_long: str = option("cut", "cut a text beyond the model's context, with a warning, or refuse it",
                           choices=("cut", "error"))  # fmt: skip
+
+
+class EmbedOptions(OptionSet):
+    """`pooling`: `mean` over all tokens including bos and eos, as in sentence-transformers; the first (`cls`) or `last`
+    token; or BERT's `pooler`. None: the checkpoint card's, else `last` for a causal model (without eos) and `mean` for
+    others. CLIP models have their own."""
+
+    pooling: str | None = option(
+        None, "mean: of all tokens, with the control tokens; cls: the first token; last: the last token; pooler: "
+        "BERT's, on the first token (default: the model's own, else last for a causal model, mean for others)",
+        choices=("mean", "cls", "last", "pooler"),
+    )  # fmt: skip
+    normalize: bool | None = option(None, "scale vectors to length 1 (default: the model's own)")
+    batch_tokens: int | None = option(None, "tokens per batch (default: 1024, on a GPU 16384)", "N", low=1)
+
+
+class FillMaskOptions(OptionSet):
+    top_k: int = option(5, "tokens listed for each mask", "K", low=1)

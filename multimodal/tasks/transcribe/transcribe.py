@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from multimodal.errors import AudioError, MultimodalError, UsageError
+from multimodal.errors import AudioError, MultimodalError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tasks.encode.arguments import TranscribeArguments
 from multimodal.tasks.encode.attempts import item_error
@@ -47,17 +47,12 @@ class Transcriber(LoadedModel):
 
     Raises UsageError (an option that the model does not have), CheckpointError."""
 
-    def __init__(
-        self, model: Model = DEFAULT_MODEL, *, batch_size: int = 8, urls: bool = False,
-        **options: Unpack[TranscribeArguments],
-    ):  # fmt: skip
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"must be at least 1 (got {batch_size})", argument="batch_size")
+    def __init__(self, model: Model = DEFAULT_MODEL, *, urls: bool = False, **options: Unpack[TranscribeArguments]):
         checkpoint = loaded(model)
         self.options = options_for(checkpoint, options)
         device = device_of(self.options.device, checkpoint)
         self.checkpoint = prepare_for_inference(checkpoint, self.options.compute_type, device)
-        self.batch_size, self.urls = batch_size, urls
+        self.urls = urls
         self._open, self._serve = opener(self.checkpoint, self.options)
 
     def __call__(
@@ -92,7 +87,7 @@ class Transcriber(LoadedModel):
         sources = Items(items, keyed)
         report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
         streams = _streams(sources, self.options, self._open, report, self.urls)
-        ended = scheduler.run(streams, self._serve, self.batch_size, batch_key)
+        ended = scheduler.run(streams, self._serve, self.options.batch_size, batch_key)
         results = _collected(ended, self.checkpoint, self.options, report)
         results = _unwrapped(_ordered(results) if in_order else results)
         return self._queued(checked_results(results, sources, on_error))
@@ -100,21 +95,21 @@ class Transcriber(LoadedModel):
 
 def transcribe(
     audio: AudioInput, model: Model = DEFAULT_MODEL, *, sampling_rate: int | None = None,
-    on_progress: OnProgress | None = None, on_segments: OnSegments | None = None, batch_size: int = 8,
-    urls: bool = False, **options: Unpack[TranscribeArguments],
+    on_progress: OnProgress | None = None, on_segments: OnSegments | None = None, urls: bool = False,
+    **options: Unpack[TranscribeArguments],
 ) -> Transcript:  # fmt: skip
     """Transcribe a recording with a new `Transcriber`, which see. Each call loads the model."""
-    made = Transcriber(model, batch_size=batch_size, urls=urls, **options)
+    made = Transcriber(model, urls=urls, **options)
     return made(audio, sampling_rate, on_progress=on_progress, on_segments=on_segments)
 
 
 def transcribe_many(
     items: Iterable[Any], model: Model = DEFAULT_MODEL, *, keyed: bool = False, in_order: bool = True,
     on_error: OnError = "return", on_progress: OnProgress | None = None, on_segments: OnSegments | None = None,
-    batch_size: int = 8, urls: bool = False, **options: Unpack[TranscribeArguments],
+    urls: bool = False, **options: Unpack[TranscribeArguments],
 ) -> Iterator[tuple[Any, Transcript | MultimodalError]]:  # fmt: skip
     """`Transcriber.many` of a new `Transcriber`."""
-    made = Transcriber(model, batch_size=batch_size, urls=urls, **options)
+    made = Transcriber(model, urls=urls, **options)
     return made.many(
         items, keyed=keyed, in_order=in_order, on_error=on_error, on_progress=on_progress, on_segments=on_segments
     )

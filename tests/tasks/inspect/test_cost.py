@@ -260,7 +260,7 @@ def test_info_prints_them(capsys, tmp_path, monkeypatch):
 def test_what_cannot_be_counted_is_refused():
     with pytest.raises(UsageError, match="expected a model's configuration"):
         counts(AttentionConfig(8, 2))
-    with pytest.raises(UsageError, match="must be above 0"):
+    with pytest.raises(UsageError, match=r"batch must be an integer of at least 1 \(got 0\)"):
         counts(VIT, batch=0)
     for seconds in (0, float("inf"), 1e308):
         with pytest.raises(UsageError, match="seconds at most 86,400"):

@@ -142,7 +142,7 @@ def test_what_cannot_be_used_is_refused(bert):
     ):
         with pytest.raises(TextError, match=cause):
             embed(texts, checkpoint)
-    with pytest.raises(UsageError, match="pooling 'max': unknown"):
+    with pytest.raises(UsageError, match=r"pooling must be one of .*'max'"):
         embed(["a"], checkpoint, "max")
     with pytest.raises(UsageError, match="has no pooler"):
         embed(["a"], Checkpoint(tiny("text-detector"), ByteTokenizer()), "pooler")
@@ -188,7 +188,7 @@ def test_a_folder_of_sentence_transformers_says_how_vectors_are_made(bert, tmp_p
 def test_steps_that_are_not_known_are_refused(bert, tmp_path):
     folder = sentence_folder(bert, tmp_path, {"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "Dense"])
     checkpoint = load(folder)
-    with pytest.raises(UsageError, match="pooling 'mean, Dense': unknown"):
+    with pytest.raises(UsageError, match=r"pooling must be one of .*'mean, Dense'"):
         embed(["a"], checkpoint)
     assert embed(["a"], checkpoint, "mean").shape == (1, 24)
     (folder / "modules.json").write_text("[3]")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.system.options import OptionSet, entries, number, option
 from multimodal.tokens.text.languages import language_code
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 MOST = 1e9  # of numbers that only have to be finite
 LONGEST_WINDOW = 8.0  # seconds; see conformer.windows
-COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
 def _string(value: Any) -> str:
@@ -113,6 +113,7 @@ class SpeechOptions(OptionSet):
     decode_log: bool = option(False, "log the attempts at each window")
     compute_type: str = option("auto", "auto, float32, bfloat16, float16 or int8", "TYPE", choices=COMPUTE_TYPES)
     device: str | None = option(None, "such as cpu or cuda (default: cuda where available)", "NAME")
+    batch_size: int = option(8, "recordings or windows per batch; the text does not depend on it", "N", low=1)
     on_truncated: str = option("warn", "refuse a recording that ends early or is damaged, or transcribe the rest",
                                choices=("error", "warn"))  # fmt: skip
     audio_track: int | None = option(None, "which of several, from 1 (default: the one marked as default, or the "

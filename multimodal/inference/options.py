@@ -1,0 +1,12 @@
+"""Options of computing with a model."""
+
+from multimodal.system.options import OptionSet, option
+
+COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+
+
+class BatchOptions(OptionSet):
+    """Options of commands and functions over many inputs."""
+
+    batch_size: int = option(32, "inputs per batch", "N", low=1)
+    workers: int | None = option(None, "threads that read images (default: one per core)", "N", low=1)

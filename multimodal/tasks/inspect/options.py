@@ -1,0 +1,31 @@
+"""Options of views of a model, and of its costs."""
+
+from typing import Any
+
+from multimodal.errors import UsageError
+from multimodal.system.options import OptionSet, option
+
+
+def _layer(value: Any) -> int | str:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if value != "all" and (type(value) is not int or value < 0):
+        raise UsageError(f"must be a layer's number, from 0, or all (got {value!r:.40})")
+    return value
+
+
+class ViewOptions(OptionSet):
+    """`layer`: a number, "all", or None for the last. `head` None: all. `length`: tokens repeated for induction (None:
+    50, or as many as fit)."""
+
+    layer: int | str | None = option(None, "from 0, or all (default: the last; for an alignment the mean of all, or "
+                                     "of the heads known to align with speech)", "N", read=_layer)  # fmt: skip
+    head: int | None = option(None, "from 0 (default: all)", "N", low=0)
+    length: int | None = option(None, "length of the random sequence that induction repeats (default: 50)", "N", low=2)
+
+
+class CostOptions(OptionSet):
+    length: int | None = option(None, "tokens of a text (default: the model's context)", "N", low=1)
+    batch: int = option(1, "batch size, for the memory of the cache and of training", "B", low=1)
+    seconds: float = option(10.0, "length of audio, for models that take any length", "S", low=0, above=True,
+                            high=86_400)  # fmt: skip

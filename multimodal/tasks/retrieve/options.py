@@ -1,0 +1,21 @@
+"""Options of image indexes and of searches in them."""
+
+from multimodal.inference.options import BatchOptions
+from multimodal.system.options import OptionSet, option
+
+
+class IndexOptions(BatchOptions):
+    """`dtype` None: as the index has it, float16 for a new one."""
+
+    kind: str = option(
+        "auto", "flat: exact search; ivf: inverted lists; hnsw: proximity graph; auto: flat, ivf above 200,000 images",
+        choices=("auto", "flat", "ivf", "hnsw"),
+    )  # fmt: skip
+    recall: float = option(0.95, "recall@10 that ivf and hnsw are tuned to reach", "SHARE", low=0, high=1, above=True)
+    dtype: str | None = option(None, "type of the stored vectors (default: that of the index, else float16)",
+                               choices=("float16", "float32"))  # fmt: skip
+
+
+class SearchOptions(OptionSet):
+    top: int = option(10, "images per query", "N", low=1)
+    exact: bool = option(False, "compare with every image (default: use the index's lists or graph)")
