@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from multimodal.errors import CheckpointError, UsageError
@@ -33,10 +34,12 @@ from multimodal.system import memory
 from multimodal.system.files import ascii_only, path_of, read_json, shown
 from multimodal.system.records import from_record, to_record
 from multimodal.system.signals import at_stop, unbroken
-from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.image.arrays import ImageInput, as_image
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import check_card
+from multimodal.weights.encode import image_features, text_features
 from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.table import check_finite, check_like
 from multimodal.weights.tensor_files import read_tensors
@@ -83,6 +86,32 @@ class Checkpoint:
         if self.tokenizer is None:
             raise CheckpointError(f"model {self.source}: checkpoint has no tokenizer")
         return self.tokenizer
+
+    def preprocess(self, image: ImageInput) -> Float[Tensor, "3 H W"]:
+        """Pixels of an image, as the model takes them. Raises ImageError, CheckpointError without preprocessing."""
+        if self.preprocessing is None:
+            raise CheckpointError(f"model {self.source}: checkpoint has no preprocessing")
+        return preprocess(as_image(image), self.preprocessing)
+
+    def tokenize(self, texts: str | Sequence[str]) -> Int[Tensor, "N T"]:
+        """Ids of texts with the control tokens, padded to the longest. Raises TextError. Warns (TextCut) of texts cut
+        to the context."""
+        return self.required_tokenizer().batch([texts] if isinstance(texts, str) else texts).ids
+
+    def encode_image(self, images: ImageInput | Sequence[ImageInput]) -> Float[Tensor, "N D"]:
+        """Unit vectors of one or several images by a CLIP, or the pooled output of a ViT. `Embedder` takes more at a
+        time. Raises ImageError, UsageError for another model."""
+        if not isinstance(self.model, CLIP | ViT):
+            raise UsageError(f"model {self.source}: expected a CLIP or ViT model, got {self.kind}")
+        several = images if isinstance(images, list | tuple) else [images]
+        return image_features(self.model, torch.stack([self.preprocess(image) for image in several]))
+
+    def encode_text(self, texts: str | Sequence[str]) -> Float[Tensor, "N D"]:
+        """Unit vectors of one or several texts by a CLIP; `Embedder` encodes with text models. Raises TextError,
+        UsageError for another model."""
+        if not isinstance(self.model, CLIP):
+            raise UsageError(f"model {self.source}: expected a CLIP model, got {self.kind}")
+        return text_features(self.model, self.required_tokenizer(), [texts] if isinstance(texts, str) else texts)
 
     def original(self) -> nn.Module:
         """The model as loaded. Raises UsageError if it was prepared for inference."""

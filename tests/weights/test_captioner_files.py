@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from multimodal import load as load_path
 from multimodal.errors import CheckpointError
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from tests.helpers.commands import one_line, run

@@ -19,10 +19,10 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.encode.features import image_features
 from multimodal.tasks.encode.images import batches
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tasks.evaluate.zero_shot import zero_shot_scores
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.vision import clip_openai
 from multimodal.weights.vision.open_clip import open_clip_architecture

@@ -17,9 +17,9 @@ def add_flags(p: Parser) -> None:
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.image_sets import captioned, open_images
     from multimodal.inference.prepare import prepare_for_inference
-    from multimodal.tasks.encode.texts import text_features
     from multimodal.tasks.evaluate.reports.images import FOUND_LAST
     from multimodal.tasks.evaluate.retrieval import retrieval
+    from multimodal.weights.encode import text_features
 
     evaluation = EvaluateRun(options)
     given = captioned(open_images(options.data, trust=trust(options)), options.limit)

@@ -23,9 +23,9 @@ from multimodal.tasks.encode.prompts import (
     prompts_of,
     warn_cut,
 )
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 
 DEFAULT_MODEL = "clip-vit-16"

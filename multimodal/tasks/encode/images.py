@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from multimodal.errors import ImageError, UsageError
+from multimodal.errors import ImageError, MultimodalError, UsageError
 from multimodal.tasks.encode.attempts import OF_ALL, in_parts, item_error
 from multimodal.tasks.encode.loaded import Item, local
 from multimodal.tokens.image.arrays import as_image
@@ -26,7 +26,7 @@ class ImageBatch(NamedTuple):
 
     read: list[Any]
     pixels: Float[Tensor, "B 3 H W"]
-    refused: list[tuple[Any, ImageError]]
+    refused: list[tuple[Any, MultimodalError]]
 
 
 def batches(
@@ -104,7 +104,7 @@ class _Row(NamedTuple):
     index: int
 
 
-def settled(items: Iterable[tuple[Any, Future]]) -> tuple[list[tuple[Any, Any]], list[tuple[Any, ImageError]]]:
+def settled(items: Iterable[tuple[Any, Future]]) -> tuple[list[tuple[Any, Any]], list[tuple[Any, MultimodalError]]]:
     """Split (image, future) into (image, result) and (image, error)."""
     read, refused = [], []
     for image, future in items:

@@ -26,7 +26,7 @@ class LoadedModel:
     own; a missing model is reported there. Calls from several threads are safe: they queue."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    _lock: threading.RLock  # type: ignore[valid-type]
+    _lock: threading.RLock
 
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
         made = super().__new__(cls)
@@ -52,7 +52,7 @@ class LoadedModel:
             yield from results
 
 
-def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, Any]) -> LoadedModel:
+def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     return kind(*arguments, **named)
 
 
@@ -128,7 +128,7 @@ def _item(pair: Any, position: int) -> Item:
         hash(pair[0])
     except TypeError:
         raise UsageError(f"item {position}: the key must be hashable (got {shown(pair[0])})") from None
-    return Item(*pair, position)
+    return Item(pair[0], pair[1], position)
 
 
 def checked_results(

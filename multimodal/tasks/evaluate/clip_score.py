@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.tasks.encode.texts import text_features
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 
 PREFIX = "A photo depicts "

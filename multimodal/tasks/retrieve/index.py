@@ -21,7 +21,6 @@ from multimodal.models.clip import CLIP
 from multimodal.system.records import to_record
 from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.images import pixels_of
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tasks.retrieve.nearest import CANDIDATES, candidates, exact, open_search, rescored
 from multimodal.tasks.retrieve.options import SearchOptions
 from multimodal.tasks.retrieve.record import (
@@ -36,6 +35,7 @@ from multimodal.tasks.retrieve.record import (
 )
 from multimodal.tasks.retrieve.store import note_times
 from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 
 MOST_LINE = 1 << 20  # bytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,9 +13,9 @@ from multimodal.inference.text_packing import pool_ragged
 from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tasks.text.options import EmbedOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, checked, texts_of, warn_of_cut
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -49,7 +49,7 @@ def embed(
     return nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
 
-def check_text(text: str, name: str) -> None:
+def check_text(text: Any, name: str) -> None:
     """Raises TextError, naming the text, for one that is empty or not valid Unicode."""
     try:
         empty = not checked(text).strip()

@@ -27,6 +27,8 @@ from multimodal.tasks.encode.loaded import (
 )
 from multimodal.tasks.text.embed import check_text, embed
 from multimodal.tokens.image.arrays import ImageInput
+from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.encode import image_features
 
 DEFAULT_MODEL = "clip-vit-16"
 Kind = Literal["image", "text"]
@@ -79,14 +81,13 @@ class Embedder(LoadedModel):
         return self._queued(checked_results(results, sources, on_error))
 
     def _of_images(self, sources: Items) -> Iterator[tuple[Any, Any]]:
-        kind = "embedding" if isinstance(self.checkpoint.model, CLIP) else "pooled"
-        encode = torch.inference_mode()(encoder(self.checkpoint, kind))
-        device = next(self.checkpoint.model.parameters()).device
+        model = self.checkpoint.model
+        encoder(self.checkpoint, "embedding" if isinstance(model, CLIP) else "pooled")  # checks the model
 
-        def work(batch: ImageBatch, part: slice) -> list[np.ndarray]:
-            return self._unit(encode(batch.pixels[part].to(device, non_blocking=True)))
+        def work(batch: ImageBatch, part: slice) -> Sequence[np.ndarray]:
+            return list(self._unit(image_features(model, batch.pixels[part])))
 
-        return ImageReader(self.checkpoint.preprocessing, *self._images).results(sources, work)
+        return ImageReader(known_preprocessing(self.checkpoint), *self._images).results(sources, work)
 
     def _of_texts(self, sources: Items) -> Iterator[tuple[Any, Any]]:
         remaining = iter(sources)

@@ -92,7 +92,7 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
     if not isinstance(source, str | os.PathLike | bytes):
         expected = "a path, bytes, a file object, an array, (rate, array) or {'array', 'sampling_rate'}"
         raise AudioError(f"<{type(source).__name__}>: expected {expected}")
-    return source
+    return source if isinstance(source, str | bytes) else Path(source)
 
 
 def _of_mapping(source: Mapping[str, Any], sampling_rate: int | None) -> tuple[Any, int | None]:
@@ -106,7 +106,7 @@ def _of_mapping(source: Mapping[str, Any], sampling_rate: int | None) -> tuple[A
     return found, sampling_rate
 
 
-def _same_rate(own: Any, sampling_rate: int | None) -> int:
+def _same_rate(own: Any, sampling_rate: int | None) -> Any:
     if sampling_rate not in (None, own):
         raise UsageError(f"{sampling_rate}: the audio has its own rate, {own}", argument="sampling_rate")
     return own

@@ -12,7 +12,7 @@ CLIPPED = 0.1  # share of the samples at full scale; a sine of full scale has 0.
 class Levels:
     """Levels over all channels, updated per chunk."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.peak = self.offset = 0.0
         self.samples = self.clipped = 0
 

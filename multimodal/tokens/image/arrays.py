@@ -33,7 +33,7 @@ def as_image(source: Any) -> Image.Image:
     if not isinstance(source, str | os.PathLike | bytes):
         expected = "a path, bytes, a file object, a PIL image, an array or a tensor"
         raise ImageError(f"<{type(source).__name__}>: expected {expected}")
-    return read_image(source)
+    return read_image(source if isinstance(source, bytes) else Path(source))
 
 
 def _content(read: Any, name: str) -> bytes:
@@ -49,10 +49,7 @@ def _content(read: Any, name: str) -> bytes:
 def _of_array(source: np.ndarray | Tensor) -> Image.Image:
     tensor = isinstance(source, Tensor)
     name = "<Tensor>" if tensor else "<ndarray>"
-    array = source
-    if tensor:
-        source = source.detach().cpu()
-        array = (source.float() if source.dtype == torch.bfloat16 else source).numpy()
+    array: np.ndarray = _numpy(source) if isinstance(source, Tensor) else source
     where = 0 if tensor else array.ndim - 1
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[where] not in MODES):
         expected = "[3 H W]" if tensor else "[H W], [H W 3] or [H W 4]"
@@ -61,6 +58,11 @@ def _of_array(source: np.ndarray | Tensor) -> Image.Image:
     check_size((planes.shape[1], planes.shape[0]), ImageLimits(), name)
     pixels = _eight_bits(planes, name)
     return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _hint(array: np.ndarray, tensor: bool) -> str:
@@ -75,10 +77,12 @@ def _eight_bits(planes: np.ndarray, name: str) -> np.ndarray:
     if planes.dtype == np.uint8:
         return planes
     if planes.dtype == np.uint16:
-        return EIGHT_BITS[planes]
+        scaled: np.ndarray = EIGHT_BITS[planes]
+        return scaled
     if planes.dtype.kind != "f":
         raise ImageError(f"{name}: expected uint8, uint16 or floats in [0, 1] (got {planes.dtype})")
     low, high = planes.min(), planes.max()  # NaN if any value is
     if not (low >= 0 and high <= 1):
         raise ImageError(f"{name}: floats must be in [0, 1] (got {low:g} to {high:g})")
-    return np.rint(planes * np.float32(255)).astype(np.uint8)
+    made: np.ndarray = np.rint(planes * np.float32(255)).astype(np.uint8)
+    return made

@@ -158,7 +158,7 @@ def texts_of(values: Any, name: str, error: type[MultimodalError] = TextError) -
     return texts
 
 
-def checked(text: str) -> str:
+def checked(text: Any) -> str:
     """Return a text that UTF-8 can encode. Raises TextError for others (lone surrogates)."""
     if not isinstance(text, str):
         raise TextError(f"expected a text ({shown(text)})")

@@ -15,11 +15,11 @@ from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tasks.text.embed import embed
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run

@@ -1,10 +1,10 @@
-"""Text vectors of a contrastive model."""
+"""Vectors of images and texts, of a contrastive model or a vision transformer."""
 
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from multimodal.errors import TextError
 from multimodal.models.clip import CLIP, CLIPConfig
@@ -39,6 +39,13 @@ def text_features(
         vectors[part.to(device)] = found
         done += len(part)
     return vectors if len(rows) == len(texts) else vectors[[rows[text] for text in texts]]
+
+
+@torch.inference_mode()
+def image_features(model: nn.Module, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
+    """CLIP's unit vectors, or a ViT's pooled output, on the model's device."""
+    encode = model.encode_image if isinstance(model, CLIP) else model.features
+    return encode(pixels.to(next(model.parameters()).device))
 
 
 def _padding_is_free(config: CLIPConfig) -> bool:

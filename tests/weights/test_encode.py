@@ -10,8 +10,8 @@ from multimodal.errors import TextError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.tasks.encode import texts
-from multimodal.tasks.encode.texts import text_features
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
 from tests.helpers.data.letters import Letters

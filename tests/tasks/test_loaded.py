@@ -1,0 +1,219 @@
+"""Objects that load once: the same results as the functions, keys and order, errors in their place, threads."""
+
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import multimodal
+from multimodal import Captioner, Classifier, Embedder, Generator, Transcriber, Translator
+from multimodal.errors import AudioError, DataError, ImageError, MultimodalError, TextError, UsageError
+from multimodal.tasks.caption.options import CaptionOptions
+from multimodal.tasks.encode.arguments import CaptionArguments, GenerateArguments, TranscribeArguments
+from multimodal.tasks.encode.loaded import check_on_error
+from multimodal.tasks.text.options import GenerateOptions
+from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
+from tests.helpers.folders import every_kind
+
+pytestmark = pytest.mark.filterwarnings("ignore:text 1 has a translation that was cut", "ignore:.*the caption is empty")
+
+RED, BLUE = (np.full((40, 50, 3), colour, np.uint8) for colour in ([255, 0, 0], [0, 0, 255]))
+TONE = 0.3 * torch.sin(torch.arange(24000) / 8)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("kinds")
+    every_kind(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(models):
+    """An object of each class, with a call."""
+    return {
+        "classifier": (Classifier(models / "clip", ["red", "blue"]), lambda one: one(RED)),
+        "captioner": (Captioner(models / "captioner", min_tokens=1, max_tokens=4), lambda one: one([RED, BLUE])),
+        "embedder": (Embedder(models / "clip"), lambda one: one.images([RED]).tolist() + one.texts("red").tolist()),
+        "generator": (Generator(models / "lm", max_tokens=4), lambda one: one("ab")),
+        "translator": (Translator(models / "translator", "de", "en", beam_size=1), lambda one: one(["ab", ""])),
+        "transcriber": (Transcriber(models / "asr", vad_filter=False), lambda one: one(TONE)),
+    }
+
+
+KINDS = ("classifier", "captioner", "embedder", "generator", "translator", "transcriber")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pickle_loads_its_own_model(kind, made):
+    one, call = made[kind]
+    again = pickle.loads(pickle.dumps(one))
+    assert call(again) == call(one)
+    assert again.__dict__.keys() == one.__dict__.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_queue(kind, made):
+    one, call = made[kind]
+    expected = call(one)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: call(one), range(8))) == [expected] * 8
+
+
+def test_a_pickle_of_a_missing_model_names_it(models, tmp_path):
+    moved = tmp_path / "moved"
+    moved.symlink_to(models / "clip")
+    data = pickle.dumps(Classifier(moved, ["a"]))
+    moved.unlink()
+    with pytest.raises(MultimodalError, match="moved"):
+        pickle.loads(data)
+
+
+def test_objects_own_their_weights(models):
+    checkpoint = multimodal.load(models / "clip")
+    one = Classifier(checkpoint, ["red", "blue"])
+    before = one(RED)
+    with torch.no_grad():
+        for parameter in checkpoint.model.parameters():
+            parameter.zero_()
+    assert one(RED) == before
+
+
+def test_functions_equal_objects(models, made):
+    assert multimodal.classify(RED, ["red", "blue"], models / "clip") == made["classifier"][0](RED)
+    assert multimodal.caption(RED, models / "captioner", min_tokens=1, max_tokens=4) == made["captioner"][0](RED)
+    assert multimodal.generate("ab", models / "lm", max_tokens=4) == made["generator"][0]("ab")
+    expected = made["translator"][0]("ab")
+    assert multimodal.translate("ab", models / "translator", "de", "en", beam_size=1) == expected
+    assert multimodal.transcribe(TONE, models / "asr", vad_filter=False) == made["transcriber"][0](TONE)
+
+
+def image_bytes(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["classifier", "captioner", "embedder"])
+def test_many_images_keep_their_order_and_their_errors(kind, made, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(image_bytes(RED))
+    items = [path, "absent.png", BLUE, image_bytes(RED), 3] * 20
+    found = list(made[kind][0].many(items))
+    assert [key for key, _ in found] == [
+        item if isinstance(item, str | Path) else number for number, item in enumerate(items)
+    ]
+    assert [isinstance(result, ImageError) for _, result in found] == [False, True, False, False, True] * 20
+    assert "absent.png: no such file" in str(found[1][1])
+
+
+def test_keys_are_given_as_pairs(made):
+    one = made["classifier"][0]
+    assert [key for key, _ in one.many([("x", RED), ((1, 2), BLUE)], keyed=True)] == ["x", (1, 2)]
+    for items, message in (
+        ([("x", RED), ([], BLUE)], r"item 1: the key must be hashable \(got \[\]\)"),
+        ([("x", RED), RED], r"item 1: expected \(key, source\)"),
+    ):
+        results = one.many(items, keyed=True)
+        assert next(results)[0] == "x"
+        with pytest.raises(UsageError, match=message):
+            next(results)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "captioner", "embedder", "transcriber"])
+def test_what_the_callers_generator_raises_comes_after_the_results(kind, made):
+    def items():
+        yield from [TONE if kind == "transcriber" else RED] * 3
+        raise OSError("mine")
+
+    results = made[kind][0].many(items())
+    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="mine"):
+        next(results)
+
+
+def test_on_error_raises_at_the_item(made):
+    results = made["classifier"][0].many([RED, "absent.png", BLUE], on_error="raise")
+    next(results)
+    with pytest.raises(ImageError, match="absent"):
+        next(results)
+    with pytest.raises(UsageError, match="on_error must be return or raise"):
+        check_on_error("skip")
+    with pytest.raises(UsageError, match="items expected several items"):
+        made["classifier"][0].many("a.png")
+
+
+def test_a_long_iterable_is_read_as_it_is_needed(made):
+    taken = []
+
+    def items():
+        for number in range(1000):
+            taken.append(number)
+            yield RED
+
+    results = made["classifier"][0].many(items())
+    next(results)
+    results.close()
+    assert len(taken) <= 3 * 32 + 1
+
+
+def test_urls_need_the_flag(made):
+    (result,) = (result for _, result in made["classifier"][0].many(["https://example.org/a.png"]))
+    assert isinstance(result, DataError)
+    assert "URLs are read with urls=True" in str(result)
+    with pytest.raises(DataError, match="urls=True"):
+        made["transcriber"][0]("https://example.org/a.wav")
+
+
+def test_transcripts_of_arrays(made):
+    one = made["transcriber"][0]
+    expected = one(TONE)
+    items = [("tensor", TONE), ("pair", (16000, TONE.numpy())), ("none", np.zeros(0, np.float32)), ("no", "no.wav")]
+    found = dict(one.many(items, keyed=True, in_order=False))
+    assert found["tensor"] == found["pair"] == expected
+    assert all(isinstance(found[key], AudioError) for key in ("none", "no"))
+    assert one(TONE.numpy(), sampling_rate=8000)["duration"] == pytest.approx(3, abs=0.01)
+
+
+def test_vectors_have_length_one(made, models):
+    one = made["embedder"][0]
+    images, texts = one.images([RED, BLUE]), one.texts(["red", "blue"])
+    for vectors in (images, texts):
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert [type(result) for _, result in one.many(["red", "", 3, "blue"], "text")] == [
+        np.ndarray, TextError, TextError, np.ndarray,
+    ]  # fmt: skip
+    np.testing.assert_allclose(np.stack([vector for _, vector in one.many(["red", "blue"], "text")]), texts, atol=1e-6)
+    checkpoint = multimodal.load(models / "clip")
+    np.testing.assert_allclose(checkpoint.encode_image([RED, BLUE]).numpy(), images, atol=1e-5)
+    np.testing.assert_allclose(checkpoint.encode_text(["red", "blue"]).numpy(), texts, atol=1e-5)
+    with pytest.raises(UsageError, match="expected a CLIP"):
+        Embedder(models / "lm").images([RED])
+
+
+def test_a_checkpoints_first_steps(models):
+    clip, asr = multimodal.load(models / "clip"), multimodal.load(models / "asr")
+    assert clip.preprocess(RED).shape == (3, 32, 32)
+    assert clip.tokenize(["a", "bcd"]).shape == clip.tokenize("bcd").repeat(2, 1).shape
+    with pytest.raises(UsageError, match="expected a CLIP or ViT"):
+        asr.encode_image(RED)
+    with pytest.raises(UsageError, match="expected a CLIP"):
+        asr.encode_text("a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (CaptionArguments, CaptionOptions.declared),
+        (GenerateArguments, GenerateOptions.declared),
+        (TranscribeArguments, WhisperOptions.declared | CtcOptions.declared),
+    ],
+)
+def test_typed_arguments_are_the_options(arguments, options):
+    assert arguments.__annotations__.keys() | arguments.__optional_keys__ == options.keys()
