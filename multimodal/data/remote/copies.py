@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from multimodal.data.remote.trust import STORES, WEB, Trust
 from multimodal.data.remote.web import RefusedError, TransientError, UrlRule, opened
@@ -33,21 +33,12 @@ BLOCK = 1 << 18  # bytes
 GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 & exec 3<&-; eval "$1"'
 
 
-@runtime_checkable
-class Stream(Protocol):
-    def read(self, size: int, /) -> bytes:
-        """Return up to `size` bytes; none at the end."""
+class Opening(NamedTuple):
+    """`start` returns a stream with `read(size)` and `close()`. `abort` ends a wait in `start` or `read` from another
+    thread; by default that thread is left to the library's timeouts."""
 
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Opener(Protocol):
-    """Opens a stream. `abort` ends a wait in `__call__` or `read` from another thread, if it can."""
-
-    def __call__(self) -> Stream: ...
-
-    def abort(self) -> None: ...
+    start: Callable[[], Any]
+    abort: Callable[[], None] = lambda: None
 
 
 def default_cache() -> Path:
@@ -64,9 +55,9 @@ def fetch(url: str, cache: Path | None = None, rule: UrlRule | None = None, most
     scheme = url.partition(":")[0].lower()
     rule = rule or UrlRule(url)
     if scheme in WEB:
-        return kept(url, url, cache, lambda: _WebStream(url, rule), most)
+        return kept(url, url, cache, lambda: Opening(lambda: opened(url, rule), rule.abort), most)
     if scheme == "pipe":
-        return kept(url, url, cache, lambda: _Pipe(url[len("pipe:") :]), most)
+        return kept(url, url, cache, lambda: _piped(url[len("pipe:") :]), most)
     if scheme not in STORES:
         known = ", ".join((*sorted(WEB | STORES), "pipe"))
         raise DataError(f"{url}: URL scheme must be one of {known} (got {scheme!r})")
@@ -78,7 +69,7 @@ def fetch_row(url: str, cache: Path | None, trust: Trust, origin: str) -> Path:
     return fetch(url, cache, UrlRule(url, trust, origin), MOST_OF_A_ROW)
 
 
-def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opener], most: int | None = None) -> Path:
+def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opening], most: int | None = None) -> Path:
     """Return a cached copy of the opened stream by its `identity`. Raises DataError."""
     from filelock import FileLock
 
@@ -98,7 +89,7 @@ def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Open
     return target
 
 
-def _copy(opener: Callable[[], Opener], target: Path, most: int) -> None:
+def _copy(opener: Callable[[], Opening], target: Path, most: int) -> None:
     part = Path(f"{target}.part")
     try:
         for attempt in range(TRIES):
@@ -120,7 +111,7 @@ class _Copy:
     """One copy, made by a thread, so that no library can block the caller, which gives it up if it stalls, grows too
     large, or is stopped."""
 
-    def __init__(self, opener: Opener, part: Path, most: int):
+    def __init__(self, opener: Opening, part: Path, most: int):
         self.opener, self.part, self.most = opener, part, most
         self.count, self.error = 0, None
         self.ended = threading.Event()
@@ -147,7 +138,7 @@ class _Copy:
 
     def _read(self) -> None:
         try:
-            with contextlib.closing(self.opener()) as stream, self.part.open("wb") as file:
+            with contextlib.closing(self.opener.start()) as stream, self.part.open("wb") as file:
                 while data := stream.read(BLOCK):
                     self.count += len(data)
                     if self.count > self.most:
@@ -163,35 +154,16 @@ class _Copy:
             self.ended.set()
 
 
-class _WebStream:
-    def __init__(self, url: str, rule: UrlRule):
-        self.url, self.rule = url, rule
-
-    def __call__(self) -> Stream:
-        return opened(self.url, self.rule)
-
-    def abort(self) -> None:
-        self.rule.abort()
-
-
-class Opening:
-    """Opens a library's stream, which cannot be aborted: its thread is left to the library's timeouts."""
-
-    def __init__(self, open_it: Callable[[], Any]):
-        self.open_it = open_it
-
-    def __call__(self) -> Any:
-        return self.open_it()
-
-    def abort(self) -> None:
-        pass
-
-
 def _stored(url: str) -> Any:
     import fsspec
 
     fsspec.get_filesystem_class(url.partition(":")[0].lower())  # ImportError for a missing driver
     return fsspec.open(url, "rb").open()
+
+
+def _piped(command: str) -> Opening:
+    pipe = _Pipe(command)
+    return Opening(pipe.start, pipe.abort)
 
 
 class _Pipe:
@@ -201,7 +173,7 @@ class _Pipe:
         self.command, self.process = command, None
         self.alive = -1  # closing it ends the group
 
-    def __call__(self) -> "_Pipe":
+    def start(self) -> "_Pipe":
         watched, self.alive = os.pipe()
         try:
             self.process = subprocess.Popen(

@@ -166,18 +166,6 @@ def _quoted(text: str) -> str:
     return quote(text, safe="%/:=&?~+!$,;'@()*[]")
 
 
-class _Plain(http.client.HTTPConnection):
-    def __init__(self, *args: Any, connect: Any, **options: Any):
-        super().__init__(*args, **options)
-        self._create_connection = connect
-
-
-class _Secure(http.client.HTTPSConnection):
-    def __init__(self, *args: Any, connect: Any, **options: Any):
-        super().__init__(*args, **options)
-        self._create_connection = connect
-
-
 class _RuledHandler(urllib.request.AbstractHTTPHandler):
     """Opens http and https over the rule's connections."""
 
@@ -187,14 +175,20 @@ class _RuledHandler(urllib.request.AbstractHTTPHandler):
         self.http_request = self.https_request = self.do_request_
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Plain, request, connect=self._connect(request))
+        return self._opened(http.client.HTTPConnection, request)
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Secure, request, connect=self._connect(request))
+        return self._opened(http.client.HTTPSConnection, request)
 
-    def _connect(self, request: urllib.request.Request) -> Any:
+    def _opened(self, kind: type[http.client.HTTPConnection], request: urllib.request.Request) -> Any:
         proxied = request.has_proxy() or request._tunnel_host  # by the user's own proxy, which resolves names itself
-        return lambda place, *_, **__: self.rule.connect(place, checked=not proxied)
+
+        def made(*args: Any, **options: Any) -> http.client.HTTPConnection:
+            connection = kind(*args, **options)
+            connection._create_connection = lambda place, *_, **__: self.rule.connect(place, checked=not proxied)
+            return connection
+
+        return self.do_open(made, request)
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
