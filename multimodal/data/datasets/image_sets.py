@@ -40,10 +40,6 @@ class CaptionedImages:
     images: ImageSet
     texts: dict[int, list[str]]
 
-    def place(self, key: int) -> str:
-        """Return the item's location, such as a line of a list."""
-        return self.images.source.name(key)
-
     def name(self, key: int) -> str:
         """Return the image's name."""
         return self.images.source.row(key).name

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from multimodal.data.datasets.image_sets import ImageSet
 from multimodal.data.loader import BROKEN
+from multimodal.data.pending import PendingItems
 from multimodal.errors import CheckpointError, DataError, ImageError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
@@ -81,16 +81,19 @@ def image_features(
     file = _cache_file(cache, checkpoint, digest, images, f"{kind}" if native is None else f"{kind}-native{native}")
     if file is not None and file.exists():
         return _read(file, images)
-    items, vectors, keys = _NamedImages(images), [], []
+    items, vectors, keys = PendingItems(images.source, images.keys), [], []
     with torch.inference_mode():
         for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
             made = in_parts(lambda part: encode(batch.pixels[part]).float().cpu(), len(batch.read))  # noqa: B023
-            failed = [(media, one) for media, one in zip(batch.read, made, strict=True) if isinstance(one, Exception)]
-            refused = batch.refused + [(media, item_error(one, name_of(media), ImageError)) for media, one in failed]
-            keys += items.settle(len(batch.read) + len(batch.refused), refused)
-            vectors += [one for one in made if not isinstance(one, Exception)]
+            for media, one in [*zip(batch.read, made, strict=True), *batch.refused]:
+                key, _ = items.take(media)
+                if isinstance(one, Exception):
+                    items.skip(key, item_error(one, name_of(media), ImageError))
+                else:
+                    keys.append(key)
+                    vectors.append(one)
             watch(len(keys), len(images.keys), len(items.broken))
-    broken = [*images.broken, *(items.broken[key] for key in sorted(items.broken))]
+    broken = [*images.broken, *items.causes()]
     if not keys:
         raise DataError(f"{images.where}: no image can be read ({broken[0] if broken else '0 found'})")
     found = Features(torch.stack(vectors), keys, broken)
@@ -111,41 +114,6 @@ def _encoding(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[C
     seen = vision(model) if kind == "pooled" and type(model) is CLIP else model
     most = tokens_of(model, native or None)
     return lambda pixels: encode_native(seen, pixels).features, partial(native_batches, seen, max_tokens=most)
-
-
-class _NamedImages:
-    """Names of the images in flight, so that errors name them."""
-
-    def __init__(self, images: ImageSet):
-        self.images, self.broken = images, dict[int, str]()
-        self.waiting: deque[tuple[int, str, Any]] = deque()
-
-    def media(self) -> Iterator[Path | bytes]:
-        for key in self.images.keys:
-            try:
-                sample = self.images.source.read(key)
-            except BROKEN as error:
-                self._skip(key, self.images.source.name(key), error)
-            else:
-                self.waiting.append((key, self.images.source.name(key), sample.media))
-                yield sample.media
-
-    def settle(self, count: int, refused: list[tuple[Any, Exception]]) -> list[int]:
-        """Keys of the readable ones among the next `count`."""
-        causes = {id(media): error for media, error in refused}
-        read = []
-        for key, name, media in [self.waiting.popleft() for _ in range(count)]:
-            if id(media) in causes:
-                text = str(causes[id(media)])
-                prefix = f"{len(media)} bytes: " if isinstance(media, bytes) else ""
-                self._skip(key, name, text.removeprefix(prefix).removeprefix("<bytes>: "))
-            else:
-                read.append(key)
-        return read
-
-    def _skip(self, key: int, name: str, cause: object) -> None:
-        text = str(cause)
-        self.broken[key] = text if name in text else f"{name}: {text}"
 
 
 def model_digest(checkpoint: Checkpoint) -> str:

@@ -4,15 +4,15 @@ Captions come from a captioner or from a file. All scores are in %."""
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from multimodal.data.datasets.captions import words
 from multimodal.data.datasets.image_sets import CaptionedImages, captioned, open_images
-from multimodal.data.loader import BROKEN
 from multimodal.data.manifests import read_list
+from multimodal.data.pending import PendingItems
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import PATHS
 from multimodal.errors import DataError
@@ -68,31 +68,16 @@ def write_captions(
     referenced: CaptionedImages, captioner: Checkpoint, watch: Watch = lambda *_: None, **options: Any
 ) -> CaptionTexts:
     """By a captioner with the options of `caption`; an image that cannot be read is left out."""
-    source, keys, broken = referenced.images.source, referenced.images.keys, dict[int, str]()
-    waiting: dict[int, list[tuple[int, Any]]] = {}  # by identity, since captions do not come in order
-
-    def media() -> Iterator[Any]:
-        for key in keys:
-            try:
-                found = source.read(key).media
-            except BROKEN as error:
-                broken[key] = _cause(referenced.place(key), error)
-            else:
-                waiting.setdefault(id(found), []).append((key, found))
-                yield found
-
-    texts, cut = {}, []
-    for given, found in caption_many(media(), captioner, **options):
-        key, _ = waiting[id(given)].pop(0)
+    items, texts, cut = PendingItems(referenced.images.source, referenced.images.keys), {}, []
+    for media, found in caption_many(items.media(), captioner, **options):
+        key, _ = items.take(media)
         if isinstance(found, Exception):
-            text = str(found)
-            broken[key] = _cause(referenced.place(key), text.partition(": ")[2] if isinstance(given, bytes) else text)
+            items.skip(key, found)
         else:
             texts[key] = found["caption"]
             cut += [] if found["finished"] else [key]
-        watch(len(texts), len(keys), len(broken))
-    order = [key for key in keys if key in texts]
-    return CaptionTexts({key: texts[key] for key in order}, cut, [broken[key] for key in sorted(broken)])
+        watch(len(texts), len(items.keys), len(items.broken))
+    return CaptionTexts({key: texts[key] for key in items.keys if key in texts}, cut, items.causes())
 
 
 def read_captions(path: Path, referenced: CaptionedImages) -> CaptionTexts:
@@ -190,8 +175,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _rounded(inner) for name, inner in value.items()}
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _cause(name: str, cause: object) -> str:
-    text = str(cause)
-    return text if name in text else f"{name}: {text}"

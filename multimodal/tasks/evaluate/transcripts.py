@@ -1,14 +1,15 @@
 """Word and character error rates of transcripts against references, with the errors aligned word by word."""
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from multimodal.data.pending import PendingItems
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import Source, open_source
+from multimodal.data.sources import Sample, open_source
 from multimodal.errors import DataError, MultimodalError
 from multimodal.tasks.evaluate.scores import error_rates, normalizer
 from multimodal.tasks.transcribe.transcribe import transcribe_many
@@ -115,24 +116,31 @@ def evaluate(
     if normalizer_name is not None or keep_marks:  # told before an hour of work
         normalizer(normalizer_name or "basic", keep_marks)
     source = open_source(manifest, trust=trust)
-    items = _PendingItems(source, [source.name(key) for key in range(len(source))[:limit]])
+    items = PendingItems(source, range(len(source))[:limit], _check)
     results = transcribe_many(items.media(), checkpoint, **options)
     began, heard = time.perf_counter(), []
-    for _, result in results:
-        number, name, wanted = items.waiting.popleft()
+    for media, result in results:
+        key, sample = items.take(media)
         if isinstance(result, MultimodalError):
-            items.leave_out(number, result)
+            items.skip(key, result)
         else:
             language = "en" if options.get("task") == "translate" else result["language"]
-            heard.append(
-                TranscribedItem(name, wanted, result["text"], result["duration"], language, len(result["damaged"]))
-            )
-        watch(len(heard) + len(items.broken), len(items.places), len(items.broken))
-    seconds = time.perf_counter() - began
-    broken = [items.broken[number] for number in sorted(items.broken)]
+            place = source.name(key)
+            name = place if place == sample.name else f"{place}: {Path(sample.name).name}"
+            heard.append(TranscribedItem(
+                name, sample.texts[0], result["text"], result["duration"], language, len(result["damaged"])
+            ))  # fmt: skip
+        watch(len(heard) + len(items.broken), len(items.keys), len(items.broken))
+    seconds, broken = time.perf_counter() - began, items.causes()
     if not heard:
         raise DataError(f"{manifest}: no utterance could be evaluated ({broken[0]})")
     return compared(heard, broken, seconds, normalizer_name, keep_marks)
+
+
+def _check(sample: Sample) -> None:
+    if len(sample.texts) != 1:
+        raise DataError(f"has {len(sample.texts)} texts, not one")
+    checked(sample.texts[0])
 
 
 def compared(
@@ -167,32 +175,3 @@ def aligned(wanted: str, found: str) -> list[WordEdit]:
         pairs = zip(a or [""] * len(b), b or [""] * len(a), strict=True)
         edits += [WordEdit(KINDS[part.type], *pair) for pair in pairs]
     return edits
-
-
-@dataclass
-class _PendingItems:
-    """The first items of a source, one for each of `places`; of those under way number, name and text."""
-
-    source: Source
-    places: list[str]
-    waiting: deque[tuple[int, str, str]] = field(default_factory=deque)
-    broken: dict[int, str] = field(default_factory=dict)
-
-    def media(self) -> Iterator[Path | bytes]:
-        """Audio of the usable items, each read on access."""
-        for number, place in enumerate(self.places):
-            try:
-                sample = self.source.read(number)
-                if len(sample.texts) != 1:
-                    raise DataError(f"{place}: has {len(sample.texts)} texts, not one")
-                text = checked(sample.texts[0])
-            except (MultimodalError, OSError) as error:
-                self.leave_out(number, error)
-            else:
-                name = place if place == sample.name else f"{place}: {Path(sample.name).name}"
-                self.waiting.append((number, name, text))
-                yield sample.media
-
-    def leave_out(self, number: int, error: Exception) -> None:
-        place, text = self.places[number], str(error)
-        self.broken[number] = text if text.startswith(place) else f"{place}: {text}"
