@@ -23,19 +23,9 @@ def suppress(tokens: Sequence[int]) -> LogitsProcessor:
     return processor
 
 
-def suppress_first(tokens: Sequence[int], start: int) -> LogitsProcessor:
-    """Forbid these tokens directly after a prompt of `start` ids (a blank or an immediate end)."""
+def suppress_first(tokens: Sequence[int], start: int, count: int = 1) -> LogitsProcessor:
+    """Forbid these tokens among the first `count` after a prompt of `start` ids: a blank, or an early end."""
     never = suppress(tokens)
-
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        return never(ids, logits) if ids.shape[1] == start else logits
-
-    return processor
-
-
-def min_new_tokens(count: int, eos: int, start: int) -> LogitsProcessor:
-    """Forbid the end before `count` new tokens after a prompt of `start` ids."""
-    never = suppress([eos])
 
     def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         return never(ids, logits) if ids.shape[1] - start < count else logits
@@ -99,28 +89,16 @@ def one_of_sequences(continuations: Sequence[Sequence[int]], eos: int, start: in
     return processor
 
 
-def force_first(tokens: Sequence[int], start: int) -> LogitsProcessor:
-    """Force these tokens, with probability 1, directly after a prompt of `start` ids (M2M100's language)."""
+def force(tokens: Sequence[int], at: int) -> LogitsProcessor:
+    """Force these tokens, with probability 1, from position `at` on: M2M100's language behind the prompt, BART's end at
+    the longest length."""
 
     def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        made = ids.shape[1] - start
-        return _sure(logits, tokens[made]) if 0 <= made < len(tokens) else logits
+        if 0 <= (made := ids.shape[1] - at) < len(tokens):
+            logits.fill_(-torch.inf)[:, tokens[made]] = 0.0
+        return logits
 
     return processor
-
-
-def force_end(count: int, eos: int, start: int) -> LogitsProcessor:
-    """Force the end, with probability 1, as new token number `count` after a prompt of `start` ids (BART)."""
-
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        return _sure(logits, eos) if ids.shape[1] - start == count - 1 else logits
-
-    return processor
-
-
-def _sure(logits: Float[Tensor, "B V"], token: int) -> Float[Tensor, "B V"]:
-    logits.fill_(-torch.inf)[:, token] = 0.0
-    return logits
 
 
 def log_softmax(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:

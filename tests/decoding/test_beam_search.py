@@ -98,9 +98,9 @@ def processors_of(options: dict, start: int) -> list[sampling.LogitsProcessor]:
     made = {
         "repetition_penalty": logits.repetition_penalty,
         "no_repeat_ngram_size": logits.no_repeat_ngram,
-        "min_new_tokens": lambda count: logits.min_new_tokens(count, EOS, start),
-        "forced_bos_token_id": lambda token: logits.force_first([token], start),
-        "forced_eos_token_id": lambda token: logits.force_end(MOST, token, start),
+        "min_new_tokens": lambda count: logits.suppress_first([EOS], start, count),
+        "forced_bos_token_id": lambda token: logits.force([token], start),
+        "forced_eos_token_id": lambda token: logits.force([token], start + MOST - 1),
     }
     return [rule(options[name]) for name, rule in made.items() if name in options]
 

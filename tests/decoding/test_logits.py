@@ -26,17 +26,17 @@ def test_each_rule_equals_transformers_processor(seed):
     pairs = [
         *((processors.no_repeat_ngram(size), theirs.NoRepeatNGramLogitsProcessor(size)) for size in (1, 2, 3, 9, 10)),
         *((processors.repetition_penalty(p), theirs.RepetitionPenaltyLogitsProcessor(p)) for p in (0.8, 1.0, 1.7)),
-        *((processors.min_new_tokens(count, EOS, 5),
+        *((processors.suppress_first([EOS], 5, count),
            theirs.MinNewTokensLengthLogitsProcessor(5, count, EOS, device="cpu"))
           for count in (0, 4, 5)),
         *((lambda _, x, k=k: processors.top_k(x, k), theirs.TopKLogitsWarper(k)) for k in (1, 3, 99)),
         *((lambda _, x, p=p: processors.top_p(x, p), theirs.TopPLogitsWarper(p)) for p in (0.0, 0.3, 0.9, 1.0)),
         *((lambda _, x, p=p: processors.min_p(x, p), theirs.MinPLogitsWarper(p)) for p in (0.0, 0.05, 0.4, 1.0)),
-        (processors.force_first([3, 7], 9),
+        (processors.force([3, 7], 9),
          lambda _, x: torch.full_like(x, -math.inf).index_fill_(1, torch.tensor(3), 0.0)),
-        (processors.force_end(1, EOS, 9), theirs.ForcedEOSTokenLogitsProcessor(10, EOS, device="cpu")),
-        *((rule, lambda _, x: x) for rule in (processors.force_first([3], 8),
-          processors.force_first([3], 10), processors.force_end(2, EOS, 9))),
+        (processors.force([EOS], 9), theirs.ForcedEOSTokenLogitsProcessor(10, EOS, device="cpu")),
+        *((rule, lambda _, x: x) for rule in (processors.force([3], 8),
+          processors.force([3], 10), processors.force([EOS], 10))),
     ]  # fmt: skip
     for ours, reference in pairs:
         assert torch.equal(ours(ids, logits.clone()), reference(ids, logits.clone()))
@@ -144,7 +144,7 @@ def processors_of(options: dict, start: int) -> list[sampling.LogitsProcessor]:
     if "no_repeat_ngram_size" in options:
         found.append(processors.no_repeat_ngram(options["no_repeat_ngram_size"]))
     if "min_new_tokens" in options:
-        found.append(processors.min_new_tokens(options["min_new_tokens"], EOS, start))
+        found.append(processors.suppress_first([EOS], start, options["min_new_tokens"]))
     return found
 
 

@@ -190,7 +190,7 @@ class CaptionWriter:
         if options.no_repeat_ngram:
             found.append(processors.no_repeat_ngram(options.no_repeat_ngram))
         if options.min_tokens:
-            found.append(processors.min_new_tokens(options.min_tokens, eos, len(self.prompt)))
+            found.append(processors.suppress_first([eos], len(self.prompt), options.min_tokens))
         return [*found, processors.end_if_all_forbidden(eos)] if found else []
 
     @torch.inference_mode()

@@ -274,7 +274,7 @@ class TextWriter:
         if self.eos < 0:
             return chosen
         if options.min_tokens:
-            chosen.append(processors.min_new_tokens(options.min_tokens, self.eos, start))
+            chosen.append(processors.suppress_first([self.eos], start, options.min_tokens))
         chosen += [processors.end_if_all_forbidden(self.eos)] if chosen else []
         return chosen + ([ends_at(options.stop, self.tokenizer, start)] if options.stop else [])
 
