@@ -1,5 +1,6 @@
-"""Files that ship with the project: vocabularies, models, sample audio."""
+"""Files that ship with the project (vocabularies, models, sample audio) or with open_clip."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from multimodal.errors import CheckpointError
@@ -19,3 +20,11 @@ def asset(*parts: str) -> Path:
 def shipped() -> dict[str, Path]:
     """Name and checkpoint folder of each shipped model."""
     return {folder.parent.name: folder.parent for root in _ROOTS for folder in sorted(root.glob("*/manifest.json"))}
+
+
+def open_clip_file(name: str) -> Path:
+    """Path of a file or folder of the package open_clip, which takes seconds to import. Raises CheckpointError."""
+    spec = find_spec("open_clip")
+    if spec is None or spec.origin is None:
+        raise CheckpointError(f"open_clip's {name} comes with open_clip_torch, which is not installed")
+    return Path(spec.origin).parent / name

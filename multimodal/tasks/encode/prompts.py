@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import TextError, UsageError
+from multimodal.system.assets import open_clip_file
 from multimodal.system.files import parse_json, shown
 from multimodal.tokens.text.tokenizer import TextCut, Tokenizer, texts_of
 
@@ -160,8 +161,7 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
 
 def open_clip_prompts() -> Any:
     """OpenCLIP's prompt module, without the seconds of importing the package."""
-    package = importlib.util.find_spec("open_clip")
-    path = Path(package.origin).parent / "zero_shot_metadata.py"
+    path = open_clip_file("zero_shot_metadata.py")
     spec = importlib.util.spec_from_file_location("_open_clip_zero_shot_metadata", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

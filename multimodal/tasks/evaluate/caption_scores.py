@@ -1,5 +1,5 @@
 """Scores of captions against several references: BLEU-1 to BLEU-4 (Papineni et al. 2002), ROUGE-L (Lin 2004) and
-CIDEr-D (Vedantam et al. 2015), in plain Python.
+CIDEr-D (Vedantam et al. 2015).
 
 Where the papers leave a choice, it is that of coco-caption, so that its users can compare: see `_bleu`, `_rouge` and
 `References`. Its words are those of Stanford's PTBTokenizer, a Java program, whose place a rule takes here (`words`).
@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from rapidfuzz.distance import LCSseq
 
 from multimodal.data.datasets.captions import words
 from multimodal.errors import DataError
@@ -126,22 +128,12 @@ def _bleu(parts: Sequence[int]) -> dict[str, float]:
 
 def _rouge(text: list[str], references: list[list[str]]) -> float:
     """F of the best precision and the best recall, which may be two references'."""
-    common = [(_common(text, own), len(own)) for own in references if own]
+    common = [(LCSseq.similarity(text, own), len(own)) for own in references if own]
     if not text or not any(shared for shared, _ in common):
         return 0.0
     precision = max(shared for shared, _ in common) / len(text)
     recall = max(shared / length for shared, length in common)
     return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
-
-
-def _common(one: list[str], other: list[str]) -> int:
-    """Length of the longest common subsequence."""
-    row = [0] * (len(other) + 1)
-    for word in one:
-        before = 0
-        for i, wanted in enumerate(other, 1):
-            before, row[i] = row[i], before + 1 if word == wanted else max(row[i], row[i - 1])
-    return row[-1]
 
 
 def caption_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -5,12 +5,12 @@ import html
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multimodal.errors import CheckpointError
+from multimodal.system.assets import open_clip_file
 from multimodal.tokens.text.bytepair import byte_letters
 from multimodal.tokens.text.chunks import ChunkCache
 from multimodal.tokens.text.tokenizer import Tokenizer, write_record
@@ -29,13 +29,10 @@ _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
 @lru_cache(maxsize=1)
 def _vocabulary() -> tuple["tokenizers.models.BPE", list[str]]:
-    """The BPE model and its tokens by id, from the file that open_clip installs (importing it takes seconds)."""
+    """The BPE model and its tokens by id, from the file that open_clip installs."""
     from tokenizers import models
 
-    spec = find_spec("open_clip")
-    if spec is None or not spec.submodule_search_locations:
-        raise CheckpointError("CLIP's vocabulary comes with open_clip_torch, which is not installed")
-    path = Path(spec.submodule_search_locations[0]) / "bpe_simple_vocab_16e6.txt.gz"
+    path = open_clip_file("bpe_simple_vocab_16e6.txt.gz")
     try:
         lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
     except (OSError, EOFError, ValueError) as error:

@@ -3,13 +3,13 @@
 import difflib
 import json
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.text_config import TextConfig
+from multimodal.system.assets import open_clip_file
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.sentencepiece import SigLIPText
@@ -124,10 +124,7 @@ def pair(size: int | list[int]) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _architectures() -> dict[str, Path]:
-    spec = find_spec("open_clip")  # found, not imported: the import takes seconds
-    if spec is None or not spec.submodule_search_locations:
-        raise CheckpointError("OpenCLIP's architectures come with open_clip_torch, which is not installed")
-    return {path.stem: path for path in Path(spec.submodule_search_locations[0]).glob("model_configs/*.json")}
+    return {path.stem: path for path in open_clip_file("model_configs").glob("*.json")}
 
 
 def open_clip_architecture(name: str) -> dict[str, Any]:
