@@ -1,5 +1,7 @@
 """Parity of the vision families with the original libraries: tiny random models, float32, all outputs."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,11 +49,16 @@ def ours(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tensor]:
     return {"image tokens": tokens, "image features": model.pooled(tokens), "logits": model(images)}
 
 
+@functools.cache
+@torch.no_grad()
+def reference_outputs(name: str) -> dict[str, Tensor]:
+    made = case(name)
+    return made.outputs(made.reference, random_images(made.image), texts())
+
+
 @torch.no_grad()
 def differences(name: str, model: nn.Module) -> dict[str, float]:
-    made = case(name)
-    images, ids = random_images(made.image), texts()
-    theirs, mine = made.outputs(made.reference, images, ids), ours(model, images, ids)
+    theirs, mine = reference_outputs(name), ours(model, random_images(case(name).image), texts())
     assert all(theirs[output].shape == mine[output].shape for output in theirs)
     return {output: (theirs[output] - mine[output]).abs().max().item() for output in theirs}
 
