@@ -1,6 +1,7 @@
 """Benchmark driver: a wrong answer is not timed, a missing candidate is reported, ratios are right."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -150,6 +151,12 @@ def test_bad_flags_are_one_line(words):
     assert words[0] in done.stderr
 
 
+@functools.cache
+def functions_of(module: str) -> set[str]:
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
 @pytest.mark.parametrize("tiny", [False, True])
 @pytest.mark.parametrize("job", [job for jobs in command.JOBS.values() for job in jobs])
 def test_cases_have_names_of_their_own_and_name_functions_that_exist(job, tiny):
@@ -162,8 +169,7 @@ def test_cases_have_names_of_their_own_and_name_functions_that_exist(job, tiny):
         assert not case.checks or case.reference in names
         for load in filter(None, [case.prepare, *(made.load for made in case.candidates)]):
             module, _, function = load.partition(":")
-            tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
-            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, load
+            assert function in functions_of(module), load
 
 
 def test_peers_need_none_of_ours():

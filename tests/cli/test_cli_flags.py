@@ -161,12 +161,13 @@ def texts_of(node: ast.AST) -> str:
 
 
 def test_no_error_or_warning_of_the_library_names_a_flag():
+    flag = re.compile(r"(?<![\w-])--\w")
     for path in (ROOT / "multimodal").rglob("*.py"):
-        if (ROOT / "multimodal" / "cli") in path.parents:
+        if (ROOT / "multimodal" / "cli") in path.parents or not flag.search(text := path.read_text()):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and re.search(r"(Error|demand|warn)$", ast.unparse(node.func)):
-                assert not re.search(r"(?<![\w-])--\w", texts_of(node)), f"{path}:{node.lineno}"
+                assert not flag.search(texts_of(node)), f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize(

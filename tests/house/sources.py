@@ -33,7 +33,7 @@ class Source:
     )  # in functions too; `from a import b` gives `a.b`, `from .a` `.a.b`
     functions: list[tuple[str, int]] = field(default_factory=list)  # with their lines
     classes: list[str] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)  # attributes, as `torch.load`
+    names: set[str] = field(default_factory=set)  # with their attributes, as `torch.load`
     calls: list[Call] = field(default_factory=list)
     strings: list[tuple[int, str]] = field(default_factory=list)  # line, and text on one line
     docstrings: list[str] = field(default_factory=list)  # their first lines
@@ -55,7 +55,7 @@ class Source:
         match node:
             case ast.Constant(value=str(text)) if " " in text:
                 self.strings.append((node.lineno, " ".join(text.split())))
-            case ast.Attribute():
+            case ast.Attribute() | ast.Name():
                 self.names.add(dotted(node))
             case ast.Call():
                 options = {option.arg: option.value for option in node.keywords}

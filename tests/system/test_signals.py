@@ -1,6 +1,5 @@
 """Commands end at once on a signal and remove partial files."""
 
-import ast
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 from multimodal.system.signals import handled
 from tests.helpers.paths import ROOT
 from tests.helpers.processes.programs import LIMIT, alive, started, wait_for
+from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, source
 
 PROGRAM = """
 import contextlib, os, signal, sys, threading, time
@@ -121,20 +121,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 SETS_HANDLERS = {"multimodal/system/signals.py", "multimodal/data/loader.py", "multimodal/data/validate.py"}
 
 
-@pytest.mark.parametrize("room", ["tests", "benchmarks"])
-def test_programs_are_waited_for_with_a_limit(room):
-    for path in sorted((ROOT / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("subprocess.run", ".communicate")):
-                assert {"timeout", None} & {option.arg for option in node.keywords}, f"{path}:{node.lineno}"
+def test_programs_are_waited_for_with_a_limit():
+    for file in map(source, TESTS + BENCHMARKS):
+        for call in file.calls:
+            if call.name.endswith(("subprocess.run", ".communicate")):
+                assert {"timeout", None} & call.options.keys(), f"{file.name}:{call.line}"
 
 
-@pytest.mark.parametrize("room", ["multimodal", "recipes", "benchmarks"])
-def test_no_other_file_sets_a_handler_or_waits_for_ctrl_c(room):
+def test_no_other_file_sets_a_handler_or_waits_for_ctrl_c():
     """A handler that raises, Python's own of Ctrl-C among them, leaves locks taken and work half done."""
-    for path in sorted((ROOT / room).rglob("*.py")):
-        if str(path.relative_to(ROOT)) in SETS_HANDLERS:
-            continue
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute | ast.Name)]
-        names = {ast.unparse(node) for node in nodes}
-        assert not names & {"signal.signal", "KeyboardInterrupt"}, path
+    for file in map(source, PACKAGE + RECIPES + BENCHMARKS):
+        assert file.name in SETS_HANDLERS or not file.names & {"signal.signal", "KeyboardInterrupt"}, file.name
