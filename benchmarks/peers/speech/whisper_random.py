@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.suite.process import ROOT
 from multimodal.models.presets import preset, whisper
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.tokens.audio.reading import read_audio
@@ -33,7 +34,7 @@ from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.speech.whisper import DIMENSIONS, WHISPER_HF, WHISPER_OPENAI
 
 RATE = 16000
-SPEECH = Path(__file__).resolve().parents[2] / "assets" / "sample" / "speech.flac"
+SPEECH = ROOT / "assets" / "sample" / "speech.flac"
 LIBRARIES = ("openai", "transformers", "ctranslate2")
 
 
