@@ -4,9 +4,9 @@ The candidates are those of the job `train`; each compiles while loading. All ca
 
 from typing import Any
 
-from benchmarks.suite.cases import Candidate, Case, Options
+from benchmarks.suite.cases import OURS, Candidate, Case, Options
 
-OURS, PEERS = "benchmarks.peers.train.ours:", "benchmarks.peers.train."
+PEERS = "benchmarks.peers.train."
 CHECKS = {"bfloat16": ("near", 0.05)}  # losses of the first and the third step
 STEPS = 10  # per run; logging reads some of the losses
 # multiply-adds × 2 of one image and its text of 77 tokens, forward and, twice as many, back
@@ -24,12 +24,11 @@ def cases(options: Options) -> list[Case]:
     ]  # fmt: skip
 
 
-def candidate(name: str, load: str, settings: dict[str, Any], options: Options, library: str = "") -> Candidate:
+def candidate(name: str, load: str, settings: dict[str, Any], options: Options, library: str = OURS) -> Candidate:
     """Compiled on a GPU if the name ends in "compiled"."""
-    given = settings | {"compile": name.endswith("compiled") and options.device == "cuda", "steps": steps(options)}
-    extra = {"library": library} if library else {}
-    return Candidate(name, "benchmarks.peers.cuda.common:early", {"load": load, "settings": given},
-                     kind="bfloat16", **extra)  # fmt: skip
+    settings = settings | {"compile": name.endswith("compiled") and options.device == "cuda", "steps": steps(options)}
+    return Candidate(name, "benchmarks.peers.cuda.common:early", {"load": load, "settings": settings}, library,
+                     "bfloat16")  # fmt: skip
 
 
 def steps(options: Options) -> int:
@@ -38,15 +37,16 @@ def steps(options: Options) -> int:
 
 def both(load: str, settings: dict[str, Any], options: Options) -> list[Candidate]:
     """Weights and optimizer in float32, and in bfloat16."""
-    return [candidate(f"ours {precision}, compiled", OURS + load, settings | {"precision": precision}, options)
-            for precision in ("autocast", "bfloat16")]  # fmt: skip
+    return [candidate(f"ours {kind}, compiled", f"{PEERS}ours:{load}", settings | {"precision": kind}, options)
+            for kind in ("autocast", "bfloat16")]  # fmt: skip
 
 
 def case(
-    title: str, unit: str, units: float, operations: float, candidates: list[Candidate], reference: str, prepare: str,
+    title: str, unit: str, units: float, operations: float, candidates: list[Candidate], prepare: str,
     settings: dict[str, Any], options: Options,
 ) -> Case:  # fmt: skip
-    """`units` and `operations` are per step."""
+    """`units` and `operations` are per step. The first peer is the reference."""
+    reference = next(one.name for one in candidates if not one.ours)
     return Case(
         "cuda_train", title, unit, units * steps(options), tuple(candidates), reference, CHECKS, PEERS + prepare,
         settings, operations=None if options.tiny else operations * units * steps(options), threads=threads(options),
@@ -59,21 +59,18 @@ def threads(options: Options) -> tuple[int]:
 
 
 def clip(name: str, batch: int, options: Options, most: bool = True) -> Case:
-    """All read 77 tokens per caption, except one with captions trimmed as by our tokenizers. `most`: all candidates but
-    two."""
+    """All read 77 tokens per caption, except one that trims captions as our tokenizers do. `most`: all but two."""
     settings = {"name": name, "batch": batch, "image": 32 if options.tiny else 224, "tiny": options.tiny}
-    whole, short = settings | {"trimmed": False}, settings | {"precision": "bfloat16"}
-    peer, amp = PEERS + "openclip:step", settings | {"precision": "autocast"}
-    found = both("clip", whole, options)
-    found = found if most else found[1:]
+    amp, short = ({**settings, "precision": precision} for precision in ("autocast", "bfloat16"))
+    peer = PEERS + "openclip:step"
+    found = both("clip", settings | {"trimmed": False}, options)[0 if most else 1 :]
     if most:
-        found.append(candidate("ours bfloat16, captions of 24 tokens, compiled", OURS + "clip", short, options))
+        found.append(candidate("ours bfloat16, captions of 24 tokens, compiled", PEERS + "ours:clip", short, options))
         found.append(candidate("open_clip amp_bf16", peer, amp, options, "open_clip_torch"))
     if not options.tiny:
         found.append(candidate("open_clip amp_bf16, compiled", peer, amp, options, "open_clip_torch"))
-    reference = next(one.name for one in found if not one.ours)
     title = f"CLIP {name} training step, {batch} pairs"
-    return case(title, "picture", batch, CLIP[name], found, reference, "openclip:prepare", settings, options)
+    return case(title, "image", batch, CLIP[name], found, "openclip:prepare", settings, options)
 
 
 def gpt(name: str, batch: int, options: Options) -> Case:
@@ -86,7 +83,7 @@ def gpt(name: str, batch: int, options: Options) -> Case:
         peer = candidate("transformers, compiled", PEERS + "gpt:transformers", amp, options, "transformers")
     title = f"GPT-2 124 M training step, {batch} rows of {context}"
     found = [*both("gpt", settings, options), peer]
-    return case(title, "token", batch * context, GPT2, found, peer.name, "gpt:prepare", settings, options)
+    return case(title, "token", batch * context, GPT2, found, "gpt:prepare", settings, options)
 
 
 def vit(batch: int, options: Options) -> Case:
@@ -97,4 +94,4 @@ def vit(batch: int, options: Options) -> Case:
     if not options.tiny:
         found.append(candidate("timm, compiled", peer, amp, options, "timm"))
     title = f"ViT-S/16 supervised training step, {batch} images"
-    return case(title, "picture", batch, VIT_S, found, "timm", "timm:prepare", settings, options)
+    return case(title, "image", batch, VIT_S, found, "timm:prepare", settings, options)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.jobs import growth_costs as costs
-from benchmarks.suite.cases import Candidate, Case, Options
+from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 
 PEERS = "benchmarks.peers."
 SPEECH = PEERS + "speech."
@@ -22,13 +22,13 @@ WHISPERS = {"tiny": (384, 4, 8.2), "base": (512, 6, 20.6), "small": (768, 12, 88
 GPT2 = {"width": 768, "layers": 12, "vocabulary": 50257}
 LLAMA = {"hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12, "intermediate_size": 2048,
          "vocab_size": 32000}  # fmt: skip
-TOKENS = 24  # a window of sound: `growth_sound.TOKENS`
+TOKENS = 24  # a window of audio
 
 
 def cases(options: Options) -> list[Case]:
     """`tiny`: float32 only, without series whose candidates run elsewhere."""
-    series = (pictures, labels, sound, batches, prompts, long_prompts, models, encoders)
-    small = (pictures, sound, long_prompts, models)
+    series = (images, labels, audio, batches, prompts, long_prompts, models, encoders)
+    small = (images, audio, long_prompts, models)
     return [case for each in (small if options.tiny else series) for case in each(options)]
 
 
@@ -40,24 +40,18 @@ def case(series: str, at: float, name: str, unit: str, units: float, cost: costs
                 **known, **more)  # fmt: skip
 
 
-def both(name: str, load: str, settings: dict[str, Any], library: str = "multimodal",
-         kinds: Sequence[str] = ("float32", "bfloat16")) -> Iterator[Candidate]:  # fmt: skip
-    for kind in kinds:
-        yield Candidate(f"{name} {kind}", load, settings | {"kind": kind}, library, kind)
-
-
 def points(options: Options, tiny: Sequence[Any], real: Sequence[Any]) -> Sequence[Any]:
     return tiny if options.tiny else real
 
 
 def scored(count: int, names: int, options: Options) -> dict[str, Any]:
     """Images against labels, from files to scores."""
-    settings = {"name": CLIP, "pictures": count, "labels": names, "tiny": options.tiny}
+    settings = {"name": CLIP, "images": count, "labels": names, "tiny": options.tiny}
     return {
         "candidates": (
-            *both("ours", OURS + "scores", settings),
-            Candidate("open_clip float32", PEERS + "growth.openclip:scores", settings, "open_clip_torch"),
-            Candidate("transformers float32", PEERS + "growth.transformers:scores", settings, "transformers"),
+            *in_kinds("ours", OURS + "scores", settings),
+            Candidate("open_clip float32", PEERS + "growth.scores:open_clip", settings, "open_clip_torch"),
+            Candidate("transformers float32", PEERS + "growth.scores:transformers", settings, "transformers"),
         ),
         "reference": "open_clip float32", "checks": SCORES, "settings": settings,
         "prepare": PEERS + "growth.random_clip:prepare",
@@ -69,11 +63,11 @@ def texts(count: int) -> costs.Cost:
     return one.times(count)
 
 
-def pictures(options: Options) -> Iterator[Case]:
+def images(options: Options) -> Iterator[Case]:
     for count in points(options, (1, 2), (1, 16, 64, 256, 1024)):
         cost = costs.vit(768, 12, 32, 512).times(count) + texts(10)
         rounds = 1 if count > 256 else 3
-        yield case("pictures", count, f"{count} files, 10 labels", "picture", count, cost, options, rounds=rounds,
+        yield case("images", count, f"{count} files, 10 labels", "image", count, cost, options, rounds=rounds,
                    **scored(count, 10, options))  # fmt: skip
 
 
@@ -85,21 +79,21 @@ def labels(options: Options) -> Iterator[Case]:
                    **scored(1, count, options))  # fmt: skip
 
 
-def sound(options: Options) -> Iterator[Case]:
+def audio(options: Options) -> Iterator[Case]:
     for seconds in points(options, (10,), (10, 60, 600, 3600, 10800)):
-        settings = {"size": "tiny", "seconds": seconds, "tiny": options.tiny}
+        settings = {"tokens": TOKENS, "file": "speech.mp3"}
         kinds = ("float32", "int8")
         yield case(
-            "sound", seconds, f"{seconds} s, Whisper tiny's sizes", "second", seconds,
+            "audio", seconds, f"{seconds} s, Whisper tiny's sizes", "second", seconds,
             costs.whisper(seconds, TOKENS, 384, 4, 51865), options, rounds=1 if seconds > 60 else 3,
             candidates=(
-                *both("ours", OURS + "sound", settings, kinds=kinds),
-                Candidate("ours asr-conformer-en", OURS + "conformer", settings, kind="shipped"),
-                Candidate("openai-whisper float32", PEERS + "growth.audio:openai_whisper", settings, "openai-whisper"),
-                *both("faster-whisper", PEERS + "growth.audio:faster_whisper", settings, "faster-whisper", kinds),
+                *in_kinds("ours", SPEECH + "ours:end_to_end", settings, kinds=kinds),
+                Candidate("ours asr-conformer-en", SPEECH + "ours:conformer", settings, kind="shipped"),
+                Candidate("openai-whisper float32", SPEECH + "openai_whisper:end_to_end", settings, "openai-whisper"),
+                *in_kinds("faster-whisper", SPEECH + "faster_whisper:end_to_end", settings, "faster-whisper", kinds),
             ),
-            reference="openai-whisper float32", checks={"float32": ("differing", 0.05)}, settings=settings,
-            prepare=PEERS + "growth.audio:prepare",
+            reference="openai-whisper float32", checks={"float32": ("differing", 0.05)},
+            settings={"size": "tiny", "seconds": seconds, "tiny": options.tiny}, prepare=PEERS + "growth.audio:prepare",
         )  # fmt: skip
 
 
@@ -107,11 +101,11 @@ def batches(options: Options) -> Iterator[Case]:
     for batch in points(options, (1, 2), (1, 2, 4, 8, 16, 32)):
         settings = {"name": "ViT-B-16", "batch": batch, "tiny": options.tiny}
         yield case(
-            "batch", batch, f"ViT-B-16, {batch}", "picture", batch, costs.vit(768, 12, 16, 512).times(batch), options,
+            "batch", batch, f"ViT-B-16, {batch}", "image", batch, costs.vit(768, 12, 16, 512).times(batch), options,
             candidates=(
-                *both("ours", PEERS + "vision.ours:encoder", settings),
-                *both("timm", PEERS + "vision.timm_vit:encoder", settings, "timm"),
-                *both("OpenVINO", PEERS + "vision.openvino_vit:encoder", settings, "openvino"),
+                *in_kinds("ours", PEERS + "vision.ours:encoder", settings),
+                *in_kinds("timm", PEERS + "vision.timm_vit:encoder", settings, "timm"),
+                *in_kinds("OpenVINO", PEERS + "vision.graph_vit:openvino", settings, "openvino"),
             ),
             reference="timm float32", checks=CHECKS, prepare=PEERS + "vision.openclip:prepare", settings=settings,
         )  # fmt: skip
@@ -123,8 +117,8 @@ def prompt(series: str, length: int, cost: costs.Cost, options: Options, setting
     return case(
         series, length, f"{length} tokens", "token", length, cost, options, rounds=1 if length > 2048 else 3,
         candidates=(
-            *both("ours", PEERS + "text.ours:prefill", {}),
-            *both("transformers", PEERS + "text.transformers:prefill", family, "transformers"),
+            *in_kinds("ours", PEERS + "text.ours:prefill", {}),
+            *in_kinds("transformers", PEERS + "text.transformers:prefill", family, "transformers"),
         ),
         reference="transformers float32", checks=checks, prepare=PEERS + "text.random_models:prepare",
         settings=settings | {"lengths": [length]},
@@ -149,14 +143,14 @@ def long_prompts(options: Options) -> Iterator[Case]:
 def models(options: Options) -> Iterator[Case]:
     for size in points(options, ("tiny",), tuple(VITS)):
         width, layers, millions = VITS[size]
-        settings = {"name": f"vit_{size}_patch16_224", "args": {"depth": 2} if options.tiny else {}}
+        settings = {"name": f"vit_{size}_patch16_224", "batch": 1, "image": 224, "tiny": options.tiny}
         yield case(
-            "model", millions, f"ViT {size}, 1 image", "picture", 1, costs.vit(width, layers, 16, 1000), options,
+            "model", millions, f"ViT {size}, 1 image", "image", 1, costs.vit(width, layers, 16, 1000), options,
             candidates=(
-                *both("ours", OURS + "vit", settings),
-                *both("timm", PEERS + "growth.timm_vit:encoder", settings, "timm"),
+                *in_kinds("ours", OURS + "vit", settings),
+                *in_kinds("timm", PEERS + "train.timm:encoder", settings, "timm"),
             ),
-            reference="timm float32", checks=CHECKS, prepare=PEERS + "growth.timm_vit:prepare", settings=settings,
+            reference="timm float32", checks=CHECKS, prepare=PEERS + "train.timm:prepare", settings=settings,
         )  # fmt: skip
 
 
@@ -167,7 +161,7 @@ def encoders(options: Options) -> Iterator[Case]:
         yield case(
             "Whisper encoder", millions, f"{size}, 30 s", "window", 1, costs.whisper_encoder(width, layers), options,
             candidates=(
-                *both("ours", SPEECH + "ours:encoder", settings),
+                *in_kinds("ours", SPEECH + "ours:encoder", settings),
                 Candidate("openai-whisper float32", SPEECH + "openai_whisper:encoder", settings, "openai-whisper"),
                 Candidate("CTranslate2 float32", SPEECH + "ctranslate2_whisper:encoder", settings | {"kind": "float32"},
                           "ctranslate2"),

@@ -36,23 +36,23 @@ def imports() -> Case:
 
 def shipped() -> Case:
     """First results of shipped models, beside `import torch`."""
-    picture = "{folder}/picture.png"
-    heard = ("transcribe", SPEECH, "-o", "{folder}", "-f", "txt")
+    image = "{folder}/image.png"
+    speech = ("transcribe", SPEECH, "-o", "{folder}", "-f", "txt")
     found = [
-        process("ours, classify", (*CLI, "classify", picture, "--labels", *LABELS), prints="goldfish"),
-        *(process(f"ours, transcribe, {name}", (*CLI, *heard, "--model", name), prints="-->")
+        process("ours, classify", (*CLI, "classify", image, "--labels", *LABELS), prints="goldfish"),
+        *(process(f"ours, transcribe, {name}", (*CLI, *speech, "--model", name), prints="-->")
           for name in ("asr-conformer-en", "whisper-mini")),
         process("import torch", (*RUN, "import torch"), "torch", floor=True),
     ]  # fmt: skip
-    return case("the shipped models", found, prepare="benchmarks.peers.cold:picture")
+    return case("the shipped models", found, prepare="benchmarks.peers.cold:image")
 
 
 def first_classification(tiny: bool) -> Case:
     """open_clip's folder of ViT-B/32, random weights, one image and three labels."""
-    given = ("{folder}/clip", "{folder}/picture.png", *LABELS)
-    ours = (*CLI, "classify", given[1], "--model", given[0], "--templates", "none", "--labels", *LABELS)
+    inputs = ("{folder}/clip", "{folder}/image.png", *LABELS)
+    ours = (*CLI, "classify", inputs[1], "--model", inputs[0], "--templates", "none", "--labels", *LABELS)
     found = [process("ours", ours, prints="goldfish"),
-             process("open_clip", (*COLD, "open_clip", *given), "open_clip_torch", "goldfish")]  # fmt: skip
+             process("open_clip", (*COLD, "open_clip", *inputs), "open_clip_torch", "goldfish")]  # fmt: skip
     return case("first classification, ViT-B/32", found, prepare="benchmarks.peers.cold:clip", settings={"tiny": tiny})
 
 
@@ -64,6 +64,6 @@ def first_transcription(tiny: bool) -> Case:
     for library, name in (("openai-whisper", "openai_whisper"), ("faster-whisper", "faster_whisper")):
         command = (*COLD, name, "{folder}", SPEECH, str(TOKENS))
         found.append(process(library, command, library, prints="tokens"))
-    settings = {"size": "tiny", "tiny": tiny, "ctranslate2": True}
+    settings = {"size": "tiny", "tiny": tiny}
     prepare = "benchmarks.peers.speech.whisper_random:prepare"
     return case("first transcription, Whisper tiny", found, prepare=prepare, settings=settings)

@@ -3,13 +3,12 @@
 Random weights give close logits, so other rounding soon changes the text: bfloat16 and int8 must match float32 in the
 prompt's logits, and in a twentieth of GPT-2's tokens."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from benchmarks.peers.text.random_models import sentence_lengths
-from benchmarks.suite.cases import Candidate, Case, Options
+from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 
-PREPARE = "benchmarks.peers.text.random_models:prepare"
+PEERS = "benchmarks.peers.text."
+PREPARE = PEERS + "random_models:prepare"
+OURS, TRANSFORMERS, CTRANSLATE2 = PEERS + "ours:", PEERS + "transformers:", PEERS + "ctranslate2:"
 PARAMETERS = {"gpt2": 124.4e6 - 1024 * 768, "blocks": 85.1e6}  # in products; BERT base's blocks equal GPT-2's
 TOKENS, FEWER, PROMPT, LONG, SENTENCES = 64, 32, 16, 512, 64
 ROUNDS = 5
@@ -30,37 +29,18 @@ def cases(options: Options) -> list[Case]:
     ]  # fmt: skip
 
 
-def ours(name: str, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[Candidate, ...]:
-    load = f"benchmarks.peers.text.ours:{name}"
-    return tuple(Candidate(f"ours {kind}", load, {**settings, "kind": kind}, kind=kind) for kind in kinds)
-
-
-def theirs(
-    name: str, settings: Mapping[str, Any], kinds: tuple[str, ...] = KINDS[:2], how: str = ""
-) -> tuple[Candidate, ...]:
-    load = f"benchmarks.peers.text.transformers:{name}"
-    return tuple(Candidate(f"transformers {kind}{how}", load, {**settings, "kind": kind}, "transformers", kind)
-                 for kind in kinds)  # fmt: skip
-
-
-def ctranslate2(name: str, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[Candidate, ...]:
-    load = f"benchmarks.peers.text.ctranslate2:{name}"
-    return tuple(Candidate(f"CTranslate2 {kind}", load, {**settings, "kind": kind}, "ctranslate2", kind)
-                 for kind in kinds)  # fmt: skip
-
-
 def decoding(batch: int, options: Options) -> Case:
     tokens = 4 if options.tiny else TOKENS if batch == 1 else FEWER
-    made = {"family": "gpt2", "lengths": [PROMPT] * batch, "tiny": options.tiny}
     settings = {"tokens": tokens}
-    reads = 4 * PARAMETERS["gpt2"] * tokens
     return Case(
         "text", f"GPT-2 small, {tokens} tokens, batch {batch}", "token", tokens * batch,
-        (*ours("writer", settings, KINDS), *theirs("writer", settings | {"family": "gpt2"}),
-         *ctranslate2("decoder", settings, ("float32", "int8"))),
-        reference="transformers float32", checks=SAME if options.tiny else NEARLY, prepare=PREPARE, settings=made,
+        (*in_kinds("ours", OURS + "writer", settings, kinds=KINDS),
+         *in_kinds("transformers", TRANSFORMERS + "writer", settings | {"family": "gpt2"}, "transformers"),
+         *in_kinds("CTranslate2", CTRANSLATE2 + "decoder", settings, "ctranslate2", ("float32", "int8"))),
+        reference="transformers float32", checks=SAME if options.tiny else NEARLY, prepare=PREPARE,
+        settings={"family": "gpt2", "lengths": [PROMPT] * batch, "tiny": options.tiny},
         operations=None if options.tiny else 2 * PARAMETERS["gpt2"] * (tokens + PROMPT) * batch,
-        bytes=None if options.tiny else reads, rounds=ROUNDS,
+        bytes=None if options.tiny else 4 * PARAMETERS["gpt2"] * tokens, rounds=ROUNDS,
     )  # fmt: skip
 
 
@@ -68,7 +48,8 @@ def prefill(options: Options) -> Case:
     length = 32 if options.tiny else LONG
     return Case(
         "text", f"GPT-2 small, prompt of {length}", "token", length,
-        (*ours("prefill", {}, KINDS), *theirs("prefill", {"family": "gpt2"})),
+        (*in_kinds("ours", OURS + "prefill", {}, kinds=KINDS),
+         *in_kinds("transformers", TRANSFORMERS + "prefill", {"family": "gpt2"}, "transformers")),
         reference="transformers float32",
         checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 5e-2)}, prepare=PREPARE,
         settings={"family": "gpt2", "lengths": [length], "tiny": options.tiny},
@@ -84,21 +65,21 @@ def translating(options: Options, beams: int, tokens: int) -> Case:
     kinds = KINDS if greedy else KINDS[:1]
     return Case(
         "text", f"T5 small, {tokens} tokens" + ("" if greedy else f", beam {beams}"), "token", tokens,
-        (*ours("writer", settings, kinds), *theirs("writer", settings | {"family": "t5"}, kinds[:2]),
-         *ctranslate2("translator", settings, ("float32", "int8") if greedy else ("float32",))),
+        (*in_kinds("ours", OURS + "writer", settings, kinds=kinds),
+         *in_kinds("transformers", TRANSFORMERS + "writer", settings | {"family": "t5"}, "transformers", kinds[:2]),
+         *in_kinds("CTranslate2", CTRANSLATE2 + "translator", settings, "ctranslate2", kinds[::2])),
         reference="transformers float32", checks=SAME, prepare=PREPARE,
-        settings={"family": "t5", "lengths": [tokens], "tiny": options.tiny},
-        rounds=ROUNDS,
+        settings={"family": "t5", "lengths": [tokens], "tiny": options.tiny}, rounds=ROUNDS,
     )  # fmt: skip
 
 
 def sentences(options: Options) -> Case:
     lengths = sentence_lengths(8 if options.tiny else SENTENCES)
-    settings = {"family": "bert"}
+    settings, load = {"family": "bert"}, TRANSFORMERS + "encoder"
     return Case(
         "text", f"BERT base, {len(lengths)} sentences", "sentence", len(lengths),
-        (*ours("encoder", {}, KINDS[:2]), *theirs("encoder", settings),
-         *theirs("encoder", settings | {"batch": 8}, how=", like lengths together")),
+        (*in_kinds("ours", OURS + "encoder", {}), *in_kinds("transformers", load, settings, "transformers"),
+         *in_kinds("transformers", load, settings | {"batch": 8}, "transformers", suffix=", like lengths together")),
         reference="transformers float32", checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2)},
         prepare=PREPARE, settings={"family": "bert", "lengths": lengths, "tiny": options.tiny},
         operations=None if options.tiny else 2 * PARAMETERS["blocks"] * sum(lengths), rounds=ROUNDS,
@@ -109,16 +90,16 @@ def tokenizing(name: str, options: Options) -> Case:
     """One text that is new to the tokenizer; ours caches chunks, so that a second time is faster."""
     length = 20_000 if options.tiny else 1_000_000
     title, libraries = VOCABULARIES[name]
-    loads = {"tiktoken": "tiktoken", "tokenizers": "encode", "tokenizers in batches": "encode_batch"}
     peers = tuple(
-        Candidate(library, f"benchmarks.peers.text.tokenizers:{loads[library]}", {"name": name}, library.split()[0])
+        Candidate(library, PEERS + f"tokenizers:{'tiktoken' if name == 'gpt2' else 'encode'}",
+                  {"name": name} | ({"batch": True} if "batches" in library else {}), library.split()[0])
         for library in libraries
-    )
-    own = "benchmarks.peers.text.ours_tokenizers:tokenizer"
+    )  # fmt: skip
+    own = PEERS + "ours_tokenizers:tokenizer"
     again = (Candidate("ours, its words seen before", own, {"name": name, "seen": True}),)
     return Case(
         "text", f"{title}, {length:,} characters", "character", length,
         (Candidate("ours", own, {"name": name}), *(again if name != "gpt2" else ()), *peers),
         reference=libraries[0], checks={"float32": ("differing", 0.0)},
-        prepare="benchmarks.peers.text.tokenizers:prepare", settings={"length": length},
+        prepare=PEERS + "tokenizers:prepare", settings={"length": length},
     )  # fmt: skip

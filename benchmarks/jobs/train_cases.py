@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from benchmarks.suite.cases import Candidate, Case, Options
+from benchmarks.suite.cases import OURS, Candidate, Case, Options
 
 PRECISIONS = {"float32": "float32", "autocast": "bfloat16"}  # our precision → kind of arithmetic
 CHECKS = {"float32": ("near", 1e-4), "bfloat16": ("near", 2e-2)}  # losses of the first and the third step
-OURS, PEERS = "benchmarks.peers.train.ours:", "benchmarks.peers.train."
+PEERS = "benchmarks.peers.train."
 
 
 def cases(options: Options) -> list[Case]:
@@ -26,19 +26,18 @@ def checks(tiny: bool) -> dict[str, tuple[str, float]]:
     return CHECKS | ({"bfloat16": ("near", 0.1)} if tiny else {})
 
 
-def both(name: str, load: str, settings: dict[str, Any], library: str | None = None) -> list[Candidate]:
+def both(name: str, load: str, settings: dict[str, Any], library: str = OURS) -> list[Candidate]:
     """In float32 and in bfloat16 autocast."""
-    extra = {} if library is None else {"library": library}
-    return [Candidate(f"{name} {kind}", load, settings | {"precision": precision}, kind=kind, **extra)
+    return [Candidate(f"{name} {kind}", load, settings | {"precision": precision}, library, kind)
             for precision, kind in PRECISIONS.items()]  # fmt: skip
 
 
 def clip(name: str, batch: int, image: int, tiny: bool = False) -> Case:
     settings = {"name": name, "batch": batch, "image": image, "tiny": tiny}
-    whole = [] if tiny else both("ours, 77 tokens", OURS + "clip", settings | {"trimmed": False})
+    whole = [] if tiny else both("ours, 77 tokens", PEERS + "ours:clip", settings | {"trimmed": False})
     return Case(
         "train", f"CLIP {name} of {image} pixels, {batch} pairs a step", "pair", batch,
-        (*both("ours", OURS + "clip", settings), *whole,
+        (*both("ours", PEERS + "ours:clip", settings), *whole,
          *both("open_clip", PEERS + "openclip:step", settings, "open_clip_torch")),
         reference="open_clip float32", checks=checks(tiny), prepare=PEERS + "openclip:prepare", settings=settings,
     )  # fmt: skip
@@ -47,8 +46,8 @@ def clip(name: str, batch: int, image: int, tiny: bool = False) -> Case:
 def vit(name: str, batch: int, image: int, tiny: bool = False) -> Case:
     settings = {"name": name, "batch": batch, "image": image, "tiny": tiny}
     return Case(
-        "train", f"{name} supervised, {batch} images a step", "picture", batch,
-        (*both("ours", OURS + "vit", settings), *both("timm", PEERS + "timm:step", settings, "timm")),
+        "train", f"{name} supervised, {batch} images a step", "image", batch,
+        (*both("ours", PEERS + "ours:vit", settings), *both("timm", PEERS + "timm:step", settings, "timm")),
         reference="timm float32", checks=checks(tiny), prepare=PEERS + "timm:prepare", settings=settings,
     )  # fmt: skip
 
@@ -61,7 +60,7 @@ def gpt(name: str, batch: int, vocabulary: int, options: Options) -> Case:
     nano = both("nanoGPT", PEERS + "gpt:nanogpt", checkout, "nanoGPT") if options.nanogpt else []
     return Case(
         "train", f"GPT {name} of {vocabulary} tokens, {batch} rows a step", "token", batch * CONTEXTS[name],
-        (*both("ours", OURS + "gpt", settings), *nano,
+        (*both("ours", PEERS + "ours:gpt", settings), *nano,
          *both("transformers", PEERS + "gpt:transformers", settings, "transformers")),
         reference="transformers float32", checks=checks(tiny), prepare=PEERS + "gpt:prepare", settings=settings,
     )  # fmt: skip
@@ -74,7 +73,7 @@ def conformer(name: str, batch: int, frames: int, layers: int, tiny: bool = Fals
     settings = {"name": name, "batch": batch, "frames": frames, "layers": layers, "tiny": tiny}
     return Case(
         "train", f"{name} with CTC, {layers} layers, {batch} rows of {frames} frames a step", "frame", batch * frames,
-        (*both("ours", OURS + "conformer", settings),
+        (*both("ours", PEERS + "ours:conformer", settings),
          *both("torchaudio", PEERS + "torchaudio:step", settings, "torchaudio")),
         reference="torchaudio float32", checks=checks(tiny), prepare=PEERS + "torchaudio:prepare", settings=settings,
     )  # fmt: skip

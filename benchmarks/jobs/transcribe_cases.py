@@ -1,8 +1,9 @@
 """Whisper: log-mel, encoder, decoding, and whole files of one and many windows."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.suite.cases import Candidate, Case, Options
+from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 
 SIZE, WIDTH, LAYERS, FRAMES, VOCABULARY = "tiny", 384, 4, 1500, 51865
 MINUTES, WINDOWS, BATCH = 10, 10, 8
@@ -11,43 +12,41 @@ LIBRARIES = {"openai_whisper": "openai-whisper", "transformers_whisper": "transf
              "ctranslate2_whisper": "ctranslate2", "faster_whisper": "faster-whisper",
              "torchaudio_mel": "torchaudio", "ours": "multimodal"}  # fmt: skip
 NAMES = {"ctranslate2": "CTranslate2", "multimodal": "ours"}
-WRITTEN = {"openai": "openai_whisper", "transformers": "transformers_whisper", "ctranslate2": "ctranslate2_whisper"}
 SAME = ("differing", 0.0)  # tokens
 
 
 def cases(options: Options) -> list[Case]:
     tiny = {"size": SIZE, "tiny": options.tiny}
     tokens, answer = (8, 8) if options.tiny else (TOKENS, ANSWER)
-    return [mel(1 if options.tiny else MINUTES), encoder(tiny), greedy(tiny, tokens), beams(tiny, tokens),
+    return [mel(1 if options.tiny else MINUTES), encoder(tiny), decoding(tiny, tokens, 1),
+            decoding(tiny, tokens, 5),
             whole(tiny, answer), many(tiny, answer, 2 if options.tiny else WINDOWS)]  # fmt: skip
 
 
-def candidate(file: str, function: str, kind: str, settings: dict[str, Any]) -> Candidate:
-    library = LIBRARIES[file]
-    return Candidate(f"{NAMES.get(library, library)} {kind}", f"benchmarks.peers.speech.{file}:{function}",
-                     settings | {"kind": kind}, library, kind)  # fmt: skip
+def candidates(function: str, peers: Mapping[str, tuple[str, ...]], settings: dict[str, Any]) -> tuple[Candidate, ...]:
+    """`peers`: module of each peer → kinds of arithmetic."""
+    return tuple(
+        one for file, kinds in peers.items()
+        for one in in_kinds(NAMES.get(LIBRARIES[file], LIBRARIES[file]), f"benchmarks.peers.speech.{file}:{function}",
+                            settings, LIBRARIES[file], kinds)
+    )  # fmt: skip
 
 
 def case(
     name: str, unit: str, units: float, function: str, peers: dict[str, tuple[str, ...]], settings: dict[str, Any],
     written: tuple[str, ...], **more: Any,
 ) -> Case:  # fmt: skip
-    """`peers`: module of each peer → kinds of arithmetic."""
-    found = [candidate(file, function, kind, settings) for file, kinds in peers.items() for kind in kinds]
-    return Case("transcribe", name, unit, units, tuple(found), prepare="benchmarks.peers.speech.whisper_random:prepare",
+    return Case("transcribe", name, unit, units, candidates(function, peers, settings),
+                prepare="benchmarks.peers.speech.whisper_random:prepare",
                 settings={"tokenizer": False} | settings | {"libraries": written}, **more)  # fmt: skip
 
 
 def mel(minutes: int) -> Case:
-    files, settings = (
-        ("ours", "openai_whisper", "torchaudio_mel", "faster_whisper"),
-        {"seconds": 60 * minutes},
-    )
+    files, settings = ("ours", "openai_whisper", "torchaudio_mel", "faster_whisper"), {"seconds": 60 * minutes}
     return Case(
-        "transcribe", f"log-mel of {minutes} minutes", "second of sound", 60 * minutes,
-        tuple(candidate(file, "log_mel", "float32", settings) for file in files),
-        reference="openai-whisper float32", checks={"float32": ("near", 1e-4)},
-        prepare="benchmarks.peers.speech.whisper_files:noise", settings=settings,
+        "transcribe", f"log-mel of {minutes} minutes", "second of audio", 60 * minutes,
+        candidates("log_mel", dict.fromkeys(files, ("float32",)), settings), reference="openai-whisper float32",
+        checks={"float32": ("near", 1e-4)}, prepare="benchmarks.peers.speech.whisper_files:noise", settings=settings,
     )  # fmt: skip
 
 
@@ -69,41 +68,33 @@ def token_bytes() -> int:
     return 4 * (LAYERS * (14 * WIDTH**2 + 2 * FRAMES * WIDTH) + VOCABULARY * WIDTH)
 
 
-def greedy(tiny: dict[str, Any], tokens: int) -> Case:
+def decoding(tiny: dict[str, Any], tokens: int, beams: int) -> Case:
+    peers, written = {"ours": ("float32", "int8"), "openai_whisper": ("float32",)}, ("openai", "ctranslate2")
+    if beams == 1:
+        peers, written = peers | {"transformers_whisper": ("float32",)}, (*written, "transformers")
+    name = f"greedy decoding of {tokens} tokens" if beams == 1 else f"beams of {beams}, {tokens} tokens"
     return case(
-        f"Whisper tiny, greedy decoding of {tokens} tokens", "token", tokens, "decoder",
-        {"ours": ("float32", "int8"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
-         "ctranslate2_whisper": ("float32", "int8")},
-        tiny | {"tokens": tokens}, ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32",
-        checks={"float32": SAME}, bytes=tokens * token_bytes(),
-    )  # fmt: skip
-
-
-def beams(tiny: dict[str, Any], tokens: int) -> Case:
-    return case(
-        f"Whisper tiny, beams of 5, {tokens} tokens", "token", tokens, "decoder",
-        {"ours": ("float32", "int8"), "openai_whisper": ("float32",),
-         "ctranslate2_whisper": ("float32", "int8")},
-        tiny | {"tokens": tokens, "beams": 5}, ("openai", "ctranslate2"), reference="openai-whisper float32",
+        f"Whisper tiny, {name}", "token", tokens, "decoder", peers | {"ctranslate2_whisper": ("float32", "int8")},
+        tiny | {"tokens": tokens, "beams": beams}, written, reference="openai-whisper float32",
         checks={"float32": SAME}, bytes=tokens * token_bytes(),
     )  # fmt: skip
 
 
 def whole(tiny: dict[str, Any], tokens: int) -> Case:
     return case(
-        f"Whisper tiny, a file of 30 s, {tokens} tokens", "second of sound", 30, "end_to_end",
+        f"Whisper tiny, a file of 30 s, {tokens} tokens", "second of audio", 30, "end_to_end",
         {"ours": ("float32", "bfloat16", "int8"), "openai_whisper": ("float32",),
          "transformers_whisper": ("float32",), "faster_whisper": ("float32", "int8")},
-        tiny | {"tokens": tokens, "seconds": 30.0, "tokenizer": True}, ("openai", "transformers", "ctranslate2"),
-        reference="openai-whisper float32", checks={"float32": SAME},
+        tiny | {"tokens": tokens, "count": tokens, "seconds": 30.0, "tokenizer": True},
+        ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32", checks={"float32": SAME},
     )  # fmt: skip
 
 
 def many(tiny: dict[str, Any], tokens: int, windows: int) -> Case:
-    settings = tiny | {"tokens": tokens, "seconds": 30.0 * windows, "windows": windows, "batch": BATCH,
-                       "tokenizer": True}  # fmt: skip
+    settings = tiny | {"tokens": tokens, "count": windows * tokens, "seconds": 30.0 * windows, "windows": windows,
+                       "batch": BATCH, "tokenizer": True}  # fmt: skip
     return case(
-        f"Whisper tiny, a file of {windows} windows, {BATCH} side by side", "second of sound", 30 * windows, "batched",
-        {"ours": ("float32", "bfloat16", "int8"), "faster_whisper": ("float32", "int8")},
-        settings, ("ctranslate2",),
+        f"Whisper tiny, a file of {windows} windows, {BATCH} side by side", "second of audio", 30 * windows,
+        "end_to_end", {"ours": ("float32", "bfloat16", "int8"), "faster_whisper": ("float32", "int8")}, settings,
+        ("ctranslate2",),
     )  # fmt: skip

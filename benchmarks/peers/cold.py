@@ -5,38 +5,28 @@ python -m benchmarks.peers.cold openai_whisper|faster_whisper FOLDER RECORDING T
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 
-def picture(folder: Path, device: str) -> None:
+def image(folder: Path, device: str) -> None:
     from PIL import Image
 
-    Image.effect_mandelbrot((640, 480), (-2, -1, 1, 1), 60).convert("RGB").save(folder / "picture.png")
+    Image.effect_mandelbrot((640, 480), (-2, -1, 1, 1), 60).convert("RGB").save(folder / "image.png")
 
 
 def clip(folder: Path, device: str, tiny: bool) -> None:
     """A folder in open_clip's layout with random weights, and an image."""
-    import json
-
     import open_clip
     import torch
-    from safetensors.torch import save_file
 
-    picture(folder, device)
-    name = "ViT-B-32"
-    config = open_clip.get_model_config(name)
+    from benchmarks.peers.growth.random_clip import save_open_clip
+
+    image(folder, device)
+    config = open_clip.get_model_config("ViT-B-32")
     if tiny:
         config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 2
     torch.manual_seed(0)
-    model = open_clip.CLIP(**config)
-    target = folder / "clip"
-    target.mkdir()
-    save_file({key: value.contiguous() for key, value in model.state_dict().items()},
-              target / "open_clip_model.safetensors")  # fmt: skip
-    record = {"mean": list(open_clip.OPENAI_DATASET_MEAN), "std": list(open_clip.OPENAI_DATASET_STD)}
-    record |= {"interpolation": "bicubic", "resize_mode": "shortest", "size": [224, 224], "mode": "RGB"}
-    (target / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": record}))
+    save_open_clip(open_clip.CLIP(**config), config, folder / "clip")
 
 
 def open_clip(folder: str, file: str, *labels: str) -> None:
@@ -78,6 +68,4 @@ def faster_whisper(folder: str, file: str, tokens: str) -> None:
 
 
 if __name__ == "__main__":
-    sources: dict[str, object] = {work.__name__: work for work in (open_clip, openai_whisper, faster_whisper)}
-    arguments: Sequence[str] = sys.argv[2:]
-    sources[sys.argv[1]](*arguments)
+    globals()[sys.argv[1]](*sys.argv[2:])

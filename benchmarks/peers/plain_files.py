@@ -21,5 +21,4 @@ def rows(folder: Path) -> list[list[int]]:
     """The rows of `random_models`."""
     from safetensors.numpy import load_file
 
-    found = load_file(folder / "ids.safetensors")
-    return [found[name].tolist() for name in sorted(found)]
+    return [row.tolist() for _, row in sorted(load_file(folder / "ids.safetensors").items())]

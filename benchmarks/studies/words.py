@@ -1,28 +1,27 @@
-"""Word timing: the models' word starts against known ones.
+"""Word timing: the shipped models' word starts against known ones.
 
     python benchmarks/studies/words.py --data ../shared/data
 
-Two kinds of truth. Recordings of a set are joined with pauses of 0.2 to 0.6 s of digital silence: the first word of
-each begins at its cut plus its leading silence, up to where 4 of 5 frames of 10 ms are within 30 dB of its loudest
-(the same in white noise at -50 dB). And
-sentences of Multi30k by espeak-ng (through libespeak-ng, left out where it is absent), which tells where each word
-begins, in speech without pauses.
+Two kinds of reference. Recordings of a set joined with pauses of 0.2 to 0.6 s, plain and in white noise at -50 dB: the
+first word of each begins at its cut plus its leading silence, up to where 4 of 5 frames of 10 ms are within 30 dB of
+its loudest. And sentences of Multi30k by libespeak-ng (skipped if absent), which reports each word's start in speech
+without pauses.
 
-"text given" aligns the known text; "recognised" is `transcribe` with `word_timestamps`, where a word counts when it was
-recognised (the share is printed). Printed and kept in `words.json` beside this file: words, share of starts within
-0.1 s, median of the absolute and of the signed error (seconds). Takes about a minute of one core.
+"text given" aligns the known text; "recognised" is `transcribe` with `word_timestamps` and counts the recognised words.
+Prints and saves in `words.json`: words, share of starts within 0.1 s, median of the absolute and of the signed error
+(seconds). Takes about a minute of one core.
 """
 
 import argparse
 import ctypes
 import difflib
 import gzip
+import itertools
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +40,6 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
-HERE = Path(__file__).resolve().parent
 JOINED = {"fsdd": 6, "an4": 3, "ljspeech": 2}  # recordings in one
 VOICES = {"en": ["gmw/en-US", "gmw/en"], "de": ["gmw/de"], "fr": ["roa/fr"], "cs": ["zlw/cs"]}
 LONGEST = 5.9  # seconds: the window of whisper-mini
@@ -49,7 +47,7 @@ LONGEST = 5.9  # seconds: the window of whisper-mini
 
 class SpokenWords(NamedTuple):
     wave: Tensor
-    words: list[tuple[str, float | None]]  # and where each begins, in seconds, if known
+    words: list[tuple[str, float | None]]  # with start in seconds, if known
 
 
 def onset(wave: Tensor) -> float:
@@ -59,7 +57,7 @@ def onset(wave: Tensor) -> float:
 
 
 def joined(folder: Path, size: int, count: int) -> Iterator[SpokenWords]:
-    """`count` recordings, each of `size` others with pauses before them."""
+    """`count` recordings, each of `size` others with a pause before each."""
     rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
     chooser = random.Random(0)
     chooser.shuffle(rows)
@@ -92,23 +90,24 @@ class Espeak:
     """espeak-ng as a library. Raises OSError if it is not installed."""
 
     def __init__(self):
-        self.library, self.sound, self.starts = ctypes.CDLL("libespeak-ng.so.1"), [], {}
-        self.rate = self.library.espeak_Initialize(2, 0, None, 0)  # 2: the sound is given to the callback, at once
+        self.library, self.parts, self.starts = ctypes.CDLL("libespeak-ng.so.1"), [], {}
+        self.rate = self.library.espeak_Initialize(2, 0, None, 0)  # 2: synchronous, audio goes to the callback
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
-        self.callback = kind(self._heard)  # kept alive: the library has its address only
+        self.callback = kind(self._receive)  # kept alive: the library has its address only
         self.library.espeak_SetSynthCallback(self.callback)
 
-    def _heard(self, samples, count: int, events) -> int:
+    def _receive(self, samples, count: int, events) -> int:
         if samples and count > 0:
-            self.sound.append(np.ctypeslib.as_array(samples, (count,)).copy())
-        for event in iter_events(events):
-            self.starts[event.text_position - 1] = event.sample / self.rate
+            self.parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
+        for event in itertools.takewhile(lambda event: event.type, map(events.__getitem__, itertools.count())):
+            if event.type == 1:  # a word begins
+                self.starts[event.text_position - 1] = event.sample / self.rate
         return 0
 
     def say(self, text: str, voice: str, pace: int, pitch: int) -> SpokenWords:
         from torchaudio.functional import resample
 
-        self.sound.clear()
+        self.parts.clear()
         self.starts.clear()
         if self.library.espeak_SetVoiceByName(voice.encode()):
             raise OSError(f"espeak-ng has no voice {voice}")
@@ -116,18 +115,9 @@ class Espeak:
         self.library.espeak_SetParameter(3, pitch, 0)
         data = text.encode()
         self.library.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1, None, None)
-        wave = torch.from_numpy(np.concatenate(self.sound).astype(np.float32) / 32768)
+        wave = torch.from_numpy(np.concatenate(self.parts).astype(np.float32) / 32768)
         words = [(match.group(), self.starts.get(match.start())) for match in re.finditer(r"\S+", text)]
         return SpokenWords(resample(wave, self.rate, RATE), words)
-
-
-def iter_events(events) -> Iterator[_Event]:
-    """Spans of words (type 1), up to the end of the list (0)."""
-    number = 0
-    while events[number].type:
-        if events[number].type == 1:
-            yield events[number]
-        number += 1
 
 
 def sentences(espeak: Espeak, folder: Path, language: str, count: int, plain: bool) -> Iterator[SpokenWords]:
@@ -149,11 +139,11 @@ def sentences(espeak: Espeak, folder: Path, language: str, count: int, plain: bo
         yield SpokenWords(torch.cat([torch.zeros(lead), spoken.wave]), words)
 
 
-Found = list[tuple[str, float]]
+Starts = list[tuple[str, float]]
 
 
-def given(checkpoint: Checkpoint, language: str, spoken: SpokenWords, sound: bool = True) -> Found:
-    """The words of the known text, by forced alignment or by attention; `sound`: held against the sound."""
+def align(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Starts:
+    """Starts of the known words, by forced alignment or by attention."""
     text = " ".join(word for word, _ in spoken.words)
     if checkpoint.kind == "joint_conformer":
         return [(timing.word, timing.start) for timing in align_text(spoken.wave, text, checkpoint)]
@@ -165,36 +155,30 @@ def given(checkpoint: Checkpoint, language: str, spoken: SpokenWords, sound: boo
         features = model.encoder(pad_or_trim(mel, size)[None])[0]
     ids, heads = tokenizer.encode(" " + text), alignment_heads(checkpoint)
     timings = find_alignment(model, tokenizer, features, ids, mel.shape[1], language, heads=heads)
-    timings = snap_to_audio(timings, mel_level(mel)) if sound else timings
-    return [(timing.word, timing.start) for timing in timings]
+    return [(timing.word, timing.start) for timing in snap_to_audio(timings, mel_level(mel))]
 
 
-def recognised(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Found:
+def recognise(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Starts:
     result = transcribe(spoken.wave, checkpoint, language=language, word_timestamps=True)
     return [(word["word"], word["start"]) for segment in result["segments"] for word in segment["words"]]
 
 
-def plain_word(word: str) -> str:
-    return re.sub(r"[^\w']", "", word.lower())
-
-
-def errors(found: Found, truth: list[tuple[str, float | None]]) -> list[float]:
-    """Errors of words that are in both texts and have a known start. What does not begin with a space is of the word
+def errors(starts: Starts, reference: list[tuple[str, float | None]]) -> list[float]:
+    """Errors of words that are in both texts and have a known start. A part without a leading space belongs to the word
     before it (Whisper's "l", "'objectif")."""
-    begins = [i for i, (word, _) in enumerate(found) if word.startswith(" ")] + [len(found)]
-    found = [("".join(word for word, _ in found[a:b]), found[a][1]) for a, b in pairwise(begins)]
-    own, true = [plain_word(word) for word, _ in found], [plain_word(word) for word, _ in truth]
-    blocks = difflib.SequenceMatcher(None, own, true, autojunk=False).get_matching_blocks()
-    pairs = [(found[a + i][1], truth[b + i][1]) for a, b, length in blocks for i in range(length)]
+    first = [i for i, (word, _) in enumerate(starts) if word.startswith(" ")] + [len(starts)]
+    words = [("".join(word for word, _ in starts[a:b]), starts[a][1]) for a, b in itertools.pairwise(first)]
+    texts = [[re.sub(r"[^\w']", "", word.lower()) for word, _ in text] for text in (words, reference)]
+    blocks = difflib.SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks()
+    pairs = [(words[a + i][1], reference[b + i][1]) for a, b, length in blocks for i in range(length)]
     return [start - right for start, right in pairs if right is not None]
 
 
-def measure(name: str, sound: list[SpokenWords], find) -> dict:
-    found = [error for spoken in sound for error in errors(find(spoken), spoken.words)]
-    known = sum(right is not None for spoken in sound for _, right in spoken.words)
-    off = np.array(found) if found else np.array([np.nan])
+def measure(name: str, recordings: list[SpokenWords], find: Callable[[SpokenWords], Starts]) -> dict:
+    off = np.array([error for spoken in recordings for error in errors(find(spoken), spoken.words)] or [np.nan])
+    known = sum(right is not None for spoken in recordings for _, right in spoken.words)
     row = {
-        "words": len(found), "found": round(len(found) / known, 3),
+        "words": int(np.isfinite(off).sum()), "found": round(np.isfinite(off).sum() / known, 3),
         "within_0.1_s": round(float((abs(off) <= 0.1).mean()), 3),
         "median_abs": round(float(np.median(abs(off))), 3), "median": round(float(np.median(off)), 3),
     }  # fmt: skip
@@ -204,29 +188,30 @@ def measure(name: str, sound: list[SpokenWords], find) -> dict:
 
 
 def measure_all(data: Path, count: int) -> dict:
-    conformer, whisper, table = load("asr-conformer-en"), load("whisper-mini"), {}
-    fast, fast_whisper = prepare_for_inference(conformer), prepare_for_inference(whisper)
+    models = {name: load(name) for name in ("asr-conformer-en", "whisper-mini")}
+    fast, table = {name: prepare_for_inference(model) for name, model in models.items()}, {}
+
+    def both(model: str, name: str, language: str, recordings: list[SpokenWords]) -> None:
+        nonlocal table
+        table |= measure(f"{model}, {name}, text given", recordings, partial(align, models[model], language))
+        table |= measure(f"{model}, {name}, recognised", recordings, partial(recognise, fast[model], language))
+
+    conformer = "asr-conformer-en"
     for name, size in JOINED.items():
-        sound = list(joined(data / "speech" / name, size, count))
-        table |= measure(f"asr-conformer-en, {name} joined, text given", sound, partial(given, conformer, "en"))
-        name_noisy = f"asr-conformer-en, {name} joined in noise, text given"
-        table |= measure(name_noisy, list(map(noisy, sound)), partial(given, conformer, "en"))
-        table |= measure(f"asr-conformer-en, {name} joined, recognised", sound, partial(recognised, fast, "en"))
+        recordings = list(joined(data / "speech" / name, size, count))
+        both(conformer, f"{name} joined", "en", recordings)
+        in_noise = f"{conformer}, {name} joined in noise, text given"
+        table |= measure(in_noise, list(map(noisy, recordings)), partial(align, models[conformer], "en"))
     try:
         espeak = Espeak()
     except OSError as error:
         print(f"without espeak-ng: {error}")
         return table
     texts = data / "text" / "multi30k"
-    sound = list(sentences(espeak, texts, "en", count, plain=True))
-    table |= measure("asr-conformer-en, espeak-ng, text given", sound, partial(given, conformer, "en"))
-    table |= measure("asr-conformer-en, espeak-ng, recognised", sound, partial(recognised, fast, "en"))
+    both(conformer, "espeak-ng", "en", list(sentences(espeak, texts, "en", count, plain=True)))
     for language in VOICES:
-        sound = list(sentences(espeak, texts, language, count, plain=False))
-        name = f"whisper-mini, espeak-ng {language}"
-        table |= measure(f"{name}, attention alone, text given", sound, partial(given, whisper, language, sound=False))
-        table |= measure(f"{name}, text given", sound, partial(given, whisper, language))
-        table |= measure(f"{name}, recognised", sound, partial(recognised, fast_whisper, language))
+        recordings = list(sentences(espeak, texts, language, count, plain=False))
+        both("whisper-mini", f"espeak-ng {language}", language, recordings)
     return table
 
 
@@ -236,7 +221,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="recordings of each set")
     args = parser.parse_args()
     result = {"count": args.count, "starts": measure_all(args.data, args.count)}
-    (HERE / "words.json").write_text(json.dumps(result, indent=1) + "\n")
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

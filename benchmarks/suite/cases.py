@@ -1,6 +1,6 @@
 """Cases and candidates: a case is one piece of work, done by several candidates on the same input."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,14 @@ class Candidate:
     @property
     def ours(self) -> bool:
         return self.library == OURS
+
+
+def in_kinds(
+    name: str, load: str, settings: Mapping[str, Any], library: str = OURS,
+    kinds: Iterable[str] = ("float32", "bfloat16"), suffix: str = "",
+) -> tuple[Candidate, ...]:  # fmt: skip
+    """One candidate per kind of arithmetic, which is in its name and its settings."""
+    return tuple(Candidate(f"{name} {kind}{suffix}", load, {**settings, "kind": kind}, library, kind) for kind in kinds)
 
 
 @dataclass(frozen=True)

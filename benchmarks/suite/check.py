@@ -67,7 +67,5 @@ def compare(own: Any, right: Any, name: str, limit: float) -> tuple[float, str]:
     if name != "differing" and np.shape(own) != np.shape(right):
         return float("nan"), f"output has shape {np.shape(own)}, the reference {np.shape(right)}"
     distance = CHECKS[name](own, right)
-    return (
-        distance,
-        "" if distance <= limit else f"{name}: {distance:.2e} from the reference, at most {limit:g} allowed",
-    )
+    error = f"{name}: {distance:.2e} from the reference, at most {limit:g} allowed"
+    return distance, "" if distance <= limit else error

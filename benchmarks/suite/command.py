@@ -74,8 +74,11 @@ def chosen(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.device == "cuda" and not cuda():
-        fail("--device cuda: no GPU found")
+    if args.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            fail("--device cuda: no GPU found")
     pythons = dict(pair.split("=", 1) if "=" in pair else fail(f"--python must be LIBRARY=PATH (got {pair})")
                    for pair in args.python)  # fmt: skip
     for library, path in pythons.items():
@@ -168,12 +171,6 @@ def show(row: dict[str, Any]) -> None:
     for ratio in row.get("ratios", []):
         if ratio["kind"] == ratio["peer kind"] and not ratio["floor"]:
             print(f"    {ratio['ours']} is {ratio['median']} times as fast as {ratio['peer']}", flush=True)
-
-
-def cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def main() -> None:

@@ -48,9 +48,12 @@ class Measurement:
             if getattr(case, name):
                 self.row[name] = getattr(case, name)
 
+    def enter(self, made: Candidate, facts: Mapping[str, Any] | None = None) -> None:
+        self.row["candidates"][made.name] = {"kind": made.kind, "library": made.library, **(facts or {})}
+
     def lose(self, made: Candidate, why: str, wrong: bool) -> None:
         """Record a lost candidate: an error if it is ours or its output is wrong; peers may be missing."""
-        self.row["candidates"][made.name] = {"kind": made.kind, "library": made.library, "left out": why}
+        self.enter(made, {"left out": why})
         if wrong or made.ours:
             self.row["wrong"].append(f"{made.name}: {why}")
         self.say(f"  {made.name}: {why}")
@@ -59,8 +62,7 @@ class Measurement:
         """`folder`: files of `prepare`."""
         for made in self.case.candidates:
             if made.name in left_out:
-                self.row["candidates"][made.name] = {
-                    "kind": made.kind, "library": made.library, "left out": left_out[made.name]}  # fmt: skip
+                self.enter(made, {"left out": left_out[made.name]})
         chosen = [made for made in self.case.candidates if made.name not in left_out]
         workers: dict[Candidate, process.Worker] = {}
         try:
@@ -98,7 +100,7 @@ class Measurement:
             if made.prints not in printed:
                 self.lose(made, f"did not print {made.prints!r}", wrong=True)
                 continue
-            self.row["candidates"][made.name] = {"kind": made.kind, "library": made.library}
+            self.enter(made)
             turns[made] = turn
         return turns
 
@@ -109,9 +111,7 @@ class Measurement:
         first: dict[Candidate, dict[str, float]] = {}
         for made, worker in workers.items():
             try:
-                loaded = worker.ready()
-                self.row["candidates"][made.name] = {"kind": made.kind, "library": made.library} | {
-                    name: value for name, value in loaded.items() if value is not None}  # fmt: skip
+                self.enter(made, {name: value for name, value in worker.ready().items() if value is not None})
                 to = folder / f"output-{len(outputs)}"
                 first[made] = worker.ask({"do": "output", "to": str(to)})
                 outputs[made.name], ready[made] = check.read(to), worker

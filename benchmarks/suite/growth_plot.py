@@ -11,14 +11,13 @@ from benchmarks.suite.report import seconds
 
 Row = dict[str, Any]
 ACROSS = {  # what grows along a series
-    "pictures": "image files", "labels": "labels, one image", "sound": "seconds of sound",
+    "images": "image files", "labels": "labels, one image", "audio": "seconds of audio",
     "batch": "ViT-B/16, images at once", "prompt of GPT-2": "GPT-2 small, tokens",
     "prompt of 4 Llama layers": "4 Llama layers, tokens", "model": "ViT Ti to L, M weights",
     "Whisper encoder": "Whisper encoders, M weights",
 }  # fmt: skip
 COLOURS = {"float32": "#0b5fa5", "bfloat16": "#e07b00", "int8": "#1f9d55", "shipped": "#8e44ad"}
-GREYS = ("#333333", "#777777", "#999999")
-MARKS = ("s", "^", "D")
+GREYS, MARKS = ("#333333", "#777777", "#999999"), ("s", "^", "D")
 DASHES = {"float32": (4, 1.5), "bfloat16": (1.5, 1.2), "int8": (5, 1.5, 1, 1.5)}
 WIDTH = 2.55  # inches of a series
 COLUMNS = 4
@@ -38,12 +37,12 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for row in sorted(results["rows"], key=lambda row: row["at"]):
         series.setdefault(row["series"], []).append(row)
     series = {name: series[name] for name in sorted(series, key=[row["series"] for row in results["rows"]].index)}
-    held = [found["library"] for row in results["rows"] for found in row["candidates"].values()]
-    libraries = [name for name in dict.fromkeys(held) if name != OURS]
+    used = [candidate["library"] for row in results["rows"] for candidate in row["candidates"].values()]
+    libraries = [name for name in dict.fromkeys(used) if name != OURS]
     columns = min(COLUMNS, len(series))
     lines = -(-len(series) // columns)
+    size = (WIDTH * columns, 3.9 * lines + 0.9)
     with plt.rc_context(LOOK):
-        size = (WIDTH * columns, 3.9 * lines + 0.9)
         figure, axes = plt.subplots(2 * lines, columns, figsize=size, squeeze=False, layout="constrained")
         for place, (name, rows) in enumerate(series.items()):
             line, column = divmod(place, columns)
@@ -52,11 +51,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
             for part in (0, 1):
                 axes[2 * (place // columns) + part, place % columns].set_visible(False)
         legend(figure, axes, columns + (columns > 2))
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
-    if path.suffix == ".svg":  # a hundredth of a point is enough, and half as large
-        text = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", path.read_text())
-        path.write_text(re.sub(r"\n +", "\n", text))
+    # a hundredth of a point is enough, and half as large
+    text = re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}", path.read_text())
+    path.write_text(re.sub(r"\n +", "\n", text))
 
 
 def panel(above: Any, below: Any, name: str, rows: list[Row], machine: dict[str, Any], libraries: list[str]) -> None:
@@ -88,19 +87,15 @@ def panel(above: Any, below: Any, name: str, rows: list[Row], machine: dict[str,
 
 
 def curve(rows: list[Row], title: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    times, sizes = [], []
-    for row in rows:
-        found = row["candidates"].get(title, {})
-        if "wall" in found:
-            times.append((row["at"], found["wall"]["median"] / row["units"]))
-            sizes.append((row["at"], found.get("peak MB") or float("nan")))
-    return times, sizes
+    rows = [(row, row["candidates"][title]) for row in rows if "wall" in row["candidates"].get(title, {})]
+    times = [(row["at"], figures["wall"]["median"] / row["units"]) for row, figures in rows]
+    return times, [(row["at"], figures.get("peak MB") or float("nan")) for row, figures in rows]
 
 
 def style(rows: list[Row], title: str, libraries: list[str]) -> dict[str, Any]:
     """Ours in colours by kind, with full lines; peers in greys, a mark a library, dashes by kind."""
-    found = next(row["candidates"][title] for row in rows if title in row["candidates"])
-    kind, library = found["kind"], found["library"]
+    candidate = next(row["candidates"][title] for row in rows if title in row["candidates"])
+    kind, library = candidate["kind"], candidate["library"]
     if library == OURS:
         return {"color": COLOURS[kind], "linewidth": 1.9, "marker": "o", "markersize": 3.5, "label": title,
                 "zorder": 4}  # fmt: skip
@@ -110,19 +105,16 @@ def style(rows: list[Row], title: str, libraries: list[str]) -> dict[str, Any]:
 
 
 def roof(rows: list[Row], machine: dict[str, Any], kind: str) -> Iterator[tuple[float, float]]:
-    """Seconds a unit below which this machine cannot come: the longer of computing and of reading the weights."""
-    shown = {found["kind"] for row in rows for found in row["candidates"].values()}
-    if kind not in shown:
-        return
-    for row in rows:
-        least = roofline(row, machine, kind)
-        if least:
-            yield row["at"], least / row["units"]
+    """Lower bound of seconds per unit on this machine: the longer of computing and of reading the weights."""
+    if any(candidate["kind"] == kind for row in rows for candidate in row["candidates"].values()):
+        for row in rows:
+            if least := roofline(row, machine, kind):
+                yield row["at"], least / row["units"]
 
 
 def short(value: float, name: str) -> str:
     """10 m, 1k, 86.6"""
-    if name == "sound":
+    if name == "audio":
         size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "m"), (1, "s")) if value >= size)
         return f"{value / size:g} {unit}"
     if value >= 1000:
@@ -143,10 +135,7 @@ def scale(axes: Any, name: Callable[[float], str]) -> None:
 
 def legend(figure: Any, axes: Any, columns: int) -> None:
     """One legend: ours, then peers, then rooflines."""
-    found = {}
-    for part in axes.flat:
-        for line, label in zip(*part.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, line)
-    order = sorted(found, key=lambda label: (not label.startswith("ours"), label.startswith("roofline"), label))
-    figure.legend([found[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False,
+    handles = {label: line for part in axes.flat for line, label in zip(*part.get_legend_handles_labels(), strict=True)}
+    order = sorted(handles, key=lambda label: (not label.startswith("ours"), label.startswith("roofline"), label))
+    figure.legend([handles[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False,
                   fontsize=7.5, handlelength=3.2)  # fmt: skip

@@ -1,5 +1,6 @@
 """Description of the machine: names, versions and peak rates."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -25,55 +26,44 @@ LIBRARIES = ("torch", "torchaudio", "torchvision", "numpy", "openai-whisper", "f
 def describe(device: str) -> dict[str, Any]:
     found = {
         "date": datetime.date.today().isoformat(), "processor": processor_name(), "processors": os.cpu_count(),
-        "memory GB": memory(), "system": f"{platform.system()} {platform.machine()}",
+        "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
         "Python": platform.python_version(), "commit": commit(), "load at the start": round(os.getloadavg()[0], 2),
         "versions": versions(),
     }  # fmt: skip
-    return found | ({"device": device_name()} if device == "cuda" else {})
+    if device == "cuda":
+        found["device"] = output(sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())")
+    return found
 
 
 def processor_name() -> str:
     """The kernel's name, with features for matrix products."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
         return platform.processor() or platform.machine()
-    lines = [line.partition(":")[::2] for line in info.read_text().splitlines() if ":" in line]
+    lines = [line.partition(":")[::2] for line in path.read_text().splitlines() if ":" in line]
     info = {name.strip(): value.strip() for name, value in reversed(lines)}
     features = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
             if name in info.get("flags", "").split()]  # fmt: skip
     return f"{info.get('model name', platform.machine())} ({', '.join(features)})"
 
 
-def memory() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-
-
 def commit() -> str:
     """The checkout's commit, with "+" for uncommitted changes of code."""
-    run = lambda *words: subprocess.run(
-        ["git", *words],
-        capture_output=True,
-        text=True,
-        cwd=process.ROOT,
-        timeout=3600,
-    ).stdout.strip()
-    changed = run("status", "--porcelain", "--untracked-files=no", "--", "multimodal", "benchmarks/*.py")
-    return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    changed = output("git", "status", "--porcelain", "--untracked-files=no", "--", "multimodal", "benchmarks/*.py")
+    return output("git", "rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, cwd=process.ROOT, timeout=3600).stdout.strip()
 
 
 def versions() -> dict[str, str]:
     found = {}
     for name in LIBRARIES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def device_name() -> str:
-    program = "import torch; print(torch.cuda.get_device_name())"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=3600).stdout.strip()
 
 
 def yardstick(folder: Path, device: str) -> Callable[[], None]:

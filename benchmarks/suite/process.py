@@ -118,11 +118,8 @@ with open(sys.argv[1], "w") as file:
 def cold(made: Candidate, folder: Path, threads: int, python: str = sys.executable) -> tuple[dict[str, float], str]:
     """Run a whole process; return its figures and output."""
     command = [part.format(python=python, folder=folder) for part in made.command]
-    with (
-        tempfile.TemporaryDirectory() as place,
-        tempfile.TemporaryFile("w+") as out,
-        tempfile.TemporaryFile("w+") as log,
-    ):
+    temporary = tempfile.TemporaryFile
+    with tempfile.TemporaryDirectory() as place, temporary("w+") as out, temporary("w+") as log:
         figures = Path(place) / "figures.json"
         launcher = subprocess.Popen(
             [sys.executable, "-S", "-c", LAUNCH, str(figures), *command], stdin=subprocess.DEVNULL, stdout=out,

@@ -23,16 +23,15 @@ def write(folder: Path) -> None:
 
     results = read(folder)
     parts = [f"# Ours beside its peers, {folder.name}", *about(results)]
-    tables = {job: table(found["rows"]) for job, found in results.items() if job != "growth"}
-    parts += [behind(results)]
-    compared = {job: results[job] for job in tables}
+    compared = {job: content for job, content in results.items() if job != "growth"}
+    parts.append(behind(results))
     if ahead_plot.draw(compared, folder / "ahead.svg"):
         parts.append("![times as fast as each peer](ahead.svg)")
     if "growth" in results:
         growth_plot.draw(results["growth"], folder / "growth.svg")
         parts.append("![time and memory as work grows](growth.svg)")
-    for job, text in tables.items():
-        parts += [f"## {job}", text]
+    for job, content in compared.items():
+        parts += [f"## {job}", table(content["rows"])]
     if "growth" in results:
         parts += ["## growth", growth(results["growth"])]
     (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
@@ -67,27 +66,21 @@ def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def pairs(row: Row) -> Iterator[tuple[str, dict[str, Any] | None, dict[str, Any]]]:
     """(peer, ratio of our first candidate of its kind or None, ratio of our fastest candidate)."""
-    peers = list(dict.fromkeys(ratio["peer"] for ratio in row.get("ratios", [])))
-    for peer in peers:
-        found = [ratio for ratio in row["ratios"] if ratio["peer"] == peer]
-        same = [ratio for ratio in found if ratio["kind"] == ratio["peer kind"]]
-        best = max(found, key=lambda ratio: ratio["median"])
-        yield peer, same[0] if same else None, best
+    for peer in dict.fromkeys(ratio["peer"] for ratio in row.get("ratios", [])):
+        ratios = [ratio for ratio in row["ratios"] if ratio["peer"] == peer]
+        same = next((ratio for ratio in ratios if ratio["kind"] == ratio["peer kind"]), None)
+        yield peer, same, max(ratios, key=lambda ratio: ratio["median"])
 
 
 def behind(results: dict[str, dict[str, Any]]) -> str:
     """Comparisons in which a peer of the same kind is faster, by the median of the rounds."""
-    found = []
-    for held in results.values():
-        for row in held["rows"]:
-            for peer, same, _ in pairs(row):
-                if same and not same["floor"] and same["median"] < 1:
-                    found.append(f"{row['case']}, threads {row['threads']}: {same['median']:.2f} × {peer}")
-    count = sum(1 for held in results.values() for row in held["rows"] for _, same, _ in pairs(row)
-                if same and not same["floor"])  # fmt: skip
-    if not found:
-        return f"**Behind:** none of {count} comparisons."
-    return f"**Behind** in {len(found)} of {count} comparisons (the log has the causes): " + " · ".join(found) + "."
+    rows = [(row, peer, same) for job in results.values() for row in job["rows"] for peer, same, _ in pairs(row)
+            if same and not same["floor"]]  # fmt: skip
+    slower = [f"{row['case']}, threads {row['threads']}: {same['median']:.2f} × {peer}" for row, peer, same in rows
+              if same["median"] < 1]  # fmt: skip
+    if not slower:
+        return f"**Behind:** none of {len(rows)} comparisons."
+    return f"**Behind** in {len(slower)} of {len(rows)} comparisons (the log has the causes): {' · '.join(slower)}."
 
 
 def table(rows: list[Row]) -> str:
@@ -108,9 +101,8 @@ def table(rows: list[Row]) -> str:
             name = best["ours"].removeprefix("ours").strip(" ,")
             cells.append(f"{name} {seconds(fastest['wall']['median'])}, {best['median']:.2f}" if other_kind else "")
             lines.append("| " + " | ".join(cells) + " |")
-        left = {name: found["left out"] for name, found in row["candidates"].items() if "left out" in found}
-        lines += [f"| {row['case']} | {row['threads']} | {name} | {why} |" + " |" * (len(HEAD) - 4)
-                  for name, why in left.items()]  # fmt: skip
+        lines += [f"| {row['case']} | {row['threads']} | {name} | {one['left out']} |" + " |" * (len(HEAD) - 4)
+                  for name, one in row["candidates"].items() if "left out" in one]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -120,10 +112,8 @@ def distance(own: dict[str, Any]) -> str:
 
 def growth(results: dict[str, Any]) -> str:
     """Time and memory per unit of every candidate at every point."""
-    lines = [
-        "| curve | at | candidate | time a unit | units a second | peak MB | share of the roofline |",
-        "|---" * 7 + "|",
-    ]
+    head = "| curve | at | candidate | time a unit | units a second | peak MB | share of the roofline |"
+    lines = [head, "|---" * 7 + "|"]
     for row in results["rows"]:
         for name, found in row["candidates"].items():
             if "left out" in found:
@@ -139,8 +129,5 @@ def growth(results: dict[str, Any]) -> str:
 
 def seconds(value: float) -> str:
     """Three digits with a unit."""
-    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s")):
-        if value < limit:
-            scaled = value * scale
-            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
-    raise AssertionError
+    scale, unit = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
+    return f"{value * scale:.0f} {unit}" if value * scale >= 100 else f"{value * scale:.3g} {unit}"

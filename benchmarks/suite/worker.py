@@ -2,8 +2,7 @@
 
     python -m benchmarks.suite.worker '{"load": "module:function", "folder": …, "device": …, "settings": {…}}'
 
-Orders: {"do": "output", "to": path} · {"do": "run", "repeats": n} · {"do": "quit"}. Stdout has only
-answers; libraries print to stderr.
+Orders: {"do": "output", "to": path} · {"do": "run", "repeats": n}. Stdout has only answers; libraries print to stderr.
 """
 
 import contextlib
@@ -86,8 +85,6 @@ def serve(spec: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> Non
     forget()
     for line in sys.stdin:
         order = json.loads(line)
-        if order["do"] == "quit":
-            return
         if order["do"] == "output":
             found = written(run, Path(order["to"]), device)
         else:

@@ -78,8 +78,8 @@ def test_without_its_reference_nothing_is_measured(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are pinned on Linux only")
 def test_workers_have_as_many_processors_as_threads(tmp_path):
-    told = Candidate("ours", "tests.benchmarks.fakes:threads", library="multimodal")
-    row, wrong = measure(tmp_path, told, sleeper("peer", 0, [1, 1]))
+    ours = Candidate("ours", "tests.benchmarks.fakes:threads", library="multimodal")
+    row, wrong = measure(tmp_path, ours, sleeper("peer", 0, [1, 1]))
     assert not wrong
     assert row["candidates"]["peer"]["distance"] == {"near": 0.0}
 
@@ -89,16 +89,16 @@ def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
     other.write_text(f'#!/bin/sh\nWHICH=7 exec {sys.executable} "$@"\n')
     other.chmod(0o755)
     plan = replace(PLAN, pythons={"peer": str(other)})
-    told = [Candidate(name, "tests.benchmarks.fakes:interpreter", library=name) for name in ("multimodal", "peer")]
-    _, wrong = measure(tmp_path, *told, reference="multimodal", plan=plan)
+    both = [Candidate(name, "tests.benchmarks.fakes:interpreter", library=name) for name in ("multimodal", "peer")]
+    _, wrong = measure(tmp_path, *both, reference="multimodal", plan=plan)
     assert wrong == ["peer: near: 6.00e+00 from the reference, at most 0.001 allowed"]  # 7 beside 1
 
 
 def test_the_memory_of_a_cold_start_is_its_own(tmp_path):
-    held = bytearray(b"x" * 300_000_000)
+    ballast = bytearray(b"x" * 300_000_000)
     command = ("{python}", "-c", "import sys; print('here', sys.flags.no_site)")
     figures, printed = process.cold(Candidate("ours", command=command), tmp_path, 1)
-    assert len(held) > 1e6 * figures["peak MB"] > 5e6
+    assert len(ballast) > 1e6 * figures["peak MB"] > 5e6
     assert printed == "here 0\n"
     assert 0 < figures["cpu"] < 2 * figures["wall"]
     with pytest.raises(process.LostError, match="ended with exit code 1: ZeroDivisionError"):
@@ -172,6 +172,15 @@ def test_cases_have_names_of_their_own_and_name_functions_that_exist(job, tiny):
             assert function in functions_of(module), load
 
 
+@pytest.mark.parametrize("job", command.JOBS["cpu"])
+def test_saved_rows_name_current_cases_and_candidates(job):
+    """The next run of a job drops rows of cases that are gone."""
+    candidates = {case.name: {made.name for made in case.candidates}
+                  for case in command.cases(job, Options(nanogpt=ROOT))}  # fmt: skip
+    for row in json.loads((command.RESULTS / "cpu" / f"{job}.json").read_text())["rows"]:
+        assert set(row["candidates"]) <= candidates[row["case"]], row["case"]
+
+
 def test_peers_need_none_of_ours():
     """So that each can live in an environment of its own."""
     for path in (ROOT / "benchmarks" / "peers").rglob("*.py"):
@@ -185,7 +194,7 @@ def test_peers_need_none_of_ours():
 def test_peers_that_need_no_torch_hold_none():
     """It would count in their memory, and they could not live in an environment without it."""
     peers = ("speech.ctranslate2_whisper", "text.ctranslate2", "speech.faster_whisper", "growth.audio",
-             "text.tokenizers", "vision.clip_captions", "vision.openvino_vit", "vision.onnx_vit")  # fmt: skip
+             "text.tokenizers", "vision.clip_captions", "vision.graph_vit")  # fmt: skip
     imports = "; ".join(f"import benchmarks.peers.{peer}" for peer in peers)
     program = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300).returncode == 0

@@ -64,7 +64,7 @@ def test_the_figure_has_every_curve_and_stays_small(results, tmp_path):
     growth_plot.draw(results, tmp_path / "growth.svg")
     text = (tmp_path / "growth.svg").read_text()
     assert len(text) < 150_000
-    for word in ("ours float32", "open_clip float32", "roofline, bfloat16", "seconds of sound", "3 h", "8k"):
+    for word in ("ours float32", "open_clip float32", "roofline, bfloat16", "seconds of audio", "3 h", "8k"):
         assert f">{word}</text>" in text, word
 
 

@@ -22,25 +22,21 @@ def early(folder: Path, device: str, load: str, settings: Mapping[str, Any]) -> 
     output = run()
     for _ in range(FIRST):
         run()
-    released(device)
-
-    def again() -> Any:
-        run()
-        return output
-
-    return again
+    release(device)
+    return lambda: (run(), output)[1]
 
 
 def ready(run: Callable[[], Any], device: str, graph: bool = False) -> Callable[[], Any]:
-    """Warm up `run`; with `graph` on a GPU capture it as a CUDA graph."""
-    for _ in range(FIRST):
-        run()
-    run = graphed(run) if graph and device == "cuda" else run
-    released(device)
+    """Warm up `run` on a GPU; with `graph` capture it as a CUDA graph."""
+    if device == "cuda":
+        for _ in range(FIRST):
+            run()
+        run = graphed(run) if graph else run
+        release(device)
     return run
 
 
-def released(device: str) -> None:
+def release(device: str) -> None:
     """Free the memory of compilation and warm-up: all candidates of a case share the device."""
     if device == "cuda":
         torch.cuda.synchronize()
@@ -57,10 +53,5 @@ def graphed(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return made
-
-    return replay
+        output = run()
+    return lambda: (graph.replay(), output)[1]

@@ -68,7 +68,7 @@ def recogniser(
     """Compute the best path's tokens; return some of the logits."""
     from torchaudio.transforms import MelSpectrogram
 
-    dtype, sound = getattr(torch, kind), waves(folder, device)
+    dtype, audio = getattr(torch, kind), waves(folder, device)
     model = CudaConformer(**sizes(tiny)).eval().requires_grad_(False)
     model.load_state_dict(load_file(folder / "recogniser.safetensors"))
     model = model.to(device, dtype)
@@ -78,9 +78,9 @@ def recogniser(
 
     @torch.inference_mode()
     def run() -> Tensor:
-        features = (mel(F.pad(sound, (side, side))).clamp(min=FLOOR).log().transpose(1, 2) - MEAN) / SCALE
+        features = (mel(F.pad(audio, (side, side))).clamp(min=FLOOR).log().transpose(1, 2) - MEAN) / SCALE
         frames = -(-features.shape[1] // 8)
-        logits = called(features.to(dtype), torch.full((len(sound),), frames, device=device))
+        logits = called(features.to(dtype), torch.full((len(audio),), frames, device=device))
         rows = [row.unique_consecutive() for row in logits.argmax(-1).cpu()]
         assert all(len(row[row != logits.shape[-1] - 1]) <= frames for row in rows)
         return logits[:, ::SEEN].float()

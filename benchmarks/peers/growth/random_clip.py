@@ -4,28 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.vision import clip_jpegs
+from benchmarks.peers.vision import clip_captions, clip_jpegs, openclip
 
 SIZE = (400, 300)  # pixels of an image
-TINY = {
-    "vision_cfg": {"image_size": 64, "layers": 1, "width": 64, "patch_size": 32},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1},
-}
 KINDS = ("striped", "wooden", "young", "old", "red", "blue", "small", "wet", "broken", "golden")
 
 
-def prepare(folder: Path, device: str, name: str, pictures: int, labels: int, tiny: bool = False, **_: Any) -> None:
+def prepare(folder: Path, device: str, name: str, images: int, labels: int, tiny: bool = False, **_: Any) -> None:
     """`open_clip/` and `hub/` hold the same weights in each library's own layout."""
     import open_clip
     import torch
 
     torch.manual_seed(0)
-    sizes = open_clip.get_model_config(name) | (TINY if tiny else {})
+    sizes = open_clip.get_model_config(name) | openclip.sizes(tiny)
     model = open_clip.CLIP(**sizes).eval()
     save_open_clip(model, sizes, folder / "open_clip")
     save_transformers(folder / "open_clip", sizes, folder / "hub")
-    (folder / "pictures").mkdir()
-    clip_jpegs.prepare(folder / "pictures", device, pictures, SIZE)
+    (folder / "images").mkdir()
+    clip_jpegs.prepare(folder / "images", device, images, SIZE)
     names = open_clip.IMAGENET_CLASSNAMES
     words = dict.fromkeys([*names, *(f"{kind} {name}" for kind in KINDS for name in names)])
     (folder / "labels.json").write_text(json.dumps(list(words)[:labels]))
@@ -47,11 +43,9 @@ def save_open_clip(model: Any, sizes: dict[str, Any], to: Path) -> None:
 def save_transformers(source: Path, sizes: dict[str, Any], to: Path) -> None:
     """Writes nothing without transformers: its candidate is then missing."""
     try:
-        from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
+        from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
     except ImportError:
         return
-    from open_clip.tokenizer import SimpleTokenizer
-
     from multimodal.weights.load import load
     from multimodal.weights.vision.clip_hf import FAMILY
 
@@ -68,6 +62,4 @@ def save_transformers(source: Path, sizes: dict[str, Any], to: Path) -> None:
     model.save_pretrained(to)
     side = vision["image_size"]
     CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side}).save_pretrained(to)
-    words = SimpleTokenizer()
-    tokens = [*list(words.encoder)[:-2], "<|startoftext|>", "<|endoftext|>"]
-    CLIPTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=list(words.bpe_ranks)).save_pretrained(to)
+    clip_captions.save_tokenizer(to)

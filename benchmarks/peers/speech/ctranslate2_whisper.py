@@ -30,16 +30,18 @@ def encoder(folder: Path, device: str, kind: str = "float32", **other: Any) -> C
 
 
 def decoder(
-    folder: Path, device: str, tokens: int, kind: str = "float32", beams: int = 1, **other: Any
-) -> Callable[[], list[int]]:
-    """Decode encoded frames without logits processors; the weights make the end unlikely."""
-    model, frames, prompt = loaded(folder, device, kind), view(folder, "frames"), about(folder)["prompt"]
+    folder: Path, device: str, tokens: int, kind: str = "float32", beams: int = 1, source: str = "frames",
+    compared: int | None = None, **other: Any,
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """Decode without logits processors; the weights make the end unlikely."""
+    model, states = loaded(folder, device, kind), view(folder, source)
+    prompts = [about(folder)["prompt"]] * states.shape[0]
 
-    def run() -> list[int]:
-        # it decodes half of max_length
-        found = model.generate(
-            frames, [prompt], beam_size=beams, max_length=2 * tokens, suppress_blank=False, suppress_tokens=[]
-        )
-        return expect(found[0].sequences_ids[0], tokens)
+    def run() -> list[list[int]]:
+        found = model.generate(  # it decodes half of max_length
+            model.encode(states) if source == "mel" else states, prompts, beam_size=beams, max_length=2 * tokens,
+            suppress_blank=False, suppress_tokens=[],
+        )  # fmt: skip
+        return [expect(one.sequences_ids[0], tokens, compared) for one in found]
 
     return run

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.speech.whisper_files import expect, threads, wave
+from benchmarks.peers.speech.whisper_files import GREEDY, expect, threads, wave
 
 
 def loaded(folder: Path, device: str, kind: str) -> Any:
@@ -18,39 +18,27 @@ def loaded(folder: Path, device: str, kind: str) -> Any:
 def log_mel(folder: Path, device: str, **other: Any) -> Callable[[], np.ndarray]:
     from faster_whisper.feature_extractor import FeatureExtractor
 
-    extract, sound = FeatureExtractor(), wave(folder)
-    return lambda: extract(sound, padding=0)
+    extract, samples = FeatureExtractor(), wave(folder)
+    return lambda: extract(samples, padding=0)
 
 
-def _options(tokens: int) -> dict[str, Any]:
-    """One greedy attempt without timestamps. faster-whisper halves its limit after adding the prompt's four ids."""
-    return {"language": "en", "temperature": 0.0, "beam_size": 1, "without_timestamps": True,
-            "compression_ratio_threshold": None, "log_prob_threshold": None, "no_speech_threshold": None,
-            "max_new_tokens": 2 * tokens - 4}  # fmt: skip
-
-
-def end_to_end(folder: Path, device: str, tokens: int, kind: str = "float32", **other: Any) -> Callable[[], list[int]]:
-    """Transcribe a file, read with PyAV."""
-    model, options = loaded(folder, device, kind), _options(tokens)
-
-    def run() -> list[int]:
-        segments, _ = model.transcribe(str(folder / "speech.wav"), **options)
-        return expect([token for segment in segments for token in segment.tokens], tokens)
-
-    return run
-
-
-def batched(
-    folder: Path, device: str, tokens: int, windows: int, batch: int, kind: str = "float32", **other: Any
-) -> Callable[[], list[int]]:
-    """Windows of 30 s, `batch` at a time."""
+def end_to_end(
+    folder: Path, device: str, tokens: int, kind: str = "float32", file: str = "speech.wav", count: int | None = None,
+    windows: int = 0, batch: int = 0, **other: Any,
+) -> Callable[[], list[int]]:  # fmt: skip
+    """Transcribe a file, read with PyAV; with `batch` windows of 30 s, so many at once."""
     from faster_whisper import BatchedInferencePipeline
 
-    model, options = BatchedInferencePipeline(loaded(folder, device, kind)), _options(tokens)
-    clips = [{"start": 30.0 * i, "end": 30.0 * (i + 1)} for i in range(windows)]
+    model = loaded(folder, device, kind)
+    # CTranslate2 halves the limit, after the four ids of the prompt were added
+    options = GREEDY | {"beam_size": 1, "log_prob_threshold": None, "max_new_tokens": 2 * tokens - 4}
+    if batch:
+        model = BatchedInferencePipeline(model)
+        clips = [{"start": 30.0 * i, "end": 30.0 * (i + 1)} for i in range(windows)]
+        options |= {"batch_size": batch, "clip_timestamps": clips}
 
     def run() -> list[int]:
-        segments, _ = model.transcribe(str(folder / "speech.wav"), batch_size=batch, clip_timestamps=clips, **options)
-        return expect([token for segment in segments for token in segment.tokens], windows * tokens)
+        segments, _ = model.transcribe(str(folder / file), **options)
+        return expect((token for segment in segments for token in segment.tokens), count)
 
     return run

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.speech.whisper_files import expect, inputs, wave
+from benchmarks.peers.speech.whisper_files import GREEDY, expect, inputs, segment_tokens, wave
 
 
 def loaded(folder: Path, device: str) -> nn.Module:
@@ -19,42 +19,33 @@ def loaded(folder: Path, device: str) -> nn.Module:
 def log_mel(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
     import whisper
 
-    sound = torch.from_numpy(wave(folder)).to(device)
-    return lambda: whisper.log_mel_spectrogram(sound)
+    samples = torch.from_numpy(wave(folder)).to(device)
+    return lambda: whisper.log_mel_spectrogram(samples)
 
 
 def encoder(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
     model, mel = loaded(folder, device), inputs(folder, device)["mel"]
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model.encoder(mel)
-
-    return run
+    return torch.inference_mode()(lambda: model.encoder(mel))
 
 
-def decoder(folder: Path, device: str, tokens: int, beams: int = 1, **other: Any) -> Callable[[], list[int]]:
-    """Decode encoded frames without logits processors; the weights make the end unlikely."""
+def decoder(
+    folder: Path, device: str, tokens: int, kind: str = "float32", beams: int = 1, source: str = "frames",
+    compared: int | None = None, **other: Any,
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """Decode without logits processors; the weights make the end unlikely."""
     import whisper
 
-    model, frames = loaded(folder, device), inputs(folder, device)["frames"]
+    model, states = loaded(folder, device), inputs(folder, device)[source]
     options = whisper.DecodingOptions(
         language="en", without_timestamps=True, sample_len=tokens, suppress_tokens="", suppress_blank=False,
-        fp16=False, beam_size=beams if beams > 1 else None,
+        fp16=kind == "float16", beam_size=beams if beams > 1 else None,
     )  # fmt: skip
-    return lambda: expect(whisper.decode(model, frames, options)[0].tokens, tokens)
+    return lambda: [expect(one.tokens, tokens, compared) for one in whisper.decode(model, states, options)]
 
 
-def end_to_end(folder: Path, device: str, tokens: int, **other: Any) -> Callable[[], list[int]]:
-    """Transcribe a file, read by the program ffmpeg: one greedy attempt without timestamps."""
-    model = loaded(folder, device)
-    limits = {"temperature": 0.0, "compression_ratio_threshold": None, "logprob_threshold": None,
-              "no_speech_threshold": None}  # fmt: skip
-
-    def run() -> list[int]:
-        found = model.transcribe(
-            str(folder / "speech.wav"), language="en", without_timestamps=True, sample_len=tokens, fp16=False, **limits
-        )
-        return expect([token for segment in found["segments"] for token in segment["tokens"]], tokens)
-
-    return run
+def end_to_end(
+    folder: Path, device: str, tokens: int, file: str = "speech.wav", count: int | None = None, **other: Any
+) -> Callable[[], list[int]]:
+    """Transcribe a file, which the program ffmpeg reads."""
+    model, limits = loaded(folder, device), GREEDY | {"sample_len": tokens, "logprob_threshold": None, "fp16": False}
+    return lambda: expect(segment_tokens(model.transcribe(str(folder / file), **limits)), count)

@@ -1,4 +1,4 @@
-"""Our Whisper, from our checkpoint folder."""
+"""Our Whisper, from our checkpoint folder, and the shipped recogniser."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.peers.speech.whisper_files import about, expect, inputs, wave
-from multimodal import transcribe
+from benchmarks.peers.cuda.common import ready
+from benchmarks.peers.speech.whisper_files import GREEDY, about, expect, inputs, segment_tokens, wave
+from multimodal import load, transcribe
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
+from multimodal.inference import cuda_graphs
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tokens.audio.log_mel import log_mel as mel_of
 from multimodal.weights.folder import Checkpoint, load_folder
@@ -22,63 +24,54 @@ def loaded(folder: Path, device: str, kind: str) -> Checkpoint:
 
 
 def log_mel(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
-    sound = torch.from_numpy(wave(folder)).to(device)
-    return lambda: mel_of(sound)
+    samples = torch.from_numpy(wave(folder)).to(device)
+    return lambda: mel_of(samples)
 
 
 def encoder(folder: Path, device: str, kind: str = "float32", **other: Any) -> Callable[[], Tensor]:
     model, mel = loaded(folder, device, kind).model, inputs(folder, device)["mel"]
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model.encoder(mel)
-
-    return run
+    return torch.inference_mode()(lambda: model.encoder(mel))
 
 
 def decoder(
-    folder: Path, device: str, tokens: int, kind: str = "float32", beams: int = 1, **other: Any
-) -> Callable[[], list[int]]:
-    """Decode encoded frames without logits processors; the weights make the end unlikely."""
-    made, prompt = loaded(folder, device, kind), about(folder)["prompt"]
-    model, eot = made.model.decoder, made.tokenizer.eot
-    frames, ids = inputs(folder, device)["frames"], torch.tensor([prompt], device=device)
+    folder: Path, device: str, tokens: int, kind: str = "float32", beams: int = 1, source: str = "frames",
+    compared: int | None = None, graph: bool = False, **other: Any,
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """Decode without logits processors; the weights make the end unlikely. `graph`: as CUDA graphs where
+    `prepare_for_inference` put them in place."""
+    made = loaded(folder, device, kind)
+    model, states, prompt = made.model, inputs(folder, device)[source], about(folder)["prompt"]
+    ids, room = torch.tensor([prompt] * len(states), device=device), len(prompt) + tokens
     find = sampling.greedy if beams == 1 else partial(beam_search, beams=beams)
 
     @torch.inference_mode()
-    def run() -> list[int]:
-        step = sampling.cross_attention_step(partial(model, last=1), frames)
-        cache = model.new_cache(capacity=len(prompt) + tokens)
-        return expect(find(step, ids, cache, eos=eot, max_new=tokens).ids[0], tokens)
+    def run() -> list[list[int]]:
+        frames = model.encoder(states) if source == "mel" else states
+        if graph:
+            step, cache = cuda_graphs.fast_step(model.decoder, frames, None, room, last=1)
+        else:
+            step = sampling.cross_attention_step(partial(model.decoder, last=1), frames)
+            cache = model.decoder.new_cache(capacity=room)
+        rows = find(step, ids, cache, eos=made.tokenizer.eot, max_new=tokens).ids
+        return [expect(row, tokens, compared) for row in rows]
 
-    return run
-
-
-def end_to_end(folder: Path, device: str, tokens: int, kind: str = "float32", **other: Any) -> Callable[[], list[int]]:
-    """Transcribe a file: one greedy attempt without timestamps."""
-    return _transcribing(folder, device, kind, tokens, tokens)
-
-
-def batched(
-    folder: Path, device: str, tokens: int, windows: int, batch: int, kind: str = "float32", **other: Any
-) -> Callable[[], list[int]]:
-    """Windows of 30 s, `batch` at a time."""
-    clips = [30.0 * (i + j) for i in range(windows) for j in (0, 1)]
-    return _transcribing(
-        folder, device, kind, tokens, windows * tokens, batched=True, batch_size=batch, clip_timestamps=clips
-    )
+    return ready(run, device)
 
 
-def _transcribing(
-    folder: Path, device: str, kind: str, tokens: int, count: int, **options: Any
-) -> Callable[[], list[int]]:
+def end_to_end(
+    folder: Path, device: str, tokens: int, kind: str = "float32", file: str = "speech.wav", count: int | None = None,
+    windows: int = 0, batch: int = 0, **other: Any,
+) -> Callable[[], list[int]]:  # fmt: skip
+    """Transcribe a file; with `batch` windows of 30 s, so many at once."""
     made = loaded(folder, device, {"bfloat16": "auto"}.get(kind, kind))  # the encoder alone is in bfloat16
-    options |= {"language": "en", "temperature": 0.0, "without_timestamps": True, "sample_len": tokens,
-                "compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None,
-                "remove_repetitions": False}  # fmt: skip
+    options = GREEDY | {"sample_len": tokens, "logprob_threshold": None, "remove_repetitions": False}
+    if batch:
+        clips = [30.0 * (i + j) for i in range(windows) for j in (0, 1)]
+        options |= {"batched": True, "batch_size": batch, "clip_timestamps": clips}
+    return lambda: expect(segment_tokens(transcribe(folder / file, made, **options)), count)
 
-    def run() -> list[int]:
-        found = transcribe(folder / "speech.wav", made, **options)
-        return expect([token for segment in found["segments"] for token in segment["tokens"]], count)
 
-    return run
+def conformer(folder: Path, device: str, file: str, **other: Any) -> Callable[[], str]:
+    """The shipped recogniser with CTC's best path."""
+    made = prepare_for_inference(load("asr-conformer-en"), device=device)
+    return lambda: transcribe(folder / file, made, beam_size=1)["text"]

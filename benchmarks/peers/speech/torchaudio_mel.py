@@ -13,12 +13,12 @@ from benchmarks.peers.speech.whisper_files import wave
 def log_mel(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
     from torchaudio.transforms import MelSpectrogram
 
-    sound = torch.from_numpy(wave(folder)).to(device)
+    samples = torch.from_numpy(wave(folder)).to(device)
     transform = MelSpectrogram(16000, 400, hop_length=160, n_mels=80, norm="slaney", mel_scale="slaney").to(device)
 
     @torch.inference_mode()
     def run() -> Tensor:
-        mel = transform(sound)[:, :-1].clamp(min=1e-10).log10()
+        mel = transform(samples)[:, :-1].clamp(min=1e-10).log10()
         return (mel.maximum(mel.max() - 8) + 4) / 4
 
     return run

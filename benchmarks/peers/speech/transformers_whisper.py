@@ -18,35 +18,35 @@ def loaded(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> nn.
 
 def encoder(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
     model, mel = loaded(folder, device), inputs(folder, device)["mel"]
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model.model.encoder(mel).last_hidden_state
-
-    return run
+    return torch.inference_mode()(lambda: model.model.encoder(mel).last_hidden_state)
 
 
-def decoder(folder: Path, device: str, tokens: int, **other: Any) -> Callable[[], list[int]]:
-    """Decode encoded frames without logits processors; the weights make the end unlikely."""
+def decoder(
+    folder: Path, device: str, tokens: int, kind: str = "float32", source: str = "frames", compared: int | None = None,
+    **other: Any,
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """Decode without logits processors; the weights make the end unlikely."""
     from transformers.modeling_outputs import BaseModelOutput
 
-    model, frames, prompt = loaded(folder, device), inputs(folder, device)["frames"], about(folder)["prompt"]
-    ids = torch.tensor([prompt], device=device)
+    dtype = getattr(torch, kind)
+    model, states = loaded(folder, device, dtype), inputs(folder, device)[source].to(dtype)
+    ids = torch.tensor([about(folder)["prompt"]] * len(states), device=device)
     model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
 
-    def run() -> list[int]:
+    @torch.inference_mode()
+    def run() -> list[list[int]]:
+        frames = model.model.encoder(states).last_hidden_state if source == "mel" else states
         found = model.generate(
             encoder_outputs=BaseModelOutput(frames), decoder_input_ids=ids, max_new_tokens=tokens, do_sample=False,
             suppress_tokens=None, begin_suppress_tokens=None,
         )  # fmt: skip
-        return expect(found[0].tolist()[-tokens:], tokens)
+        return [expect(row[-tokens:], tokens, compared) for row in found.tolist()]
 
     return run
 
 
 def end_to_end(folder: Path, device: str, tokens: int, **other: Any) -> Callable[[], list[int]]:
-    """The pipeline on a file, which it lets the program ffmpeg read. It returns text, so
-    tokens are taken from the model's output."""
+    """The pipeline on a file, which the program ffmpeg reads. It returns text: the tokens are the model's output."""
     from transformers import WhisperFeatureExtractor, WhisperTokenizer, pipeline
     from transformers.utils import logging
 

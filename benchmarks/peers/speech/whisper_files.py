@@ -3,6 +3,7 @@ is imported only in functions that return tensors."""
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# one greedy attempt per window; each library adds its name of the threshold of log probabilities
+GREEDY = {"language": "en", "temperature": 0.0, "without_timestamps": True, "condition_on_previous_text": False,
+          "compression_ratio_threshold": None, "no_speech_threshold": None}  # fmt: skip
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -40,8 +45,14 @@ def threads() -> int:
     return int(os.environ["OMP_NUM_THREADS"])
 
 
-def expect(ids: list[int], count: int) -> list[int]:
-    """Raises RuntimeError for a result of another length."""
-    if len(ids) != count:
-        raise RuntimeError(f"wrote {len(ids)} tokens, not {count}")
-    return [int(token) for token in ids]
+def expect(ids: Iterable[int], count: int | None, compared: int | None = None) -> list[int]:
+    """The first `compared` ids. Raises RuntimeError if there are not `count` in all."""
+    ids = [int(token) for token in ids]
+    if count is not None and len(ids) != count:
+        raise RuntimeError(f"expected {count} tokens, got {len(ids)}")
+    return ids[:compared]
+
+
+def segment_tokens(result: dict[str, Any]) -> list[int]:
+    """Ids in openai-whisper's result, and in ours."""
+    return [token for segment in result["segments"] for token in segment["tokens"]]

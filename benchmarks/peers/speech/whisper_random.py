@@ -15,8 +15,6 @@ A peer reads them with `whisper_files`, which needs nothing of ours.
 import json
 import wave
 from collections.abc import Sequence
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,7 @@ def prepare(
     seconds: float = 0.0, tokenizer: bool = True, **other: Any,
 ) -> None:  # fmt: skip
     """`tiny`: a model of one layer with the real vocabulary. `batch`: windows in `mel` and `frames`. `seconds`: of
-    sound, the sample's sentences again and again. `tokenizer`: whether to write it for libraries that read it from the
+    audio, the sample's sentences again and again. `tokenizer`: whether to write it for libraries that read it from the
     folder. `other`: settings of the candidates alone."""
     made = checkpoint(sizes(size, tiny), device)
     bands = made.model.config.encoder.bands
@@ -61,7 +59,7 @@ def prepare(
     for name in libraries:
         writers[name](made, folder)
     if seconds:
-        save_sound(folder / "speech.wav", seconds)
+        save_wave(folder / "speech.wav", seconds)
     for name in libraries if tokenizer else ():
         if name != "openai":
             save_tokenizer(made.tokenizer, folder / name / "tokenizer.json")
@@ -91,7 +89,7 @@ def checkpoint(config: WhisperConfig, device: str = "cpu", seed: int = 0) -> Che
     return Checkpoint(model.to(device), tokenizer, source="random Whisper")
 
 
-def save_sound(path: Path, seconds: float) -> None:
+def save_wave(path: Path, seconds: float) -> None:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
@@ -168,42 +166,20 @@ def save_ctranslate2(made: Checkpoint, folder: Path) -> None:
 
 
 def _token_names(tokenizer: WhisperTokenizer) -> list[str]:
-    letters = byte_letters()
-    plain = [
-        "".join(letters[byte] for byte in tokenizer._encoding.decode_single_token_bytes(i))
-        for i in range(tokenizer.plain_size)
-    ]
+    letters, decode = byte_letters(), tokenizer._encoding.decode_single_token_bytes
+    plain = ["".join(letters[byte] for byte in decode(i)) for i in range(tokenizer.plain_size)]
     return plain + list(tokenizer.control_ids)
 
 
 def save_tokenizer(tokenizer: WhisperTokenizer, path: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {name: i for i, name in enumerate(_token_names(tokenizer)[: tokenizer.plain_size])}
-    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=list(_merges(tokenizer))))
+    ids = {name: i for i, name in enumerate(_token_names(tokenizer)[: tokenizer.plain_size])}
+    # tiktoken joins any two tokens that make a third, the one of lowest rank first
+    pairs = ((name[:i], name[i:]) for name in ids for i in range(1, len(name)))
+    merges = [(left, right) for left, right in pairs if left in ids and right in ids]
+    made: Any = Tokenizer(models.BPE(vocab=ids, merges=merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(name, special=True) for name in tokenizer.control_ids])
     made.save(str(path))
-
-
-@cache
-def _merges(tokenizer: WhisperTokenizer) -> tuple[tuple[str, ...], ...]:
-    letters = byte_letters()
-    ranks = {tokenizer._encoding.decode_single_token_bytes(i): i for i in range(tokenizer.plain_size)}
-    merges = []
-    for token, rank in ranks.items():
-        if len(token) > 1:
-            pair = _last_merge(token, rank, ranks)
-            merges.append(tuple("".join(letters[byte] for byte in half) for half in pair))
-    return tuple(merges)
-
-
-def _last_merge(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
-    """The last merge of byte-pair encoding that makes this token."""
-    parts = [bytes([byte]) for byte in token]
-    while len(parts) > 2:
-        pairs = [(ranks.get(a + b, rank), i) for i, (a, b) in enumerate(pairwise(parts))]
-        _, at = min(pairs)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts

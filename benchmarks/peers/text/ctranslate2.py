@@ -45,27 +45,19 @@ def loaded(folder: Path, kind: str, library: str) -> Any:
         return getattr(ctranslate2, library)(place, compute_type=kind, intra_threads=threads, inter_threads=1)
 
 
+def words(folder: Path) -> list[list[str]]:
+    return [[str(number) for number in row] for row in rows(folder)]
+
+
 def decoder(folder: Path, device: str, tokens: int, kind: str) -> Callable[[], list[list[int]]]:
     """Greedy, after each prompt."""
-    model, prompts = loaded(folder, kind, "Generator"), [[str(i) for i in row] for row in rows(folder)]
-
-    def run() -> list[list[int]]:
-        found = model.generate_batch(
-            prompts, max_length=tokens, min_length=tokens, beam_size=1, include_prompt_in_result=False
-        )
-        return [one.sequences_ids[0] for one in found]
-
-    return run
+    model, prompts = loaded(folder, kind, "Generator"), words(folder)
+    options = {"max_length": tokens, "min_length": tokens, "beam_size": 1, "include_prompt_in_result": False}
+    return lambda: [one.sequences_ids[0] for one in model.generate_batch(prompts, **options)]
 
 
 def translator(folder: Path, device: str, tokens: int, kind: str, beams: int = 1) -> Callable[[], list[list[int]]]:
     """Greedy or beam search with length penalty 1, from ids to ids."""
-    model, sources = loaded(folder, kind, "Translator"), [[str(i) for i in row] for row in rows(folder)]
-
-    def run() -> list[list[int]]:
-        found = model.translate_batch(
-            sources, max_decoding_length=tokens, min_decoding_length=tokens, beam_size=beams, length_penalty=1
-        )
-        return [[int(word) for word in one.hypotheses[0]] for one in found]
-
-    return run
+    model, sources = loaded(folder, kind, "Translator"), words(folder)
+    options = {"max_decoding_length": tokens, "min_decoding_length": tokens, "beam_size": beams, "length_penalty": 1}
+    return lambda: [[int(word) for word in one.hypotheses[0]] for one in model.translate_batch(sources, **options)]

@@ -20,7 +20,6 @@ FAMILIES = {  # transformers' class, and the blocks whose weights are multiplied
     "llama": ("Llama", "ForCausalLM", None),
     "t5": ("T5", "ForConditionalGeneration", "decoder.block."),
 }
-FIXED = {"t5": {"decoder_start_token_id": 0}}
 TINY: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000},
     "bert": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 256,
@@ -37,8 +36,9 @@ def made(family: str, tiny: bool = False, sizes: Mapping[str, Any] | None = None
 
     torch.manual_seed(0)
     name, kind, blocks = FAMILIES[family]
-    given = FIXED.get(family, {}) | (TINY[family] if tiny else {}) | dict(sizes or {})
-    model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}Config")(**given))
+    start = {"decoder_start_token_id": 0} if family == "t5" else {}
+    config = start | (TINY[family] if tiny else {}) | dict(sizes or {})
+    model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}Config")(**config))
     for key, tensor in model.named_parameters():
         if blocks and blocks in key and tensor.ndim == 2:
             tensor.data.mul_(SPREAD)

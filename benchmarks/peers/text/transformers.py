@@ -25,26 +25,15 @@ def writer(
     folder: Path, device: str, family: str, tokens: int, kind: str = "float32", beams: int = 1
 ) -> Callable[[], list[list[int]]]:
     """Generate `tokens` per row: greedy, or beam search with the default length penalty 1."""
-    model, given = loaded(folder, device, family, kind), ids(folder, device)
-    real = torch.ones_like(given)
-
-    @torch.inference_mode()
-    def run() -> list[list[int]]:
-        found = model.generate(given, attention_mask=real, max_new_tokens=tokens, do_sample=False, num_beams=beams)
-        return found[:, -tokens:].tolist()
-
-    return run
+    model, prompts = loaded(folder, device, family, kind), ids(folder, device)
+    options = {"attention_mask": torch.ones_like(prompts), "max_new_tokens": tokens, "do_sample": False}
+    return torch.inference_mode()(lambda: model.generate(prompts, num_beams=beams, **options)[:, -tokens:].tolist())
 
 
 def prefill(folder: Path, device: str, family: str, kind: str = "float32") -> Callable[[], Tensor]:
     """Logits after a prompt, with keys and values cached."""
-    model, given = loaded(folder, device, family, kind), ids(folder, device)
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model(given, use_cache=True, logits_to_keep=1).logits[:, -1]
-
-    return run
+    model, prompt = loaded(folder, device, family, kind), ids(folder, device)
+    return torch.inference_mode()(lambda: model(prompt, use_cache=True, logits_to_keep=1).logits[:, -1])
 
 
 def encoder(folder: Path, device: str, family: str, kind: str = "float32", batch: int = 0) -> Callable[[], Tensor]:

@@ -1,8 +1,7 @@
-"""open_clip's own training step: `train_one_epoch` of open_clip_train, with its loss, groups and optimizer."""
+"""open_clip's own training step: `train_one_epoch` of open_clip_train, with its loss; parameter groups as its main."""
 
 import logging
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.peers.train.step import BETAS, CHECKED, EPS, RATE, WEIGHT_DECAY, tensors
+from benchmarks.peers.train.step import BETAS, CHECKED, EPS, RATE, Run, tensors, weight_decay_groups
 
 CONTEXT, VOCABULARY = 77, 49408
 LONGEST = 24  # tokens of a caption, begin and end included
@@ -78,22 +77,10 @@ class Losses:
             self.seen.append(value)
 
 
-def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with the groups of open_clip_train.main."""
-
-    def free(name: str, p: nn.Parameter) -> bool:
-        return p.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
-
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    groups = [{"params": [p for name, p in named if free(name, p)], "weight_decay": 0.0},
-              {"params": [p for name, p in named if not free(name, p)], "weight_decay": WEIGHT_DECAY}]  # fmt: skip
-    return torch.optim.AdamW(groups, lr=RATE, betas=BETAS, eps=EPS)
-
-
 def step(
     folder: Path, device: str, name: str, batch: int, image: int, precision: str = "float32", compile: bool = False,
     steps: int = 1, tiny: bool = False,
-) -> Callable[[], np.ndarray | None]:  # fmt: skip
+) -> Run:  # fmt: skip
     """Each run is an epoch of `steps` steps that reads the loss at the first and the last."""
     model = made(name, image, tiny)
     model.load_state_dict(tensors(folder, "weights"))
@@ -106,7 +93,8 @@ def step(
         siglip=False, local_loss=False, gather_with_grad=False, horovod=False, rank=0, world_size=1,
         grad_clip_norm=None, log_every_n_steps=100, batch_size=batch, wandb=False,
     )  # fmt: skip
-    adam, loss, losses, data = optimizer(model), create_loss(args), Losses(), OpenClipData(**tensors(folder, "batch"))
+    adam = torch.optim.AdamW(weight_decay_groups(model), lr=RATE, betas=BETAS, eps=EPS)
+    loss, losses, data = create_loss(args), Losses(), OpenClipData(**tensors(folder, "batch"))
     called = torch.compile(model) if compile else model  # as its --torchcompile
     fresh = True
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
+Run = Callable[[], np.ndarray | None]
 RATE, WEIGHT_DECAY, BETAS, EPS = 1e-4, 0.05, (0.9, 0.98), 1e-8  # AdamW's in all candidates
 CHECKED = 3  # steps whose first and last loss are compared
 
 
-def runs(step: Callable[[], Any], steps: int = 1) -> Callable[[], np.ndarray | None]:
+def runs(step: Callable[[], Any], steps: int = 1) -> Run:
     """The first run makes three steps and returns the first and the last loss, after two updates; further runs make
     `steps`. `step()` returns a loss, which may be read later."""
     fresh = True
@@ -31,6 +32,12 @@ def runs(step: Callable[[], Any], steps: int = 1) -> Callable[[], np.ndarray | N
         return None
 
     return run
+
+
+def weight_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Matrices decay; biases and norms do not."""
+    return [{"params": [p for p in model.parameters() if (p.ndim >= 2) == wide], "weight_decay": decay}
+            for wide, decay in ((True, WEIGHT_DECAY), (False, 0.0))]  # fmt: skip
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager:

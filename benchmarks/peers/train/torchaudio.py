@@ -1,21 +1,16 @@
 """torchaudio's Conformer with a linear CTC head and PyTorch's CTC loss."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.peers.train.step import BETAS, EPS, RATE, WEIGHT_DECAY, autocast, runs, tensors
+from benchmarks.peers.train.step import BETAS, EPS, RATE, Run, autocast, runs, tensors, weight_decay_groups
 
-SIZES = {  # width, layers, heads, kernel
-    "conformer_s": (144, 16, 4, 31),  # Gulati et al. 2020, table 1
-    "conformer_m": (256, 16, 4, 31),
-    "conformer_l": (512, 17, 8, 31),
-}
+SIZES = {"conformer_m": (256, 16, 4, 31)}  # width, layers, heads, kernel; Gulati et al. 2020, table 1
 VOCABULARY = 1024  # tokens; the blank is one past them
 
 
@@ -45,25 +40,23 @@ def prepare(folder: Path, device: str, name: str, batch: int, frames: int, layer
 
 
 def step(
-    folder: Path, device: str, name: str, batch: int, frames: int, layers: int = 0, precision: str = "float32",
-    compile: bool = False, steps: int = 1, tiny: bool = False,
-) -> Callable[[], np.ndarray | None]:  # fmt: skip
+    folder: Path, device: str, name: str, layers: int = 0, precision: str = "float32", compile: bool = False,
+    steps: int = 1, tiny: bool = False, **_: Any,
+) -> Run:  # fmt: skip
     """The loss is per token, as ours."""
     model = TorchaudioConformer(name, layers, tiny)
     model.load_state_dict(tensors(folder, "weights"))
     model.to(device).train()
-    groups = [{"params": [p for p in model.parameters() if (p.ndim >= 2) == wide], "weight_decay": decay}
-              for wide, decay in ((True, WEIGHT_DECAY), (False, 0.0))]  # fmt: skip
-    adam = torch.optim.AdamW(groups, lr=RATE, betas=BETAS, eps=EPS)
-    called, given = torch.compile(model) if compile else model, tensors(folder, "batch", device)
-    count = int(given["id_lengths"].sum())
+    adam = torch.optim.AdamW(weight_decay_groups(model), lr=RATE, betas=BETAS, eps=EPS)
+    called, batch = torch.compile(model) if compile else model, tensors(folder, "batch", device)
+    count = int(batch["id_lengths"].sum())
 
     def once() -> Tensor:
         adam.zero_grad()
         with autocast(device, precision):
-            logits, lengths = called(given["features"], given["lengths"])
+            logits, lengths = called(batch["features"], batch["lengths"])
             scores = logits.float().log_softmax(-1).transpose(0, 1)
-            loss = F.ctc_loss(scores, given["ids"], lengths, given["id_lengths"], VOCABULARY, reduction="sum") / count
+            loss = F.ctc_loss(scores, batch["ids"], lengths, batch["id_lengths"], VOCABULARY, reduction="sum") / count
         loss.backward()
         adam.step()
         return loss.detach()

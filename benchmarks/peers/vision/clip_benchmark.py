@@ -57,13 +57,13 @@ def evaluate(folder: Path, device: str, name: str, each: int, tiny: bool = False
     from torchvision.datasets import ImageFolder
 
     model, tokenizer = loaded(folder, name, tiny).to(device), get_tokenizer(name)
-    pictures = ImageFolder(folder / "val", transform())
+    dataset = ImageFolder(folder / "val", transform())
     zeroshot_classification.accuracy = accuracy
-    loader = torch.utils.data.DataLoader(pictures, BATCH)
+    loader = torch.utils.data.DataLoader(dataset, BATCH)
 
     def run() -> list[float]:
         found = zeroshot_classification.evaluate(
-            model, loader, tokenizer, pictures.classes, list(TEMPLATES), device, amp=False
+            model, loader, tokenizer, dataset.classes, list(TEMPLATES), device, amp=False
         )
         return [float(found[metric]) for metric in METRICS]
 

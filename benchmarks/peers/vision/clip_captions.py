@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-START, END = "<|startoftext|>", "<|endoftext|>"
-PATTERN = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
 Ids = list[list[int]]
 Run = Callable[[], Callable[[], Ids]]
 
@@ -24,25 +22,18 @@ def prepare(folder: Path, device: str, count: int, data: str | None = None) -> N
         templates = open_clip.OPENAI_IMAGENET_TEMPLATES[:10]
         found = [template(name) for name in open_clip.IMAGENET_CLASSNAMES for template in templates]
     (folder / "captions.json").write_text(json.dumps(found[:count]))
-    _write(folder / "tokenizer.json")
+    save_tokenizer(folder)
 
 
-def _write(path: Path) -> None:
-    """CLIP's tokenizer in the `tokenizers` library, built as transformers' CLIPTokenizer builds it."""
+def save_tokenizer(folder: Path) -> None:
+    """`tokenizer.json` by transformers' CLIPTokenizer, with open_clip's vocabulary."""
     from open_clip.tokenizer import SimpleTokenizer
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import CLIPTokenizer
 
     known = SimpleTokenizer()
-    ids = {{"<start_of_text>": START, "<end_of_text>": END}.get(token, token): i for token, i in known.encoder.items()}
-    merges = sorted(known.bpe_ranks, key=known.bpe_ranks.get)
-    made = Tokenizer(models.BPE(vocab=ids, merges=merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
-                                fuse_unk=False, unk_token=END))  # fmt: skip
-    blanks = normalizers.Replace(Regex(r"\s+"), " ")
-    made.normalizer = normalizers.Sequence([normalizers.NFC(), blanks, normalizers.Lowercase()])
-    words = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    made.post_processor = processors.RobertaProcessing((END, ids[END]), (START, ids[START]), False, False)
-    made.save(str(path))
+    tokens = [*list(known.encoder)[:-2], "<|startoftext|>", "<|endoftext|>"]
+    ids = {token: i for i, token in enumerate(tokens)}
+    CLIPTokenizer(vocab=ids, merges=list(known.bpe_ranks)).save_pretrained(folder)
 
 
 def captions(folder: Path) -> list[str]:
@@ -53,11 +44,11 @@ def tokenizers(folder: Path, device: str) -> Run:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # with RAYON_NUM_THREADS threads
     from tokenizers import Tokenizer
 
-    made, given = Tokenizer.from_file(str(folder / "tokenizer.json")), captions(folder)
+    library, texts = Tokenizer.from_file(str(folder / "tokenizer.json")), captions(folder)
 
     def run() -> Callable[[], Ids]:
-        found = made.encode_batch_fast(given)
-        return lambda: [one.ids for one in found]
+        rows = library.encode_batch_fast(texts)
+        return lambda: [row.ids for row in rows]
 
     return run
 
@@ -65,10 +56,10 @@ def tokenizers(folder: Path, device: str) -> Run:
 def open_clip(folder: Path, device: str) -> Run:
     from open_clip.tokenizer import SimpleTokenizer
 
-    made, given = SimpleTokenizer(), captions(folder)
+    library, texts = SimpleTokenizer(), captions(folder)
 
     def run() -> Callable[[], Ids]:
-        found = made(given)
-        return lambda: [row[: row.argmax() + 1].tolist() for row in found]  # the highest id is the end's
+        rows = library(texts)
+        return lambda: [row[: row.argmax() + 1].tolist() for row in rows]  # the highest id is the end's
 
     return run

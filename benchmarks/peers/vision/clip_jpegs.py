@@ -23,17 +23,17 @@ def prepare(folder: Path, device: str, count: int, size: tuple[int, int], data: 
 
         found = [Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"] * count
     for number, file in enumerate(found):
-        with Image.open(file) as picture:
-            picture = picture.convert("RGB")
+        with Image.open(file) as image:
+            image = image.convert("RGB")
         if data:
-            shape = size if picture.width > picture.height else size[::-1]
-            picture = picture.resize(shape, Image.Resampling.BICUBIC)
+            shape = size if image.width > image.height else size[::-1]
+            image = image.resize(shape, Image.Resampling.BICUBIC)
         else:
             short, long = sorted(size)  # the photograph is tall
-            left, top = draw.randrange(picture.width - short), draw.randrange(picture.height - long)
-            picture = picture.crop((left, top, left + short, top + long))
-            picture = picture if number % 2 else picture.transpose(turn)
-        picture.save(folder / f"{number:03}.jpg", quality=QUALITY)
+            left, top = draw.randrange(image.width - short), draw.randrange(image.height - long)
+            image = image.crop((left, top, left + short, top + long))
+            image = image if number % 2 else image.transpose(turn)
+        image.save(folder / f"{number:03}.jpg", quality=QUALITY)
 
 
 def files(folder: Path) -> list[Path]:
@@ -45,10 +45,10 @@ def open_clip(folder: Path, device: str) -> Callable[[], Any]:
     from open_clip.transform import PreprocessCfg, image_transform_v2
     from PIL import Image
 
-    transform, given = image_transform_v2(PreprocessCfg(size=(224, 224)), is_train=False), files(folder)
+    transform, paths = image_transform_v2(PreprocessCfg(size=(224, 224)), is_train=False), files(folder)
 
     def run() -> torch.Tensor:
-        parts = [given[i : i + BATCH] for i in range(0, len(given), BATCH)]
+        parts = [paths[i : i + BATCH] for i in range(0, len(paths), BATCH)]
         return torch.cat([torch.stack([transform(Image.open(file)) for file in part]) for part in parts])
 
     return run
@@ -58,9 +58,5 @@ def decoder(folder: Path, device: str) -> Callable[[], list[int]]:
     """Decode every file; return the number of values."""
     from PIL import Image
 
-    given = files(folder)
-
-    def run() -> list[int]:
-        return [np.asarray(Image.open(file)).size for file in given]
-
-    return run
+    paths = files(folder)
+    return lambda: [np.asarray(Image.open(path)).size for path in paths]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 TINY = {
     "vision_cfg": {"image_size": 224, "layers": 2, "width": 768, "patch_size": 16},
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 2},
-}  # fmt: skip
+}
 BATCH = 256  # texts at once
 
 
@@ -60,12 +60,7 @@ def pixels(folder: Path, device: str) -> Tensor:
 
 def encoder(folder: Path, device: str, name: str, batch: int, tiny: bool = False) -> Callable[[], Tensor]:
     model, images = loaded(folder, name, tiny).to(device), pixels(folder, device)
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model.encode_image(images)
-
-    return run
+    return torch.inference_mode()(lambda: model.encode_image(images))
 
 
 def texts(folder: Path, device: str, name: str, count: int, tiny: bool = False) -> Callable[[], Tensor]:
@@ -74,9 +69,4 @@ def texts(folder: Path, device: str, name: str, count: int, tiny: bool = False) 
     from open_clip import tokenize
 
     parts = [prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH)]
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return torch.cat([model.encode_text(tokenize(part).to(device)) for part in parts])
-
-    return run
+    return torch.inference_mode()(lambda: torch.cat([model.encode_text(tokenize(part).to(device)) for part in parts]))

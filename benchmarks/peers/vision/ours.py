@@ -5,11 +5,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.peers.cuda.common import ready
 from benchmarks.peers.vision.clip_benchmark import METRICS, TEMPLATES
 from benchmarks.peers.vision.clip_captions import Ids, captions
 from benchmarks.peers.vision.clip_jpegs import BATCH, files
@@ -36,15 +38,17 @@ def checkpoint(folder: Path, name: str, tiny: bool = False) -> Checkpoint:
     return replace(made, preprocessing=RECORD)
 
 
-def encoder(folder: Path, device: str, name: str, batch: int, kind: str, tiny: bool = False) -> Callable[[], Tensor]:
+def encoder(
+    folder: Path, device: str, name: str, kind: str, compiled: bool = False, graph: bool = False, tiny: bool = False,
+    **other: Any,
+) -> Callable[[], Tensor]:  # fmt: skip
     model = prepare_for_inference(checkpoint(folder, name, tiny), kind, torch.device(device)).model
     images = pixels(folder, device)
+    if compiled:
+        from multimodal.train.device import compile_blocks
 
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model.encode_image(images)
-
-    return run
+        compile_blocks(model.image)
+    return ready(torch.inference_mode()(lambda: model.encode_image(images)), device, graph)
 
 
 def texts(folder: Path, device: str, name: str, count: int, kind: str, tiny: bool = False) -> Callable[[], Tensor]:
@@ -54,18 +58,18 @@ def texts(folder: Path, device: str, name: str, count: int, kind: str, tiny: boo
 
 
 def tokenizing(folder: Path, device: str) -> Callable[[], Callable[[], Ids]]:
-    made, given = CLIPTokenizer(), captions(folder)
+    tokenizer, texts = CLIPTokenizer(), captions(folder)
 
     def run() -> Callable[[], Ids]:
-        batch = made.batch(given)
+        batch = tokenizer.batch(texts)
         return lambda: [row[mask].tolist() for row, mask in zip(batch.ids, batch.mask, strict=True)]
 
     return run
 
 
 def reading(folder: Path, device: str) -> Callable[[], Tensor]:
-    threads, given = int(os.environ["OMP_NUM_THREADS"]), files(folder)
-    return lambda: torch.cat([part.pixels for part in batches(given, RECORD, BATCH, threads)])
+    threads, paths = int(os.environ["OMP_NUM_THREADS"]), files(folder)
+    return lambda: torch.cat([part.pixels for part in batches(paths, RECORD, BATCH, threads)])
 
 
 def zeroshot(
@@ -76,11 +80,11 @@ def zeroshot(
     templates = [template.replace("{c}", "{}") for template in TEMPLATES]
 
     def run() -> list[float]:
-        pictures = open_images(folder / "val")
-        classes = listed_classes(pictures, {}, sorted(pictures.ids), "names")
+        images = open_images(folder / "val")
+        classes = listed_classes(images, {}, sorted(images.ids), "names")
         classifier = ZeroShotClassifier(made, classes.names, templates)
-        found = image_features(made, pictures, workers=int(os.environ["OMP_NUM_THREADS"]))
-        figures = zero_shot_scores(classifier, pictures, found, classes.numbers).figures()
+        found = image_features(made, images, workers=int(os.environ["OMP_NUM_THREADS"]))
+        figures = zero_shot_scores(classifier, images, found, classes.numbers).figures()
         return [figures[metric] for metric in METRICS]
 
     return run

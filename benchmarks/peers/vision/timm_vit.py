@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from benchmarks.peers.cuda.common import ready
 from benchmarks.peers.vision.openclip import pixels
 
 NAMES = {"ViT-B-16": "vit_base_patch16_clip_224", "ViT-L-14": "vit_large_patch14_clip_224"}
@@ -24,12 +26,11 @@ def loaded(folder: Path, name: str, tiny: bool = False) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def encoder(folder: Path, device: str, name: str, batch: int, kind: str, tiny: bool = False) -> Callable[[], Tensor]:
+def encoder(
+    folder: Path, device: str, name: str, kind: str, compiled: bool = False, graph: bool = False, tiny: bool = False,
+    **other: Any,
+) -> Callable[[], Tensor]:  # fmt: skip
     dtype = getattr(torch, kind)
     model, images = loaded(folder, name, tiny).to(device, dtype), pixels(folder, device)
-
-    @torch.inference_mode()
-    def run() -> Tensor:
-        return model(images.to(dtype))
-
-    return run
+    model = torch.compile(model) if compiled else model
+    return ready(torch.inference_mode()(lambda: model(images.to(dtype))), device, graph)
