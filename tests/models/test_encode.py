@@ -9,8 +9,8 @@ import torch
 from multimodal.errors import TextError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
-from multimodal.tasks.encode import texts
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.weights import encode
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
@@ -69,7 +69,7 @@ def test_batches_on_a_cpu_hold_few_tokens(monkeypatch: pytest.MonkeyPatch):
     clip = model("softmax")
     right = one_by_one(clip)
     clip.shapes.clear()
-    monkeypatch.setattr(texts, "TOKENS", 12)
+    monkeypatch.setattr(encode, "TOKENS", 12)
     assert torch.allclose(text_features(clip, Letters(), TEXTS), right, atol=1e-6)
     assert clip.shapes == [(1, 12), (1, 11), (1, 8), (2, 5), (3, 3)]
 
