@@ -30,15 +30,11 @@ from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import LoraSettings, adapt, merge
 from multimodal.train.objectives.finetune.images import classify, match
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
 from multimodal.train.objectives.finetune.speech import recognise, transcribe
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

@@ -32,8 +32,7 @@ from multimodal.data.datasets.tables import Columns, TableData, encode, read_tab
 from multimodal.data.loader import shuffled, unchanged
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
 from multimodal.tasks.evaluate.classification import outputs, table_figures
-from multimodal.train.checkpoint.best import KeepBest
-from multimodal.train.loop import Loop
+from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.tabular import (
     TableRows,
     Tabular,
@@ -42,10 +41,6 @@ from multimodal.train.objectives.tabular import (
     check_width,
     fit_scales,
 )
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multimodal.blocks.masks import padding
 from multimodal.data.loader import Plan, generator
-from multimodal.errors import demand
+from multimodal.errors import at_least, demand
 
 EASY_END = 500  # frames: once the curriculum's limit passes this, all utterances are used
 
@@ -78,20 +78,15 @@ class UtteranceGroup(NamedTuple):
 class Batching:
     """Batches of utterances, in frames of 10 ms."""
 
-    budget: int = 4000
-    """padded frames per step, at most"""
-    easy: int = 18
-    """epochs of utterances under `short` frames without augmentation; then the limit grows by a fifth per epoch"""
+    budget: int = 4000  # padded frames per step, at most
+    easy: int = 18  # epochs of utterances under `short` frames, not augmented; then the limit grows by a fifth each
     short: int = 200
-    join: float = 0.2
-    """share of the utterances that are concatenated in pairs"""
-    longest: int = 1600
-    """frames of a pair, at most"""
+    join: float = 0.2  # share of the utterances that are joined in pairs
+    longest: int = 1600  # frames of a pair, at most
 
     def __post_init__(self):
-        for name in ("budget", "short", "longest"):
-            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        demand("easy", self.easy, self.easy >= 0, "0 or more")
+        at_least(1, self, "budget", "short", "longest")
+        at_least(0, self, "easy")
         demand("join", self.join, 0 <= self.join <= 1, "0 to 1")
 
 

@@ -36,14 +36,11 @@ SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
 
 @dataclass(frozen=True)
 class ListColumns:
-    """Columns of a list, or keys of `.json` members. None: the first of the usual names that a line has."""
+    """Columns of a list, or keys of `.json` members; by default the first of the usual names that a line has."""
 
-    path_column: str | None = None
-    """column of the file (default: audio_filepath, file_name, filepath, image, path or file)"""
-    text_column: str | None = None
-    """column of the text (default: text, transcription, transcript, sentence, captions, caption, title or raw_text)"""
-    label_column: str | None = None
-    """column of the label (default: label or class)"""
+    path_column: str | None = None  # usual: audio_filepath, file_name, filepath, image, path, file
+    text_column: str | None = None  # usual: text, transcription, transcript, sentence, caption(s), title, raw_text
+    label_column: str | None = None  # usual: label, class
 
     def path(self, values: dict[str, Any]) -> Any:
         return _first(values, (self.path_column,) if self.path_column else PATHS)

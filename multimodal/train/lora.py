@@ -9,23 +9,19 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError, at_least, demand
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    freeze: tuple[str, ...] = ()
-    """parts to freeze, by module path (`image`, `encoder.blocks.0`); `all`: all but new parts"""
-    lora_rank: int = 0
-    """rank of adapters on the blocks' linear layers, trained with new parts alone; 0: no adapters"""
-    lora_alpha: float = 16.0
-    """adapters are scaled by this over the rank"""
+    freeze: tuple[str, ...] = ()  # parts to freeze, by module path such as `encoder.blocks.0`; `all`: all but new parts
+    lora_rank: int = 0  # rank of adapters on the blocks' linear layers, trained with new parts alone; 0: no adapters
+    lora_alpha: float = 16.0  # adapters are scaled by this over the rank
     lora_dropout: float = 0.0
-    lora_targets: tuple[str, ...] = ("query", "key", "value", "out", "up", "gate", "down")
-    """linear layers of a block that get adapters, by their last name"""
+    lora_targets: tuple[str, ...] = ("query", "key", "value", "out", "up", "gate", "down")  # layers with adapters
 
     def __post_init__(self):
-        demand("lora_rank", self.lora_rank, self.lora_rank >= 0, "0 or more")
+        at_least(0, self, "lora_rank")
         demand("lora_alpha", self.lora_alpha, 0 < self.lora_alpha < math.inf, "a positive number")
         demand("lora_dropout", self.lora_dropout, 0 <= self.lora_dropout < 1, "0 to under 1")
 

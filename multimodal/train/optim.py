@@ -7,37 +7,36 @@ from typing import Literal
 import torch
 from torch import nn
 
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError, at_least, demand
 
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """Raises UsageError for a value out of range."""
+    """Optimizer, learning rate and averaging."""
 
     rate: float = 1e-3  # peak learning rate
     optimizer: Literal["adamw", "muon"] = "adamw"
     schedule: Literal["cosine", "wsd"] = "cosine"
     warmup: int = 100  # steps
-    floor: float = 0.0  # share of the peak rate at the end
-    decay: float = 0.2  # share of the steps in which wsd decays
+    floor: float = 0.0  # learning rate at the end, as a share of the peak
+    decay: float = 0.2  # share of the steps at the end in which wsd decays
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
-    clip: float = 1.0  # largest norm of the gradient; 0: no limit
+    clip: float = 1.0  # limit of the gradient's norm; 0: no limit
     average: float = 0.0  # decay of the moving average of the weights; 0: none
 
     def __post_init__(self):
         demand("rate", self.rate, 0 < self.rate < math.inf, "a positive number")
-        demand("warmup", self.warmup, self.warmup >= 0, "0 or more")
         demand("floor", self.floor, 0 <= self.floor <= 1, "0 to 1")
         demand("decay", self.decay, 0 < self.decay <= 1, "over 0, up to 1")
         demand("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more")
         demand("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to under 1")
-        demand("clip", self.clip, self.clip >= 0, "0 or more")
+        at_least(0, self, "warmup", "clip")
         demand("average", self.average, 0 <= self.average < 1, "0 to under 1")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Matrices decay; norms, biases, gains, scales and other vectors do not."""
+    """Split trained parameters: matrices decay; norms, biases, scales and other vectors do not."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},

@@ -14,7 +14,7 @@ from multimodal.train.optim import OptimSettings
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Raises UsageError for a value out of range, or one that this machine does not support."""
+    """Steps, precision, device and checkpoints of a run."""
 
     run: Path  # folder for checkpoints, metrics and the report
     steps: int
@@ -24,7 +24,7 @@ class LoopSettings:
     compile: bool = False  # compile the blocks
     checkpointing: bool = False  # recompute activations in backward: less memory, more time
     device: str = "cpu"
-    deterministic: bool = False  # deterministic kernels alone, so that runs on a GPU repeat bit for bit; slower
+    deterministic: bool = False  # use deterministic kernels: runs on a GPU repeat bit for bit, but slower
     shard: bool = False  # shard weights and optimizer over processes (FSDP2), for models too large for one GPU
     threads: int = 0  # 0: torch's default
     workers: int = 0  # processes that make batches; 0: the main process
@@ -33,7 +33,7 @@ class LoopSettings:
     save_every: int = 500  # steps
     evaluate_every: int = 500  # steps
     keep: int = 2  # newest checkpoints kept
-    most_not_finite: int = 10  # consecutive steps without a finite loss and gradient that end the run
+    most_not_finite: int = 10  # consecutive steps without a finite loss or gradient that end the run
     resume: bool = False  # continue from the newest checkpoint in --run, or start if there is none
 
     def __post_init__(self):

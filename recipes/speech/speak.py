@@ -23,7 +23,7 @@ from multimodal.data.manifests import read_text
 from multimodal.data.spoken import SpokenText, write_speech
 from multimodal.errors import UsageError
 from multimodal.system.outputs import Outputs
-from multimodal.train.recipe_cli import start
+from multimodal.train import start
 
 ACCENTS = ["en-us", "en-us", "en-us-nyc", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029"]
 VARIANTS = ["f1", "f2", "f3", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8"]

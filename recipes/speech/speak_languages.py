@@ -23,7 +23,7 @@ import tyro
 from multimodal.data.manifests import read_text
 from multimodal.data.spoken import SpokenText, write_speech
 from multimodal.system.outputs import Outputs
-from multimodal.train.recipe_cli import start
+from multimodal.train import start
 
 VOICES = {"en": ["en-us", "en-gb"], "de": ["de"], "fr": ["fr-fr"], "cs": ["cs"]}
 VARIANTS = ["", "", "", "+m3", "+f2", "+f4"]  # the plain voice speaks half of the texts

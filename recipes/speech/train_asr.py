@@ -39,13 +39,9 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.system.files import read_json
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.bytepair import BytePairTokenizer
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
 from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

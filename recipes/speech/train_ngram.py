@@ -45,7 +45,7 @@ from multimodal.data.sources import TARS, ListColumns, open_source
 from multimodal.decoding.ngram import END, START, UNKNOWN
 from multimodal.errors import DataError, UsageError
 from multimodal.system.outputs import Outputs, write_output
-from multimodal.train.recipe_cli import start
+from multimodal.train import start
 
 Gram = tuple[str, ...]
 
@@ -56,7 +56,7 @@ FALLBACK = (0.5, 1.0, 1.5)  # KenLM's discounts
 class NgramRun:
     target: tyro.conf.Positional[Path]  # .arpa or .arpa.gz
     texts: tuple[Path, ...]  # plain text, .jsonl, .csv, .tsv or tars
-    text_column: str | None = None  # of lists and tars (default: text, transcript, sentence, captions ...)
+    text_column: str | None = None  # usual: text, transcription, transcript, sentence, captions ...
     order: Literal[1, 2, 3, 4, 5] = 3
     plain: bool = False  # lower case, no punctuation but the apostrophe
     overwrite: bool = False  # replace a file that this recipe did not write

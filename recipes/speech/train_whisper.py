@@ -31,7 +31,7 @@ from multimodal.tasks.evaluate.scores import bleu, word_errors
 from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.multitask import (
     STEP,
     LetterCTC,
@@ -40,10 +40,6 @@ from multimodal.train.objectives.multitask import (
     collate,
     letters_of,
 )
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 
 BANDS = 80
@@ -55,6 +51,7 @@ class WhisperRun:
     valid: tuple[Path, ...]  # held-out manifests, scored while training runs
     out: Path  # folder for the trained checkpoint
     card: Path | None = None  # JSON file of facts for the checkpoint's card
+    language: str | None = None  # of recordings whose manifest names none
     vocabulary: int = 640  # text tokens
     width: int = 144
     heads: int = 3
@@ -123,7 +120,8 @@ def main(s: WhisperRun) -> None:
     torch.manual_seed(s.loop.seed)
     window, cache = s.curriculum.window, s.loop.run / "cache"
     data, held_out = (
-        SpeechWindows(manifests, cache, BANDS, columns=s.columns, trust=s.trust) for manifests in (s.train, s.valid)
+        SpeechWindows(manifests, cache, BANDS, s.language, columns=s.columns, trust=s.trust)
+        for manifests in (s.train, s.valid)
     )
     tokenizer, alphabet = tokenizer_of(s, data), letters_of([clip.text for clip in data.clips])
     model = LetterCTC(Whisper(config(s, tokenizer)), len(alphabet))

@@ -26,16 +26,12 @@ from multimodal.data.loader import Loader
 from multimodal.errors import CheckpointError, UsageError, at_least, demand
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.evaluate.perplexity import text_scores
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.text.distillation import Distillation, student_config, student_of
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.masked import CollateMasked, MaskedLanguage, MaskedTexts, masked_figures
 from multimodal.train.objectives.text.masking import Masker, MaskSettings
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, load_folder
 
 Figures = Callable[[TextTransformer], dict[str, float]]

@@ -22,13 +22,9 @@ from multimodal.data.batching import fixed_batches
 from multimodal.data.datasets.labelled_texts import CollateClassed, LabelledTexts, classes_of, read_labelled
 from multimodal.data.loader import unchanged
 from multimodal.tasks.evaluate.classification import class_figures, text_logits
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import LoraSettings, adapt, merge
 from multimodal.train.objectives.text.classes import ClassifyText, bag_of_words, classifier
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

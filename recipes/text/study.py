@@ -53,12 +53,9 @@ from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.figures import new_figure, png
 from multimodal.tokens.text.characters import CharacterTokenizer
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.settings import LoopSettings
 
 BLOCK = 16  # of the random blocks
 Seen = Callable[[int], masks.MaskMod]  # number of positions → mask

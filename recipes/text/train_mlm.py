@@ -25,7 +25,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.text.electra import Electra, ReplacedTokens, detection_figures, electra
 from multimodal.train.objectives.text.masked import (
@@ -38,10 +38,6 @@ from multimodal.train.objectives.text.masked import (
     masked_figures,
 )
 from multimodal.train.objectives.text.masking import Masker, MaskSettings
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 
 

@@ -35,7 +35,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.text.denoising import (
     DenoisedTexts,
     Denoising,
@@ -46,10 +46,6 @@ from multimodal.train.objectives.text.denoising import (
     sentinels,
 )
 from multimodal.train.objectives.text.translation import CollatePairs, PairBatch
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 
 Objective = Literal[

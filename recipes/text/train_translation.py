@@ -36,8 +36,8 @@ from multimodal.errors import UsageError
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.device import moved
-from multimodal.train.loop import Loop
 from multimodal.train.objectives.text.translation import (
     CollatePairs,
     Direction,
@@ -48,10 +48,6 @@ from multimodal.train.objectives.text.translation import (
     read_parallel,
     translator,
 )
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 
 JUDGED = 40  # batches of validation pairs in the logged loss

@@ -62,16 +62,11 @@ from multimodal.system.files import read_json
 from multimodal.tasks.caption.caption import caption
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tokens.image.reading import read_image
-from multimodal.train.checkpoint.best import KeepBest
-from multimodal.train.loop import Loop
+from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import freeze
 from multimodal.train.objective import Objective
 from multimodal.train.objectives import captioning, coca
 from multimodal.train.objectives.captioning import DecoderSettings
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

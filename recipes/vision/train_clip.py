@@ -37,7 +37,7 @@ from multimodal.models.clip import CLIP
 from multimodal.tasks.evaluate.zero_shot import accuracy, examples, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.contrastive import Contrastive
 from multimodal.train.objectives.contrastive_model import (
     TEMPLATES,
@@ -47,10 +47,6 @@ from multimodal.train.objectives.contrastive_model import (
     PrepareContrastive,
     build,
 )
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

@@ -32,7 +32,7 @@ from multimodal.errors import at_least, demand
 from multimodal.models.text import TextTransformer
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate import linear_probe
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.pixels import (
     FlippedImages,
     ImagesInMemory,
@@ -45,10 +45,6 @@ from multimodal.train.objectives.pixels import (
 )
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 
 

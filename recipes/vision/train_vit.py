@@ -27,7 +27,7 @@ from multimodal.errors import at_least, demand
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tasks.evaluate.classification import ImageAccuracy
 from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from multimodal.train.loop import Loop
+from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.classify import (
     ImageAugment,
     ImageAugmentSettings,
@@ -35,10 +35,6 @@ from multimodal.train.objectives.classify import (
     SoftTargets,
     classifier,
 )
-from multimodal.train.optim import OptimSettings
-from multimodal.train.recipe_cli import log, start
-from multimodal.train.report import finish
-from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

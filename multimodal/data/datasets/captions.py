@@ -33,12 +33,11 @@ KEPT = 1 << 29  # bytes of resized images cached per process
 
 @dataclass(frozen=True)
 class CaptionAugmentSettings:
-    """`smallest_crop`: share of the area. `flip`: probability of mirroring. `colour`: largest change of brightness and
-    contrast."""
+    """Augmentation of the images."""
 
-    smallest_crop: float = 0.5
-    flip: float = 0.5
-    colour: float = 0.2
+    smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
+    flip: float = 0.5  # probability of mirroring
+    colour: float = 0.2  # largest change of brightness and contrast
 
 
 class PrepareCaption:

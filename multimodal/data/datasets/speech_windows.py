@@ -147,23 +147,18 @@ def noise(kind: str, samples: int, chance: torch.Generator) -> Float[Tensor, "T"
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Speech windows from short to long.
+    """Speech windows from short to long, in mel frames: the limit of a clip grows after the first epochs."""
 
-    `window`: mel frames of the model. `budget`: padded frames per batch. `epoch`: windows per epoch. The first `easy`
-    epochs hold clips under `short` frames alone; then the limit grows by `growth` per epoch. Shares of windows: `pairs`
-    of two sentences, `noise` without speech; of batches: `full` as wide as the window, as in inference (others are as
-    wide as their longest clip), `prompted` with a previous text."""
-
-    window: int = 600
-    budget: int = 5600
-    epoch: int = 4000
-    easy: int = 15
+    window: int = 600  # frames of the model's window
+    budget: int = 5600  # padded frames per batch
+    epoch: int = 4000  # windows per epoch
+    easy: int = 15  # first epochs, of clips under `short` frames alone
     short: int = 200
-    growth: float = 1.15
-    pairs: float = 0.1
-    noise: float = 0.05
-    full: float = 0.12
-    prompted: float = 0.15
+    growth: float = 1.15  # of the limit per epoch after those
+    pairs: float = 0.1  # share of windows with two sentences
+    noise: float = 0.05  # share of windows without speech
+    full: float = 0.12  # share of batches as wide as the window, as in inference; others fit their longest clip
+    prompted: float = 0.15  # share of batches with a previous text
 
 
 def curriculum(

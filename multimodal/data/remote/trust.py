@@ -17,7 +17,7 @@ SHOWN = 80  # letters of a path in a message
 
 @dataclass(frozen=True)
 class Trust:
-    """Locations that a list's rows may name besides files in its folder. Raises UsageError for an invalid host."""
+    """Locations that a list's rows may name besides files in its folder."""
 
     trust_paths: bool = False
     """allow lists to name any file: absolute paths, and paths or links that leave the list's folder"""

@@ -34,18 +34,13 @@ class SpeechBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeechAugmentation:
-    """Strengths, 0 for none. Augmenting log-mel frames costs a hundredth of augmenting samples."""
+    """Augmentation of log-mel frames, which costs a hundredth of augmenting samples; 0: none."""
 
-    speed: float = 0.1
-    """change of speed, up to this share"""
-    volume: float = 10.0
-    """change of volume, up to this many dB"""
-    noise: float = 0.2
-    """share of utterances with steady noise of random tilt, 5 to 45 dB under the loud parts"""
-    time_masks: float = 0.67
-    """SpecAugment time masks per second, each up to 0.12 s and a twentieth of the utterance"""
-    freq_masks: int = 1
-    """SpecAugment frequency masks of up to `freq_width` bands"""
+    speed: float = 0.1  # change of speed, up to this share
+    volume: float = 10.0  # change of volume, up to this many dB
+    noise: float = 0.2  # share of utterances with steady noise of random tilt, 5 to 45 dB under the loud parts
+    time_masks: float = 0.67  # SpecAugment time masks per second, each up to 0.12 s and a twentieth of the utterance
+    freq_masks: int = 1  # SpecAugment frequency masks of up to `freq_width` bands
     freq_width: int = 15
 
     def __post_init__(self):

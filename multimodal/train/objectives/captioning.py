@@ -69,17 +69,16 @@ class Captioning(Summed):
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """`encoder_layers`: number of the encoder's first layers to use (0: all). `drop_path`: of the encoder. `queries`:
-    of CoCa's attention pooling. CoCa's decoder takes width, heads and context from the text tower."""
+    """Sizes of a new decoder. CoCa's takes width, heads and context from the text tower."""
 
     width: int = 128
     layers: int = 2
     heads: int = 4
     context: int = 28
     dropout: float = 0.05
-    encoder_layers: int = 0
-    drop_path: float = 0.0
-    queries: int = 32
+    encoder_layers: int = 0  # first layers of the encoder to use (0: all)
+    drop_path: float = 0.0  # of the encoder
+    queries: int = 32  # of CoCa's attention pooling
 
 
 def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> VisionEncoderDecoder:

@@ -34,24 +34,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ImageAugmentSettings:
-    """Raises UsageError for a value out of range."""
+    """Augmentation of labelled images."""
 
-    randaugment: str = "rand-m9-mstd0.5-inc1"
-    """timm's RandAugment string (Cubuk et al. 2020), empty for none"""
-    smallest_crop: float = 0.3
-    """smallest crop, as a share of the image's area"""
-    flip: float = 0.5
-    """probability of mirroring"""
-    erase: float = 0.25
-    """probability of random erasing (Zhong et al. 2020)"""
-    mixup: float = 0.2
-    """alpha of mixup (Zhang et al. 2018), 0 for none; partners come from the same micro-batch"""
-    cutmix: float = 1.0
-    """alpha of CutMix (Yun et al. 2019), 0 for none; with both, each image gets either"""
-    mix: float = 1.0
-    """share of the images that are mixed"""
-    smoothing: float = 0.1
-    """label smoothing (Szegedy et al. 2016)"""
+    randaugment: str = "rand-m9-mstd0.5-inc1"  # timm's RandAugment string (Cubuk et al. 2020), empty for none
+    smallest_crop: float = 0.3  # smallest crop, as a share of the image's area
+    flip: float = 0.5  # probability of mirroring
+    erase: float = 0.25  # probability of random erasing (Zhong et al. 2020)
+    mixup: float = 0.2  # alpha of mixup (Zhang et al. 2018), 0 for none; partners come from the same micro-batch
+    cutmix: float = 1.0  # alpha of CutMix (Yun et al. 2019), 0 for none; with both, each image gets either
+    mix: float = 1.0  # share of the images that are mixed
+    smoothing: float = 0.1  # label smoothing (Szegedy et al. 2016)
 
     def __post_init__(self):
         demand("smallest_crop", self.smallest_crop, 0 < self.smallest_crop <= 1, "over 0, up to 1")

@@ -27,19 +27,18 @@ ZERO_SHOT = ["a photo of a {}.", "a picture of a {}.", "{}", "a photo of the {}.
 
 @dataclass(frozen=True)
 class ContrastiveModelSettings:
-    """`image`: pixels per side. `drop_path`: of the image tower (Huang et al. 2016). `context`: tokens of a caption.
-    `vocabulary`: size of the tokenizer, which is trained on the captions."""
+    """Architecture of a new CLIP."""
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    image: int = 96
+    image: int = 96  # pixels per side
     patch: int = 16
     width: int = 192
     layers: int = 6
-    drop_path: float = 0.0
+    drop_path: float = 0.0  # of the image tower (Huang et al. 2016)
     text_width: int = 128
     text_layers: int = 3
-    context: int = 32
-    vocabulary: int = 2048
+    context: int = 32  # tokens of a caption
+    vocabulary: int = 2048  # tokens, learned from the captions
 
 
 def build(s: ContrastiveModelSettings, tokenizer: Tokenizer) -> CLIP:

@@ -23,7 +23,7 @@ from multimodal.train.objectives.text.language import guesses_loss
 log = logging.getLogger(__name__)
 
 SAMPLE = 50_000  # pixels from which a palette is computed
-ROUNDS = 50  # of k-means at most
+ROUNDS = 50  # of k-means, at most
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class ImagesInMemory:
     def read(cls, source: Source, side: int) -> "ImagesInMemory":
         """Read the central square of each image at `side` pixels, skipping broken ones with a warning. Raises DataError
         if all are broken."""
-        names, found, labels = source.labels or (), [], []
+        names, images, labels = source.labels or (), [], []
         for key in range(len(source)):
             try:
                 sample = source.read(key)
-                found.append(square(read_image(sample.media), side).permute(1, 2, 0))
+                images.append(square(read_image(sample.media), side).permute(1, 2, 0))
                 labels.append(names.index(sample.label) if sample.label in names else -1)
             except BROKEN as error:
                 log.warning("broken item skipped: %s: %s", source.name(key), error)
-        if not found:
-            raise DataError(f"{source.name(0)}: and {len(source) - 1} more images are broken, none is left")
-        return cls(torch.stack(found), torch.tensor(labels), names)
+        if not images:
+            raise DataError(f"{source.name(0)}: broken, as are all {len(source)} images")
+        return cls(torch.stack(images), torch.tensor(labels), names)
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -58,7 +58,7 @@ class ImagesInMemory:
 
 
 class Palette:
-    """Colours, of which each pixel takes the nearest (by squared distance of the RGB values, as the paper)."""
+    """Colours; each pixel takes the nearest, by squared distance of RGB values as in the paper."""
 
     def __init__(self, colours: Float[Tensor, "C 3"]):
         self.colours = colours

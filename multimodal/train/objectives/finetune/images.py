@@ -35,7 +35,7 @@ def classify(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Fi
         named_head(begun, model, names, torch.stack([pixels for pixels, _ in some.read(some.keys)]))
     val = open_source(d.val, columns=d.columns, trust=d.trust) if d.val else None
     if val:
-        ImageAccuracy(val, labels, record, d.val)  # names what does not fit before training
+        ImageAccuracy(val, labels, record, d.val)  # reports unfit data before training
 
     def finish(trained: nn.Module) -> Checkpoint:
         card = begun.card | {"labels": list(labels), "names": names}
@@ -50,9 +50,9 @@ def classify(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Fi
 
 @torch.no_grad()
 def named_head(begun: Checkpoint, model: ViT, names: list[str], pixels: Float[Tensor, "B 3 H W"]) -> None:
-    """Fills the head with the text vectors of the names, seen through the projection of the images: so it begins with
-    the order of classes that the CLIP gives each image without training (Wortsman et al. 2022), and with logits of
-    about the same size, by the mean length of the vectors of some images."""
+    """Fill the head with the text vectors of the names, mapped back through the image projection, so that it ranks the
+    classes as the CLIP does zero-shot (Wortsman et al. 2022). The mean length of some images' vectors scales the logits
+    to about the CLIP's."""
     clip, pooled = begun.model, begun.model.image(pixels)
     vectors = ZeroShotClassifier(begun, names).weights
     if clip.image_project is not None:

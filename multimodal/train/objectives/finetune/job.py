@@ -1,7 +1,7 @@
 """Shared parts of the fine-tuning tasks: their data and the loop's arguments."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,47 +10,36 @@ from torch import nn
 from multimodal.data.loader import Plan
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import demand
+from multimodal.errors import at_least
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.classify import ImageAugmentSettings
 from multimodal.weights.folder import Checkpoint
 
-
-def light() -> ImageAugmentSettings:
-    """Weaker augmentation than for random weights, since runs are short and the model is pretrained."""
-    return ImageAugmentSettings("rand-m5-n1-mstd0.5-inc1", 0.5, erase=0.0, mixup=0.0, cutmix=0.0, mix=0.0)
+# runs are short and the model is pretrained
+LIGHT = ImageAugmentSettings("rand-m5-n1-mstd0.5-inc1", 0.5, erase=0.0, mixup=0.0, cutmix=0.0, mix=0.0)
 
 
 @dataclass(frozen=True)
 class FinetuningData:
-    data: tuple[str, ...]
-    """folders, tars or lists of images with classes or captions; or JSONL manifests of recordings"""
-    val: str | None = None
-    """held-out data of the same form, to measure on"""
-    count: int | None = 500
-    """about so many items of it while training runs; all at the end"""
-    batch: int = 64
-    """images of a batch"""
-    frames: int = 4000
-    """most frames (10 ms) of recordings in a batch"""
-    language: str = "en"
-    """of recordings whose manifest does not say (Whisper's format)"""
-    head: Literal["names", "zeros"] = "names"
-    """what a CLIP's new head for `classify` begins with: the text vectors of the class names, or nothing"""
-    classes: tuple[Path, ...] = ()
-    """JSONL files of class names by id, besides one beside the data"""
-    augment: ImageAugmentSettings = field(default_factory=light)
-    columns: ListColumns = field(default_factory=ListColumns)
-    trust: Trust = field(default_factory=Trust)
+    data: tuple[str, ...]  # folders, tars or lists of images with classes or captions; or manifests of recordings
+    val: str | None = None  # held-out data of the same form, to measure on
+    count: int | None = 500  # items of it while training runs, about; all of them at the end
+    batch: int = 64  # images per batch
+    frames: int = 4000  # frames (10 ms) of recordings per batch, at most
+    language: str = "en"  # of recordings whose manifest names none (Whisper's format)
+    head: Literal["names", "zeros"] = "names"  # a CLIP's new head for `classify`: the class names' vectors, or zeros
+    classes: tuple[Path, ...] = ()  # JSONL files of class names by id, besides one beside the data
+    augment: ImageAugmentSettings = LIGHT
+    columns: ListColumns = ListColumns()
+    trust: Trust = Trust()
 
     def __post_init__(self):
-        for name in ("batch", "frames", "count"):
-            demand(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1, "1 or more")
+        at_least(1, self, "batch", "frames", "count")
 
 
 class FinetuningJob(NamedTuple):
-    """`tuned`: the part to freeze or adapt; `fresh`: its new parts. `measure(model, count)`: figures on the held-out
-    data. `finish(model)`: the checkpoint to save."""
+    """`tuned`: the part to freeze or adapt; `fresh`: its new parts. `measure(model, count)` returns figures on the
+    held-out data, `finish(model)` the checkpoint to save."""
 
     objective: Objective
     tuned: nn.Module

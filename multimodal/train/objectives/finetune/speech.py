@@ -49,14 +49,16 @@ def transcribe(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> 
     """Transcribe, and translate where the manifest has translations, in Whisper's format."""
     tokenizer, config = begun.tokenizer, begun.model.config
     if not isinstance(tokenizer, WhisperTokenizer):
-        raise CheckpointError(f"{begun.source}: its tokenizer is not one of Whisper's format")
+        raise CheckpointError(
+            f"{begun.source}: expected a tokenizer of Whisper's format, got {type(tokenizer).__name__}"
+        )
     bands, window = config.encoder.bands, multitask.STEP * config.encoder.context
     clips = SpeechWindows(d.data, cache, bands, d.language, d.columns, d.trust)
     held = SpeechWindows([d.val], cache, bands, d.language, d.columns, d.trust) if d.val else None
     known = set(tokenizer.languages if tokenizer.multilingual else ("en",))
     if unknown := {clip.language for clip in clips.clips} - known:
         raise DataError(f"names the language {min(unknown)!r}, not one of the model's {len(known)}", argument="data")
-    # too long for the decoder: as too long for the window
+    # a text too long for the decoder counts as a clip too long for the window
     room = config.decoder.context - multitask.MOST_PREVIOUS - 6  # control and time tokens
     sizes = zip(clips.lengths, clips.clips, strict=True)
     lengths = [size if _tokens(tokenizer, clip) <= room else window + 1 for size, clip in sizes]
@@ -72,7 +74,7 @@ def transcribe(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> 
         multitask.Multitask(model), begun.model, (), clips,
         curriculum(shares, lengths, [clip.language for clip in clips.clips], seed),
         multitask.PrepareWindow(tokenizer, "", bands), multitask.collate,
-        partial(_heard, held, tokenizer, window) if held else None,
+        partial(_error_rates, held, tokenizer, window) if held else None,
         lambda trained: replace(begun, model=trained.speech),
     )  # fmt: skip
 
@@ -82,13 +84,13 @@ def _tokens(tokenizer: WhisperTokenizer, clip: SpeechExample) -> int:
 
 
 @torch.inference_mode()
-def _heard(
+def _error_rates(
     held: SpeechWindows, tokenizer: WhisperTokenizer, window: int, model: nn.Module, count: int | None
 ) -> dict[str, float]:
-    """Error rates of greedy transcripts, in the language each clip has; clips longer than the window are left out."""
-    speech, wanted, found = model.speech, [], []
+    """Error rates of greedy transcripts, each in its clip's language; clips longer than the window are skipped."""
+    speech, wanted, texts = model.speech, [], []
     for i in evenly([i for i, size in enumerate(held.lengths) if size <= window], count):
         mel = F.pad(held.mels[i].float(), (0, window - held.lengths[i])).to(next(model.parameters()).device)
-        found += whisper_windows.decode(speech, tokenizer, speech.encoder(mel[None]), [held.clips[i].language])
+        texts += whisper_windows.decode(speech, tokenizer, speech.encoder(mel[None]), [held.clips[i].language])
         wanted.append(held.clips[i].text)
-    return word_errors(wanted, found)
+    return word_errors(wanted, texts)

@@ -25,10 +25,10 @@ from multimodal.train.objectives.text.translation import Pair, PairBatch, target
 
 @dataclass(frozen=True)
 class NoiseSettings:
-    """`share` of the tokens to corrupt, in spans of `span` tokens on average. Raises UsageError."""
+    """Corruption of the texts."""
 
-    share: float = 0.15
-    span: float = 3.0
+    share: float = 0.15  # share of the tokens to corrupt
+    span: float = 3.0  # tokens of a span, on average
 
     def __post_init__(self):
         demand("share", self.share, 0 < self.share < 1, "over 0 and under 1")

@@ -5,15 +5,14 @@ from typing import Literal
 
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError, at_least, demand
 from multimodal.models.presets import preset
 from multimodal.models.text_config import PositionConfig, TextConfig
 
 
 @dataclass(frozen=True)
 class LanguageModelSettings:
-    """With `preset` only `context` and the dropouts of the flags below apply. Raises UsageError for a value out of
-    range."""
+    """Architecture of the model; with --preset only --context and the dropouts apply."""
 
     preset: str = ""  # such as gpt2
     width: int = 256
@@ -33,10 +32,9 @@ class LanguageModelSettings:
     attention_dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("width", "layers", "heads"):
-            demand(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        demand("context", self.context, self.context >= 2, "2 or more")
-        demand("hidden", self.hidden, self.hidden >= 0, "0 or more")
+        at_least(1, self, "width", "layers", "heads")
+        at_least(2, self, "context")
+        at_least(0, self, "hidden")
         demand("width", self.width, self.width % self.heads == 0, f"a multiple of heads ({self.heads})")
         demand("kv_heads", self.kv_heads, self.kv_heads >= 0 and (not self.kv_heads or self.heads % self.kv_heads == 0),
                f"0 or a divisor of heads ({self.heads})")  # fmt: skip

@@ -6,31 +6,26 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError, at_least, demand
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class MaskSettings:
-    """Raises UsageError for a value out of range."""
+    """Masking of the texts."""
 
-    share: float = 0.15
-    """share of the tokens to predict"""
-    masked: float = 0.8
-    """share of those replaced by [MASK]"""
-    random: float = 0.1
-    """share of those replaced by a random token; the rest stays"""
-    whole_words: bool = False
-    """mask all tokens of a word or none"""
-    ways: int = 0
-    """number of fixed masks per text, cycled by epoch (static masking); 0: new masks each epoch (dynamic)"""
+    share: float = 0.15  # share of the tokens to predict
+    masked: float = 0.8  # share of those replaced by [MASK]
+    random: float = 0.1  # share of those replaced by a random token; the rest stays
+    whole_words: bool = False  # mask all tokens of a word or none
+    ways: int = 0  # fixed masks per text, cycled by epoch (static masking); 0: new masks each epoch (dynamic)
 
     def __post_init__(self):
         demand("share", self.share, 0 < self.share < 1, "over 0 and under 1")
         for name in ("masked", "random"):
             demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
         demand("masked", self.masked, self.masked + self.random <= 1, f"1 at most with random {self.random}")
-        demand("ways", self.ways, self.ways >= 0, "0 or more")
+        at_least(0, self, "ways")
 
 
 def chosen_tokens(
