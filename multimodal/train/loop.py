@@ -204,11 +204,11 @@ class Loop:
         if s.threads:
             torch.set_num_threads(s.threads)
         with deterministic(s.deterministic), StopSignal() as stop, self.processes.together():
+            sizes = [(p.numel(), p.requires_grad) for p in self.objective.model.parameters()]
+            total, trained = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+            log.info("%d parameters, %d of them trained", total, trained)
             self.begin()
             if self.rank == 0:
-                sizes = [(p.numel(), p.requires_grad) for p in self.objective.model.parameters()]
-                total, trained = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
-                log.info("%d parameters, %d of them trained", total, trained)
                 self.log = TrainingLog(s.run, s.steps, s.log_every, self.done, s.device, self.world)
             steps = self.loader.start(self.done, stop.check)
             try:
