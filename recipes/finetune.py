@@ -67,20 +67,20 @@ class FinetuningRun:
     )
 
 
-def job(s: FinetuningRun, begun: Checkpoint) -> FinetuningJob:
+def job(s: FinetuningRun, initial: Checkpoint) -> FinetuningJob:
     """Prepare the job. Raises UsageError for a task that the model cannot do."""
-    fit = [name for name, (kinds, _) in TASKS.items() if isinstance(begun.model, kinds)]
+    fit = [name for name, (kinds, _) in TASKS.items() if isinstance(initial.model, kinds)]
     if not fit:
-        raise UsageError(f"--model {s.model}: a {begun.kind} cannot be fine-tuned (a vit, clip or speech-to-text can)")
+        raise UsageError(f"--model {s.model}: expected a ViT, CLIP, Whisper or Conformer, got {initial.kind}")
     if s.task is not None and s.task not in fit:
-        raise UsageError(f"--task {s.task}: not for a {begun.kind}, which can do {' or '.join(fit)}")
-    return TASKS[s.task or fit[0]][1](begun, s.data, s.loop.run / "cache", s.loop.seed)
+        raise UsageError(f"--task {s.task}: not for a {initial.kind}, which can do {' or '.join(fit)}")
+    return TASKS[s.task or fit[0]][1](initial, s.data, s.loop.run / "cache", s.loop.seed)
 
 
 def main(s: FinetuningRun) -> dict[str, Any]:
     torch.manual_seed(s.loop.seed)
-    begun = load(s.model)
-    made = job(s, begun)
+    initial = load(s.model)
+    made = job(s, initial)
     adapt(made.tuned, s.adapt, made.fresh)
     log.info("%d items", len(made.source))
     loader = s.loop.loader(made.source, made.plan, made.prepare, made.collate)

@@ -80,13 +80,13 @@ def _sigmoid(logits: Callable, pull: Callable, rows: list[slice], count: int, te
     images, loss = across.total(texts.new_full((), count)), texts.new_zeros(())
 
     def work(texts: Tensor, terms: Tensor) -> list[Tensor]:
-        found = torch.zeros_like(texts)
+        grad = torch.zeros_like(texts)
         for part in rows:
             scores, same = logits(part, texts, terms)
             sign = same.to(scores.dtype) * 2 - 1
             loss.sub_(F.logsigmoid(sign * scores).sum() / images)
-            found += pull(part, texts, -sign * (-sign * scores).sigmoid() / images)
-        return [found]
+            grad += pull(part, texts, -sign * (-sign * scores).sigmoid() / images)
+        return [grad]
 
     (texts_grad,) = across.sweep(work, lambda mine, other: [mine[0] + other[0]], [texts, terms])
     return loss, texts_grad
@@ -111,7 +111,7 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
     loss = texts.new_zeros(())
 
     def work(texts: Tensor, terms: Tensor, column_sum: Tensor, column_fitting: Tensor) -> list[Tensor]:
-        found = torch.zeros_like(texts)
+        grad = torch.zeros_like(texts)
         for part in rows:
             scores, same = logits(part, texts, terms)
             gradient = torch.zeros_like(scores)
@@ -120,8 +120,8 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
                 scored, target = scores - total, same / fitting.clamp(min=1)
                 loss.sub_((scored * target).sum() / number / 2)
                 gradient += (scored.exp() * (fitting > 0) - target) / number / 2
-            found += pull(part, texts, gradient)
-        return [found]
+            grad += pull(part, texts, gradient)
+        return [grad]
 
     (texts_grad,) = across.sweep(work, lambda mine, other: [mine[0] + other[0]], [texts, terms, *columns])
     return loss, texts_grad

@@ -107,22 +107,22 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     cache = s.loop.run / "cache" if s.cache else None
     corpus = SpeechCorpus(s.train, cache, most_broken=s.most_broken, columns=s.columns, trust=s.trust)
     valid = SpeechCorpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, columns=s.columns, trust=s.trust)
-    begun = begin(s, corpus.texts)
-    corpus.encode(begun.tokenizer)
-    objective = Recognition(begun.model, begun.tokenizer, s.terms, s.attention, s.middle)
+    initial = begin(s, corpus.texts)
+    corpus.encode(initial.tokenizer)
+    objective = Recognition(initial.model, initial.tokenizer, s.terms, s.attention, s.middle)
     plan = speech_plan(corpus.lengths, corpus.times, s.batching, s.loop.seed)
-    prepare = PrepareSpeech(s.augmentation, most_ids(begun.model))
+    prepare = PrepareSpeech(s.augmentation, most_ids(initial.model))
     loader = s.loop.loader(corpus, plan, prepare, collate, s.most_broken)
     share = padding_share(plan(s.batching.easy + 10), corpus.lengths)  # of an epoch that holds all
     log.info("%d utterances, %.2f h, %.1f%% padding", len(corpus), sum(corpus.lengths) / 360000, 100 * share)
     items = evenly(range(len(valid)), s.valid_count)
     decoder = "attention" if s.terms == "attention" else "greedy"
-    watch = ErrorRates(begun, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
+    watch = ErrorRates(initial, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
     trained = Loop(s.loop, objective, loader, watch).fit()
     figures = watch(trained, s.loop.steps)
-    card = read_json(s.card) if s.card else dict(begun.card)
+    card = read_json(s.card) if s.card else dict(initial.card)
     checkpoint, sources = (
-        Checkpoint(trained, begun.tokenizer, card=card),
+        Checkpoint(trained, initial.tokenizer, card=card),
         [*(path for path, _ in corpus.paths), s.valid],
     )
     finish(s, checkpoint, sources, watch.examples, figures=figures, dtype=torch.float16)

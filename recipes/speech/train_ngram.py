@@ -111,8 +111,8 @@ def discounts(counts: Counter[Gram]) -> tuple[float, float, float]:
     if not all(n[k] for k in (1, 2, 3, 4)):
         return FALLBACK
     share = n[1] / (n[1] + 2 * n[2])
-    found = tuple(k - (k + 1) * share * n[k + 1] / n[k] for k in (1, 2, 3))
-    return found if all(0 <= value <= k for k, value in enumerate(found, 1)) else FALLBACK
+    values = tuple(k - (k + 1) * share * n[k + 1] / n[k] for k in (1, 2, 3))
+    return values if all(0 <= value <= k for k, value in enumerate(values, 1)) else FALLBACK
 
 
 def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, NgramEntry]]:

@@ -72,9 +72,9 @@ def main(s: TextFinetuning) -> dict[str, Any]:
         return class_figures(net, batches)
 
     trained = merge(Loop(loop, ClassifyText(model), loader, measure).fit())
-    begun = "random" if s.random else s.model
-    figures = {f"from {begun}": measure(trained, loop.steps), "bag of words": bag_of_words(rows, tests)}
-    card = {"labels": labels, "fine_tuned": {"from": begun, "data": str(s.data), str(s.val): figures}}
+    initial = "random" if s.random else s.model
+    figures = {f"from {initial}": measure(trained, loop.steps), "bag of words": bag_of_words(rows, tests)}
+    card = {"labels": labels, "fine_tuned": {"from": initial, "data": str(s.data), str(s.val): figures}}
     best = text_logits(trained, val, collate).argmax(-1).tolist()
     wrong = [f"{row.text} → {labels[i]} (is {row.label})" for row, i in zip(tests, best, strict=True)
              if labels[i] != row.label]  # fmt: skip

@@ -150,34 +150,34 @@ def judged(s: StudyRun, model: TextTransformer, unseen: TextCorpus) -> dict[str,
     context, config = s.model.context, model.config
     score = lambda length: text_scores(model, unseen, context=length, stride=length)["perplexity"]
     lengths = [n * context for n in (s.longer if s.study == "positions" else (1,))]
-    found = {"": {length: score(length) for length in lengths if config.limit is None or length <= config.limit}}
+    results = {"": {length: score(length) for length in lengths if config.limit is None or length <= config.limit}}
     if s.study == "positions" and config.positions.kind == "rotary":
         for name in ("linear", "ntk"):
-            found[name] = {}
+            results[name] = {}
             for length in lengths:
                 stretch = length / context
                 change = {"scale": 1 / stretch} if name == "linear" else {"ntk": stretch}
                 model.config = replace(config, positions=replace(config.positions, **change))
-                found[name][length] = score(length)
+                results[name][length] = score(length)
         model.config = config
-    return found
+    return results
 
 
-def draw(s: StudyRun, found: dict[str, dict[int, float]], path: Path) -> None:
+def draw(s: StudyRun, results: dict[str, dict[int, float]], path: Path) -> None:
     figure = new_figure((8, 5), dpi=120)
     axes = figure.subplots()
     if s.study == "positions":
-        for name, row in found.items():
+        for name, row in results.items():
             axes.plot(list(row), list(row.values()), marker="o", label=name)
         axes.axvline(s.model.context, color="grey", linestyle=":", label="trained length")
         axes.set(xscale="log", yscale="log", xlabel="characters of text", ylabel="perplexity a character")
-        axes.set_xticks(sorted({length for row in found.values() for length in row}))
+        axes.set_xticks(sorted({length for row in results.values() for length in row}))
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
         axes.legend(fontsize=8)
     else:
-        names = list(found)[::-1]
-        bars = axes.barh(names, [next(iter(found[name].values())) for name in names])
+        names = list(results)[::-1]
+        bars = axes.barh(names, [next(iter(results[name].values())) for name in names])
         axes.bar_label(bars, fmt="%.2f", padding=3)
         axes.set(xlabel="perplexity a character", xlim=(1, None))
         axes.margins(x=0.1)
@@ -188,16 +188,16 @@ def main(s: StudyRun) -> None:
     train, val = training_texts(s.data, (), 0.1)
     tokenizer = CharacterTokenizer.train([*train, *val])
     corpus, unseen = TextCorpus.of(train, tokenizer), TextCorpus.of(["".join(val)[: s.judged]], tokenizer)
-    found: dict[str, dict[int, float]] = {}
+    results: dict[str, dict[int, float]] = {}
     s.loop.run.mkdir(parents=True, exist_ok=True)
     for variant in variants(s, tokenizer.vocab_size):
         model = trained(s, variant, corpus)
         for name, row in judged(s, model, unseen).items():
-            found[f"{variant.name}, {name}" if name else variant.name] = row
+            results[f"{variant.name}, {name}" if name else variant.name] = row
         log.info("%s: %s", variant.name, " ".join(f"{length}: {value:.2f}" for length, value in row.items()))
-        write_output(s.loop.run / "study.json", (json.dumps(found, indent=1) + "\n").encode())
-        draw(s, found, s.loop.run / "study.png")
-    for name, row in found.items():
+        write_output(s.loop.run / "study.json", (json.dumps(results, indent=1) + "\n").encode())
+        draw(s, results, s.loop.run / "study.png")
+    for name, row in results.items():
         print(f"{name:<24}", *(f"{value:10.3f}" for value in row.values()))
 
 

@@ -93,7 +93,7 @@ def measure(model: nn.Module, batches: list[MaskedBatch]) -> dict[str, float]:
 def examples_of(model: nn.Module, tokenizer: Tokenizer, batches: list[MaskedBatch]) -> list[str]:
     """Masked texts with the model's predictions and the original tokens."""
     net = model.generator if isinstance(model, Electra) else model
-    batch, found = batches[len(batches) // 2], []
+    batch, lines = batches[len(batches) // 2], []
     with torch.inference_mode():
         for row in range(min(8, len(batch.ids))):
             ids, chosen = batch.ids[row, : batch.lengths[row]], batch.chosen[row, : batch.lengths[row]]
@@ -101,8 +101,8 @@ def examples_of(model: nn.Module, tokenizer: Tokenizer, batches: list[MaskedBatc
             first = int(batch.chosen[:row].sum())
             there = batch.targets[first : first + len(guessed)].tolist()
             pairs = (f"{tokenizer.decode([g])} ({tokenizer.decode([t])})" for g, t in zip(guessed, there, strict=True))
-            found.append(f"{tokenizer.decode(ids.tolist(), skip_control=False)}: {', '.join(pairs)}")
-    return found
+            lines.append(f"{tokenizer.decode(ids.tolist(), skip_control=False)}: {', '.join(pairs)}")
+    return lines
 
 
 def main(s: MaskedModelRun) -> dict[str, Any]:

@@ -144,11 +144,11 @@ def begin(settings: CaptionerRun, texts: Iterable[str]) -> tuple[Checkpoint, Obj
     """Return the checkpoint to train, its objective, and the collate function."""
     known, decoder = load(settings.init), settings.decoder
     if settings.family == "coca":
-        begun, weights = coca.begin(known, decoder), (settings.contrast_weight, settings.caption_weight)
-        objective = coca.ContrastiveCaptioning(begun.model, settings.smoothing, *weights)
-        return begun, objective, coca.CollateCoCa(begun.tokenizer.pad_id)
-    begun = captioning.begin(known, texts, settings.vocabulary, decoder)
-    return begun, captioning.Captioning(begun.model, settings.smoothing, settings.alone), captioning.collate
+        initial, weights = coca.begin(known, decoder), (settings.contrast_weight, settings.caption_weight)
+        objective = coca.ContrastiveCaptioning(initial.model, settings.smoothing, *weights)
+        return initial, objective, coca.CollateCoCa(initial.tokenizer.pad_id)
+    initial = captioning.begin(known, texts, settings.vocabulary, decoder)
+    return initial, captioning.Captioning(initial.model, settings.smoothing, settings.alone), captioning.collate
 
 
 def main(settings: CaptionerRun) -> None:
@@ -157,18 +157,19 @@ def main(settings: CaptionerRun) -> None:
     torch.manual_seed(loop.seed)
     names = {identity: concept.names for identity, concept in class_names(settings.classes, settings.labelled).items()}
     parts, val = parts_of(settings)
-    begun, objective, collate = begin(settings, caption_texts(parts, names))
-    freeze(begun.model, settings.freeze)
-    prepare = PrepareCaption(begun.tokenizer, begun.model.caption_context, begun.preprocessing, settings.augment, names)
+    initial, objective, collate = begin(settings, caption_texts(parts, names))
+    freeze(initial.model, settings.freeze)
+    context = initial.model.caption_context
+    prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, settings.augment, names)
     source, plan = together(parts, loop.seed)
     loader = loop.loader(source, plan, prepare, collate)
     samples = [val.source.read(key) for key in val.keys]
     images, references = [read_image(sample.media) for sample in samples], [sample.texts for sample in samples]
 
     def measure(model: nn.Module) -> dict[str, float]:
-        return caption_scores(captions(images, replace(begun, model=model), settings.beams), references)
+        return caption_scores(captions(images, replace(initial, model=model), settings.beams), references)
 
-    kept = replace(begun, card={name: begun.card[name] for name in ("templates",) if name in begun.card})
+    kept = replace(initial, card={name: initial.card[name] for name in ("templates",) if name in initial.card})
     judge = KeepBest(loop, measure, lambda scores: scores["cider"], kept, {"images": len(val.keys)}, newest=True)
     Loop(loop, objective, loader, judge).fit()
     best = judge.load()

@@ -95,33 +95,33 @@ def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:
 
 
 def main(s: CLIPRun) -> None:
-    begun = start_checkpoint(s) if s.init else None
-    side = max(begun.preprocessing.size) if begun else s.model.image
+    initial = start_checkpoint(s) if s.init else None
+    side = max(initial.preprocessing.size) if initial else s.model.image
     images = LabelledImageSource(
         s.data, class_names(s.classes, s.data), side, s.hold_out, s.cache, columns=s.columns, trust=s.trust
     )
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
-    begun = begun or fresh(s, captions)
-    begun = replace(begun, card=begun.card | ({"held_out": images.held} if images.held else {}))
-    image, text = begun.model.config.image, begun.model.config.text
+    initial = initial or fresh(s, captions)
+    initial = replace(initial, card=initial.card | ({"held_out": images.held} if images.held else {}))
+    image, text = initial.model.config.image, initial.model.config.text
     loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
         PrepareContrastive(captions, image.grid[0] * image.grid[1]),
-        CollateContrastive(begun.tokenizer, text.context, begun.preprocessing, s.smallest_crop, s.strength),
+        CollateContrastive(initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength),
     )  # fmt: skip
     watched = {source: read_named(source, s.classes, 500, s.trust) for source in s.val}
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
-        shown = replace(begun, model=model)
+        shown = replace(initial, model=model)
         figures = {"/".join(Path(source).parts[-2:]): accuracy(shown, labelled) for source, labelled in watched.items()}
         return {f"{source}/{name}": value for source, own in figures.items() for name, value in own.items()}
 
     objective = Contrastive(
-        begun.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
+        initial.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
     )
     trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
-    done = replace(begun, model=trained)
+    done = replace(initial, model=trained)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
     finish(s, done, [*s.data, *s.val], shown, dtype=torch.float16)
 

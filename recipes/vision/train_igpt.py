@@ -98,9 +98,9 @@ def completed(model: TextTransformer, ids: Tensor, begin: int, copies: int, seed
 
 def sheet(palette: Palette, ids: Tensor, made: Tensor, path: Path, zoom: int = 4) -> None:
     """Draw a row per image: the original, its upper half, and completions."""
-    given = palette.pixels(ids)
-    given[:, given.shape[1] // 2 :] = 128
-    columns = [palette.pixels(ids), given, *(palette.pixels(made[:, n]) for n in range(made.shape[1]))]
+    upper = palette.pixels(ids)
+    upper[:, upper.shape[1] // 2 :] = 128
+    columns = [palette.pixels(ids), upper, *(palette.pixels(made[:, n]) for n in range(made.shape[1]))]
     rows = [torch.nn.functional.pad(column, (0, 0, 1, 1, 1, 1), value=255) for column in columns]
     whole = torch.cat([torch.cat(list(part), 0) for part in rows], 1)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +114,8 @@ def probed(s: ImageGPTRun, train: tuple[Tensor, Tensor], held: tuple[Tensor, Ten
     """Accuracy of a linear probe of vectors, standardized by the training vectors."""
     mean, deviation = train[0].mean(0), train[0].std(0).clamp(min=1e-6)
     parts = [linear_probe.LabelledVectors((vectors - mean) / deviation, labels) for vectors, labels in (train, held)]
-    found = linear_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
-    return found.scores.figures()["acc1"]
+    features = linear_probe.linear_probe(*parts, names, s.probe_c or None, s.loop.seed, s.probe_iterations)
+    return features.scores.figures()["acc1"]
 
 
 def probes(
@@ -123,15 +123,15 @@ def probes(
 ) -> dict[str, float]:
     """Accuracy of linear probes of the middle layer and of the raw pixels."""
     train = train.part(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[: s.probe_count])
-    middle, found = model.config.stack.layers // 2, []
+    middle, features = model.config.stack.layers // 2, []
     with torch.autocast("cpu", torch.bfloat16, enabled=s.loop.precision == "autocast"):
         for part in (train, held):
-            found.append(middle_features(model, palette.ids(part.pixels), len(palette), middle))
+            features.append(middle_features(model, palette.ids(part.pixels), len(palette), middle))
     names, raw = list(train.names), [part.pixels.flatten(1).float() for part in (train, held)]
     labels = train.labels, held.labels
     return {
         name: probed(s, *zip(vectors, labels, strict=True), names)
-        for name, vectors in (("probe", found), ("probe_of_pixels", raw))
+        for name, vectors in (("probe", features), ("probe_of_pixels", raw))
     }
 
 

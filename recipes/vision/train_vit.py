@@ -97,19 +97,19 @@ def main(s: ViTRun) -> dict[str, float]:
     source = open_source(s.data, columns=s.columns, trust=s.trust)
     labels = class_labels(source, " ".join(s.data))
     names = names_of(labels, s.classes, s.data)
-    begun = begin(s, labels)
+    initial = begin(s, labels)
     loader = s.loop.loader(
-        source, shuffled(len(source), s.batch, s.loop.seed), ImageAugment(labels, begun.preprocessing, s.augment),
+        source, shuffled(len(source), s.batch, s.loop.seed), ImageAugment(labels, initial.preprocessing, s.augment),
         MixImages(len(labels), s.augment),
     )  # fmt: skip
     log.info("%d images of %d classes", len(source), len(labels))
     val = open_source(s.val, columns=s.columns, trust=s.trust) if s.val else None
-    watch = ImageAccuracy(val, labels, begun.preprocessing, s.val, s.count) if val else None
-    trained = Loop(s.loop, SoftTargets(begun.model), loader, watch).fit()
-    whole = ImageAccuracy(val, labels, begun.preprocessing, s.val) if val else None
+    watch = ImageAccuracy(val, labels, initial.preprocessing, s.val, s.count) if val else None
+    trained = Loop(s.loop, SoftTargets(initial.model), loader, watch).fit()
+    whole = ImageAccuracy(val, labels, initial.preprocessing, s.val) if val else None
     figures = whole(trained.to(s.loop.device)) if whole else {}
     card = {"labels": labels, "names": names, "figures": {s.val: figures | {"images": len(val)}} if val else {}}
-    checkpoint = replace(begun, model=trained.cpu(), card=card)
+    checkpoint = replace(initial, model=trained.cpu(), card=card)
     finish(s, checkpoint, [*s.data, s.val], whole.examples if whole else (), figures=figures, dtype=torch.float16)
     return figures
 

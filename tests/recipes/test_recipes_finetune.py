@@ -256,7 +256,7 @@ def test_unknown_parts_are_named(settings, message):
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--task", "recognise"], "--task recognise: not for a clip, which can do match or classify"),
-    (["--model", "{text}"], "text: a text cannot be fine-tuned"),
+    (["--model", "{text}"], "text: expected a ViT, CLIP, Whisper or Conformer, got text"),
     (["--model", "none-such"], "model 'none-such': neither a path nor a shipped model"),
     (["--task", "classify", "--data", "{flat}"], "flat: its items have no classes"),
     (["--freeze", "tower"], "--freeze tower: no part of this model"),

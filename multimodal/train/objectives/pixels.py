@@ -148,9 +148,9 @@ def middle_features(
     model: TextTransformer, ids: Int[Tensor, "N T"], begin: int, layer: int, batch: int = 32
 ) -> Float[Tensor, "N D"]:
     """Return the mean over pixels of the input of layer `layer` (section 2.4 of the paper)."""
-    found = []
+    features = []
     for part in ids.split(batch):
         states: list[Tensor] = []
         model.states(after(part, begin)[:, :-1].to(model.device), states=states)
-        found.append(states[layer].float().mean(1).cpu())
-    return torch.cat(found)
+        features.append(states[layer].float().mean(1).cpu())
+    return torch.cat(features)

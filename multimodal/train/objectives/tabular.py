@@ -52,10 +52,10 @@ class Tabular(Summed):
     """Squared error in units of the target's deviation for regression, cross-entropy for classification."""
 
     def forward(self, batch: TableBatch) -> dict[str, Tensor]:
-        found = self.model(batch.numbers, batch.categories).float()
+        outputs = self.model(batch.numbers, batch.categories).float()
         if batch.targets.is_floating_point():
-            return {"loss": ((found[:, 0] - batch.targets) / self.model.scale).square().sum()}
-        return {"loss": F.cross_entropy(found, batch.targets, reduction="sum")}
+            return {"loss": ((outputs[:, 0] - batch.targets) / self.model.scale).square().sum()}
+        return {"loss": F.cross_entropy(outputs, batch.targets, reduction="sum")}
 
     def counts(self, batch: TableBatch) -> dict[str, int]:
         return {"loss": len(batch.targets)}
@@ -76,9 +76,9 @@ def boosting(
 
     def staged(rows: TableData) -> list[Float[Tensor, "N O"]]:
         made = trees.staged_predict_proba(matrix(rows)) if columns.labels else trees.staged_predict(matrix(rows))
-        return [torch.from_numpy(found.reshape(len(found), -1)).float() for found in made]
+        return [torch.from_numpy(outputs.reshape(len(outputs), -1)).float() for outputs in made]
 
-    scores = [better(table_figures(found, val)) for found in staged(val)]
+    scores = [better(table_figures(outputs, val)) for outputs in staged(val)]
     best = int(np.argmax(scores))
     return table_figures(staged(test)[best], test) | {"trees": best + 1}
 

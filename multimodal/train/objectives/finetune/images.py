@@ -24,22 +24,22 @@ from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJ
 from multimodal.weights.folder import Checkpoint
 
 
-def classify(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+def classify(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
     """Classify images with a ViT, or with the image tower of a CLIP and a new head; the result is a ViT."""
-    source, record = open_source(d.data, columns=d.columns, trust=d.trust), begun.preprocessing
+    source, record = open_source(d.data, columns=d.columns, trust=d.trust), initial.preprocessing
     labels = class_labels(source, " ".join(d.data))
-    model = classifier(begun, labels)
+    model = classifier(initial, labels)
     names = names_of(labels, d.classes, d.data)
-    if isinstance(begun.model, CLIP) and begun.tokenizer is not None and d.head == "names":
+    if isinstance(initial.model, CLIP) and initial.tokenizer is not None and d.head == "names":
         some = ImageAccuracy(source, labels, record, " ".join(d.data), 16)
-        named_head(begun, model, names, torch.stack([pixels for pixels, _ in some.read(some.keys)]))
+        named_head(initial, model, names, torch.stack([pixels for pixels, _ in some.read(some.keys)]))
     val = open_source(d.val, columns=d.columns, trust=d.trust) if d.val else None
     if val:
         ImageAccuracy(val, labels, record, d.val)  # reports unfit data before training
 
     def finish(trained: nn.Module) -> Checkpoint:
-        card = begun.card | {"labels": list(labels), "names": names}
-        return replace(begun, model=trained, tokenizer=None, card=card)
+        card = initial.card | {"labels": list(labels), "names": names}
+        return replace(initial, model=trained, tokenizer=None, card=card)
 
     measure = lambda model, count: ImageAccuracy(val, labels, record, d.val, count)(model)
     return FinetuningJob(
@@ -49,22 +49,22 @@ def classify(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Fi
 
 
 @torch.no_grad()
-def named_head(begun: Checkpoint, model: ViT, names: list[str], pixels: Float[Tensor, "B 3 H W"]) -> None:
+def named_head(initial: Checkpoint, model: ViT, names: list[str], pixels: Float[Tensor, "B 3 H W"]) -> None:
     """Fill the head with the text vectors of the names, mapped back through the image projection, so that it ranks the
     classes as the CLIP does zero-shot (Wortsman et al. 2022). The mean length of some images' vectors scales the logits
     to about the CLIP's."""
-    clip, pooled = begun.model, begun.model.image(pixels)
-    vectors = ZeroShotClassifier(begun, names).weights
+    clip, pooled = initial.model, initial.model.image(pixels)
+    vectors = ZeroShotClassifier(initial, names).weights
     if clip.image_project is not None:
         pooled, vectors = clip.image_project(pooled), vectors @ clip.image_project.weight
     model.head.weight.copy_(clip.logit_scale.exp() / pooled.norm(dim=-1).mean() * vectors)
 
 
-def match(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+def match(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
     """Match images with captions or with templated class names, by a whole CLIP."""
-    model, record = begun.model, begun.preprocessing
-    if begun.tokenizer is None or record is None:
-        raise CheckpointError(f"{begun.source}: checkpoint has no tokenizer or no preprocessing")
+    model, record = initial.model, initial.preprocessing
+    if initial.tokenizer is None or record is None:
+        raise CheckpointError(f"{initial.source}: checkpoint has no tokenizer or no preprocessing")
     image, context = model.config.image, model.config.text.context
     images = LabelledImageSource(
         d.data, class_names(d.classes, d.data), record.size[0], cache=1000, columns=d.columns, trust=d.trust
@@ -72,8 +72,8 @@ def match(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Finet
     captions = CaptionSampler(images.concepts, contrastive_model.TEMPLATES)
     held = read_named(d.val, d.classes, trust=d.trust) if d.val else None
     few = read_named(d.val, d.classes, d.count, d.trust) if d.val else None
-    templates = {"templates": begun.card.get("templates", contrastive_model.ZERO_SHOT)}
-    finish = lambda trained: replace(begun, model=trained, card=begun.card | templates)
+    templates = {"templates": initial.card.get("templates", contrastive_model.ZERO_SHOT)}
+    finish = lambda trained: replace(initial, model=trained, card=initial.card | templates)
 
     def measure(model: nn.Module, count: int | None) -> dict[str, float]:
         return accuracy(finish(model), few if count else held)
@@ -82,6 +82,6 @@ def match(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Finet
         Contrastive(model, captions.fits()), model, (), images, shuffled(len(images), d.batch, seed),
         contrastive_model.PrepareContrastive(
             captions, (record.size[0] // image.patch) * (record.size[1] // image.patch)),
-        contrastive_model.CollateContrastive(begun.tokenizer, context, record, d.augment.smallest_crop, 0.5),
+        contrastive_model.CollateContrastive(initial.tokenizer, context, record, d.augment.smallest_crop, 0.5),
         measure if held else None, finish,
     )  # fmt: skip

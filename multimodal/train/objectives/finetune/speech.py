@@ -23,34 +23,34 @@ from multimodal.train.objectives.recogniser import Recognition, most_ids
 from multimodal.weights.folder import Checkpoint
 
 
-def recognise(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+def recognise(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
     """Transcribe with a Conformer."""
-    tokenizer = begun.required_tokenizer()
-    bands = begun.model.config.encoder.bands
+    tokenizer = initial.required_tokenizer()
+    bands = initial.model.config.encoder.bands
     corpus = SpeechCorpus(d.data, cache, bands, columns=d.columns, trust=d.trust)
     held = SpeechCorpus([d.val], cache, bands, columns=d.columns, trust=d.trust) if d.val else None
     corpus.encode(tokenizer)
     plan = speech_plan(corpus.lengths, corpus.times, Batching(d.frames, easy=0), seed)
-    terms = "joint" if begun.model.decoder is not None else "ctc"
+    terms = "joint" if initial.model.decoder is not None else "ctc"
 
     def measure(model: nn.Module, count: int | None) -> dict[str, float]:
         items = evenly(range(len(held)), count)
-        return ErrorRates(begun, [held.texts[i] for i in items], [held.frames(i) for i in items], "greedy")(model, 0)
+        return ErrorRates(initial, [held.texts[i] for i in items], [held.frames(i) for i in items], "greedy")(model, 0)
 
     return FinetuningJob(
-        Recognition(begun.model, tokenizer, terms), begun.model, (), corpus, plan,
-        augment_speech.PrepareSpeech(augment_speech.SpeechAugmentation(), most_ids(begun.model)),
+        Recognition(initial.model, tokenizer, terms), initial.model, (), corpus, plan,
+        augment_speech.PrepareSpeech(augment_speech.SpeechAugmentation(), most_ids(initial.model)),
         augment_speech.collate,
-        measure if held else None, lambda trained: replace(begun, model=trained),
+        measure if held else None, lambda trained: replace(initial, model=trained),
     )  # fmt: skip
 
 
-def transcribe(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+def transcribe(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
     """Transcribe, and translate where the manifest has translations, in Whisper's format."""
-    tokenizer, config = begun.tokenizer, begun.model.config
+    tokenizer, config = initial.tokenizer, initial.model.config
     if not isinstance(tokenizer, WhisperTokenizer):
         raise CheckpointError(
-            f"{begun.source}: expected a tokenizer of Whisper's format, got {type(tokenizer).__name__}"
+            f"{initial.source}: expected a tokenizer of Whisper's format, got {type(tokenizer).__name__}"
         )
     bands, window = config.encoder.bands, multitask.STEP * config.encoder.context
     clips = SpeechWindows(d.data, cache, bands, d.language, d.columns, d.trust)
@@ -68,14 +68,14 @@ def transcribe(begun: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> 
             argument="data",
         )
     shares = Curriculum(window, max(window, d.frames), len(clips), easy=0, short=window, pairs=0.0, noise=0.0, full=1.0)
-    model = multitask.LetterCTC(begun.model, 0)  # a pretrained encoder needs no letter CTC
+    model = multitask.LetterCTC(initial.model, 0)  # a pretrained encoder needs no letter CTC
     model.head.requires_grad_(False)
     return FinetuningJob(
-        multitask.Multitask(model), begun.model, (), clips,
+        multitask.Multitask(model), initial.model, (), clips,
         curriculum(shares, lengths, [clip.language for clip in clips.clips], seed),
         multitask.PrepareWindow(tokenizer, "", bands), multitask.collate,
         partial(_error_rates, held, tokenizer, window) if held else None,
-        lambda trained: replace(begun, model=trained.speech),
+        lambda trained: replace(initial, model=trained.speech),
     )  # fmt: skip
 
 

@@ -113,14 +113,14 @@ def text_infilling(
     gaps = torch.randperm(kept + 1, generator=random)[: len(whole)].tolist()
     spans = dict(zip(gaps, whole, strict=True))
     more = torch.randint(kept + 1, (empty,), generator=random).tolist() if empty else []
-    found: list[int] = []
+    tokens: list[int] = []
     text = iter(ids.tolist())
     for gap in range(kept + 1):
         for _ in range(spans.get(gap, 0)):
             next(text)
-        found += [mask_id] * (more.count(gap) + (gap in spans))
-        found += [next(text)] if gap < kept else []
-    return torch.tensor(found, dtype=ids.dtype)
+        tokens += [mask_id] * (more.count(gap) + (gap in spans))
+        tokens += [next(text)] if gap < kept else []
+    return torch.tensor(tokens, dtype=ids.dtype)
 
 
 def token_deletion(ids: Ids, random: torch.Generator, share: float = 0.15) -> Int[Tensor, "M"]:

@@ -37,10 +37,10 @@ class NoiseSettings:
 
 def sentinels(tokenizer: Tokenizer, count: int) -> list[int]:
     """Return T5's sentinels: the last ids of the vocabulary, in descending order. Raises UsageError if any is text."""
-    found = [tokenizer.vocab_size - 1 - i for i in range(count)]
-    if not set(found) <= tokenizer.control:
+    result = [tokenizer.vocab_size - 1 - i for i in range(count)]
+    if not set(result) <= tokenizer.control:
         raise UsageError(f"must end in {count} control tokens to use as sentinels", argument="tokenizer")
-    return found
+    return result
 
 
 class DenoisedTexts:
@@ -67,8 +67,8 @@ class DenoisedTexts:
         return self.windows[key]
 
     def prepare(self, window: SentenceWindow, random: torch.Generator) -> Pair:
-        found = self.make(window.sentences, self.vocabulary, random, self.noise.share, self.noise.span)
-        return Pair([*found.source.tolist(), self.eos_id], [self.start_id, *found.target.tolist(), self.eos_id])
+        result = self.make(window.sentences, self.vocabulary, random, self.noise.share, self.noise.span)
+        return Pair([*result.source.tolist(), self.eos_id], [self.start_id, *result.target.tolist(), self.eos_id])
 
     def plan(self, budget: int, seed: int) -> Plan:
         """Return a plan of batches of similar length with at most `budget` padded tokens of the encoder."""

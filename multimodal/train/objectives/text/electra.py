@@ -45,17 +45,17 @@ def drawn(logits: Float[Tensor, "N V"], draws: Float[Tensor, "N"]) -> Int[Tensor
     """Sample tokens by the softmax's inverse distribution function at `draws`, so that they depend on the item alone,
     not on the micro-batch."""
     sums = logits.detach().double().softmax(-1).cumsum(-1)
-    found = torch.searchsorted(sums, draws.to(sums)[:, None] * sums[:, -1:], right=True)[:, 0]
-    return found.clamp(max=logits.shape[-1] - 1)
+    result = torch.searchsorted(sums, draws.to(sums)[:, None] * sums[:, -1:], right=True)[:, 0]
+    return result.clamp(max=logits.shape[-1] - 1)
 
 
 def run(model: Electra, batch: MaskedBatch) -> Replaced:
     states = encode(model.generator, batch, batch.ids)
     logits = model.generator.logits(states[batch.chosen][None])[0]
     ids, replaced = batch.ids.clone(), torch.zeros_like(batch.chosen)
-    found = drawn(logits, batch.draws)
-    ids[batch.chosen] = found
-    replaced[batch.chosen] = found != batch.targets  # not if the generator was right
+    result = drawn(logits, batch.draws)
+    ids[batch.chosen] = result
+    replaced[batch.chosen] = result != batch.targets  # not if the generator was right
     return Replaced(logits, model.discriminator.detect(encode(model.discriminator, batch, ids)), replaced)
 
 
@@ -67,10 +67,10 @@ class ReplacedTokens(Summed):
         self.weights: Mapping[str, float] = {"masked": 1.0, "detect": detect}
 
     def forward(self, batch: MaskedBatch) -> dict[str, Tensor]:
-        found, real = run(self.model, batch), batch.valid
+        result, real = run(self.model, batch), batch.valid
         return {
-            "masked": F.cross_entropy(found.generator.float(), batch.targets, reduction="sum"),
-            "detect": detection_loss(found.detector, found.replaced, real, reduction="sum"),
+            "masked": F.cross_entropy(result.generator.float(), batch.targets, reduction="sum"),
+            "detect": detection_loss(result.detector, result.replaced, real, reduction="sum"),
         }
 
     def counts(self, batch: MaskedBatch) -> dict[str, int | Tensor]:
@@ -85,10 +85,10 @@ def detection_figures(model: Electra, batches: Sequence[MaskedBatch]) -> dict[st
 
     loss, logits, replaced = 0.0, [], []
     for batch in moved(list(batches), next(model.parameters()).device):
-        found, real = run(model, batch), batch.valid
-        loss += float(F.cross_entropy(found.generator.float(), batch.targets, reduction="sum"))
-        logits.append(found.detector[real].float().cpu())
-        replaced.append(found.replaced[real].cpu())
+        result, real = run(model, batch), batch.valid
+        loss += float(F.cross_entropy(result.generator.float(), batch.targets, reduction="sum"))
+        logits.append(result.detector[real].float().cpu())
+        replaced.append(result.replaced[real].cpu())
     scores, labels = torch.cat(logits).numpy(), torch.cat(replaced).numpy()
     auc = float(roc_auc_score(labels, scores)) if 0 < labels.sum() < len(labels) else 0.5
     return {

@@ -32,18 +32,18 @@ class InductionCurve:
         self.length = min(50, (context - 1) // 2)  # of the repeated random sequence
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        found = induction(model, self.usable, self.length, begin=self.begin)
+        result = induction(model, self.usable, self.length, begin=self.begin)
         nats = losses_by_place(model, self.val, self.context)
         tenth = self.context // 10
         early, late = nats[tenth // 2 : tenth // 2 + tenth], nats[-tenth:]
         row = {
-            "step": step, "scores": found.prefix_matching.tolist(), "previous": found.previous.tolist(),
-            "in_context": float(late.mean() - early.mean()), "copies": found.losses,
+            "step": step, "scores": result.prefix_matching.tolist(), "previous": result.previous.tolist(),
+            "in_context": float(late.mean() - early.mean()), "copies": result.losses,
         }  # fmt: skip
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        best = int(found.prefix_matching.argmax())
-        return {"induction": float(found.prefix_matching.flatten()[best]), "in_context": row["in_context"]}
+        best = int(result.prefix_matching.argmax())
+        return {"induction": float(result.prefix_matching.flatten()[best]), "in_context": row["in_context"]}
 
     def plot(self, path: Path) -> list[str]:
         """Draw the curves; return a line for each of the strongest heads at the end."""

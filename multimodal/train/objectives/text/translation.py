@@ -43,15 +43,15 @@ def parallel_file(prefix: str, language: str) -> Path:
 def read_parallel(prefix: str, languages: Sequence[str]) -> dict[str, list[str]]:
     """Read the lines of each language's file. Raises DataError for one that cannot be read, or whose number of lines
     differs."""
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for language in languages:
         path = parallel_file(prefix, language)
         lines = read_text(path).split("\n")
         lines = lines[:-1] if lines and not lines[-1] else lines
-        if found and len(lines) != len(first := next(iter(found.values()))):
-            raise DataError(f"{path}: {len(lines)} lines, where {next(iter(found))} has {len(first)}")
-        found[language] = [line.strip() for line in lines]
-    return found
+        if texts and len(lines) != len(first := next(iter(texts.values()))):
+            raise DataError(f"{path}: {len(lines)} lines, where {next(iter(texts))} has {len(first)}")
+        texts[language] = [line.strip() for line in lines]
+    return texts
 
 
 class Pair(NamedTuple):
@@ -127,13 +127,13 @@ class CollatePairs:
 
 
 def target_logits(
-    model: EncoderDecoder, batch: PairBatch, given: int = 0
+    model: EncoderDecoder, batch: PairBatch, skipped: int = 0
 ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
-    """Return the logits and targets of all answer tokens after the start and `given` more, row by row."""
+    """Return the logits and targets of all answer tokens after the start and `skipped` more, row by row."""
     source, answer = batch.source, batch.answer
     states = model.decoder.states(answer.ids[:, :-1], model.encode(source.ids, source.valid), source.valid)
     real = padding(answer.lengths - 1, states.shape[1])
-    real[:, :given] = False
+    real[:, :skipped] = False
     chosen, targets = states[real], answer.ids[:, 1:][real]
     spare = -len(chosen) % ROWS
     logits = model.decoder.logits(F.pad(chosen, (0, 0, 0, spare))[None])[0][: len(chosen)]
@@ -148,7 +148,7 @@ class Translating(Summed):
         self.smoothing = smoothing
 
     def forward(self, batch: PairBatch) -> dict[str, Tensor]:
-        logits, targets = target_logits(self.model, batch, given=1)  # the language is not predicted
+        logits, targets = target_logits(self.model, batch, skipped=1)  # the language is not predicted
         return {"loss": F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smoothing)}
 
     def counts(self, batch: PairBatch) -> dict[str, int | Tensor]:
