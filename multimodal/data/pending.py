@@ -10,17 +10,17 @@ from multimodal.data.sources import Sample, Source
 
 
 class PendingItems:
-    """Hands out the media of a source's items and finds the item of each again, in any order.
+    """Hands out the media of a source's items, with their keys or to be found again by the media themselves.
 
     `check(sample)` may raise one of `BROKEN`. `broken`: location and cause of each unusable item by its key."""
 
     def __init__(self, source: Source, keys: Iterable[int], check: Callable[[Sample], object] = lambda sample: None):
         self.source, self.keys, self.check = source, keys, check
         self.broken: dict[int, str] = {}
-        self._waiting: dict[int, deque[tuple[int, Sample]]] = {}  # by identity of the media
+        self._waiting: dict[int, deque[tuple[int, Path | bytes]]] = {}  # by identity of the media
 
-    def media(self) -> Iterator[Path | bytes]:
-        """Yield the media of the usable items, each read on access."""
+    def keyed(self) -> Iterator[tuple[int, Path | bytes]]:
+        """Yield key and media of the usable items, each read on access."""
         for key in self.keys:
             try:
                 sample = self.source.read(key)
@@ -28,16 +28,21 @@ class PendingItems:
             except BROKEN as error:
                 self.skip(key, error)
             else:
-                self._waiting.setdefault(id(sample.media), deque()).append((key, sample))
-                yield sample.media
+                yield key, sample.media
 
-    def take(self, media: Path | bytes) -> tuple[int, Sample]:
-        """Key and item of media that `media` gave and that are done."""
+    def media(self) -> Iterator[Path | bytes]:
+        """Yield the media alone; `take` gives their keys."""
+        for key, media in self.keyed():
+            self._waiting.setdefault(id(media), deque()).append((key, media))
+            yield media
+
+    def take(self, media: Path | bytes) -> int:
+        """Key of media that are done."""
         same = self._waiting[id(media)]
-        item = same.popleft()
+        key, _ = same.popleft()
         if not same:
             del self._waiting[id(media)]
-        return item
+        return key
 
     def skip(self, key: int, cause: object) -> None:
         """Record why an item is unusable; its location replaces the name that bytes have in messages."""

@@ -86,7 +86,7 @@ def image_features(
         for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
             made = in_parts(lambda part: encode(batch.pixels[part]).float().cpu(), len(batch.read))  # noqa: B023
             for media, one in [*zip(batch.read, made, strict=True), *batch.refused]:
-                key, _ = items.take(media)
+                key = items.take(media)
                 if isinstance(one, Exception):
                     items.skip(key, item_error(one, name_of(media), ImageError))
                 else:

@@ -69,8 +69,7 @@ def write_captions(
 ) -> CaptionTexts:
     """By a captioner with the options of `caption`; an image that cannot be read is left out."""
     items, texts, cut = PendingItems(referenced.images.source, referenced.images.keys), {}, []
-    for media, found in caption_many(items.media(), captioner, **options):
-        key, _ = items.take(media)
+    for key, found in caption_many(items.keyed(), captioner, keyed=True, **options):
         if isinstance(found, Exception):
             items.skip(key, found)
         else:

@@ -117,18 +117,17 @@ def evaluate(
         normalizer(normalizer_name or "basic", keep_marks)
     source = open_source(manifest, trust=trust)
     items = PendingItems(source, range(len(source))[:limit], _check)
-    results = transcribe_many(items.media(), checkpoint, **options)
+    results = transcribe_many(items.keyed(), checkpoint, keyed=True, **options)
     began, heard = time.perf_counter(), []
-    for media, result in results:
-        key, sample = items.take(media)
+    for key, result in results:
         if isinstance(result, MultimodalError):
             items.skip(key, result)
         else:
             language = "en" if options.get("task") == "translate" else result["language"]
-            place = source.name(key)
-            name = place if place == sample.name else f"{place}: {Path(sample.name).name}"
+            row = source.row(key)
+            name = row.place if row.place == row.name else f"{row.place}: {Path(row.name).name}"
             heard.append(TranscribedItem(
-                name, sample.texts[0], result["text"], result["duration"], language, len(result["damaged"])
+                name, row.texts[0], result["text"], result["duration"], language, len(result["damaged"])
             ))  # fmt: skip
         watch(len(heard) + len(items.broken), len(items.keys), len(items.broken))
     seconds, broken = time.perf_counter() - began, items.causes()
