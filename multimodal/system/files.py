@@ -86,6 +86,11 @@ def read_json(path: Path, error: type[MultimodalError] = CheckpointError) -> dic
     return value
 
 
+def optional_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if there is no such file. Raises CheckpointError."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) -> Any:
     """The JSON value in a file. Raises `error` that names the file."""
     path = path_of(path, error)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
-from multimodal.system.files import read_json, write_whole
+from multimodal.system.files import optional_json, write_whole
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer
@@ -73,7 +73,7 @@ def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
     if folder is None:
         return None
     size = config["vocab_size"]
-    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+    record = optional_json(folder / RECORD)
     if record.get("tokenizer_class") == "ByT5Tokenizer":
         if size < ByteTokenizer.vocab_size:
             raise CheckpointError(f"{folder / RECORD}: bytes need {ByteTokenizer.vocab_size} ids, the model has {size}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
-from multimodal.system.files import read_json, write_whole
+from multimodal.system.files import optional_json, read_json, write_whole
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import languages_of
 from multimodal.tokens.text.sentencepiece import pieces_model
@@ -100,8 +100,7 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     CheckpointError."""
     if folder is None or not (folder / VOCAB).is_file():
         return hub_tokenizer(folder, config)
-    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-    kind = record.get("language_codes", "m2m100")
+    kind = optional_json(folder / RECORD).get("language_codes", "m2m100")
     if kind not in CODES:
         raise CheckpointError(f"{folder / RECORD}: language_codes must be one of {', '.join(CODES)} (got {kind!r:.40})")
     first = len(read_json(folder / VOCAB))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
-from multimodal.system.files import read_json
+from multimodal.system.files import optional_json, read_json
 from multimodal.tokens.text.chunks import BackendChunkCache
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
 
@@ -58,8 +58,8 @@ class WordPieceTokenizer(Tokenizer):
         if path.exists():
             vocab, settings = _from_json(read_json(path), path)
         else:
-            path, known = folder / FILE, folder / RECORD
-            vocab, record = read_vocabulary(path), read_json(known) if known.exists() else {}
+            path, record = folder / FILE, optional_json(folder / RECORD)
+            vocab = read_vocabulary(path)
             settings = {
                 "lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
                 "split_chinese": record.get("tokenize_chinese_chars", True),

@@ -10,7 +10,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
-from multimodal.system.files import read_json
+from multimodal.system.files import optional_json
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.family import Family
@@ -133,8 +133,7 @@ def _hf_rows(config: WhisperConfig) -> list[NameRow]:
 
 def _hf_card(folder: Path | None) -> dict[str, Any]:
     """Attention heads for word timestamps, which Hugging Face stores beside the weights."""
-    path = None if folder is None else folder / "generation_config.json"
-    heads = read_json(path).get("alignment_heads") if path is not None and path.exists() else None
+    heads = optional_json(folder / "generation_config.json").get("alignment_heads") if folder else None
     return {} if heads is None else {"alignment_heads": heads}
 
 

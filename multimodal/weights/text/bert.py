@@ -16,9 +16,9 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.system.files import read_json
+from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.files import hub_tokenizer
-from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
@@ -165,12 +165,9 @@ def families(
 
 def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) -> Tokenizer | None:
     """BERT's tokenizer if tokenizer_config.json names it, else None. Raises CheckpointError if it does not fit."""
-    if folder is None or not (folder / "tokenizer_config.json").exists():
-        return None
-    kind = str(read_json(folder / "tokenizer_config.json").get("tokenizer_class"))
-    if kind.removesuffix("Fast") != "BertTokenizer":
-        return None
-    return WordPieceTokenizer.from_bert(folder, size, bos, eos, context)
+    kind = optional_json(folder / RECORD).get("tokenizer_class") if folder else None
+    known = kind in ("BertTokenizer", "BertTokenizerFast")
+    return WordPieceTokenizer.from_bert(folder, size, bos, eos, context) if known else None
 
 
 def encoder_tokenizer(folder: Path | None, config: dict[str, Any], first: int = 0) -> Tokenizer | None:

@@ -12,7 +12,8 @@ import torch
 from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, sinusoidal_positions
-from multimodal.system.files import read_json
+from multimodal.system.files import optional_json
+from multimodal.tokens.text.tokenizer import RECORD
 from multimodal.tokens.text.translation import marian_tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors
@@ -46,8 +47,7 @@ def rows(config: EncoderDecoderConfig) -> list[NameRow]:
 
 def card(folder: Path | None) -> dict[str, Any]:
     """Source and target language."""
-    path = None if folder is None else folder / "tokenizer_config.json"
-    record = read_json(path) if path is not None and path.exists() else {}
+    record = optional_json(folder / RECORD) if folder else {}
     sides = record.get("source_lang"), record.get("target_lang")
     return {"translation": {"from": sides[0], "to": sides[1]}} if all(isinstance(s, str) for s in sides) else {}
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from multimodal.system.files import read_json, read_json_value
+from multimodal.system.files import optional_json, read_json, read_json_value
 from multimodal.system.records import checked
 
 # names of its Pooling module (flags before version 5), and those of `embed`
@@ -27,8 +27,7 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
 
 def sentence_length(folder: Path, context: int) -> int:
     """Longest text in tokens, at most `context`."""
-    path = folder / "sentence_bert_config.json"
-    length = read_json(path).get("max_seq_length") if path.exists() else None
+    length = optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
     return min(context, length) if type(length) is int and length > 2 else context
 
 

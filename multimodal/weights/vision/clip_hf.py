@@ -11,10 +11,10 @@ from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.system.files import read_json
+from multimodal.system.files import optional_json, read_json
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
-from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import FIRST, NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.vision.open_clip import pair
@@ -110,10 +110,9 @@ def rows(config: CLIPConfig) -> list[NameRow]:
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     """CLIP's vocabulary if tokenizer_config.json names it and the sizes agree."""
     text = part(config, "text", TEXT)
-    if folder is None or not (folder / "tokenizer_config.json").exists() or text["vocab_size"] != 49408:
-        return None
-    kind = read_json(folder / "tokenizer_config.json").get("tokenizer_class")
-    return CLIPTokenizer(text["max_position_embeddings"]) if kind in ("CLIPTokenizer", "CLIPTokenizerFast") else None
+    kind = optional_json(folder / RECORD).get("tokenizer_class") if folder else None
+    known = kind in ("CLIPTokenizer", "CLIPTokenizerFast") and text["vocab_size"] == 49408
+    return CLIPTokenizer(text["max_position_embeddings"]) if known else None
 
 
 def _image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:

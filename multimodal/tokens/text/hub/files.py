@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
-from multimodal.system.files import read_json
+from multimodal.system.files import optional_json, read_json
 from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
@@ -59,15 +59,15 @@ def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int |
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     if wrong := [pair for pair in pairs if len(pair) != 2]:
         raise CheckpointError(f"{folder / 'merges.txt'}: expected a pair of tokens, got {' '.join(wrong[0])[:40]!r}")
-    vocab, more = read_json(path), folder / "added_tokens.json"
+    vocab = read_json(path)
     made = {"".join(pair) for pair in pairs}
     unmade = sum(len(token) > 1 and token not in made for token in vocab)
     if unmade > len(vocab) // 10:  # control tokens are few; a truncated file would silently give other ids
         raise CheckpointError(
             f"{folder / 'merges.txt'}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}"
         )
-    added = sorted((read_json(more) if more.is_file() else {}).items(), key=lambda pair: str(pair[1]))
-    prefix = _record(folder).get("add_prefix_space", False)
+    added = sorted(optional_json(folder / "added_tokens.json").items(), key=lambda pair: str(pair[1]))
+    prefix = optional_json(folder / RECORD).get("add_prefix_space", False)
     bytes_ = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
     around = {"cls": ["<s>", 0], "sep": ["</s>", 0]}
     pipeline = {
@@ -85,7 +85,7 @@ def _added(token: str, i: int) -> dict[str, Any]:
 
 
 def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
-    record = _record(path.parent)
+    record = optional_json(path.parent / RECORD)
     if "add_bos_token" not in record and config.get("model_type") not in BOS:
         return None
     ids = [config.get(f"{name}_token_id") for name in ("pad", "eos")]
@@ -103,7 +103,7 @@ def _made(
         vocab = dict(vocabulary(pipeline))
         if not vocab:
             raise CheckpointError("the vocabulary is empty (0 tokens)")
-        record = _record(path.parent)
+        record = optional_json(path.parent / RECORD)
         named = names | dict(_named(path.parent, record))
         special = {token["content"] for token in pipeline.get("added_tokens") or [] if token.get("special")}
         special |= {*named.values(), *_more(record)}
@@ -160,13 +160,9 @@ def _around(post: dict[str, Any] | None) -> tuple[list[str], list[str]]:
     return [], []
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    return read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-
-
 def _named(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield `bos`, `eos`, … and their tokens in the folder's two files."""
-    table = read_json(folder / SPECIAL) if (folder / SPECIAL).is_file() else {}
+    table = optional_json(folder / SPECIAL)
     for name in NAMES:
         for source in (table, record):
             token = source.get(f"{name}_token")
