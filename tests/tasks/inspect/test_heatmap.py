@@ -274,7 +274,7 @@ def test_what_cannot_be_done_is_refused(tmp_path, maps):
         HeatMaps(maps.model, PLAIN, ["a"], RGB[:1], tmp_path / "file")
     with pytest.raises(UsageError, match="cannot be written"):
         HeatMaps(maps.model, PLAIN, ["a"], RGB[:1], tmp_path / "file" / "inside")
-    with pytest.raises(UsageError, match="expected a CLIP model, got captioner"):
+    with pytest.raises(UsageError, match="expected a CLIP model, got VisionEncoderDecoder"):
         relevance(made("captioner"), noise(1, 3, 8, 12), RGB)
     with pytest.raises(UsageError, match="expected a CLIP model, got CoCa"):
         relevance(made("coca"), noise(1, 3, 8, 12), RGB)
