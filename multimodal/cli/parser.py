@@ -130,12 +130,6 @@ def count(text: str) -> int:
     return value
 
 
-def natural(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number of 0 or more")
-    return int(text)
-
-
 def number(text: str) -> float:
     try:
         value = float(text)

@@ -70,7 +70,8 @@ def usable_device(name: str | torch.device) -> torch.device:
         probe = torch.zeros(1, device=name)
         probe.sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device {str(name)!r}: cannot be used ({str(error).splitlines()[0]:.100})") from None
+        cause = str(error).splitlines()[0]
+        raise UsageError(f"{str(name)!r}: cannot be used ({cause:.100})", argument="device") from None
     return probe.device
 
 

@@ -101,9 +101,9 @@ def cost_lines(costs: dict[str, Any]) -> list[str]:
         f"  weights {_bytes(memory['weights'])}, gradients {_bytes(memory['gradients'])}, "
         f"optimizer {_bytes(states['adamw'])} (AdamW) or {_bytes(states['muon'])} (Muon in the blocks)",
     ]
-    for name, told in (("float32", "float32"), ("bfloat16", "bfloat16 autocast")):
+    for name, title in (("float32", "float32"), ("bfloat16", "bfloat16 autocast")):
         kept, whole = memory["activations"][name], memory["with_adamw"][name]
-        lines.append(f"  {told}: activations {_bytes(kept)}, {_bytes(whole)} in all with AdamW")
+        lines.append(f"  {title}: activations {_bytes(kept)}, {_bytes(whole)} in all with AdamW")
     return lines
 
 

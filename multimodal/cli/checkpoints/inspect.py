@@ -24,21 +24,20 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog, p.formatter_class = "%(prog)s MODEL [INPUT] [flags]", EXAMPLES, RawHelp
     flags.model_argument(p)
-    p.add_argument("input", nargs="?", metavar="INPUT", help="a text, or the file of an image or a recording, by the "
-                   f"model's kind; {', '.join(WITHOUT_INPUT)} need none")  # fmt: skip
-    p.add_argument("--what", choices=WHAT, default="attention", help="attention: maps of each head; filters: principal "
-                   "components of the patch embedding; positions: similarity of their embeddings; distance: how far "
-                   "each head looks; alignment: where the decoder looks in its source; induction: prefix-matching "
-                   "score of each head (default: attention)")  # fmt: skip
-    p.add_argument("--plot", metavar="PNG", help="draw it")
+    p.add_argument("input", nargs="?", metavar="INPUT", help="a text, an image file or an audio file, as the model "
+                   f"takes; none for {', '.join(WITHOUT_INPUT)}")  # fmt: skip
+    p.add_argument("--what", choices=WHAT, default="attention", help="attention: attention maps by head; filters: "
+                   "principal components of the patch embedding; positions: cosine similarity of position embeddings; "
+                   "distance: mean attention distance by head; alignment: cross-attention to the source; induction: "
+                   "prefix-matching score by head (default: attention)")  # fmt: skip
+    p.add_argument("--plot", metavar="PNG", help="write a figure")
     flags.overwrite(p)
     add_option_flags(p, ViewOptions, defaults=True)
-    p.add_argument("--answer", metavar="TEXT", help="what the decoder is to have said, for an alignment (default: what "
-                   "it says by itself)")  # fmt: skip
-    p.add_argument("--from", dest="source", metavar="LANGUAGE", help="of the input, for an alignment of a translator "
-                   "or a multilingual Whisper")  # fmt: skip
-    p.add_argument("--to", dest="target", metavar="LANGUAGE", help="of the answer, for a translator")
-    p.add_argument("--format", choices=["table", "json"], help="of the numbers (default: table, none with --plot)")
+    p.add_argument("--answer", metavar="TEXT", help="decoder output to align (default: greedy decoding)")
+    p.add_argument("--from", dest="source", metavar="LANGUAGE", help="language of the input, for translators and "
+                   "multilingual Whisper models")  # fmt: skip
+    p.add_argument("--to", dest="target", metavar="LANGUAGE", help="language of the output, for translators")
+    p.add_argument("--format", choices=["table", "json"], help="print the numbers (default: table, none with --plot)")
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -53,9 +52,9 @@ def check(p: Parser, options: Namespace) -> None:
         if getattr(options, name) is not None and what not in ("attention", "alignment"):
             p.error(f"--{name}: is for --what attention or alignment (--what {what})")
     if options.input is None and what not in WITHOUT_INPUT:
-        p.error(f"--what {what}: needs INPUT, a text or the file of an image or a recording")
+        p.error(f"--what {what}: needs INPUT: a text, an image file or an audio file")
     if options.input is not None and what in WITHOUT_INPUT:
-        p.error(f"--what {what}: looks at weights alone, INPUT {options.input[:40]!r} would not be read")
+        p.error(f"--what {what}: takes no INPUT (got {options.input[:40]!r})")
 
 
 def run(options: Namespace) -> int:

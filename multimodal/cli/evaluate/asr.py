@@ -22,10 +22,10 @@ def add_flags(p: Parser) -> None:
     p.usage, p.formatter_class = "%(prog)s MANIFEST [flags]", Help
     p.add_argument("manifest", metavar="MANIFEST", help="recordings and their texts: .jsonl, .csv, .tsv or tars")
     flags.model(p, "asr-conformer-en")
-    p.add_argument("--report", metavar="FILE", help="errors by type and the worst utterances: .md or .html")
+    p.add_argument("--report", metavar="FILE", help="write errors by type and the worst utterances: .md or .html")
     flags.overwrite(p)
-    p.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's, of both texts (default: "
-                     "english for English, else basic)")  # fmt: skip
+    p.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's text normalizer "
+                   "(default: english for English, else basic)")  # fmt: skip
     p.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
     p.add_argument("--whole_recordings", action="store_true", help="measure the bare decoders, without windows, "
                    "thresholds or fallbacks: WER of each decoder of a Conformer; of a Whisper model, whose window must "

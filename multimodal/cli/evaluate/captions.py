@@ -25,8 +25,8 @@ SHOWN = 10  # captions of a report, the worst and the best
 
 def add_flags(p: Parser) -> None:
     p.usage, p.formatter_class = "%(prog)s DATA [DATA ...] (--model MODEL | --predictions FILE) [flags]", Help
-    p.add_argument("data", nargs="+", metavar="DATA", help="images with what people wrote of them: .jsonl, .csv, "
-                   ".tsv (lines of one file are one image) or WebDataset tars")  # fmt: skip
+    p.add_argument("data", nargs="+", metavar="DATA", help="images with reference captions: .jsonl, .csv, .tsv "
+                   "(several lines may name one image) or WebDataset tars")  # fmt: skip
     p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
     flags.lists(p)
     g = p.add_argument_group("captions")
@@ -35,12 +35,12 @@ def add_flags(p: Parser) -> None:
                    "caption, as multimodal caption --output writes them")  # fmt: skip
     caption.decoding(p.add_argument_group("decoding (the model's card may set other defaults)"))
     g = p.add_argument_group("scores")
-    g.add_argument("--clip_model", metavar="MODEL", help="also CLIPScore and RefCLIPScore, by this CLIP, such as "
+    g.add_argument("--clip_model", metavar="MODEL", help="also CLIPScore and RefCLIPScore with this CLIP, such as "
                    "clip-vit-16")  # fmt: skip
-    g.add_argument("--agreement", action="store_true", help="also what people's captions score against each other")
-    g.add_argument("--constant", nargs="+", metavar="DATA", help="also the best single caption of DATA, given to every "
-                   "image: a level to compare with")  # fmt: skip
-    g.add_argument("--report", metavar="FILE", help="with the worst and the best captions: .md or .html")
+    g.add_argument("--agreement", action="store_true", help="also score the reference captions against each other")
+    g.add_argument("--constant", nargs="+", metavar="DATA", help="baseline: the best single caption of DATA, given to "
+                   "every image")  # fmt: skip
+    g.add_argument("--report", metavar="FILE", help="write figures, worst and best captions: .md or .html")
     flags.overwrite(g)
     g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
     g = p.add_argument_group("machine")

@@ -13,8 +13,8 @@ from multimodal.system.options import add_flags as add_option_flags
 
 def add_flags(p: Parser) -> None:
     p.usage, p.formatter_class = "%(prog)s DATA [DATA ...] --model MODEL [flags]", Help
-    p.add_argument("data", nargs="+", metavar="DATA", help="of a ViT: a folder with a folder per class, "
-                   "tars or a list; of a text classifier: a table with tabs; of a tabular model: .csv")  # fmt: skip
+    p.add_argument("data", nargs="+", metavar="DATA", help="for a ViT: a folder with a folder per class, "
+                   "tars or a list; for a text classifier: .tsv; for a tabular model: .csv")  # fmt: skip
     flags.image_model(p, None)
     p.add_argument("--columns", nargs=2, metavar="NAME", help="columns of text and label (default: GLUE's, else the "
                    "first and the last)")  # fmt: skip

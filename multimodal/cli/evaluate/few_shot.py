@@ -27,8 +27,8 @@ def add_flags(p: Parser) -> None:
     g = p.add_argument_group("training")
     image_run.training_flags(g)
     g.add_argument("--shots", type=count, nargs="+", default=[1, 2, 4, 8, 16], metavar="N",
-                   help="images a class (default: 1 2 4 8 16)")  # fmt: skip
-    g.add_argument("--seeds", type=count, default=3, metavar="N", help="draws of them (default: 3)")
+                   help="images per class (default: 1 2 4 8 16)")  # fmt: skip
+    g.add_argument("--seeds", type=count, default=3, metavar="N", help="random draws per number of shots (default: 3)")
     image_run.name_flags(p.add_argument_group("classes and prompts"))
     image_run.result_flags(p, False)
     image_run.machine_flags(p)

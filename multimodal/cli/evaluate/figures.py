@@ -16,7 +16,7 @@ Evaluate = Callable[[str], tuple[dict[str, Any], list[str]]]
 
 def output_flags(p: Parser) -> None:
     p.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
-    p.add_argument("--report", metavar="FILE", help="figures, model and versions: .md or .html")
+    p.add_argument("--report", metavar="FILE", help="write figures, model and versions: .md or .html")
     flags.overwrite(p)
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Help, Parser, count, number
+from multimodal.cli.parser import Help, Parser, count, limited, number
 from multimodal.cli.vision.classify import labels_and_templates
-from multimodal.errors import UsageError
 from multimodal.inference.options import BatchOptions
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from multimodal.tasks.evaluate.linear_probe import LabelledVectors
     from multimodal.weights.folder import Checkpoint
 
-DATA = "a folder with a folder a class, WebDataset tars (.cls, .txt), .csv, .tsv or .jsonl; several follow each other"
+DATA = "a folder with a folder per class, WebDataset tars (.cls, .txt), .csv, .tsv or .jsonl; several are joined"
 
 
 def data_flags(p: Parser) -> None:
@@ -35,25 +34,26 @@ def data_flags(p: Parser) -> None:
 
 
 def name_flags(g: argparse._ArgumentGroup) -> None:
-    g.add_argument("--classes", metavar="FILE", help="names of classes by their ids, a JSON object a line (default: "
+    g.add_argument("--classes", metavar="FILE", help="class names by id, one JSON object per line (default: "
                    "classes.jsonl in or beside DATA, else the ids themselves)")  # fmt: skip
-    g.add_argument("--labels_file", metavar="FILE", help="labels to choose from, one a line, or .json as multimodal "
-                   "classify takes it: in their order where the classes of DATA have other names")  # fmt: skip
+    g.add_argument("--labels_file", metavar="FILE", help="candidate labels, one per line, or .json as for multimodal "
+                   "classify; matched by order where DATA names its classes otherwise")  # fmt: skip
     g.add_argument("--templates", metavar="SET", help="clip80, clip7, none, or a file of prompts with {} for the "
                    "label; default: the model's own, else clip7")  # fmt: skip
 
 
 def training_flags(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--train", nargs="+", required=True, metavar="DATA", help="training images of the same classes")
-    g.add_argument("--C", type=number, metavar="C", help="inverse strength of the regularisation (default: searched "
-                   "from 1e-6 to 1e6 on images held out)")  # fmt: skip
+    strength = limited(number, lambda value: 0 < value < float("inf"), "a number above 0")
+    g.add_argument("--C", type=strength, metavar="C", help="inverse strength of the regularisation (default: searched "
+                   "from 1e-6 to 1e6 on held-out images)")  # fmt: skip
 
 
 def result_flags(p: Parser, classes: bool = True) -> None:
     g = p.add_argument_group("results")
     g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
-    g.add_argument("--report", metavar="FILE", help="all figures, by class too: .md or .html" if classes else
-                   "all figures, and what was left out: .md or .html")  # fmt: skip
+    g.add_argument("--report", metavar="FILE", help="write all figures, also by class: .md or .html" if classes
+                   else "write all figures and skipped items: .md or .html")  # fmt: skip
     if classes:
         g.add_argument("--confusion", metavar="FILE", help="draw the confusion matrix: .png")
     flags.overwrite(g)
@@ -64,8 +64,8 @@ def machine_flags(p: Parser) -> None:
     flags.image_model(g, "clip-vit-16")
     flags.machine(g, BatchOptions)
     flags.native(g)
-    g.add_argument("--features_cache", metavar="DIR", help="keep the vectors of images, one file for each model and "
-                   "set; found by the sha256 of the weights and of the images")  # fmt: skip
+    g.add_argument("--features_cache", metavar="DIR", help="cache image features, one file per model and set, keyed by "
+                   "the sha256 of weights and images")  # fmt: skip
 
 
 class EvaluateRun:
@@ -79,8 +79,6 @@ class EvaluateRun:
         outputs = outputs_of(options)
         self.report = output_file(options.report, "--report", (".md", ".html"), outputs)
         self.confusion = output_file(getattr(options, "confusion", None), "--confusion", (".png",), outputs)
-        if getattr(options, "C", None) is not None and not 0 < options.C < float("inf"):
-            raise UsageError(f"--C {options.C}: is no number above 0")
 
     def model(self, kind: "Kind") -> "Checkpoint":
         """As it is loaded. Raises UsageError for one that gives no such features."""

@@ -11,8 +11,8 @@ def add_flags(p: Parser) -> None:
     image_run.data_flags(p)
     g = p.add_argument_group("training")
     image_run.training_flags(g)
-    g.add_argument("--max_iterations", type=count, default=1000, metavar="N", help="of L-BFGS (default: 1000)")
-    g.add_argument("--seed", type=int, default=0, metavar="N", help="of the held-out part (default: 0)")
+    g.add_argument("--max_iterations", type=count, default=1000, metavar="N", help="L-BFGS iterations (default: 1000)")
+    g.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the held-out split (default: 0)")
     image_run.result_flags(p)
     image_run.machine_flags(p)
 

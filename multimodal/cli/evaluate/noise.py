@@ -10,8 +10,8 @@ from multimodal.cli.parser import Help, Parser, count
 def add_flags(p: Parser) -> None:
     p.usage, p.formatter_class = "%(prog)s [flags]", Help
     flags.model(p, "whisper-mini")
-    p.add_argument("--windows", type=count, default=100, metavar="N", help="windows of each kind: silence, white and "
-                   "pink noise, tones, clicks (default: 100)")  # fmt: skip
+    p.add_argument("--windows", type=count, default=100, metavar="N", help="windows of each kind: silence, white "
+                   "noise, pink noise, tones, clicks (default: 100)")  # fmt: skip
     output_flags(p)
     flags.compute(p)
     p.set_defaults(data=["noise"])

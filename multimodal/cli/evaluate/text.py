@@ -10,13 +10,13 @@ from multimodal.cli.parser import Help, Parser, count
 
 def add_flags(p: Parser) -> None:
     p.usage, p.formatter_class = "%(prog)s FILE [FILE ...] --model MODEL [flags]", Help
-    p.add_argument("data", nargs="+", metavar="FILE", help="text, plain or gzip; each file is scored on its own")
+    p.add_argument("data", nargs="+", metavar="FILE", help="text, plain or gzip; each file is scored separately")
     flags.model(p, None)
-    p.add_argument("--documents", choices=["none", "lines", "blank"], default="none", help="none: a file is one text; "
-                   "lines, blank: each line, or each part between blank lines, is a text (default: none)")  # fmt: skip
-    p.add_argument("--context", type=count, metavar="N", help="tokens of a window (default: those of training)")
-    p.add_argument("--stride", type=count, metavar="N", help="tokens by which windows move; fewer than the context "
-                   "give each token more context (default: the context; half of it for a prefix LM)")  # fmt: skip
+    p.add_argument("--documents", choices=["none", "lines", "blank"], default="none", help="unit of text. none: the "
+                   "file; lines: each line; blank: each part between blank lines (default: none)")  # fmt: skip
+    p.add_argument("--context", type=count, metavar="N", help="context length in tokens (default: as in training)")
+    p.add_argument("--stride", type=count, metavar="N", help="step of the sliding window in tokens; a smaller "
+                   "step gives each token more context (default: the context; half of it for a prefix LM)")  # fmt: skip
     output_flags(p)
     flags.compute(p)
 

@@ -12,8 +12,8 @@ from multimodal.tasks.text.options import TranslateOptions
 
 def add_flags(p: Parser) -> None:
     p.usage, p.formatter_class = "%(prog)s SOURCE --references FILE --model MODEL [flags]", Help
-    p.add_argument("data", nargs=1, metavar="SOURCE", help="texts, one a line, plain or gzip")
-    p.add_argument("--references", required=True, metavar="FILE", help="their translations, line by line")
+    p.add_argument("data", nargs=1, metavar="SOURCE", help="texts, one per line, plain or gzip")
+    p.add_argument("--references", required=True, metavar="FILE", help="reference translations, one per line")
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="code or English name; not for a model of one "
                    "direction")  # fmt: skip
     p.add_argument("--to", dest="target", metavar="LANGUAGE")

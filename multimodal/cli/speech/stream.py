@@ -1,4 +1,4 @@
-"""`multimodal transcribe --stream`: lines while the sound comes."""
+"""`multimodal transcribe --stream`: live transcription of audio from stdin."""
 
 import json
 import os
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from multimodal.tasks.transcribe.live import Event
     from multimodal.tasks.transcribe.whisper.options import LiveOptions
 
-# of LiveOptions: the flag, and its units in one of ours
+# flag of each of these LiveOptions, and its units per second
 SPANS = {"silence": ("vad_min_silence_duration_ms", 1000), "longest": ("vad_max_speech_duration_s", 1)}
 
 
 def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> int:
-    """Prints a line for each event as it comes, and the figures of all at the end."""
+    """Print each event as it comes, and a summary at the end."""
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.transcribe import live
 
@@ -52,7 +52,10 @@ def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str,
     decode = HybridOptions(**HybridOptions.among(vars(chosen)))
     spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}
     rate = {"rate": given["rate"]} if "rate" in given else {}
-    return LiveOptions(decode=decode, threshold=chosen.vad_threshold, **spans, **rate)
+    try:
+        return LiveOptions(decode=decode, threshold=chosen.vad_threshold, **spans, **rate)
+    except UsageError as error:
+        raise UsageError(f"{error.args[0]}, in seconds", argument=SPANS[error.argument][0]) from None
 
 
 POLL = 0.1  # seconds after which Ctrl-C is noticed
@@ -60,8 +63,8 @@ POLL = 0.1  # seconds after which Ctrl-C is noticed
 
 @contextmanager
 def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
-    """A function that reads stdin up to its end or Ctrl-C, so that what was said before is still written, and the
-    signals that came. A second one stops at once."""
+    """Yield a function that reads stdin up to its end or Ctrl-C, so that the last utterance is still printed, and the
+    signals received. A second signal stops at once."""
     source = getattr(sys.stdin, "buffer", None)
     if source is None or source.closed:
         raise UsageError("--stream: stdin is closed")
@@ -94,7 +97,7 @@ def _line(event: "Event") -> None:
 
 
 def _rewritten(event: "Event") -> None:
-    """A terminal shows the going line in one place."""
+    """Rewrite the partial line in place, on a terminal."""
     width = shutil.get_terminal_size().columns - 1
     text = _text(event)
     if event.kind == "partial":
@@ -110,7 +113,7 @@ def _text(event: "Event") -> str:
 
 def _summary(figures: dict[str, float]) -> str:
     parts = [
-        f"{figures['seconds']:.2f} s of sound, {figures['real_time_factor']:.3f} s of work for each",
+        f"{figures['seconds']:.2f} s of audio, real-time factor {figures['real_time_factor']:.3f}",
         f"{figures['partials']:.0f} partial and {figures['finals']:.0f} final lines",
     ]
     for name, title in (("latency", "latency"), ("final_latency", "of final lines")):

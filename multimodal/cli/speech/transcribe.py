@@ -109,7 +109,7 @@ def _files(g: Any) -> None:
     switch(g, "--plot", "also draw NAME.png: spectrogram, words, skipped spans and their reasons *")
     flag(g, "--decode_log FILE", "JSON lines: the attempts at each window, with their scores")
     add_option_flags(g, SpeechOptions, ["on_truncated"])
-    switch(g, "--stream", "live: 16-bit little-endian mono samples from stdin, lines (txt or json) as they come")
+    switch(g, "--stream", "live: read 16-bit little-endian mono samples from stdin, print lines (txt or json)")
     add_option_flags(g, LiveOptions, ["rate"])
 
 

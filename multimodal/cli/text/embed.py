@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   multimodal embed "a text" "another text" --model hf-hub:sentence-transformers/all-MiniLM-L6-v2
-  multimodal embed --file texts.txt -o vectors.npy --model bert/    # one text per line, a row of the array a line
+  multimodal embed --file texts.txt -o vectors.npy --model bert/    # one text per line, one row per text
 """
 CHUNK = 4096  # texts that are sorted by length together
 
@@ -33,8 +33,8 @@ def add_flags(p: Parser) -> None:
     p.epilog, p.formatter_class = EXAMPLES, RawHelp
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
     p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8; - for stdin)")
-    p.add_argument("--output", "-o", metavar="FILE", help=".npy: a row a text, NaN for one that is broken; .jsonl or "
-                   ".csv: its line, text and vector (default: JSON lines to the terminal)")  # fmt: skip
+    p.add_argument("--output", "-o", metavar="FILE", help=".npy: one row per text, NaN for an unusable one; .jsonl or "
+                   ".csv: line, text and vector (default: JSON lines on stdout)")  # fmt: skip
     flags.overwrite(p)
     add_option_flags(p, EmbedOptions, ["pooling", "normalize"])
     g = p.add_argument_group("model and machine")
@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
     output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"), outputs)
     given = list(text_lines(options.texts, options.file))
     if not given:
-        raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no text")
+        raise UsageError(f"{options.file or 'standard input'}: has no lines")
     checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
     texts, code = _usable(given)
     good = [one for one in texts if one.text is not None]

@@ -1,4 +1,4 @@
-"""`multimodal index`: make or renew a search index of images."""
+"""`multimodal index`: build or update a search index of images."""
 
 import glob
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multimodal.weights.folder import Checkpoint
 
 EXAMPLES = """examples:
-  multimodal index photos/ -o photos.index        # call it again: only new and changed images are read
+  multimodal index photos/ -o photos.index        # rerun to update: reads only new and changed images
 """
 
 
@@ -31,9 +31,9 @@ def add_flags(p: Parser) -> None:
     p.usage, p.epilog, p.formatter_class = "%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", EXAMPLES, RawHelp
     p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
     p.add_argument("--output", "-o", required=True, metavar="FOLDER",
-                   help="of the index; in one that is there only what is new or has changed is renewed")  # fmt: skip
+                   help="folder of the index; an existing index is updated with new and changed images")  # fmt: skip
     add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)
-    p.add_argument("--overwrite", action="store_true", help="start over")
+    p.add_argument("--overwrite", action="store_true", help="build the index anew")
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "clip-vit-16")
     flags.machine(g, IndexOptions)
@@ -47,20 +47,20 @@ def run(options: Namespace) -> int:
         return code
     name = os.path.abspath(options.model) if os.path.exists(options.model) else options.model
     checkpoint = load(options.model, options.architecture, options.preprocessing)
-    with _telling(options.output):
+    with _reporting(options.output):
         built = _built(options, files, checkpoint, name)
     for error in built.refused:
         code = fail(error)
     for note in built.notes:
         warnings.warn(note, stacklevel=1)
     if built.record is None:
-        return fail(f"--output {options.output}: no image can be read; an index that was there is as it was")
-    print(_told(options.output, built))
+        return fail(f"--output {options.output}: no image could be read; an existing index is unchanged")
+    print(_summary(options.output, built))
     return code
 
 
 @contextmanager
-def _telling(folder: str) -> Iterator[None]:
+def _reporting(folder: str) -> Iterator[None]:
     """Report a stop or a full disk while the index is built."""
     try:
         with at_stop(lambda: printable(f"multimodal: {folder}: stopped; the same command resumes")):
@@ -85,7 +85,7 @@ def _built(options: Namespace, files: list[str], checkpoint: "Checkpoint", name:
 
 
 def _searched(arguments: list[str], files: list[str]) -> list[str]:
-    """The folders that were looked through and had images: a disk that is not mounted looks empty."""
+    """Folders searched that had images: a disk that is not mounted looks empty."""
     from multimodal.tasks.retrieve.build import inside
 
     paths = [os.path.abspath(file) for file in files]
@@ -99,7 +99,7 @@ def _searched(arguments: list[str], files: list[str]) -> list[str]:
     return roots
 
 
-def _told(folder: str, built: "BuildResult") -> str:
+def _summary(folder: str, built: "BuildResult") -> str:
     record = built.record
     search = "exact search" if record.kind == "flat" else f"{record.kind}, effort {record.effort}, " + ", ".join(
         f"recall@10 {share:.3f} by {name}" for name, share in record.recall.items() if name != "target"

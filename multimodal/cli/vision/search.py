@@ -1,4 +1,4 @@
-"""`multimodal search`: find the images of an index by texts or by images."""
+"""`multimodal search`: search an image index by text or by image."""
 
 import warnings
 from argparse import Namespace
@@ -28,14 +28,14 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog, p.formatter_class = "%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", EXAMPLES, RawHelp
-    p.add_argument("queries", nargs="*", metavar="QUERY", help="an image where there is such a file, else a text")
-    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="queries that are images")
-    p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="queries that are texts")
-    p.add_argument("--index", required=True, metavar="FOLDER", help="made by multimodal index")
+    p.add_argument("queries", nargs="*", metavar="QUERY", help="path of an existing image file, else a text")
+    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="image queries")
+    p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="text queries")
+    p.add_argument("--index", required=True, metavar="FOLDER", help="index built by multimodal index")
     add_option_flags(p, SearchOptions, defaults=True)
     p.add_argument("--format", choices=["table", "csv", "json", "jsonl"], default="table")
     g = p.add_argument_group("model and machine")
-    g.add_argument("--model", "-m", metavar="MODEL", help="where it now is (default: as the index was made)")
+    g.add_argument("--model", "-m", metavar="MODEL", help="present path of the index's model (default: as recorded)")
     flags.architecture(g)
     flags.machine(g)
 
@@ -85,7 +85,7 @@ def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> It
 
 
 def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query], int]:
-    """Usable queries in order, with their kinds; the others are reported."""
+    """Usable queries in order and the exit code; unusable ones are reported."""
     from multimodal.tasks.retrieve.index import query_vectors
 
     asked = [(kind_of(text), text) for text in options.queries]
@@ -103,7 +103,7 @@ def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query]
 
 
 def kind_of(query: str) -> str:
-    """image: there is such a file; missing: there is none, and it is called like an image; else text."""
+    """Kind of a query: image (an existing file), missing (no file, but an image's suffix) or text."""
     from multimodal.tokens.image.reading import SUFFIXES
 
     try:

@@ -41,7 +41,8 @@ def embed(
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     if isinstance(checkpoint.model, CLIP):
         if pooling is not None:
-            raise UsageError(f"pooling {pooling!r}: model {checkpoint.source} CLIP models have their own pooling")
+            cause = f"{pooling!r}: CLIP models have their own pooling ({checkpoint.source})"
+            raise UsageError(cause, argument="pooling")
         vectors = text_features(checkpoint.model, checkpoint.required_tokenizer(), list(rows))
     else:
         vectors = _pooled(checkpoint, list(rows), checked_pooling(checkpoint, pooling), batch_tokens)

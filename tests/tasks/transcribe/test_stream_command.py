@@ -68,7 +68,7 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     events = [json.loads(line) for line in out.splitlines()]
     assert {event["kind"] for event in events} >= {"final", "summary"}
     assert events[-1]["figures"]["seconds"] == pytest.approx(3.0)
-    assert "3.00 s of sound" in err
+    assert "3.00 s of audio" in err
     assert err.count("\n") == 1
     piped(tone.read_bytes()[44:])
     code, out, _ = say("--stream", "-", "--vad_threshold", "0", "--rate", "8000")
@@ -99,5 +99,5 @@ def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone, shown):
     assert [event["kind"] for event in events][-2:] == ["final", "summary"]
     assert events[0]["kind"] == "partial"
     assert events[-1]["figures"]["seconds"] >= 0.5
-    assert "s of sound" in err
+    assert "s of audio" in err
     assert signal.getsignal(signal.SIGINT) is before

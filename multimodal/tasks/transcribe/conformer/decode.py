@@ -145,7 +145,7 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
 
     Raises UsageError for a missing path, CheckpointError for one that is unreadable or does not fit."""
     if not Path(path).exists():
-        raise UsageError(f"lm {path}: does not exist")
+        raise UsageError(f"{path}: does not exist", argument="lm")
     if path.endswith((".arpa", ".arpa.gz")):
         return ngram_scorer(path, tokenizer)
     lm = load(path)
