@@ -159,9 +159,9 @@ def number(
         return kind(value)
     limits = ""
     if high < math.inf:
-        limits = f" in {'(' if above else '['}{low:g}, {high:g}]"
+        limits = f" in {'(' if above else '['}{low:.10g}, {high:.10g}]"
     elif low > -math.inf:
-        limits = f" above {low:g}" if above else f" of at least {low:g}"
+        limits = f" above {low:.10g}" if above else f" of at least {low:.10g}"
     raise UsageError(f"must be {'an integer' if kind is int else 'a number'}{limits} (got {value!r:.40})")
 
 

@@ -252,7 +252,6 @@ def test_unusable_data_is_one_line(capsys, models, images, captions, tmp_path):
         (["zeroshot", tmp_path / "empty"], "no usable item"),
         (["zeroshot", tmp_path / "numbers"], "'0', which classes do not name"),
         (["linear-probe", images, *one], "'blue_square', which the training set"),
-        (["linear-probe", images, "--train", images, "--C", "0"], "--C 0.0"),
         (["retrieval", images], "no captions"),
         (["zeroshot", images, "--templates", "clip9"], "--templates clip9"),
         (["zeroshot", images, "--report", "r.txt"], "--report r.txt"),
@@ -263,6 +262,9 @@ def test_unusable_data_is_one_line(capsys, models, images, captions, tmp_path):
         code, out, err = run(capsys, "evaluate", *arguments, "-m", models / "clip")
         assert (code, out) == (1, "")
         assert cause in one_line(err)
+    code, out, err = run(capsys, "evaluate", "linear-probe", images, "--train", images, "--C", "0")
+    assert (code, out) == (2, "")
+    assert "--C: 0: expected a number above 0" in err
     code, out, err = run(capsys, "evaluate", "zeroshot", broken, "-m", models / "clip")
     assert (code, out) == (1, "")
     assert "no image can be read" in err.splitlines()[-1]

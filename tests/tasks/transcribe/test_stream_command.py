@@ -77,7 +77,7 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     piped(b"")
     assert "no samples" in one_line(say("--stream")[2])
     piped(bytes(3200))
-    assert "argument --rate: 1: expected" in say("--stream", "--rate", "1")[2]
+    assert "argument --rate: must be an integer in [1000, 3072000] (got 1)" in say("--stream", "--rate", "1")[2]
 
 
 def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone, shown):
