@@ -33,7 +33,7 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--output", "-o", required=True, metavar="FOLDER",
                    help="folder of the index; an existing index is updated with new and changed images")  # fmt: skip
     add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)
-    p.add_argument("--overwrite", action="store_true", help="build the index anew")
+    p.add_argument("--overwrite", action="store_true", help="rebuild the index")
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "clip-vit-16")
     flags.machine(g, IndexOptions)
