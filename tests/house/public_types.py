@@ -27,7 +27,7 @@ text: str = Generator("folder", max_tokens=5, stop="\n")("Once")
 one: str = Translator("folder", "de", "en")("Guten Morgen!")
 several: list[str] = Translator("folder", target="de")(["a", "b"])
 
-classifier(3)  # type: ignore[arg-type]
+classifier(3)  # type: ignore[call-overload]
 multimodal.classify("a.jpg", ["a"], threshhold=0.5)  # type: ignore[call-arg]
 Transcriber("whisper-mini", languages=3)  # type: ignore[arg-type]
 Transcriber("whisper-mini", beams=3)  # type: ignore[call-arg]

@@ -217,3 +217,31 @@ def test_a_checkpoints_first_steps(models):
 )
 def test_typed_arguments_are_the_options(arguments, options):
     assert arguments.__annotations__.keys() | arguments.__optional_keys__ == options.keys()
+
+
+def test_columns_in_columns_out(made, models, tmp_path):
+    """As Ray Data, Spark and Dask call an object; an item that fails is a row with its error."""
+    path = tmp_path / "a.png"
+    path.write_bytes(image_bytes(RED))
+    paths = {"path": np.array([str(path), "absent.png"], object), "id": np.array([7, 8])}
+    one = made["classifier"][0]
+    found = one(paths)
+    assert list(found) == ["path", "id", "label", "score", "error"]
+    assert found["label"].tolist() == [one(path)[0]["scores"][0]["label"], ""]
+    assert found["score"][0] == pytest.approx(one(path)[0]["scores"][0]["score"])
+    assert np.isnan(found["score"][1])
+    assert found["error"].tolist() == ["", "absent.png: no such file (cannot be opened)"]
+    data = {"bytes": np.array([image_bytes(RED), b"x"], object), "id": np.array([7, 8])}
+    assert list(one(data)) == ["id", "label", "score", "error"]
+    assert one({"image": np.stack([RED, BLUE])})["label"].tolist() == [
+        one(i)[0]["scores"][0]["label"] for i in (RED, BLUE)
+    ]
+    assert made["captioner"][0](paths)["caption"].tolist() == [made["captioner"][0](RED)[0]["caption"], ""]
+    vectors = made["embedder"][0](paths)["vector"]
+    assert vectors.shape == (2, made["embedder"][0].images(RED).shape[1])
+    np.testing.assert_array_equal(np.isnan(vectors).all(1), [False, True])
+    assert made["embedder"][0]({"text": np.array(["red", ""], object)})["error"].tolist() == ["", "text 2: is empty"]
+    spoken = made["transcriber"][0]({"audio": np.stack([TONE.numpy()] * 2)})
+    assert spoken["text"].tolist() == [made["transcriber"][0](TONE)["text"]] * 2
+    with pytest.raises(UsageError, match=r"batch expected a column bytes, image, audio, path, text \(got id\)"):
+        one({"id": np.array([1])})

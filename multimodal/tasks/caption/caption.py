@@ -4,8 +4,9 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, overload
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,6 +21,7 @@ from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDec
 from multimodal.tasks.caption.options import CaptionOptions, options_for
 from multimodal.tasks.encode.arguments import CaptionArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
+from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, ImageReader, batches, name_of
 from multimodal.tasks.encode.loaded import (
     Items,
@@ -53,12 +55,21 @@ class Captioner(LoadedModel):
         self.writer = CaptionWriter(*prepared(model, compute_type, device, options))
         self.reader = ImageReader(self.writer.checkpoint.preprocessing, batch_size, workers, urls)
 
-    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[dict[str, Any]]:
+    @overload
+    def __call__(self, images: Columns) -> dict[str, np.ndarray]: ...
+    @overload
+    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[dict[str, Any]]: ...
+    def __call__(self, images: Any) -> Any:
         """Caption one or several images, in order.
 
         Each result has `file`, `caption`, `score` (log-probability / tokens^`length_penalty`), `logprob` (the sum),
         `tokens` (with the end token) and `finished` (False: cut at `max_tokens`). With `num_captions` above 1 also
-        `captions`, the best first, each with a `count` of the sequences that gave its text. Raises ImageError."""
+        `captions`, the best first, each with a `count` of the sequences that gave its text. Raises ImageError.
+
+        A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`)."""
+        if is_columns(images):
+            results = (result for _, result in self.many(source_column(images)[1]))
+            return result_columns(images, results, lambda one: one, {"caption": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:
             raise UsageError("must hold at least one image (got 0)", argument="images")

@@ -1,9 +1,11 @@
 """Zero-shot classification of images."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import torch
 
 from multimodal.errors import MultimodalError, UsageError
@@ -12,6 +14,7 @@ from multimodal.system.files import shown
 from multimodal.tasks.classify.classifier import DEFAULT_MODEL, ZeroShotClassifier, check_clip
 from multimodal.tasks.classify.classifier_file import load_classifier
 from multimodal.tasks.classify.options import ClassifyOptions
+from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, ImageReader, name_of
 from multimodal.tasks.encode.loaded import (
     Items,
@@ -59,12 +62,21 @@ class Classifier(LoadedModel):
     def labels(self) -> list[str]:
         return list(self.scorer.labels)
 
-    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[Scores]:
+    @overload
+    def __call__(self, images: Columns) -> dict[str, np.ndarray]: ...
+    @overload
+    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[Scores]: ...
+    def __call__(self, images: Any) -> Any:
         """Score the labels for one or several images, best first.
 
         Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None
         if its score is below. Scores are softmax over the labels, sigmoid per label (a model trained with the sigmoid
-        loss), or calibrated. Raises ImageError."""
+        loss), or calibrated. Raises ImageError.
+
+        A batch of columns (bytes, image or path) gives columns: label, score, error (see `encode/columns.py`)."""
+        if is_columns(images):
+            results = (result for _, result in self.many(source_column(images)[1]))
+            return result_columns(images, results, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
 

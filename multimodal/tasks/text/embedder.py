@@ -13,6 +13,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.system.files import shown
 from multimodal.tasks.encode.attempts import in_parts, item_error
+from multimodal.tasks.encode.columns import Columns, result_columns, source_column
 from multimodal.tasks.encode.features import encoder
 from multimodal.tasks.encode.images import ImageBatch, ImageReader
 from multimodal.tasks.encode.loaded import (
@@ -55,6 +56,14 @@ class Embedder(LoadedModel):
         self.normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
         self.pooling, self.batch_tokens = pooling, batch_tokens
         self._images = batch_size, workers, urls
+
+    def __call__(self, batch: Columns) -> dict[str, np.ndarray]:
+        """Columns vector and error of a batch of columns: bytes, image or path, or text (see `encode/columns.py`)."""
+        name, values = source_column(batch)
+        results = [result for _, result in self.many(values, "text" if name == "text" else "image")]
+        width = next((len(one) for one in results if isinstance(one, np.ndarray)), 0)
+        failed = {"vector": np.full(width, np.nan, np.float32)}
+        return result_columns(batch, results, lambda vector: {"vector": vector}, failed)
 
     def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
         """One vector per image, in order. Raises ImageError, UsageError for a model without an image encoder."""

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, overload
+
+import numpy as np
 
 from multimodal.errors import AudioError, MultimodalError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tasks.encode.arguments import TranscribeArguments
 from multimodal.tasks.encode.attempts import item_error
+from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
 from multimodal.tasks.encode.loaded import (
     Item,
     Items,
@@ -55,10 +58,17 @@ class Transcriber(LoadedModel):
         self.urls = urls
         self._open, self._serve = opener(self.checkpoint, self.options)
 
+    @overload
+    def __call__(self, audio: Columns) -> dict[str, np.ndarray]: ...
+    @overload
     def __call__(
         self, audio: AudioInput, sampling_rate: int | None = None, *, on_progress: OnProgress | None = None,
         on_segments: OnSegments | None = None,
-    ) -> Transcript:  # fmt: skip
+    ) -> Transcript: ...  # fmt: skip
+    def __call__(
+        self, audio: Any, sampling_rate: int | None = None, *, on_progress: OnProgress | None = None,
+        on_segments: OnSegments | None = None,
+    ) -> Any:  # fmt: skip
         """Transcribe a recording: see `as_audio` for what it may be.
 
         As in openai-whisper, the result has `text`, `language` and `segments`, each with `id`, `seek` (10 ms frames),
@@ -68,7 +78,12 @@ class Transcriber(LoadedModel):
         [{start, end, reason}], which together tile the recording, `damaged` [{start, end, what}], and with `decode_log`
         a `log` of every decoding attempt.
 
-        Raises AudioError (unreadable, empty, not finite), UsageError."""
+        Raises AudioError (unreadable, empty, not finite), UsageError.
+
+        A batch of columns (bytes, audio or path) gives columns: text, language, error (see `encode/columns.py`)."""
+        if is_columns(audio):
+            results = (result for _, result in self.many(source_column(audio)[1]))
+            return result_columns(audio, results, lambda one: one, {"text": "", "language": ""})
         items = [as_audio(local(audio, self.urls), sampling_rate)]
         ((_, result),) = self.many(items, on_error="raise", on_progress=on_progress, on_segments=on_segments)
         return result  # type: ignore[return-value]
