@@ -2,7 +2,7 @@
 
 import errno
 import math
-import multiprocessing
+import multiprocessing.queues
 import os
 import signal
 import threading
