@@ -29,6 +29,14 @@ BLOCKS = {
     for number, text in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")), 1)
     if "pip install" not in text  # CI runs the two install commands
 }
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+PYTHON = {
+    f"{page.name}-{number}": text
+    for page in PAGES
+    for number, text in enumerate(
+        re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S), 1
+    )
+}
 COLOURS = {"dog": (150, 90, 40), "cat": (90, 90, 120)}
 
 
@@ -130,3 +138,9 @@ def test_links_lead_somewhere():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.filterwarnings("ignore:<samples>. silent")
+@pytest.mark.parametrize("name", PYTHON)
+def test_the_python_of_the_pages_runs(name, place):
+    exec(compile(PYTHON[name], name, "exec"), {})
