@@ -70,8 +70,8 @@ def task_of(run: BatchRun) -> Callable[[Columns], Columns]:
     return Transcriber(*model, **named, batch_size=run.batch, device=device)
 
 
-class Items:
-    """Items of a folder, manifest or tar: names, and columns of a range of them."""
+class FileItems:
+    """FileItems of a folder, manifest or tar: names, and columns of a range of them."""
 
     def __init__(self, data: Path):
         self.source = open_source(data)
@@ -136,11 +136,11 @@ def _objects(values: list[Any]) -> np.ndarray:
     return made
 
 
-def items_of(data: Path) -> Items | ParquetItems:
-    return ParquetItems(data) if data.suffix == ".parquet" else Items(data)
+def items_of(data: Path) -> FileItems | ParquetItems:
+    return ParquetItems(data) if data.suffix == ".parquet" else FileItems(data)
 
 
-def shard_files(run: BatchRun, items: Items | ParquetItems) -> dict[Path, range]:
+def shard_files(run: BatchRun, items: FileItems | ParquetItems) -> dict[Path, range]:
     """File and items of each shard."""
     settings = [run.task, run.model, list(run.labels), run.language, str(run.data.resolve())]
     found = {}

@@ -95,15 +95,17 @@ def check_arrays(target: Callable) -> Callable:
             with jaxtyped("context"):  # one size for each axis name within a call
                 return check(*args, **kwargs)
         if results is not None:
-            result = returned.value = target(*args, **kwargs)
+            result = target(*args, **kwargs)
             made = mark(result)
             with contextlib.suppress(TypeError):
                 if made in results:
                     return result
             if check_result is None:
                 check_result = CHECK(functools.wraps(target)(lambda *_, **__: returned.value))
+            returned.value = result
             with jaxtyped("context"):
                 check_result(*args, **kwargs)
+            returned.value = None  # else the result would live on
         else:
             with jaxtyped("context"):
                 result = check(*args, **kwargs)
