@@ -23,7 +23,7 @@ COMMANDS = {
     "search": ("vision.search", "search an image index by text or by image"),
     "generate": ("text.generate", "generate text with a language model checkpoint"),
     "fill-mask": ("text.fill_mask", "predict the masked words of a text"),
-    "embed": ("text.embed", "embed texts as vectors"),
+    "embed": ("text.embed", "embed texts or images as vectors"),
     "translate": ("text.translate", "translate texts with an encoder-decoder checkpoint"),
     "inspect": ("checkpoints.inspect",
                 "inspect a model: attention, filters, positions, alignment, induction heads"),

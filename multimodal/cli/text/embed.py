@@ -1,10 +1,11 @@
-"""`multimodal embed`: vectors of texts."""
+"""`multimodal embed`: vectors of texts or images."""
 
 import csv
 import io
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
@@ -24,34 +25,39 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   multimodal embed "a text" "another text" --model hf-hub:sentence-transformers/all-MiniLM-L6-v2
   multimodal embed --file texts.txt -o vectors.npy --model bert/    # one text per line, one row per text
+  multimodal embed --images photos/ -o vectors.npy                  # by clip-vit-16; one row per image, sorted by path
 """
 CHUNK = 4096  # texts that are sorted by length together
 
 
 def add_flags(p: Parser) -> None:
-    p.usage = "%(prog)s (TEXT [TEXT ...] | --file FILE) --model MODEL [flags]"
+    p.usage = "%(prog)s (TEXT [TEXT ...] | --file FILE | --images IMAGE [IMAGE ...]) [flags]"
     p.epilog, p.formatter_class = EXAMPLES, RawHelp
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
     p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8; - for stdin)")
-    p.add_argument("--output", "-o", metavar="FILE", help=".npy: one row per text, NaN for an unusable one; .jsonl or "
-                   ".csv: line, text and vector (default: JSON lines on stdout)")  # fmt: skip
+    p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs")
+    p.add_argument("--output", "-o", metavar="FILE", help=".npy: one row per text or image, NaN for an unusable one; "
+                   ".jsonl or .csv: line and text, or file, and vector (default: JSON lines on stdout)")  # fmt: skip
     flags.overwrite(p)
     add_option_flags(p, EmbedOptions, ["pooling", "normalize"])
     g = p.add_argument_group("model and machine")
-    flags.model(g, None)
+    flags.model(g, "clip-vit-16")
     flags.machine(g)
     add_option_flags(g, EmbedOptions, ["batch_tokens"])
 
 
 def check(p: Parser, options: Namespace) -> None:
-    if bool(options.texts) == (options.file is not None):
-        p.error("give either TEXT or --file")
+    if [bool(options.texts), options.file is not None, options.images is not None].count(True) != 1:
+        p.error("give one of TEXT, --file, --images")
+    if options.images is not None and getattr(options, "pooling", None) is not None:
+        p.error("--pooling: is for texts")
     if "-" in options.texts and len(options.texts) > 1:
         p.error("-: stands alone, for the lines of stdin")
 
 
-class _InputText(NamedTuple):
-    """`line`: of the file, or which of the arguments, from 1. `text` None: it is broken. `name`: for messages."""
+class _Input(NamedTuple):
+    """A text, or the path of an image. `line`: of the file, or number of the argument or image, from 1. `text` None: it
+    is broken. `name`: for messages."""
 
     line: int
     text: str | None
@@ -63,40 +69,74 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.encode.attempts import item_error
     from multimodal.weights.load import load
 
-    outputs = outputs_of(options, but=("texts",))
+    images = options.images is not None
+    inputs, code = _image_files(options.images) if images else ([], 0)
+    outputs = outputs_of(options, [one.name for one in inputs], but=("texts", "images"))
     output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"), outputs)
-    given = list(text_lines(options.texts, options.file))
-    if not given:
-        raise UsageError(f"{options.file or 'standard input'}: has no lines")
+    if not images:
+        given = list(text_lines(options.texts, options.file))
+        if not given:
+            raise UsageError(f"{options.file or 'standard input'}: has no lines")
+    elif not inputs:
+        return code
     checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
-    texts, code = _usable(given)
-    good = [one for one in texts if one.text is not None]
+    inputs, code = (inputs, code) if images else _usable(given)
+    good = [one for one in inputs if one.text is not None]
     if not good:
         return code
-    made, failed = _embedded(options, checkpoint, good)
+    made, failed = (_embedded_images if images else _embedded)(options, checkpoint, good)
     for one, error in failed:
         code = fail(item_error(error, one.name, TextError))
     good = [one for one in good if one not in {one for one, _ in failed}]
-    if not good:
-        return code
-    if output is None:
-        for record in _records(good, made):
-            print_json(record, indent=None)
-        return code
-    ending = output.suffix.lower()
-    data = (
-        _npy(len(texts), good, made)
-        if ending == ".npy"
-        else (_csv if ending == ".csv" else _jsonl)(good, made).encode()
-    )
-    write_output(output, data)
-    print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
+    if good:
+        _write(options, output, len(inputs), good, made)
     return code
 
 
+def _write(
+    options: Namespace, output: Path | None, count: int, good: Sequence[_Input], made: "np.ndarray"
+) -> None:  # fmt: skip
+    records = _records(good, made, options.images is not None)
+    if output is None:
+        for record in records:
+            print_json(record, indent=None)
+        return
+    ending = output.suffix.lower()
+    data = _npy(count, good, made) if ending == ".npy" else (_csv if ending == ".csv" else _jsonl)(records).encode()
+    write_output(output, data)
+    print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
+
+
+def _image_files(arguments: Sequence[str]) -> tuple[list[_Input], int]:
+    from multimodal.cli.vision.images import found
+
+    files, code = found(arguments)
+    return [_Input(number, file, file) for number, file in enumerate(files, 1)], code
+
+
+def _embedded_images(
+    options: Namespace, checkpoint: "Checkpoint", images: Sequence[_Input]
+) -> "tuple[np.ndarray, list[tuple[_Input, Exception]]]":
+    """A row for each image that can be computed; the others, and why."""
+    import numpy as np
+
+    from multimodal.tasks.text.embedder import Embedder
+
+    rows, failed, shown = [], [], Progress("images")
+    embedder = Embedder(checkpoint, normalize=getattr(options, "normalize", None), device=None)
+    for number, (one, result) in enumerate(embedder.many(((one, one.text) for one in images), keyed=True), 1):
+        if isinstance(result, Exception):
+            failed.append((one, result))
+        else:
+            rows.append(result)
+        shown(number, len(images))
+    shown.clear()
+    return np.array(rows), failed
+
+
 def _embedded(
-    options: Namespace, checkpoint: "Checkpoint", texts: Sequence[_InputText]
-) -> "tuple[np.ndarray, list[tuple[_InputText, Exception]]]":
+    options: Namespace, checkpoint: "Checkpoint", texts: Sequence[_Input]
+) -> "tuple[np.ndarray, list[tuple[_Input, Exception]]]":
     """A row for each text that can be computed; the others, and why."""
     import numpy as np
 
@@ -118,7 +158,7 @@ def _embedded(
     return np.array(rows), failed
 
 
-def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_InputText], int]:
+def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Input], int]:
     """Usable texts and the exit code; unusable ones are reported by name."""
     from multimodal.tasks.text.embed import check_text
 
@@ -132,11 +172,11 @@ def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_InputText],
             text, code = None, fail(f"{name}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
         except TextError as error:
             text, code = None, fail(error)
-        found.append(_InputText(number, text, name))
+        found.append(_Input(number, text, name))
     return found, code
 
 
-def _npy(count: int, good: Sequence[_InputText], made: "np.ndarray") -> bytes:
+def _npy(count: int, good: Sequence[_Input], made: "np.ndarray") -> bytes:
     import numpy as np
 
     rows = np.full((count, made.shape[1]), np.nan, np.float32)
@@ -151,18 +191,20 @@ def _numbers(vector: "np.ndarray") -> list[float]:
     return [float(f"{value:.9g}") for value in vector.tolist()]
 
 
-def _records(texts: Sequence[_InputText], made: "np.ndarray") -> Iterator[dict[str, Any]]:
-    for one, vector in zip(texts, made, strict=True):
-        yield {"line": one.line, "text": one.text, "vector": _numbers(vector)}
+def _records(inputs: Sequence[_Input], made: "np.ndarray", images: bool) -> Iterator[dict[str, Any]]:
+    for one, vector in zip(inputs, made, strict=True):
+        facts = {"file": one.text} if images else {"line": one.line, "text": one.text}
+        yield facts | {"vector": _numbers(vector)}
 
 
-def _jsonl(texts: Sequence[_InputText], made: "np.ndarray") -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in _records(texts, made))
+def _jsonl(records: Iterator[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def _csv(texts: Sequence[_InputText], made: "np.ndarray") -> str:
-    file = io.StringIO()
+def _csv(records: Iterator[dict[str, Any]]) -> str:
+    rows, file = list(records), io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["line", "text", *range(1, made.shape[1] + 1)])
-    writer.writerows([line, text, *vector] for line, text, vector in map(dict.values, _records(texts, made)))
+    *names, vector = rows[0]
+    writer.writerow([*names, *range(1, len(rows[0][vector]) + 1)])
+    writer.writerows([*(row[name] for name in names), *row[vector]] for row in rows)
     return file.getvalue()

@@ -24,6 +24,7 @@ from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.wordpieces import SIZES, WORDS, wordpiece
+from tests.helpers.folders import write_image
 from tests.helpers.references.vision import randomized
 from tests.helpers.tiny import TEXT_TO_TEXT
 from tests.helpers.tiny import made as tiny
@@ -239,8 +240,8 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "cause"),
     [
-        ([], 2, "give either TEXT or --file"),
-        (["a", "--file", "x"], 2, "give either TEXT or --file"),
+        ([], 2, "give one of TEXT, --file, --images"),
+        (["a", "--file", "x"], 2, "give one of TEXT, --file, --images"),
         (["a", "-"], 2, "-: stands alone"),
         (["a", "--threads", "9" * 30], 2, "expected 1024 or fewer"),
         (["--file", "none.txt"], 1, "--file none.txt: cannot be read (No such file or directory)"),
@@ -277,3 +278,26 @@ def test_our_own_folder_embeds_alike(capsys, bert, tmp_path):
     code, out, _ = run(capsys, "embed", "dog", "-m", tmp_path / "ours", "--pooling", "pooler")
     assert code == 0
     assert len(json.loads(out)["vector"]) == SIZES["hidden_size"]
+
+
+def test_command_for_images(capsys, tmp_path):
+    """A broken image gets one line, the others are done, and each vector stays at the place of its image."""
+    for name in ("a", "c"):
+        write_image(tmp_path / f"{name}.png", "red")
+    (tmp_path / "b.png").write_text("broken")
+    expected = load("clip-vit-16").encode_image([tmp_path / "a.png"])[0].numpy()
+    for ending in ("npy", "jsonl", "csv"):
+        output = tmp_path / f"vectors.{ending}"
+        code, out, err = run(capsys, "embed", "--images", tmp_path, "-o", output)
+        assert (code, out) == (1, f"{output}: 2 vectors of {len(expected)}\n")
+        assert err.startswith(f"multimodal: error: {tmp_path / 'b.png'}: not a readable image")
+        assert len(err.splitlines()) == 1
+    made = np.load(tmp_path / "vectors.npy")
+    np.testing.assert_allclose(made[[0, 2]], [expected, expected], atol=1e-5)
+    assert np.isnan(made[1]).all()
+    rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == [str(tmp_path / f"{name}.png") for name in "ac"]
+    assert (tmp_path / "vectors.csv").read_text().startswith("file,1,2,3,")
+    assert run(capsys, "embed", "--images", tmp_path / "none.png")[0] == 1
+    code, _, err = run(capsys, "embed", "a", "--images", tmp_path)
+    assert (code, "give one of TEXT, --file, --images" in err) == (2, True)
