@@ -21,6 +21,7 @@ import numpy as np
 
 from multimodal import Captioner, Classifier, Embedder, Transcriber
 from multimodal.data.loader import BROKEN
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.system.files import write_whole
@@ -45,6 +46,7 @@ class BatchRun:
     cpus: float = 0.9  # of each worker; leave some for the reader
     gpus: float = 0  # of each worker
     resume: bool = False  # keep the shards that --output has
+    trust: Trust = OWN_FOLDER
 
     def __post_init__(self):
         for name in ("rows", "batch", "actors"):
@@ -71,10 +73,10 @@ def task_of(run: BatchRun) -> Callable[[Columns], Columns]:
 
 
 class FileItems:
-    """FileItems of a folder, manifest or tar: names, and columns of a range of them."""
+    """Items of a folder, manifest or tar: names, and columns of a range of them."""
 
-    def __init__(self, data: Path):
-        self.source = open_source(data)
+    def __init__(self, data: Path, trust: Trust):
+        self.source = open_source(data, trust=trust)
         self.names = [self.source.name(key) for key in range(len(self.source))]
 
     def shards(self, rows: int) -> Iterator[range]:
@@ -136,8 +138,8 @@ def _objects(values: list[Any]) -> np.ndarray:
     return made
 
 
-def items_of(data: Path) -> FileItems | ParquetItems:
-    return ParquetItems(data) if data.suffix == ".parquet" else FileItems(data)
+def items_of(run: BatchRun) -> FileItems | ParquetItems:
+    return ParquetItems(run.data) if run.data.suffix == ".parquet" else FileItems(run.data, run.trust)
 
 
 def shard_files(run: BatchRun, items: FileItems | ParquetItems) -> dict[Path, range]:
@@ -176,7 +178,7 @@ class ShardWorker:
         import torch
 
         torch.set_num_threads(max(1, int(run.cpus)))
-        self.run, self.task, self.items = run, task_of(run), items_of(run.data)
+        self.run, self.task, self.items = run, task_of(run), items_of(run)
         self.files = {keys.start: (path, keys) for path, keys in shard_files(run, self.items).items()}
 
     def __call__(self, batch: Columns) -> Columns:
@@ -194,7 +196,7 @@ class ShardWorker:
 
 def main(run: BatchRun) -> None:
     run = replace(run, data=run.data.resolve(), output=run.output.resolve())
-    files = shard_files(run, items_of(run.data))
+    files = shard_files(run, items_of(run))
     run.output.mkdir(parents=True, exist_ok=True)
     if (there := [path for path in run.output.iterdir() if path.suffix == f".{run.format}"]) and not run.resume:
         raise UsageError(

@@ -65,11 +65,9 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     assert len(rows_of(run.output)) == 6
     worker({"first": np.array([6, 9, 0])})
     check(rows_of(run.output), photos, clip)
-    files = batch_ray.shard_files(run, batch_ray.items_of(photos))
+    files = batch_ray.shard_files(run, batch_ray.items_of(run))
     assert sorted(files) == sorted(run.output.iterdir())
-    others = batch_ray.shard_files(
-        settings(clip, photos, tmp_path, labels=("red", "green")), batch_ray.items_of(photos)
-    )
+    others = batch_ray.shard_files(settings(clip, photos, tmp_path, labels=("red", "green")), batch_ray.items_of(run))
     assert not files.keys() & others.keys()
 
 

@@ -11,7 +11,7 @@ from multimodal.errors import CheckpointError, TextError
 from multimodal.tokens.text.hub import pipeline as hub
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.hub.patterns import check_pattern, no_panic
-from multimodal.tokens.text.hub.pipeline import HubTokenizer, naming
+from multimodal.tokens.text.hub.pipeline import HubTokenizer, naming_pipeline
 
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -82,8 +82,9 @@ def test_a_panic_while_a_text_is_read_is_an_error_of_the_text(capfd, monkeypatch
 
 def test_a_panic_while_a_file_is_read_is_an_error_of_the_file(tmp_path, capfd):
     charsmap = {"type": "Precompiled", "precompiled_charsmap": 1e308}
-    with pytest.raises(CheckpointError, match=r"^here: .*tokenizers library failed"):
-        naming(Path("here"), pipeline(normalizer=charsmap), control={}, vocab_size=29, pad_id=0)
+    message = r"^here: .*tokenizers library failed"
+    with pytest.raises(CheckpointError, match=message), naming_pipeline(Path("here")):
+        HubTokenizer(pipeline(normalizer=charsmap), control={}, vocab_size=29, pad_id=0)
     assert capfd.readouterr().err == ""
 
 
