@@ -75,7 +75,9 @@ def test_an_update_reads_only_new_and_changed_images(clip, photos, tmp_path, mon
     folder = tmp_path / "index"
     build(photos, clip, folder)
     read = []
-    monkeypatch.setattr("multimodal.tokens.image.arrays.read_image", lambda path: read.append(str(path)) or opened(path))
+    monkeypatch.setattr(
+        "multimodal.tokens.image.arrays.read_image", lambda path: read.append(str(path)) or opened(path)
+    )
     record = read_index_record(folder)
     again = build(photos, clip, folder)
     assert (read, again.added, again.changed, again.record) == ([], 0, 0, record)
