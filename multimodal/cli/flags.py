@@ -7,13 +7,15 @@ from multimodal.inference.options import COMPUTE_TYPES, BatchOptions
 from multimodal.system.options import OptionSet, add_flags
 
 LEARNED = "learned"
+MODEL = "name (multimodal models lists them), folder, .safetensors file or hub repository OWNER/NAME"
 threads = limited(count, lambda value: value <= 1024, "1024 or fewer")  # torch starts them all
 
 
 def model(p: argparse._ActionsContainer, default: str | None) -> None:
     p.add_argument("--model", "-m", default=default, required=default is None, metavar="MODEL",
-                   help="shipped name, folder, .safetensors file or hf-hub:owner/name"
-                   + (f" (default: {default})" if default else ""))  # fmt: skip
+                   help=MODEL + (f" (default: {default})" if default else ""))  # fmt: skip
+    if default:
+        p.add_argument("--quiet", action="store_true", help="no note that the default is a demonstration model")
     architecture(p)
 
 
@@ -27,7 +29,7 @@ def image_model(p: argparse._ActionsContainer, default: str | None) -> None:
 
 
 def model_argument(p: argparse._ActionsContainer, more: str = "") -> None:
-    p.add_argument("model", metavar="MODEL", help=f"shipped name, folder, .safetensors file or hf-hub:owner/name{more}")
+    p.add_argument("model", metavar="MODEL", help=MODEL + more)
     architecture(p)
     preprocessing(p)
 

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import warnings
+from argparse import Namespace
 
 from multimodal import __version__
 from multimodal.cli import output
@@ -29,7 +30,8 @@ COMMANDS = {
                 "inspect a model: attention, filters, positions, alignment, induction heads"),
     "info": ("checkpoints.info",
              "show a model's configuration, parameters, operations, memory, licence and training data"),
-    "models": ("checkpoints.models", "list the shipped models, presets and readable formats"),
+    "models": ("checkpoints.models", "list shipped and public models, presets and formats; show or clear the cache"),
+    "download": ("checkpoints.download", "download public models into the hub's cache, and check those in it"),
     "convert": ("checkpoints.convert", "convert a foreign checkpoint, or export to a foreign format"),
     "validate": ("validate", "decode every item of training data and list broken ones"),
     "env": ("env", "report versions and machine, for a bug report"),
@@ -65,6 +67,7 @@ def _main(arguments: list[str] | None) -> None:
             import torch  # heavy: not for --help
 
             torch.set_num_threads(threads)
+        _note_demonstration(command, options)
         code = command.run(options)
         sys.stdout.flush()
     except MultimodalError as error:
@@ -83,6 +86,21 @@ def _main(arguments: list[str] | None) -> None:
     except Warning as warning:  # python -W error
         code = fail(warning)
     sys.exit(code)
+
+
+def _note_demonstration(command: Parser, options: Namespace) -> None:
+    """Say once that the model nobody chose is small, and which one is good."""
+    name = getattr(options, "model", None)
+    if not name or name != command.get_default("model") or options.quiet:
+        return
+    from multimodal.weights.hub.registry import DEMONSTRATIONS  # not for --help
+
+    if name in DEMONSTRATIONS and not os.path.exists(name):
+        size, better = DEMONSTRATIONS[name]
+        print(
+            f"multimodal: {name}: demonstration model, {size} parameters; for real use: --model {better}",
+            file=sys.stderr,
+        )
 
 
 def _one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -40,9 +40,9 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import check_card
 from multimodal.weights.encode import image_features, text_features
+from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.table import check_finite, check_like
-from multimodal.weights.tensor_files import read_tensors
 
 FORMAT = 1
 MOST_LAYERS = 1000

@@ -1,6 +1,5 @@
 """Load checkpoints: a shipped name, a folder, a .safetensors file, or a hub repository."""
 
-import difflib
 import importlib
 import warnings
 from pathlib import Path
@@ -13,13 +12,14 @@ from multimodal.system.files import read_json, shown
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
+from multimodal.weights.files.archives import read_pickled
+from multimodal.weights.files.formats import FOREIGN, PICKLED, check_format, find_weights, is_pickled
+from multimodal.weights.files.tensor_files import read_shards, read_tensors
 from multimodal.weights.folder import Checkpoint, load_folder
-from multimodal.weights.formats import FOREIGN, PICKLED, check_format, find_weights, is_pickled
-from multimodal.weights.pytorch.archives import read_pickled
+from multimodal.weights.hub.download import HUB, repository_of, snapshot
+from multimodal.weights.hub.registry import near
 from multimodal.weights.table import Tensors
-from multimodal.weights.tensor_files import read_shards, read_tensors
 
-HUB = "hf-hub:"
 OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
@@ -35,8 +35,9 @@ def load(
 ) -> Checkpoint:
     """Load a model in eval mode with its tokenizer, preprocessing and card.
 
-    `name_or_path`: a shipped name (`multimodal models` lists them), a folder of ours or in the layout of OpenCLIP, timm
-    or Hugging Face, a `.safetensors` file, `hf-hub:owner/name`, or `open_clip:MODEL:TAG`. `architecture`: OpenCLIP or
+    `name_or_path`: a shipped or public name (`multimodal models` lists them), a folder of ours or in the layout of
+    OpenCLIP, timm or Hugging Face, a `.safetensors` file, a hub repository as `owner/name` or
+    `hf-hub:owner/name@revision`, or `open_clip:MODEL:TAG`; files here go before the hub. `architecture`: OpenCLIP or
     timm name of a bare weights file. `preprocessing`: of images, if the checkpoint states none: openai, imagenet,
     inception, siglip, a JSON file like a checkpoint folder's `preprocessing.json`, or a Preprocessing.
     Raises UsageError for an unknown name, CheckpointError for an unusable file."""
@@ -53,10 +54,10 @@ def open_checkpoint(
         raise UsageError(f"model: expected a name or a path ({shown(name_or_path)})")
     text = str(name_or_path)
     if text.startswith(HUB):
-        return _load_path(_snapshot(text.removeprefix(HUB), pickled), architecture, config, pickled)
+        return _load_path(_snapshot(*repository_of(text), pickled), architecture, config, pickled)
     if text.startswith(OPEN_CLIP):
         record = _open_clip_record(text.removeprefix(OPEN_CLIP))
-        made = _load_path(_snapshot(record["hf_hub"].rstrip("/"), pickled), architecture, config, pickled)
+        made = _load_path(_snapshot(record["hf_hub"].rstrip("/"), "main", pickled), architecture, config, pickled)
         if record.get("quick_gelu", False) != has_quick_gelu(made.model):
             warnings.warn(f"{text}: OpenCLIP's registry and its configuration differ on quick-GELU", stacklevel=3)
         return made
@@ -67,7 +68,9 @@ def open_checkpoint(
         return _load_path(path, architecture, config, pickled)
     if path.suffix in (".safetensors", *PICKLED, *FOREIGN):
         raise CheckpointError(f"{shown(text)}: no such file")
-    raise UsageError(_unknown(text))
+    if isinstance(name_or_path, str) and (source := repository_of(text)):
+        return _load_path(_snapshot(*source, pickled), architecture, config, pickled)
+    raise UsageError(unknown(text))
 
 
 def families() -> dict[str, Family]:
@@ -106,31 +109,15 @@ def architecture_config(name: str) -> dict[str, Any]:
         return {"architecture": name}
 
 
-def _snapshot(repository: str, pickled: bool) -> Path:
+def _snapshot(repository: str, revision: str, pickled: bool) -> Path:
     """The folder of a hub repository; with `pickled` its pickled weights where it has no safetensors."""
-    folder = download(repository)
-    if any(folder.glob("*.safetensors")):
-        return folder
-    if not pickled:
+    folder = snapshot(repository, revision, pickled)
+    if not pickled and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"{HUB}{repository}: has no safetensors weights; read pickled ones with multimodal convert "
             f"{HUB}{repository} FOLDER"
         )
-    return download(repository, "pytorch_model*.bin", "open_clip_pytorch_model.bin")
-
-
-def download(repository: str, *weights: str) -> Path:
-    """Snapshot of a hub repository: configurations, tokenizers, safetensors, and `weights` (patterns). Raises
-    CheckpointError."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken", *weights]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        cause = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{HUB}{repository}: download failed ({cause})") from None
+    return folder
 
 
 def _open_clip_record(name: str) -> dict[str, Any]:
@@ -194,16 +181,13 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _unknown(name: str) -> str:
+def unknown(name: str) -> str:
     from multimodal.models.presets import PRESETS
 
+    names = ", ".join(near(name, [*shipped(), *(() if name in PRESETS else PRESETS)])) or "multimodal models lists them"
     if name in PRESETS:
-        return f"model {name!r}: a preset without weights (see multimodal info); give a folder or a file"
-    sizes = difflib.get_close_matches(name, PRESETS, n=2)
-    if sizes and not difflib.get_close_matches(name, shipped(), n=1, cutoff=0.4):
-        return f"model {name[:80]!r}: neither a path nor a shipped model (similar presets: {', '.join(sizes)})"
-    near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4) or sorted(shipped()) or ["none is installed"]
-    return f"model {name[:80]!r}: neither a path nor a shipped model (near: {', '.join(near)})"
+        return f"model {name!r}: a size without weights (see multimodal info); near: {names}"
+    return f"model {name[:80]!r}: neither a path nor a known model (near: {names})"
 
 
 def _exists(path: Path) -> bool:

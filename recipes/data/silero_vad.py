@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from multimodal.weights.pytorch.archives import read_archive
+from multimodal.weights.files.archives import read_archive
 
 PARTS = {
     "stft.forward_basis_buffer": "spectrum.weight",

@@ -257,7 +257,7 @@ def test_unknown_parts_are_named(settings, message):
 @pytest.mark.parametrize(("options", "message"), [
     (["--task", "recognise"], "--task recognise: not for a clip, which can do match or classify"),
     (["--model", "{text}"], "text: expected a ViT, CLIP, Whisper or Conformer, got text"),
-    (["--model", "none-such"], "model 'none-such': neither a path nor a shipped model"),
+    (["--model", "none-such"], "model 'none-such': neither a path nor a known model"),
     (["--task", "classify", "--data", "{flat}"], "flat: its items have no classes"),
     (["--freeze", "tower"], "--freeze tower: no part of this model"),
     (["--model", "asr-conformer-en"], "squares: 2 of the first 2 recordings are broken"),

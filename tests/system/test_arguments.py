@@ -61,7 +61,7 @@ CASES = [
     ("classify(given=3)", "ImageError", "<int>: expected a path, bytes, a file object"),
     ("classify(given=chr(0xd800))", "ImageError", "a path cannot hold a lone surrogate"),
     ("load(3)", "UsageError", "model: expected a name or a path (3)"),
-    ("load('a\\0b')", "UsageError", "neither a path nor a shipped model"),
+    ("load('a\\0b')", "UsageError", "neither a path nor a known model"),
     ("load('clip-vit-16', preprocessing='a\\0b')", "UsageError", "preprocessing: a path cannot hold a NUL"),
     ("tokenizer_from('a\\0b')", "UsageError", "tokenizer: a path cannot hold a NUL"),
     ("open_index('a\\0b')", "UsageError", "index: a path cannot hold a NUL"),

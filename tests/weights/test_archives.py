@@ -15,10 +15,10 @@ from multimodal.errors import CheckpointError
 from multimodal.train.checkpoint.atomic import check, read_state, save_state
 from multimodal.train.checkpoint.state import random_state, set_random_state
 from multimodal.weights.convert import convert
+from multimodal.weights.files import pickled
+from multimodal.weights.files.archives import read_archive
+from multimodal.weights.files.tensor_files import read_shards
 from multimodal.weights.folder import sha256
-from multimodal.weights.pytorch import pickled
-from multimodal.weights.pytorch.archives import read_archive
-from multimodal.weights.tensor_files import read_shards
 from tests.helpers import hostile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

@@ -21,8 +21,8 @@ from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.prompts import checked_labels
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.tensor_files import read_tensors
 
 FORMAT = "multimodal classifier 1"
 

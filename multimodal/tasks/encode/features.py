@@ -23,8 +23,8 @@ from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.images import batches, name_of
 from multimodal.tasks.encode.native import encode_native, native_batches, tokens_of, vision
 from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.tensor_files import read_tensors
 
 Kind = Literal["embedding", "pooled"]
 Watch = Callable[[int, int, int], None]

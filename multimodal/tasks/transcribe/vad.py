@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe.whisper.options import VadOptions
 from multimodal.tokens.audio.log_mel import RATE
+from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.folder import fill
-from multimodal.weights.tensor_files import read_tensors
 
 FRAME = 512  # samples per probability, 32 ms
 CONTEXT = 64  # samples before each frame that the network also sees

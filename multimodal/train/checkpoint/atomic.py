@@ -21,7 +21,7 @@ import torch
 from multimodal.errors import CheckpointError, TrainingError
 from multimodal.system.files import inside, read_json
 from multimodal.system.records import from_record
-from multimodal.weights.pytorch.archives import read_archive
+from multimodal.weights.files.archives import read_archive
 
 log = logging.getLogger(__name__)
 

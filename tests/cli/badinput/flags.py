@@ -14,7 +14,7 @@ EMPTY = [
     ["caption", "red.png", "-m", "m", "--regions", ""], ["caption", "", "-m", "m"], ["index", "", "-o", "i"],
     ["search", "dog", "--index", ""], ["evaluate", "zeroshot", "d", "--features_cache", ""],
 ]  # fmt: skip
-MODEL = re.compile("neither a path nor a shipped model.{0,300}$")
+MODEL = re.compile("neither a path nor a known model.{0,300}$")
 
 
 def file(name: str, content: bytes | str):

@@ -10,8 +10,8 @@ from torch import Tensor
 from multimodal.errors import CheckpointError
 from multimodal.system import memory
 from multimodal.system.files import inside, read_json, shown
-from multimodal.weights.formats import check_format
-from multimodal.weights.pytorch.archives import read_pickled
+from multimodal.weights.files.archives import read_pickled
+from multimodal.weights.files.formats import check_format
 
 MOST_TENSORS = 50_000  # 1000 layers of 50
 MOST_HEADER = 16 << 20  # bytes

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from multimodal.weights.pytorch.pickled import Instance, Name
+from multimodal.weights.files.pickled import Instance, Name
 
 MOST_MODULES = 100_000
 

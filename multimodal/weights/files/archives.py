@@ -14,9 +14,9 @@ import torch
 
 from multimodal.errors import CheckpointError
 from multimodal.system import memory
-from multimodal.weights.formats import check_format
-from multimodal.weights.pytorch.pickled import MOST_BYTES, Instance, read_pickle
-from multimodal.weights.pytorch.torchscript import read_classes, state_dict
+from multimodal.weights.files.formats import check_format
+from multimodal.weights.files.pickled import MOST_BYTES, Instance, read_pickle
+from multimodal.weights.files.torchscript import read_classes, state_dict
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py
 PIECE = 1 << 24  # bytes read at once

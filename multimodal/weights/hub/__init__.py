@@ -1,0 +1,1 @@
+"""The Hugging Face hub: good models by name, downloads and the local cache."""

@@ -1,0 +1,294 @@
+"""Public models by name and their downloads, from a local server that speaks the hub's protocol."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from multimodal import load
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.assets import shipped
+from multimodal.weights.hub import registry
+from multimodal.weights.hub.download import repository_of, wanted
+
+COMMIT = "1" * 40
+LARGE = 24 << 20  # huggingface_hub writes 10 MiB at a time
+
+
+class HubServer(ThreadingHTTPServer):
+    """`files`: of each repository, path and content. `stop_after`: bytes of a large file after which the connection
+    is `cut`, or stands still. `flip`: send one wrong byte. `ranges`: offsets at which large files were asked for."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), HubRequest)
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.stop_after, self.cut, self.flip = 0, False, False
+        self.ranges: list[int] = []
+        self.paths: list[str] = []
+
+
+class HubRequest(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(tree|revision)/.*", path):
+            repository, what = match.groups()
+            if (files := self.server.files.get(repository)) is None:
+                return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            entries = [entry(name, content) for name, content in files.items()]
+            return self._send(
+                200, json.dumps(entries if what == "tree" else {"id": repository, "sha": COMMIT}).encode()
+            )
+        repository, name = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.*)", path).groups()
+        return self._file(name, self.server.files[repository][name])
+
+    def _file(self, name: str, content: bytes) -> None:
+        facts = entry(name, content)
+        begin = int(re.match(r"bytes=(\d+)-", self.headers.get("Range", "bytes=0-"))[1])
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{facts.get("lfs", facts)["oid"]}"', "Accept-Ranges": "bytes"}
+        if begin:
+            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+        if self.command == "GET":
+            self.server.paths.append(name)
+        if self.command == "GET" and "lfs" in facts:
+            self.server.ranges.append(begin)
+            if self.server.flip:
+                content = content[:-1] + bytes([content[-1] ^ 1])
+        self._send(206 if begin else 200, content[begin:], headers)
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        stop = self.server.stop_after
+        if not stop or len(content) < LARGE // 4:
+            self.wfile.write(content)
+            return
+        self.wfile.write(content[:stop])
+        self.wfile.flush()
+        if self.server.cut:
+            self.server.stop_after = 0
+            self.close_connection = True
+        else:
+            time.sleep(60)
+
+
+def entry(name: str, content: bytes) -> dict:
+    """A file as the hub's tree lists it."""
+    oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    facts = {"type": "file", "path": name, "size": len(content), "oid": oid}
+    if name.endswith((".safetensors", ".bin")):
+        facts["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+    return facts
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    with HubServer() as made:
+        made.files["owner/large"] = {
+            "config.json": b"{}", "README.md": b"#", "model.safetensors": os.urandom(LARGE),
+            "model.fp32.safetensors": b"other", "pytorch_model.bin": b"pickled", "onnx/config.json": b"{}",
+        }  # fmt: skip
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def command(server, tmp_path):
+    """Start a command, in a process of its own since huggingface_hub reads its settings when it is imported."""
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    settings = {"HF_ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+
+    def start(*arguments: str, **more: str) -> subprocess.Popen:
+        words = [sys.executable, "-m", "multimodal", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(words, env=os.environ | settings | more, cwd=tmp_path, text=True, **pipes)
+
+    return start
+
+
+def done(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def blobs(tmp_path: Path, name: str = "owner--large") -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (tmp_path / "cache" / f"models--{name}" / "blobs").glob("*")}
+
+
+def test_a_download_takes_what_load_reads_and_is_listed_and_deleted(server, command, tmp_path):
+    code, out, err = done(command("download", "owner/large"))
+    assert (code, err) == (0, "")
+    assert out.startswith("owner/large: 25.2 MB, checked: ")
+    assert sorted(server.paths) == ["config.json", "model.safetensors"]
+    folder = Path(out.strip().rpartition(": ")[2])
+    assert (folder / "model.safetensors").read_bytes() == server.files["owner/large"]["model.safetensors"]
+    code, out, err = done(command("models", "--cached", "--format", "json"))
+    assert (code, json.loads(out)) == (0, [{"repository": "owner/large", "size": LARGE + 2, "complete": True}])
+    assert done(command("download", "owner/large", HF_HUB_OFFLINE="1"))[0] == 0
+    code, out, err = done(command("models", "--delete", "owner/large"))
+    assert (code, out, err) == (0, "owner/large: deleted, 25.2 MB freed\n", "")
+    assert not folder.exists()
+    assert done(command("models", "--cached"))[1] == "no models in the cache\n"
+    code, _, err = done(command("models", "--delete", "owner/large"))
+    assert (code, err) == (1, "multimodal: error: owner/large: not in the cache (which is empty)\n")
+
+
+def test_a_cut_connection_goes_on_where_it_broke(server, command, tmp_path):
+    server.stop_after, server.cut = LARGE // 2, True
+    code, out, _ = done(command("download", "owner/large"))
+    assert (code, "checked" in out) == (0, True)
+    assert server.ranges == [0, 10 << 20]
+
+
+def test_a_killed_download_goes_on_in_another_process(server, command, tmp_path):
+    server.stop_after = LARGE // 2
+    process = command("download", "owner/large")
+    digest = hashlib.sha256(server.files["owner/large"]["model.safetensors"]).hexdigest()
+    while blobs(tmp_path).get(f"{digest}.incomplete", 0) < 10 << 20:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    code, out, _ = done(command("models", "--cached"))
+    assert (code, "interrupted: multimodal download goes on" in out) == (0, True)
+    server.stop_after = 0
+    code, out, err = done(command("download", "owner/large"))
+    assert (code, err) == (0, "")
+    assert server.ranges == [0, 10 << 20]
+    assert set(blobs(tmp_path)) == {digest, entry("config.json", b"{}")["oid"]}
+
+
+def test_wrong_bytes_are_refused_and_do_not_stay(server, command, tmp_path):
+    server.flip = True
+    code, out, err = done(command("download", "owner/large"))
+    assert (code, out) == (1, "")
+    assert err == (
+        "multimodal: error: hf-hub:owner/large: model.safetensors came damaged (its hash differs) and was deleted; "
+        "download it again\n"
+    )
+    assert list(blobs(tmp_path).values()) == [2]
+    assert not list((tmp_path / "cache").glob("*/snapshots/*/model.safetensors"))
+    server.flip = False
+    assert done(command("download", "owner/large"))[0] == 0
+
+
+def test_a_file_that_decayed_in_the_cache_is_downloaded_again(server, command, tmp_path):
+    folder = Path(done(command("download", "owner/large"))[1].strip().rpartition(": ")[2])
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(b"damaged")
+    assert done(command("download", "owner/large"))[0] == 0
+    assert server.ranges == [0, 0]
+    assert (folder / "model.safetensors").read_bytes() == server.files["owner/large"]["model.safetensors"]
+
+
+@pytest.mark.parametrize("settings", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_offline_says_what_to_do(command, settings):
+    code, out, err = done(command("download", "whisper-base", **settings))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("multimodal: error: hf-hub:openai/whisper-base: not in the cache, and the hub cannot be")
+    assert err.endswith("; go online and run it again, or give a folder with its files\n")
+
+
+def test_a_repository_that_is_not_on_the_hub_gets_near_names(command):
+    code, _, err = done(command("download", "openai/whisper-bse", "nonsense"))
+    first, second = err.splitlines()
+    assert code == 1
+    assert re.fullmatch(r".*hf-hub:openai/whisper-bse: not on the hub, .*near: openai/whisper-base, .*", first)
+    assert second.startswith("multimodal: error: model 'nonsense': neither a path nor a known model (near: ")
+
+
+def test_a_model_by_its_name_is_downloaded_and_loaded(server, command, hf_folder, tmp_path):
+    server.files["openai/whisper-base"] = {
+        str(path.relative_to(hf_folder)): path.read_bytes() for path in hf_folder.rglob("*") if path.is_file()
+    }
+    for name in ("whisper-base", "openai/whisper-base", "hf-hub:openai/whisper-base@main"):
+        code, out, err = done(command("info", name, "--format", "json"))
+        assert (code, json.loads(out)["kind"]) == (0, "whisper"), err
+    assert server.paths.count("model.safetensors") == 1
+    shutil.copytree(shipped()["clip-vit-16"], tmp_path / "whisper-base")  # a folder here goes first
+    code, out, _ = done(command("info", "whisper-base", "--format", "json"))
+    assert (code, json.loads(out)["kind"]) == (0, "clip")
+
+
+def test_pickled_weights_are_downloaded_where_there_are_no_others(server, command):
+    server.files["owner/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"pickled", "training_args.bin": b"x"}
+    code, out, _ = done(command("download", "owner/pickled"))
+    assert (code, sorted(server.paths)) == (0, ["config.json", "pytorch_model.bin"])
+    assert "pickled weights: multimodal convert hf-hub:owner/pickled FOLDER, then --model FOLDER" in out
+
+
+def test_shards_and_sentence_pooling_are_wanted_and_copies_are_not():
+    files = ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+             "model.fp32-00001-of-00001.safetensors", "1_Pooling/config.json", "onnx/model.onnx"]  # fmt: skip
+    assert wanted(files) == sorted([*files[:3], files[4]])
+    assert wanted(["open_clip_model.safetensors", "model.safetensors"]) == ["open_clip_model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("whisper-base", "openai/whisper-base"), ("openai/whisper-base", "openai/whisper-base"),
+        ("ViT-B-32", "openai/clip-vit-base-patch32"), ("vit-b/32", "openai/clip-vit-base-patch32"),
+        ("clip-vit-base-patch32", "openai/clip-vit-base-patch32"), ("facebook/bart-base", "facebook/bart-base"),
+        ("opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de"), ("whisper-large", "openai/whisper-large-v3"),
+        ("somebody/something-1.7B", "somebody/something-1.7B"),
+    ],
+)  # fmt: skip
+def test_names_as_users_type_them(name, repository):
+    assert repository_of(name) == (repository, "main")
+
+
+@pytest.mark.parametrize("name", ["nonsense", "a/b/c", "../x", "./x/y", "/x", "tests/none", "x/", ""])
+def test_other_names_are_no_repositories(name, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert repository_of(name) is None
+
+
+def test_an_unknown_name_gets_the_nearest_of_all():
+    for name, near in (("clip-vit-61", "clip-vit-16"), ("wisper-base", "whisper-base"), ("t5_smal", "t5_small"),
+                       ("Bart-bse", "bart-base"), ("whisper_base", "whisper-base")):  # fmt: skip
+        with pytest.raises(UsageError, match=rf"near: .*\b{near}\b"):
+            load(name)
+
+
+def test_spellings_are_one_model_each_and_no_shipped_name():
+    names = [name for model in registry.MODELS
+             for name in {model.name.lower(), model.repository.lower(), *(a.lower() for a in model.also)}]  # fmt: skip
+    assert len(names) == len(set(names))
+    assert not set(registry.spellings()) & set(shipped())
+
+
+def test_demonstration_models_are_as_large_as_stated_and_name_a_known_one():
+    for name, (size, better) in registry.DEMONSTRATIONS.items():
+        assert size == f"{sum(p.numel() for p in load(name).model.parameters()) / 1e6:.1f} M"
+        assert registry.find(better).name == better
+
+
+def test_a_path_object_is_never_a_repository():
+    with pytest.raises((UsageError, CheckpointError), match="neither a path"):
+        load(Path("openai/whisper-base"))
