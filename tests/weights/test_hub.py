@@ -228,7 +228,7 @@ def test_a_model_by_its_name_is_downloaded_and_loaded(server, command, hf_folder
     }
     for name in ("whisper-base", "openai/whisper-base", "hf-hub:openai/whisper-base@main"):
         code, out, err = done(command("info", name, "--format", "json"))
-        assert (code, json.loads(out)["kind"]) == (0, "whisper"), err
+        assert (code, json.loads(out)["kind"]) == (0, "speech_to_text"), err
     assert server.paths.count("model.safetensors") == 1
     shutil.copytree(shipped()["clip-vit-16"], tmp_path / "whisper-base")  # a folder here goes first
     code, out, _ = done(command("info", "whisper-base", "--format", "json"))

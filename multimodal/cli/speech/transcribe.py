@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 # what the command does itself; every other value of the namespace is an option of multimodal.transcribe
 COMMAND_ONLY = {
-    "command", "audio", "model", "model_dir", "architecture", "output_dir", "output_format", "verbose", "fp16",
+    "command", "audio", "model", "quiet", "model_dir", "architecture", "output_dir", "output_format", "verbose", "fp16",
     "temperature_increment_on_fallback", "threads", "highlight_words", "max_line_width", "max_line_count",
     "max_words_per_line", "plot", "skip_existing", "overwrite", "stream", "rate", "decode_log",
 }  # fmt: skip
 NEED_WORDS = (*Layout.declared, "hallucination_silence_threshold", "plot")  # these turn word_timestamps on
 STREAMED = {
-    "command", "audio", "model", "model_dir", "architecture", "stream", "rate", "threads", "device",
+    "command", "audio", "model", "quiet", "model_dir", "architecture", "stream", "rate", "threads", "device",
     "compute_type", "fp16", "output_format", "language", "task", "beam_size", "lm", "lm_weight", "lm_bonus",
     "no_speech_threshold", "logprob_threshold", "confidence_threshold", "vad_threshold", "vad_min_silence_duration_ms",
     "vad_max_speech_duration_s",

@@ -71,7 +71,7 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
 
 
 def wanted(paths: Iterable[str], pickled: bool = False) -> list[str]:
-    """Of a repository's files, those that `load` reads: one model's weights, configurations and tokenizers."""
+    """Select the files that `load` reads: one model's weights, configurations and tokenizers."""
     top = [path for path in paths if "/" not in path]
     weights = _weights(top, SAFE_NAMES, ".safetensors")
     if pickled and not weights:
@@ -153,7 +153,7 @@ def _weights(top: list[str], names: tuple[str, ...], suffix: str | None) -> list
 
 def _fetch(repository: str, revision: str, file: Any, check: bool) -> None:
     """Download one file to its place in the cache, whose name is its hash; huggingface_hub checks the size alone, and
-    begins a file anew in another process."""
+    starts a file over in another process."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
