@@ -127,6 +127,7 @@ def run(options: Namespace) -> int:
 
         checkpoint = _checkpoint(given)
         return stream(given, checkpoint, api_options(given, checkpoint))
+    from multimodal.cli.speech.journals import Journals
     from multimodal.cli.speech.transcript_output import TranscriptOutput
     from multimodal.tokens.audio.reading import find_audio
 
@@ -149,9 +150,16 @@ def run(options: Namespace) -> int:
         _warn_of_no_effect(chosen, checkpoint)
         shown = stack.enter_context(TranscriptOutput(given, names))
         told = {"on_progress": shown.progress, "on_segments": shown.segments, "in_order": outputs.folder is None}
+        journals = None
+        if outputs.folder is not None:
+            journals = stack.enter_context(Journals(outputs.folder, names, checkpoint, chosen, shown.say))
+            told["journal"] = journals.open
         for file, result in transcribe_many(list(names), checkpoint, **told, **chosen):
             shown.writing(file)
-            code = max(code, shown.attempt(partial(_finish, file, names[file], result, outputs, log)))
+            failed = shown.attempt(partial(_finish, file, names[file], result, outputs, log))
+            code = max(code, failed)
+            if journals is not None:
+                journals.close(file, finished=not failed)
             shown.ended(file)
             if isinstance(result, dict):
                 shown.done(file, result)

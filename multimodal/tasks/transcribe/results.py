@@ -1,9 +1,12 @@
-"""Transcription of a part of a recording, as both kinds of speech model return it."""
+"""Transcription of a part of a recording, as both kinds of speech model return it, and its journal record."""
 
 import zlib
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+from multimodal.system.journal import JournalPart
+from multimodal.system.records import to_record
 from multimodal.tasks.transcribe.timeline import Span
 
 
@@ -15,6 +18,33 @@ class Transcription:
     tokens: list[int] = field(default_factory=list)
     coverage: list[Span] = field(default_factory=list)
     log: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "Transcription":
+        """From a record of `to_record`."""
+        return cls(**record | {"coverage": [Span(*span) for span in record["coverage"]]})
+
+    def extend(self, other: "Transcription") -> None:
+        for own, more in zip(vars(self).values(), vars(other).values(), strict=True):
+            own += more
+
+    def lengths(self) -> list[int]:
+        return [len(own) for own in vars(self).values()]
+
+    def since(self, lengths: list[int]) -> "Transcription":
+        """What was added after `lengths()`."""
+        return Transcription(*(own[length:] for own, length in zip(vars(self).values(), lengths, strict=True)))
+
+
+def journalled(
+    stream: Generator[Any, Any, Transcription], journal: JournalPart
+) -> Generator[Any, Any, Transcription]:  # fmt: skip
+    """The stream's transcription: that in the journal, or a new one, which the journal then keeps."""
+    if journal.records:
+        return Transcription.of(journal.records[0])
+    transcription = yield from stream
+    journal.add(to_record(transcription))
+    return transcription
 
 
 def compression_ratio(text: str) -> float:

@@ -8,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
+from multimodal.system.journal import JournalPart
 from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, MelReader, survey
 from multimodal.tasks.transcribe.audio_source import cut as cut_audio
 from multimodal.tasks.transcribe.conformer import windows
 from multimodal.tasks.transcribe.conformer.decode import decode_windows, with_language_model
-from multimodal.tasks.transcribe.results import Transcription
+from multimodal.tasks.transcribe.results import Transcription, journalled
 from multimodal.tasks.transcribe.segmentation import Clip, LevelMeter, cut, plan
 from multimodal.tasks.transcribe.timeline import Span
 from multimodal.tasks.transcribe.vad import SpeechDetector
@@ -42,7 +43,7 @@ class Session(NamedTuple):
     reports: bool = False
 
 
-Open = Callable[[AudioSource, Report], Session]
+Open = Callable[[AudioSource, Report, JournalPart], Session]
 
 
 def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tuple[Open, Serve]:
@@ -90,7 +91,7 @@ def whisper_language(checkpoint: Checkpoint, options: WhisperOptions) -> str | N
 
 def _open_whisper(
     checkpoint: Checkpoint, options: WhisperOptions, language: str | None, serve: Serve, source: AudioSource,
-    report: Report,
+    report: Report, journal: JournalPart,
 ) -> Session:  # fmt: skip
     model, tokenizer = model_and_tokenizer(checkpoint)
     size, bands = STRIDE * model.config.encoder.context, model.config.encoder.bands
@@ -101,7 +102,12 @@ def _open_whisper(
     )  # fmt: skip
     probability = None
     if language is None:
-        language, probability = _identify(source, overview, bands, size, options, serve)
+        known = journal.part("language")
+        if known.records:
+            language, probability = known.records[0]
+        else:
+            language, probability = _identify(source, overview, bands, size, options, serve)
+            known.add([language, probability])
     content, (peaks, powers) = overview.samples // HOP, meter.levels()
     speech = meter.speech(options, overview.samples, size if options.batched else None)
     clips, skipped = plan(options, content, speech)
@@ -113,17 +119,20 @@ def _open_whisper(
     audio, common = StreamAudio(reader.window, content, size, silent), (model.config.decoder.context, options, language)
     if options.batched:
         parts = [part for clip in clips for part in cut(powers, *clip, size)]
-        streams = _independent(audio, parts, tokenizer, *common)
+        streams = _independent(audio, parts, journal, tokenizer, *common)
     else:
-        streams = [WhisperTranscriber(audio, clips, tokenizer, *common, report).run()]
+        streams = [WhisperTranscriber(audio, clips, tokenizer, *common, report, journal).run()]
     return Session(overview.samples, language, probability, skipped, streams, reports=not options.batched)
 
 
-def _independent(audio: StreamAudio, parts: Sequence[Clip], *common: Any) -> Iterator[Stream]:
+def _independent(
+    audio: StreamAudio, parts: Sequence[Clip], journal: JournalPart, *common: Any
+) -> Iterator[Stream]:  # fmt: skip
     """A stream for each part, which reads its mel when its turn comes."""
     for start, stop in parts:
         mel = audio.mel(start, stop - start)
-        yield WhisperTranscriber(audio._replace(mel=partial(_frames, mel, start)), [(start, stop)], *common).run()
+        window = WhisperTranscriber(audio._replace(mel=partial(_frames, mel, start)), [(start, stop)], *common)
+        yield journalled(window.run(), journal.part(start))
 
 
 def _frames(mel: Float[Tensor, "M F"], first: int, seek: int, count: int) -> Float[Tensor, "M _"]:
@@ -155,7 +164,8 @@ def _speech_share(wave: Float[Tensor, "_"]) -> float:
 
 
 def _open_conformer(
-    checkpoint: Checkpoint, options: CtcOptions, language: str | None, source: AudioSource, report: Report
+    checkpoint: Checkpoint, options: CtcOptions, language: str | None, source: AudioSource, report: Report,
+    journal: JournalPart,
 ) -> Session:  # fmt: skip
     meter = LevelMeter(options.vad_filter)
     samples = survey(source, push=meter.push).samples
@@ -164,5 +174,7 @@ def _open_conformer(
     clips, skipped = plan(options, content, meter.speech(options, samples, longest))
     parts = [part for clip in clips for part in cut(powers, *clip, longest)]
     waves = cut_audio(source, [(start * HOP, min(stop * HOP, samples)) for start, stop in parts])
-    streams = (windows.stream(start, wave, checkpoint, options) for start, wave in waves)
+    streams = (
+        journalled(windows.stream(start, wave, checkpoint, options), journal.part(start)) for start, wave in waves
+    )
     return Session(samples, language, None, skipped, streams)

@@ -9,6 +9,7 @@ import numpy as np
 
 from multimodal.errors import AudioError, MultimodalError
 from multimodal.inference.prepare import prepare_for_inference
+from multimodal.system.journal import Journal, JournalPart
 from multimodal.tasks.encode.arguments import TranscribeArguments
 from multimodal.tasks.encode.attempts import item_error
 from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
@@ -39,6 +40,7 @@ Transcript = dict[str, Any]
 Options = WhisperOptions | CtcOptions
 OnProgress = Callable[[Any, float, float], None]
 OnSegments = Callable[[Any, list[dict[str, Any]]], None]
+OpenJournal = Callable[[Any], Journal]
 
 
 class Transcriber(LoadedModel):
@@ -91,17 +93,20 @@ class Transcriber(LoadedModel):
     def many(
         self, items: Iterable[Any], *, keyed: bool = False, in_order: bool = True, on_error: OnError = "return",
         on_progress: OnProgress | None = None, on_segments: OnSegments | None = None,
+        journal: OpenJournal | None = None,
     ) -> Iterator[tuple[Any, Transcript | MultimodalError]]:  # fmt: skip
         """Yield (key, result) for each recording, in order or, without `in_order`, as each is done. With `keyed`, items
         are (key, audio) pairs; else a path is its own key, and any other audio has its position. A recording that fails
         gives its error as result, unless `on_error` is "raise".
 
         `on_progress(key, seconds done, seconds in total)` and `on_segments(key, new segments without `id`)` are called
-        on the way."""
+        on the way. `journal(key)` opens the Journal of a recording when its turn comes: windows are kept there as
+        they end, and those that it holds are not decoded again. Its settings must tell this recording, model and
+        options from others; the caller closes it."""
         check_on_error(on_error)
         sources = Items(items, keyed)
         report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
-        streams = _streams(sources, self.options, self._open, report, self.urls)
+        streams = _streams(sources, self.options, self._open, report, self.urls, journal)
         ended = scheduler.run(streams, self._serve, self.options.batch_size, batch_key)
         results = _collected(ended, self.checkpoint, self.options, report)
         results = _unwrapped(_ordered(results) if in_order else results)
@@ -121,13 +126,14 @@ def transcribe(
 def transcribe_many(
     items: Iterable[Any], model: Model = DEFAULT_MODEL, *, keyed: bool = False, in_order: bool = True,
     on_error: OnError = "return", on_progress: OnProgress | None = None, on_segments: OnSegments | None = None,
-    urls: bool = False, **options: Unpack[TranscribeArguments],
+    journal: OpenJournal | None = None, urls: bool = False, **options: Unpack[TranscribeArguments],
 ) -> Iterator[tuple[Any, Transcript | MultimodalError]]:  # fmt: skip
     """`Transcriber.many` of a new `Transcriber`."""
     made = Transcriber(model, urls=urls, **options)
     return made.many(
-        items, keyed=keyed, in_order=in_order, on_error=on_error, on_progress=on_progress, on_segments=on_segments
-    )
+        items, keyed=keyed, in_order=in_order, on_error=on_error, on_progress=on_progress, on_segments=on_segments,
+        journal=journal,
+    )  # fmt: skip
 
 
 class _CallbackError(BaseException):
@@ -218,17 +224,19 @@ class _Ended(NamedTuple):
 
 
 def _streams(
-    items: Iterable[Item], options: Options, open_: Open, report: _Reporter, urls: bool
-) -> Iterator[Generator[Any, Any, _Ended]]:
+    items: Iterable[Item], options: Options, open_: Open, report: _Reporter, urls: bool,
+    journal: OpenJournal | None,
+) -> Iterator[Generator[Any, Any, _Ended]]:  # fmt: skip
     """The streams of all sources, opened when their turn comes, and a marker after those of each source."""
     for item in items:
         job = _Job(item)
         try:
-            for channel in _channels(job, local(item.source, urls), options):
-                channel.session = open_(channel.audio, partial(report.at_frame, job, channel))
-                for number, stream in enumerate(channel.session.streams):
+            kept = JournalPart(None if journal is None else journal(item.key))
+            for number, channel in enumerate(_channels(job, local(item.source, urls), options)):
+                channel.session = open_(channel.audio, partial(report.at_frame, job, channel), kept.part(number))
+                for index, stream in enumerate(channel.session.streams):
                     job.pending += 1
-                    yield _tagged(stream, job, channel, number)
+                    yield _tagged(stream, job, channel, index)
                     if job.error is not None:  # the rest of this source is not needed
                         raise job.error
         except Exception as error:

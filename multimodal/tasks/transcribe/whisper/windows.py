@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from multimodal.system.journal import NO_JOURNAL, JournalPart
+from multimodal.system.records import to_record
 from multimodal.tasks.transcribe.results import Transcription
 from multimodal.tasks.transcribe.timeline import FRAMES_PER_SECOND, Span, overlaid
 from multimodal.tasks.transcribe.whisper import hallucination
@@ -49,20 +51,24 @@ class WhisperTranscriber:
     def __init__(
         self, audio: StreamAudio, clips: Sequence[tuple[int, int]], tokenizer: WhisperTokenizer, context: int,
         options: WhisperOptions, language: str | None, report: Callable[[int, Segments], None] | None = None,
+        journal: JournalPart = NO_JOURNAL,
     ):  # fmt: skip
         """`clips`: mel frames [start, stop) to transcribe. `context`: positions of the decoder. `report` is called
-        after each window with the mel frame reached and the new segments."""
+        after each window with the mel frame reached and the new segments. `journal`: keeps each window with the state
+        after it, from which the next call goes on."""
         self.audio, self.clips, self.tokenizer, self.options = audio, clips, tokenizer, options
-        self.language, self.report = language, report or (lambda seek, segments: None)
+        self.language, self.report, self.journal = language, report or (lambda seek, segments: None), journal
         self.result, self.prompt, self.last_speech = Transcription(), DecoderPrompt.of(tokenizer, options), 0.0
         self.prompt_capacity = context // 2 - 1
         self.initial_dropped = False  # the initial prompt is no longer part of the prompt
         self.dropped = 0  # tokens of the transcript that are no longer part of the prompt
 
     def run(self) -> Generator[Any, Any, Transcription]:
+        position = self._restore()
         for start, stop in self.clips:
-            seek = start
+            seek = max(start, position)
             while seek < stop:
+                lengths = self.result.lengths()
                 before, count = seek, min(self.audio.size, self.audio.content - seek, stop - seek)
                 if self.audio.silent(seek, count):
                     segments, seek, skipped = [], seek + count, [_span(seek, seek + count, "silence")]
@@ -74,8 +80,24 @@ class WhisperTranscriber:
                 if self.options.vad_filter or self.options.batched:
                     _clamp(segments, stop / FRAMES_PER_SECOND)
                 self.result.segments += segments
+                self._keep(end, lengths)
                 self.report(end, segments)
         return self.result
+
+    def _keep(self, end: int, lengths: list[int]) -> None:
+        """Write the window that ended at mel frame `end`, and the state after it."""
+        state = [end, self.last_speech, self.initial_dropped, self.dropped]
+        self.journal.add({"state": state, "window": to_record(self.result.since(lengths))})
+
+    def _restore(self) -> int:
+        """Return to the state after the journal's last window, and the mel frame where it ended."""
+        end = 0
+        for record in self.journal.records:
+            window = Transcription.of(record["window"])
+            self.result.extend(window)
+            end, self.last_speech, self.initial_dropped, self.dropped = record["state"]
+            self.report(end, window.segments)
+        return end
 
     def _window(self, seek: int, count: int) -> Generator[Any, Any, WindowResult]:
         options = self.options

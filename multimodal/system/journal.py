@@ -1,0 +1,135 @@
+"""Journals: what a long task has finished, on disk as it comes, so that a later call goes on from there."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multimodal.errors import UsageError
+from multimodal.system.signals import unbroken
+
+FORMAT = "multimodal journal"
+BEGIN = f'{{"{FORMAT}": 1, '.encode()  # every journal begins so
+Records = dict[str, list[Any]]
+
+
+class Journal:
+    """JSON lines in `path`: one with `settings`, then one for each record, [name, value].
+
+    `records`: those of an earlier call with equal settings, by name; with others the file is written anew by the first
+    record. A line that a kill cut short is dropped. `path`.lock keeps other processes out until `close`.
+
+    Raises UsageError for a file that is no journal, one in use, and a path that cannot be written."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]):
+        self.path, self.count = path, 0
+        self._head = BEGIN + json.dumps(settings, sort_keys=True).removeprefix("{").encode() + b"\n"
+        self._lock = _locked(path)
+        try:
+            self.records, self._size = self._read()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _read(self) -> tuple[Records, int]:
+        """The records, and the bytes of the lines that hold them; 0 if the file must be begun anew."""
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be read ({error.strerror})") from None
+        if not data.startswith(BEGIN) and not BEGIN.startswith(data):
+            raise UsageError(f"{self.path}: exists and is no journal of multimodal; move it away")
+        records, size = defaultdict(list), 0
+        head, *lines = data.splitlines(keepends=True) or [b""]
+        if head != self._head:
+            return records, 0
+        size = len(head)
+        for line in lines:
+            try:
+                name, value = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            records[name].append(value)
+            size, self.count = size + len(line), self.count + 1
+        return records, size
+
+    def add(self, name: str, value: Any) -> None:
+        """Raises UsageError if the record cannot be written; those before it stay."""
+        line = json.dumps([name, value]).encode() + b"\n"
+        data = line if self._size else self._head + line
+        try:
+            with unbroken():
+                self._append(data)
+        except OSError as error:
+            kept = f"; {self.count} records are kept" if self.count else ""
+            raise UsageError(f"{self.path}: cannot be written ({error.strerror}{kept})") from None
+        self._size, self.count = self._size + len(data), self.count + 1
+
+    def _append(self, data: bytes) -> None:
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            os.ftruncate(file, self._size)
+            os.lseek(file, self._size, os.SEEK_SET)
+            while data:
+                data = data[os.write(file, data) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file, self._size)
+            raise
+        finally:
+            os.close(file)
+
+    def close(self, finished: bool) -> None:
+        """Let others in. `finished`: remove the journal."""
+        if finished:
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            with suppress(OSError):
+                os.unlink(self._lock.lock_file)
+            self._lock.release()
+
+
+def _locked(path: Path) -> Any:
+    """The lock of a journal; None where the file system has no locks."""
+    from filelock import FileLock, Timeout  # slow: not for --help
+
+    lock = FileLock(f"{path}.lock", timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"{path}: in use by another process, which writes the same output") from None
+    except NotImplementedError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+    return lock
+
+
+class JournalPart(NamedTuple):
+    """The records of one name in a journal. Without a journal nothing is kept."""
+
+    journal: Journal | None = None
+    name: str = ""
+
+    def part(self, name: object) -> "JournalPart":
+        return self._replace(name=f"{self.name}/{name}" if self.name else str(name))
+
+    @property
+    def records(self) -> list[Any]:
+        return self.journal.records[self.name] if self.journal is not None else []
+
+    def add(self, value: Any) -> None:
+        if self.journal is not None:
+            self.journal.add(self.name, value)
+
+
+NO_JOURNAL = JournalPart()

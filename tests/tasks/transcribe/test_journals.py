@@ -1,0 +1,181 @@
+"""Long transcriptions survive: what a kill, a full disk or a stop leaves, the same command continues."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import wave as wav
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from multimodal.cli.speech import transcribe as command
+from multimodal.system import journal
+from multimodal.system.journal import Journal
+from tests.helpers.commands import one_line, run
+from tests.helpers.paths import ROOT
+from tests.helpers.processes.kill_commands import ended, fork
+from tests.helpers.processes.programs import LIMIT, started, wait_for
+from tests.helpers.tiny_whisper import RATE, SUPPRESSED, THEIR_WARNINGS, sound, tiny_hybrid, whispers
+
+pytestmark = THEIR_WARNINGS
+KILLS = 10
+CLIPS = ",".join(map(str, range(12, 36)))  # 12 of a second, each a window
+WHISPER = ["--sample_len", "5", "--suppress_tokens", ",".join(map(str, SUPPRESSED)), "--beam_size", "2"]
+SEQUENTIAL = [*WHISPER, "--word_timestamps", "--initial_prompt", "a b c", "--best_of", "2", "--temperature_increment",
+              "1", "--logprob_threshold", "-3", "--no_speech_threshold", "None"]  # fmt: skip
+ONCE = ["--temperature_increment", "None"]
+CASES = {
+    "whisper": (SEQUENTIAL, lambda: whispers()[1]),
+    "whisper batched": ([*WHISPER, *ONCE, "--batched", "--batch_size", "3"], lambda: whispers()[1]),
+    "whisper of two channels": ([*WHISPER, *ONCE, "--split_channels", "--language", "en"], lambda: whispers()[1]),
+    "conformer": (["--vad_filter", "False", "--logprob_threshold", "None", "--batch_size", "3"], tiny_hybrid),
+}
+
+
+@pytest.fixture
+def talk(tmp_path):
+    waves = [sound(36, seed) for seed in (0, 1)]
+    samples = (torch.stack(waves, 1) * 20000).to(torch.int16).numpy()
+    with wav.open(str(tmp_path / "talk.wav"), "wb") as file:
+        file.setparams((2, 2, RATE, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return tmp_path / "talk.wav"
+
+
+@pytest.fixture(params=CASES)
+def call(request, monkeypatch, talk):
+    """Arguments of a `transcribe` of `talk`, without the output folder."""
+    flags, checkpoint = CASES[request.param]
+    monkeypatch.setattr(command, "_checkpoint", lambda given: checkpoint())
+    return ["transcribe", str(talk), "--verbose", "None", "--clip_timestamps", CLIPS, *flags]
+
+
+def kill_after(monkeypatch, lines: int, torn: bool) -> None:
+    """Have the process kill itself after its `lines`th new line, or with `torn` in the middle of the next one."""
+    append, written = Journal._append, []
+
+    def add(self, data):
+        if torn and len(written) == lines:
+            append(self, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        append(self, data)
+        written.append(data)
+        if not torn and len(written) == lines:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Journal, "_append", add)
+
+
+def files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_ten_kills_change_no_byte_of_any_format(call, monkeypatch, tmp_path, capfd):
+    whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
+    assert run(capfd, *call, "-o", whole)[0] == 0
+    kept = 0
+    for kill in range(KILLS):
+        with monkeypatch.context() as patch:
+            kill_after(patch, 1, torn=kill % 3 == 1)
+            assert ended(fork([*call, "-o", str(out)], log)) == -signal.SIGKILL, capfd.readouterr()
+        assert files(out).keys() <= {"talk.transcript.part", "talk.transcript.part.lock"}
+        lines = (out / "talk.transcript.part").read_bytes().count(b"\n")
+        assert lines == (kept or 1) + 1  # the first line holds the settings
+        kept = lines
+    assert ended(fork([*call, "-o", str(out)], log)) == 0, capfd.readouterr()
+    assert f"continuing after {KILLS} finished windows" in capfd.readouterr().err
+    assert files(out) == files(whole)
+    assert len(files(out)) == 5
+
+
+def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, talk, tmp_path, capfd):
+    flags, checkpoint = CASES["conformer"]
+    monkeypatch.setattr(command, "_checkpoint", lambda given: checkpoint())
+    call = ["transcribe", talk, "--verbose", "None", "--clip_timestamps", CLIPS, "-f", "txt", *flags]
+    part, out = tmp_path / "out" / "talk.transcript.part", ["-o", tmp_path / "out"]
+
+    def kept() -> bytes:
+        with monkeypatch.context() as patch:
+            kill_after(patch, 3, torn=False)
+            assert ended(fork([*map(str, call), "-o", str(tmp_path / "out")], tmp_path / "log")) == -signal.SIGKILL
+        return part.read_bytes()
+
+    data = kept()
+    for more, continued in ([], True), (["--batch_size", "5", "-f", "srt"], True), (["--word_timestamps"], False):
+        part.write_bytes(data)
+        code, _, err = run(capfd, *call, *out, *more)
+        assert (code, "continuing after 3" in err) == (0, continued)
+        assert not part.exists()
+    part.write_bytes(data)
+    talk.write_bytes(talk.read_bytes()[:-2000])
+    assert "continuing" not in run(capfd, *call, *out)[2]
+    part.write_text("a note")
+    code, _, err = run(capfd, *call, *out)
+    assert code == 1
+    assert one_line(err) == f"multimodal: error: {part}: exists and is no journal of multimodal; move it away\n"
+    assert part.read_text() == "a note"
+
+
+def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
+    (out := tmp_path / "out").mkdir()
+    held = Journal(out / "talk.transcript.part", {})
+    code, _, err = run(capfd, *call, "-o", out)
+    assert code == 1
+    assert one_line(err).endswith(f"error: {held.path}: in use by another process, which writes the same output\n")
+    held.close(finished=False)
+    assert run(capfd, *call, "-o", out)[0] == 0
+    assert len(files(out)) == 5
+
+
+def test_a_full_disk_loses_nothing(call, monkeypatch, tmp_path, capfd):
+    out, write, calls = tmp_path / "out", os.write, []
+
+    def full(file, data):
+        calls.append(data)
+        if len(calls) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:100] if len(calls) == 6 else data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "os", SimpleNamespace(**{**vars(os), "write": full}))
+        code, _, err = run(capfd, *call, "-o", out)
+    part = out / "talk.transcript.part"
+    assert code == 1
+    assert one_line(err).endswith(f"error: {part}: cannot be written (No space left on device; 5 records are kept)\n")
+    assert part.read_bytes().count(b"\n") == 6
+    assert part.read_bytes().endswith(b"\n")
+    assert files(out).keys() == {part.name}
+    assert "continuing after 5 finished windows" in run(capfd, *call, "-o", out)[2]
+    assert run(capfd, *call, "-o", tmp_path / "whole")[0] == 0
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_ctrl_c_says_what_was_kept(models, talk, tmp_path):
+    program = """
+import threading
+from multimodal.cli.main import main
+from multimodal.system.journal import Journal
+append, lines = Journal._append, []
+def add(self, data):
+    append(self, data)
+    lines.append(data)
+    if len(lines) == 2:
+        threading.Event().wait()
+Journal._append = add
+main()
+"""
+    call = [sys.executable, "-c", program, "transcribe", str(talk), "-m", str(models / "asr"), "--vad_filter", "False"]
+    part = tmp_path / "out" / "talk.transcript.part"
+    with started([*call, "-o", str(part.parent)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as going:
+        wait_for(lambda: part.exists() and part.read_bytes().count(b"\n") == 3)
+        going.send_signal(signal.SIGINT)
+        err = going.communicate(timeout=LIMIT)[1].decode()
+    assert going.returncode == 130
+    assert (
+        one_line(err) == f"multimodal: {talk}: 1 finished windows kept in {part}; the same command continues "
+        "after them\n"
+    )
+    assert [path.name for path in part.parent.iterdir()] == [part.name]
