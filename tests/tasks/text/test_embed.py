@@ -288,7 +288,7 @@ def test_command_for_images(capsys, tmp_path):
     expected = load("clip-vit-16").encode_image([tmp_path / "a.png"])[0].numpy()
     for ending in ("npy", "jsonl", "csv"):
         output = tmp_path / f"vectors.{ending}"
-        code, out, err = run(capsys, "embed", "--images", tmp_path, "-o", output)
+        code, out, err = run(capsys, "embed", "--images", tmp_path, "-o", output, "--quiet")
         assert (code, out) == (1, f"{output}: 2 vectors of {len(expected)}\n")
         assert err.startswith(f"multimodal: error: {tmp_path / 'b.png'}: not a readable image")
         assert len(err.splitlines()) == 1
