@@ -19,8 +19,8 @@ Records = dict[str, list[Any]]
 class Journal:
     """JSON lines in `path`: one with `settings`, then one for each record, [name, value].
 
-    `records`: those of an earlier call with equal settings, by name; with others the file is written anew by the first
-    record. A line that a kill cut short is dropped. `path`.lock keeps other processes out until `close`.
+    `records`: those of an earlier call with equal settings, by name; with others the first record overwrites the
+    file. A line that a kill cut short is dropped. `path`.lock keeps other processes out until `close`.
 
     Raises UsageError for a file that is no journal, one in use, and a path that cannot be written."""
 
@@ -35,7 +35,7 @@ class Journal:
             raise
 
     def _read(self) -> tuple[Records, int]:
-        """The records, and the bytes of the lines that hold them; 0 if the file must be begun anew."""
+        """The records, and the bytes of the lines that hold them; 0 if the file must be overwritten."""
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
         except OSError as error:

@@ -32,7 +32,7 @@ class Transcription:
         return [len(own) for own in vars(self).values()]
 
     def since(self, lengths: list[int]) -> "Transcription":
-        """What was added after `lengths()`."""
+        """Select what was added after `lengths()`."""
         return Transcription(*(own[length:] for own, length in zip(vars(self).values(), lengths, strict=True)))
 
 
