@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from multimodal.cli.main import main
 from tests.helpers.commands import one_line, run
 
 
@@ -126,3 +127,11 @@ def test_a_text_with_a_control_name_stays_text(models):
     plain, typed = (classify(red, ["cat", name], models / "clip")[0]["scores"] for name in ("cat dog", "cat <eos> dog"))
     by_label = [{s["label"]: s["score"] for s in scores} for scores in (plain, typed)]
     assert by_label[0]["cat dog"] != by_label[1]["cat <eos> dog"]
+
+
+@pytest.mark.parametrize(("more", "noted"), [([], True), (["--quiet"], False), (["--model", "clip-vit-16"], True)])
+def test_a_demonstration_model_names_a_good_one(capsys, more, noted):
+    with pytest.raises(SystemExit):
+        main(["embed", "a dog", *more])
+    line = "multimodal: clip-vit-16: demonstration model, 3.7 M parameters; for real use: --model siglip-base\n"
+    assert capsys.readouterr().err == (line if noted else "")

@@ -8,10 +8,12 @@ from multimodal.cli.main import main
 
 
 def run(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout, and stderr without the line on a demonstration model."""
     with pytest.raises(SystemExit) as stop:
         main([str(a) for a in arguments])
     captured = capsys.readouterr()
-    return stop.value.code or 0, captured.out, captured.err
+    err = "".join(line for line in captured.err.splitlines(keepends=True) if ": demonstration model, " not in line)
+    return stop.value.code or 0, captured.out, err
 
 
 def one_line(err: str) -> str:
