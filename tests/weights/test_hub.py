@@ -173,7 +173,7 @@ def test_a_killed_download_goes_on_in_another_process(server, command, tmp_path)
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
-    process.communicate()
+    process.communicate(timeout=120)
     code, out, _ = done(command("models", "--cached"))
     assert (code, "interrupted: multimodal download goes on" in out) == (0, True)
     server.stop_after = 0

@@ -84,7 +84,7 @@ def _whole_recordings(options: Namespace) -> int:
     from multimodal.tasks.evaluate.speech.whisper_windows import WindowOptions, evaluate_windows
     from multimodal.weights.load import load
 
-    taken = {"language", "beam_size", "device", "threads", "architecture", "model"}
+    taken = {"language", "beam_size", "device", "threads", "architecture", "model", "quiet"}
     if other := sorted(vars(options).keys() - taken - {*OWN}):
         raise UsageError(f"--{other[0]}: does not apply to --whole_recordings")
     checkpoint, beam_size = load(options.model, options.architecture), getattr(options, "beam_size", None)

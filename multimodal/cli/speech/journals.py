@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.cli.output import printable
+from multimodal.errors import AudioError
+from multimodal.system.files import open_media
 from multimodal.system.journal import Journal
 from multimodal.system.signals import at_stop
 from multimodal.tasks.encode.features import model_digest
@@ -49,8 +51,8 @@ class Journals:
             self.close(file, finished=False)
 
     def open(self, file: Path) -> Journal:
-        """Raises UsageError, OSError."""
-        with file.open("rb") as audio:
+        """Raises UsageError, AudioError."""
+        with open_media(file, self.names[file], AudioError) as audio:
             recording = hashlib.file_digest(audio, "sha256").hexdigest()
         journal = Journal(journal_path(self.folder, file), {**self.settings, "recording": recording})
         self.opened[file] = journal

@@ -59,6 +59,6 @@ ROWS = [
         ["multimodal: warning: --labels: one label alone gets the score 1 in every image"], code=0),
     *(
         Row(f"model name {name[:12]!r}", ["info", name], None, [MODEL], silent)
-        for name in ("", "a" * 5000, "nul\0byte", "absent/model")
+        for name in ("", "a" * 5000, "nul\0byte", "absent-model")
     ),
 ]  # fmt: skip
