@@ -35,6 +35,7 @@ from multimodal.train.lora import LoraSettings, adapt, merge
 from multimodal.train.objectives.finetune.images import classify, match
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
 from multimodal.train.objectives.finetune.speech import recognise, transcribe
+from multimodal.weights.files.store_options import Store
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -60,7 +61,7 @@ class FinetuningRun:
     out: Path  # folder for the trained checkpoint
     data: NamedFinetuningData
     task: Literal["classify", "match", "transcribe", "recognise"] | None = None
-    half: bool = False  # store the weights as float16
+    store: Store = "float32"  # number type of the stored weights
     adapt: LoraSettings = LoraSettings()
     loop: LoopSettings = LoopSettings(
         Path("tune"), 500, OptimSettings(3e-4, warmup=30, average=0.99), save_every=100, evaluate_every=100
@@ -97,8 +98,7 @@ def main(s: FinetuningRun) -> dict[str, Any]:
     done = made.finish(trained.cpu())
     kept = {name: value for name, value in done.card.items() if name not in OWN}
     card = kept | {"fine_tuned": {"from": s.model, "data": list(s.data.data), s.data.val or "val": figures}}
-    dtype = torch.float16 if s.half else None
-    finish(s, replace(done, card=card), [*s.data.data, s.data.val], figures=figures, dtype=dtype)
+    finish(s, replace(done, card=card), [*s.data.data, s.data.val], figures=figures, store=s.store)
     return figures
 
 

@@ -21,6 +21,8 @@ from tests.helpers.paths import RECIPES, SHARED_DATA
 MOST_WORKERS = 8  # each holds 1.5 GB of reference libraries
 
 typed.install("multimodal")
+for name in [name for name in os.environ if name.startswith("MULTIMODAL_")]:  # the default models of whoever runs them
+    del os.environ[name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: workers would fight over the cores
 # a shell that starts the tests with & has them ignore Ctrl-C, and the programs that they start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -33,10 +33,10 @@ def candidates(function: str, peers: Mapping[str, tuple[str, ...]], settings: di
 
 
 def case(
-    name: str, unit: str, units: float, function: str, peers: dict[str, tuple[str, ...]], settings: dict[str, Any],
-    written: tuple[str, ...], **more: Any,
+    job: str, name: str, unit: str, units: float, function: str, peers: dict[str, tuple[str, ...]],
+    settings: dict[str, Any], written: tuple[str, ...], **more: Any,
 ) -> Case:  # fmt: skip
-    return Case("transcribe", name, unit, units, candidates(function, peers, settings),
+    return Case(job, name, unit, units, candidates(function, peers, settings),
                 prepare="benchmarks.peers.speech.whisper_random:prepare",
                 settings={"tokenizer": False} | settings | {"libraries": written}, **more)  # fmt: skip
 
@@ -54,7 +54,7 @@ def encoder(tiny: dict[str, Any]) -> Case:
     block = 2 * FRAMES * 12 * WIDTH**2 + 4 * FRAMES**2 * WIDTH
     stem = 2 * (2 * FRAMES * 3 * 80 * WIDTH + FRAMES * 3 * WIDTH**2)
     return case(
-        "Whisper tiny, encoder", "window of 30 s", 1, "encoder",
+        "transcribe", "Whisper tiny, encoder", "window of 30 s", 1, "encoder",
         {"ours": ("float32", "bfloat16"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
          "ctranslate2_whisper": ("float32", "int8")},
         tiny, ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32",
@@ -74,7 +74,8 @@ def decoding(tiny: dict[str, Any], tokens: int, beams: int) -> Case:
         peers, written = peers | {"transformers_whisper": ("float32",)}, (*written, "transformers")
     name = f"greedy decoding of {tokens} tokens" if beams == 1 else f"beams of {beams}, {tokens} tokens"
     return case(
-        f"Whisper tiny, {name}", "token", tokens, "decoder", peers | {"ctranslate2_whisper": ("float32", "int8")},
+        "transcribe", f"Whisper tiny, {name}", "token", tokens, "decoder",
+        peers | {"ctranslate2_whisper": ("float32", "int8")},
         tiny | {"tokens": tokens, "beams": beams}, written, reference="openai-whisper float32",
         checks={"float32": SAME}, bytes=tokens * token_bytes(),
     )  # fmt: skip
@@ -82,7 +83,7 @@ def decoding(tiny: dict[str, Any], tokens: int, beams: int) -> Case:
 
 def whole(tiny: dict[str, Any], tokens: int) -> Case:
     return case(
-        f"Whisper tiny, a file of 30 s, {tokens} tokens", "second of audio", 30, "end_to_end",
+        "transcribe", f"Whisper tiny, a file of 30 s, {tokens} tokens", "second of audio", 30, "end_to_end",
         {"ours": ("float32", "bfloat16", "int8"), "openai_whisper": ("float32",),
          "transformers_whisper": ("float32",), "faster_whisper": ("float32", "int8")},
         tiny | {"tokens": tokens, "count": tokens, "seconds": 30.0, "tokenizer": True},
@@ -94,7 +95,7 @@ def many(tiny: dict[str, Any], tokens: int, windows: int) -> Case:
     settings = tiny | {"tokens": tokens, "count": windows * tokens, "seconds": 30.0 * windows, "windows": windows,
                        "batch": BATCH, "tokenizer": True}  # fmt: skip
     return case(
-        f"Whisper tiny, a file of {windows} windows, {BATCH} side by side", "second of audio", 30 * windows,
-        "end_to_end", {"ours": ("float32", "bfloat16", "int8"), "faster_whisper": ("float32", "int8")}, settings,
-        ("ctranslate2",),
+        "transcribe", f"Whisper tiny, a file of {windows} windows, {BATCH} side by side", "second of audio",
+        30 * windows, "end_to_end",
+        {"ours": ("float32", "bfloat16", "int8"), "faster_whisper": ("float32", "int8")}, settings, ("ctranslate2",),
     )  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # what commands write; every other text among their options may name an input
 OUTPUTS = {
-    "output", "output_dir", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
+    "output", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
     "regions", "features_cache", "model_dir",
 }  # fmt: skip
 

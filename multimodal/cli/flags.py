@@ -1,9 +1,11 @@
 """Flags that several commands share: the model, the machine, lists of data, output files."""
 
 import argparse
+from collections.abc import Callable
 
-from multimodal.cli.parser import count, limited
-from multimodal.inference.options import COMPUTE_TYPES, BatchOptions
+from multimodal.cli.parser import Parser, count, limited
+from multimodal.inference.options import COMPUTE_TYPES, DEVICE, BatchOptions
+from multimodal.system.assets import DEFAULT_MODELS
 from multimodal.system.options import OptionSet, add_flags
 
 LEARNED = "learned"
@@ -11,11 +13,45 @@ MODEL = "name (multimodal models lists them), folder, .safetensors file or hub r
 threads = limited(count, lambda value: value <= 1024, "1024 or fewer")  # torch starts them all
 
 
-def model(p: argparse._ActionsContainer, default: str | None) -> None:
-    p.add_argument("--model", "-m", default=default, required=default is None, metavar="MODEL",
-                   help=MODEL + (f" (default: {default})" if default else ""))  # fmt: skip
-    if default:
-        p.add_argument("--quiet", action="store_true", help="no note that the default is a demonstration model")
+class Format(argparse._StoreAction):
+    """The flag `--format` of a command that prints its results, or writes them to `--output`. `default_of`: the
+    format on stdout."""
+
+    default_of: str | None
+
+    def settle(self, p: Parser, options: argparse.Namespace) -> None:
+        """The format is the one given, else by the ending of `--output`, else the default."""
+        if options.output in self.choices:
+            p.error(f"--output {options.output}: names the file to write (--format {options.output} for the format)")
+        if options.format is None:
+            ending = (options.output or "").rpartition(".")[2].lower()
+            default = self.default_of if options.output is None else self.choices[0]
+            options.format = ending if ending in self.choices else default
+
+
+def results(p: argparse._ActionsContainer, *formats: str, default: str | None = "", help: str = "") -> None:
+    """Add `--format` and `--output` for what a command prints. `default`: the format on stdout (the first)."""
+    default = formats[0] if default == "" else default
+    which = f"default: {default}, or by the ending of --output" if default else "default: by the ending of --output"
+    action = p.add_argument("--format", choices=formats, action=Format, help=f"{help}; {which}" if help else which)
+    action.default_of = default
+    p.add_argument("--output", "-o", metavar="FILE", help="write the results to FILE (default: stdout)")
+    overwrite(p)
+
+
+class Model(argparse._StoreAction):
+    """The flag `--model`. `task`: whose default model answers without it; None: there is none."""
+
+    task: Callable[[argparse.Namespace], str | None]
+
+
+def model(
+    p: argparse._ActionsContainer, task: str, of: Callable[[argparse.Namespace], str | None] | None = None
+) -> None:
+    """`task`: of its default model, see `system/config.py`; `of`: where it depends on the options."""
+    default = f" (default: {shipped})" if (shipped := DEFAULT_MODELS[task]) else ""
+    action = p.add_argument("--model", "-m", action=Model, metavar="MODEL", help=MODEL + default)
+    action.task = of or (lambda options: task)
     architecture(p)
 
 
@@ -23,8 +59,8 @@ def architecture(p: argparse._ActionsContainer) -> None:
     p.add_argument("--architecture", help="OpenCLIP or timm name of a bare weights file")
 
 
-def image_model(p: argparse._ActionsContainer, default: str | None) -> None:
-    model(p, default)
+def image_model(p: argparse._ActionsContainer, task: str) -> None:
+    model(p, task)
     preprocessing(p)
 
 
@@ -50,7 +86,7 @@ def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = Non
 
 
 def compute(g: argparse._ActionsContainer) -> None:
-    g.add_argument("--device", default="cpu", metavar="NAME", help="such as cpu or cuda (default: cpu)")
+    g.add_argument("--device", default="auto", metavar="NAME", help=f"{DEVICE} (default: auto)")
     g.add_argument("--threads", type=threads, metavar="N", help="CPU threads (default: torch's)")
 
 

@@ -9,9 +9,13 @@ from argparse import Namespace
 
 from multimodal import __version__
 from multimodal.cli import output
-from multimodal.cli.output import fail, in_flags, printable
-from multimodal.cli.parser import Parser, RawHelp, add_commands
+from multimodal.cli.console import console
+from multimodal.cli.files import output_file, outputs_of
+from multimodal.cli.flags import Format, Model
+from multimodal.cli.output import fail, in_flags, printable, written_to
+from multimodal.cli.parser import Help, Parser, add_commands
 from multimodal.errors import MultimodalError
+from multimodal.system.config import SHIPPED, required_model
 from multimodal.system.signals import ending
 
 # of each command, its module and its help line
@@ -34,11 +38,13 @@ COMMANDS = {
     "download": ("checkpoints.download", "download public models into the hub's cache, and check those in it"),
     "convert": ("checkpoints.convert", "convert a foreign checkpoint, or export to a foreign format"),
     "validate": ("validate", "decode every item of training data and list broken ones"),
+    "completion": ("completion", "print a script that completes commands and flags in bash, zsh or fish"),
     "env": ("env", "report versions and machine, for a bug report"),
 }  # fmt: skip
+LOADED = ("model", "index", "source")  # options that name what a command loads
 EXAMPLES = """examples:
   multimodal classify photo.jpg --labels "a dog" "a cat"
-  multimodal transcribe talk.mp3 --output_format srt
+  multimodal transcribe talk.mp3 --format srt
   multimodal info clip-vit-16
 """
 
@@ -46,7 +52,7 @@ EXAMPLES = """examples:
 def main(arguments: list[str] | None = None) -> None:
     """Exit with 0 on success, 1 if a file or value cannot be used, 2 for wrong flags, 130 after Ctrl-C, 143 after
     SIGTERM. With `arguments`, the caller's signal handlers stay."""
-    with ending() if arguments is None else contextlib.nullcontext():
+    with ending(otherwise=_stopped) if arguments is None else contextlib.nullcontext():
         _main(arguments)
 
 
@@ -59,6 +65,7 @@ def _main(arguments: list[str] | None) -> None:
             stream.reconfigure(errors="backslashreplace")
     options = parser().parse_args(arguments)
     command: Parser = vars(options).pop("parser")
+    verbose = getattr(options, "verbose", False) is True
     output.FLAGS.clear()
     output.FLAGS.update({a.dest: a.option_strings[0] for a in command._actions if a.option_strings})
     warnings.showwarning = _one_line
@@ -67,10 +74,11 @@ def _main(arguments: list[str] | None) -> None:
             import torch  # heavy: not for --help
 
             torch.set_num_threads(threads)
-        _note_demonstration(command, options)
-        code = command.run(options)
-        sys.stdout.flush()
+        with console.shown(vars(options).pop("quiet"), verbose):
+            code = _run(command, options)
     except MultimodalError as error:
+        if verbose:
+            sys.excepthook(type(error), error, error.__traceback__)
         code = fail(error)
     except BrokenPipeError:  # the reader, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,19 +96,41 @@ def _main(arguments: list[str] | None) -> None:
     sys.exit(code)
 
 
-def _note_demonstration(command: Parser, options: Namespace) -> None:
-    """Say once that the model nobody chose is small, and which one is good."""
-    name = getattr(options, "model", None)
-    if not name or name != command.get_default("model") or options.quiet:
+def _stopped() -> str:
+    """The line after Ctrl-C in a command that keeps nothing, or has nothing to keep yet."""
+    place = f"; nothing new in {console.output}" if console.output not in ("", "-") else ""
+    return printable(f"multimodal: stopped{place}")
+
+
+def _run(command: Parser, options: Namespace) -> int:
+    console.output = getattr(options, "output", None) or ""
+    _choose_model(command, options)
+    name = next((name for key in LOADED if (name := getattr(options, key, None))), "")
+    console.step(f"Loading {name} …".replace("  ", " "))
+    action = next((a for a in command._actions if isinstance(a, Format)), None)
+    path = getattr(options, "output", None) if action else None
+    with written_to(output_file(path, "--output", (), outputs_of(options))):
+        code = command.run(options)
+        sys.stdout.flush()
+    if path is not None:
+        console.note(f"{path}: written")
+    return code
+
+
+def _choose_model(command: Parser, options: Namespace) -> None:
+    """Take the task's default model where none is named. Say once that a shipped one is small, and which one is
+    good."""
+    action = next((a for a in command._actions if isinstance(a, Model)), None)
+    if action is None or options.model is not None or (task := action.task(options)) is None:
+        return
+    options.model, source = required_model(task)
+    if source != SHIPPED or console.quiet:
         return
     from multimodal.weights.hub.registry import DEMONSTRATIONS  # not for --help
 
-    if name in DEMONSTRATIONS and not os.path.exists(name):
-        size, better = DEMONSTRATIONS[name]
-        print(
-            f"multimodal: {name}: demonstration model, {size} parameters; for real use: --model {better}",
-            file=sys.stderr,
-        )
+    if options.model in DEMONSTRATIONS and not os.path.exists(options.model):
+        size, better = DEMONSTRATIONS[options.model]
+        console.note(f"{options.model}: demonstration model, {size} parameters; for real use: --model {better}")
 
 
 def _one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -110,7 +140,7 @@ def _one_line(message: Warning | str, category: type[Warning], *_: object, **__:
 def parser() -> Parser:
     top = Parser(
         "multimodal", description="Vision, speech and text transformers: classify images, transcribe speech.",
-        epilog=EXAMPLES, formatter_class=RawHelp,
+        epilog=EXAMPLES, formatter_class=Help,
     )  # fmt: skip
     top.add_argument("--version", action="version", version=f"multimodal {__version__}")
     add_commands(top, COMMANDS, "command")

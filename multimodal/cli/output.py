@@ -1,11 +1,14 @@
 """Results on stdout, errors and progress on stderr, safe for a terminal."""
 
-import math
+import io
 import re
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from multimodal.system.outputs import write_output
 
 FLAGS: dict[str, str] = {}  # spelling of each argument of the running command
 
@@ -67,18 +70,17 @@ def print_json(value: Any, indent: int | None = 1) -> None:
     print(json.dumps(value, ensure_ascii=encoding != "utf8", indent=indent))
 
 
-class Progress:
-    """One line on a terminal's stderr, twice a second."""
-
-    def __init__(self, name: str):
-        self.name, self.shown = printable(name), None if sys.stderr is not None and sys.stderr.isatty() else math.inf
-
-    def __call__(self, done: int, items: int, broken: int | None = None) -> None:
-        if self.shown is None or time.monotonic() - self.shown > 0.5:
-            faults = f", {broken} broken" if broken is not None else ""
-            print(f"\r{self.name}: {done} of {items}{faults}\x1b[K", end="", file=sys.stderr, flush=True)
-            self.shown = time.monotonic()
-
-    def clear(self) -> None:
-        if self.shown not in (None, math.inf):
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+@contextmanager
+def written_to(path: Path | None) -> Iterator[None]:
+    """Send stdout to a file, which is written whole at the end of the block."""
+    if path is None:
+        yield
+        return
+    before = sys.stdout
+    sys.stdout = text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    try:
+        yield
+    finally:
+        sys.stdout = before
+    text.flush()
+    write_output(path, text.buffer.getvalue())

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
@@ -13,6 +13,18 @@ from typing import Any, NoReturn
 from multimodal.errors import did_you_mean
 
 PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
+
+# flags that --help-all alone shows
+RARE = frozenset({
+    "architecture", "preprocessing", "trust_paths", "remote", "native", "features_cache", "prepend_punctuations",
+    "append_punctuations", "suppress_tokens", "suppress_blank", "sample_len", "max_initial_timestamp", "patience",
+    "length_penalty", "carry_initial_prompt", "vad_min_speech_duration_ms", "vad_max_speech_duration_s",
+    "vad_min_silence_duration_ms", "vad_speech_pad_ms", "language_detection_segments", "fp16", "lm_weight", "lm_bonus",
+    "compression_ratio_threshold", "logprob_threshold", "hallucination_silence_threshold", "remove_repetitions",
+    "confidence_threshold", "decode_log", "model_dir", "batched", "on_truncated", "max_words_per_line",
+    "snap_words_to_audio", "audio_track", "temperature_increment_on_fallback", "rate", "reliability", "calibration",
+    "min_tokens", "no_repeat_ngram", "repetition_penalty", "on_long", "batch_tokens", "heatmap_top",
+})  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,16 +35,36 @@ class Parser(argparse.ArgumentParser):
     a digit. An error is one line, without the usage."""
 
     module: str | None = None
+    full = False  # whether help shows the flags of `RARE`, too
 
     def load(self) -> "Parser":
         """Add the flags of the command."""
         if self.module is not None:
             command, self.module = import_module(self.module), None
             command.add_flags(self)
+            if hasattr(command, "run"):
+                self._add_common_flags()
             self.run = getattr(command, "run", None)
             if check := getattr(command, "check", None):
                 self.check = partial(check, self)
         return self
+
+    def _get_formatter(self) -> Any:
+        formatter = super()._get_formatter()
+        if not self.full:
+            formatter.hidden = RARE
+        return formatter
+
+    def _add_common_flags(self) -> None:
+        group = self.add_argument_group("messages and help")
+        group.add_argument("--quiet", "-q", action="store_true", help="warnings and errors alone on stderr: no notes, "
+                           "no progress")  # fmt: skip
+        if "--verbose" not in self._option_string_actions:
+            group.add_argument("--verbose", action="store_true", help="each step on stderr with its time, and the "
+                               "traceback of an error")  # fmt: skip
+        group.add_argument(
+            "--help-all", action=_FullHelp, nargs=0, default=argparse.SUPPRESS, help="show this help with all flags"
+        )
 
     check: Callable[[argparse.Namespace], None] | None = None
     run: Callable[[argparse.Namespace], int] | None = None
@@ -51,6 +83,11 @@ class Parser(argparse.ArgumentParser):
             filled.append(argument)
         self._refuse_unknown(filled)
         options, rest = super().parse_known_args(filled, namespace)
+        for action in self._actions if not rest else ():
+            if hasattr(action, "settle"):
+                action.settle(self, options)
+        if not rest and self.run is not None and options.quiet and getattr(options, "verbose", False) is True:
+            self.error("--quiet: contradicts --verbose")
         if not rest and self.check is not None:
             self.check(options)
         if self.run is not None:
@@ -85,9 +122,18 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+class _FullHelp(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> NoReturn:
+        parser.full = True
+        parser.print_help()
+        parser.exit()
+
+
 def _is_value(action: argparse.Action, argument: str) -> bool:
-    """Return True if this is the value of an optional-value flag: True or False, or a number in place of a word."""
-    return argument in ("True", "False") if action.const is True else argument == action.const or argument.isdecimal()
+    """Return True if this is the value of an optional-value flag: True, False or None, or a number for a word."""
+    if action.const is True:
+        return argument in ("True", "False", "None")
+    return argument == action.const or argument.isdecimal()
 
 
 def add_commands(p: argparse.ArgumentParser, commands: Mapping[str, tuple[str, str]], dest: str) -> None:
@@ -97,20 +143,21 @@ def add_commands(p: argparse.ArgumentParser, commands: Mapping[str, tuple[str, s
         group.add_parser(name, help=text, formatter_class=Help).module = f"multimodal.cli.{module}"
 
 
-class Help(argparse.HelpFormatter):
-    """Wider than argparse's, each flag's value named once."""
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Wider than argparse's, each flag's value named once. `hidden`: flags that are left out."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=42, width=min(120, _columns() - 2))
+        self.hidden: Collection[str] = ()
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest not in self.hidden:
+            super().add_argument(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
-
-
-class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
-    """Help with the lines of description and epilog as they are."""
 
 
 def _columns() -> int:

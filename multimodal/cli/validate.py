@@ -5,17 +5,24 @@ from argparse import Namespace
 from pathlib import Path
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress
 from multimodal.cli.files import trust
-from multimodal.cli.output import Progress, print_json, printable
+from multimodal.cli.output import print_json, printable
 from multimodal.cli.parser import Parser, count
+
+EXAMPLES = """examples:
+  multimodal validate photos/                    # a folder per class
+  multimodal validate own/metadata.csv --text_column sentence --format json
+"""
 
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     p.add_argument("data", nargs="+", metavar="DATA",
                    help="folder with a folder a class, WebDataset tars (also URLs), .csv, .tsv or .jsonl")  # fmt: skip
     p.add_argument("--kind", choices=["auto", "image", "audio"], default="auto", help="auto: by the file's ending")
     p.add_argument("--workers", type=count, help="processes (default: one a core, at most 8)")
-    p.add_argument("--format", choices=["table", "json"], default="table")
+    flags.results(p, "table", "json")
     p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
     flags.lists(p)
     for name in ("path", "text", "label"):

@@ -11,11 +11,11 @@ SEEDS = 2**63 - 1
 
 
 class DecodingOptions(OptionSet):
-    """Options of decoding. `max_tokens` counts the end token and no prompt. `temperature` 0 takes the most probable
+    """Options of decoding. `max_new_tokens` counts the end token and no prompt. `temperature` 0 takes the most probable
     token; above it tokens are drawn by `seed`, the same for each item. `temperature` is 1 where only `top_k`, `top_p`
     or `min_p` is given."""
 
-    max_tokens: int = option(100, "end the text there", "N", low=1, high=10**9)
+    max_new_tokens: int = option(100, "end the text there", "N", low=1, high=10**9, also=("max_tokens",))
     min_tokens: int = option(0, "no end before so many tokens", "N", low=0, high=10**9)
     temperature: float = option(0.0, "above 0: sample, with logits / T (default: 0, or 1 with a flag of sampling)", "T",
                                 low=0, high=100)  # fmt: skip
@@ -40,8 +40,8 @@ def with_temperature(options: Any, given: Mapping[str, Any]) -> Any:
 def check_combination(options: Any, count: str) -> None:
     """Raises UsageError for values that contradict each other. `count`: name of the number of answers."""
     o, answers = options, getattr(options, count)
-    if o.min_tokens > o.max_tokens:
-        raise UsageError(f"{o.min_tokens} is above max_tokens ({o.max_tokens})", argument="min_tokens")
+    if o.min_tokens > o.max_new_tokens:
+        raise UsageError(f"{o.min_tokens} is above max_new_tokens ({o.max_new_tokens})", argument="min_tokens")
     if o.temperature == 0 and (on := sampling_options(o)):
         raise UsageError(f"{getattr(o, on[0])} is for sampling, which temperature 0 turns off", argument=on[0])
     if o.temperature > 0 and o.beam_size > 1:

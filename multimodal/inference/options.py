@@ -2,6 +2,7 @@
 
 from multimodal.system.options import OptionSet, option
 
+DEVICE = "cpu, cuda or another of torch's; auto: a GPU where there is one, else the CPU"
 COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 

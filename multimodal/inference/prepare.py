@@ -64,6 +64,11 @@ def prepare_for_inference(
     return replace(checkpoint, model=_convert(model, compute_type, device), prepared=(compute_type, device))
 
 
+def automatic_device() -> torch.device:
+    """A GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def usable_device(name: str | torch.device) -> torch.device:
     """The device with its number: `cuda` is `cuda:0`. Raises UsageError where torch has no such device here."""
     try:

@@ -7,6 +7,12 @@ from multimodal.errors import CheckpointError
 
 _HERE = Path(__file__).resolve().parents[1]  # the package
 _ROOTS = (_HERE / "assets", _HERE.parent / "assets")  # an installed wheel, then a checkout
+# of each task, the shipped model that answers where none is named; `system/config.py` lets users choose others
+DEFAULT_MODELS = {
+    "classify": "clip-vit-16", "transcribe": "asr-conformer-en", "caption": "captioner-mini", "generate": "gpt-mini",
+    "fill-mask": "bert-mini", "embed": "sentence-mini", "embed-images": "clip-vit-16", "translate": "translator-mini",
+    "index": "clip-vit-16", "noise": "whisper-mini", "classification": None,
+}  # fmt: skip
 
 
 def asset(*parts: str) -> Path:

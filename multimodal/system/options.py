@@ -15,14 +15,15 @@ from multimodal.errors import UsageError
 class Option:
     """Declaration of an option. `low`, `high`: limits of a number; `above`: `low` itself is excluded. `read(value)`
     returns the value of a type other than bool, int, float and str, or raises UsageError, without the option's name.
-    `kinds`: types, from the annotation of the class attribute."""
+    `kinds`: types, from the annotation of the class attribute. `also`: other spellings of its flag."""
 
     def __init__(
         self, default: Any, help: str, metavar: str | None, low: float, high: float, above: bool,
-        choices: tuple[str, ...], read: Callable[[Any], Any] | None,
+        choices: tuple[str, ...], read: Callable[[Any], Any] | None, also: tuple[str, ...] = (),
     ):  # fmt: skip
         self.default, self.help, self.metavar = default, help, metavar
         self.low, self.high, self.above, self.choices, self.read = low, high, above, choices, read
+        self.also = also
         self.kinds: tuple[Any, ...] = ()
 
     def but(self, default: Any, **changes: Any) -> Any:
@@ -73,9 +74,10 @@ class Option:
 def option(
     default: Any, help: str = "", metavar: str | None = None, *, low: float = -math.inf, high: float = math.inf,
     above: bool = False, choices: Iterable[str] = (), read: Callable[[Any], Any] | None = None,
+    also: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
     """Declare an option of a subclass of OptionSet: an `Option` in the class, its value in an instance."""
-    return Option(default, help, metavar, low, high, above, tuple(choices), read)
+    return Option(default, help, metavar, low, high, above, tuple(choices), read, also)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
@@ -138,10 +140,11 @@ def add_flags(group: Any, options: type[OptionSet], names: Iterable[str] = (), d
         own = options.declared[name]
         default = own.default if defaults else argparse.SUPPRESS
         common = {"help": own.described(), "type": own.of_text, "default": default}
+        spelled = [f"--{spelling}" for spelling in (name, *own.also)]
         if own.kinds[0] is bool:
-            group.add_argument(f"--{name}", metavar="BOOL", nargs="?", const=True, **common)
+            group.add_argument(*spelled, metavar="BOOL", nargs="?", const=True, **common)
         else:
-            group.add_argument(f"--{name}", metavar=own.metavar or "|".join(own.choices) or name.upper(), **common)
+            group.add_argument(*spelled, metavar=own.metavar or "|".join(own.choices) or name.upper(), **common)
 
 
 def one_of(value: Any, choices: Iterable[str]) -> str:

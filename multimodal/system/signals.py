@@ -34,14 +34,14 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
 
 
 @contextlib.contextmanager
-def ending(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
+def ending(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM), otherwise: Last = lambda: None) -> Iterator[None]:
     """End the process with 128 + number on one of these signals, from a thread, so that nothing in the main thread can
-    delay it. `unbroken` writes finish first."""
+    delay it. `unbroken` writes finish first. `otherwise`: gives the line to print where no `at_stop` prints one."""
     # a shell ignores SIGINT for jobs started with &
     taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     out, into = os.pipe()
     os.set_blocking(into, False)
-    thread = threading.Thread(target=_watch, args=(out, taken), daemon=True, name="signals")
+    thread = threading.Thread(target=_watch, args=(out, taken, otherwise), daemon=True, name="signals")
     thread.start()
     try:
         with handled(taken, _nothing, into):
@@ -73,31 +73,39 @@ def _nothing(number: int, frame: FrameType | None) -> None:
     """Handler: the byte in the pipe is the flag."""
 
 
-def _watch(out: int, taken: list[int]) -> None:
+def _watch(out: int, taken: list[int], otherwise: Last) -> None:
     while number := os.read(out, 1)[0]:
         if number in taken:
-            _end(number)
+            _end(number, otherwise)
 
 
-def _end(number: int) -> None:
-    leaving = threading.Thread(target=_leave, daemon=True)
+def _end(number: int, otherwise: Last) -> None:
+    leaving = threading.Thread(target=_leave, args=(otherwise,), daemon=True)
     leaving.start()
     leaving.join(2 * GRACE)
     os._exit(128 + number)
 
 
-def _leave() -> None:
+def _leave(otherwise: Last) -> None:
     _writing.acquire(timeout=GRACE)
     with contextlib.suppress(Exception):
         if os.isatty(2):
             os.write(2, b"\r\x1b[K")  # a progress bar
-    for last in reversed(_last):
-        with contextlib.suppress(Exception):
-            if line := last():
-                os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+    said = [_say(last) for last in reversed(_last)]  # each is called
+    if not any(said):
+        _say(otherwise)
     with contextlib.suppress(Exception):
         for child in sys.modules["multiprocessing"].active_children():
             child.kill()
+
+
+def _say(last: Last) -> bool:
+    """Return True if it prints a line."""
+    with contextlib.suppress(Exception):
+        if line := last():
+            os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+            return True
+    return False
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -78,6 +79,18 @@ def new_figure(size: tuple[int | float, int | float], title: str = "", dpi: int 
 def png(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def contact_sheet(tiles: Sequence[Image.Image], across: int) -> bytes:
+    """A PNG of images on white, in even rows of at most `across`."""
+    width, height = max(tile.width for tile in tiles) + 4, max(tile.height for tile in tiles) + 4
+    across = -(-len(tiles) // -(-len(tiles) // across))
+    sheet = Image.new("RGB", (across * width, -(-len(tiles) // across) * height), "white")
+    for number, tile in enumerate(tiles):
+        sheet.paste(tile, (number % across * width, number // across * height))
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
     return file.getvalue()
 
 

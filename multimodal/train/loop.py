@@ -33,7 +33,7 @@ from multimodal.train.distributed.gradients import DataParallel, gradients, norm
 from multimodal.train.distributed.processes import Processes
 from multimodal.train.losses import forward_only
 from multimodal.train.objective import Objective
-from multimodal.train.optim import guard_step, guarded, set_learning_rate, share_of_peak
+from multimodal.train.optim import guard_step, set_learning_rate, share_of_peak
 from multimodal.train.progress import TrainingLog, is_logged
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped, StopSignal
@@ -49,6 +49,7 @@ class Loop:
 
     `evaluate(model, step)` gets the averaged model (the trained one without an average) in eval mode on the device; a
     signal ends it (Stopped) at the next forward of a module. `precision`:
+    - auto: autocast where the device multiplies bfloat16 fast (GPUs, newer CPUs), else float32;
     - autocast: weights, optimizer and average in float32, matrix products in bfloat16;
     - bfloat16: weights and optimizer in bfloat16 too (small updates are lost), the average in float32;
     - float16: as autocast, with a scaled loss. A step that overflows lowers the scale and does not count as failed."""
@@ -74,8 +75,6 @@ class Loop:
         self.parallel = DataParallel(objective, self.processes, s.shard)
         scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
         self.state = TrainingState(objective.model, s.optim, scaler)
-        # otherwise the host must read the gradient norm before each update
-        self.guarded = all(map(guarded, self.state.optimizers)) and not self.state.scaler.is_enabled() and not s.shard
         self.states = s.run / "states"
         self.done = self.first = 0  # completed steps, now and at the start of this process
         self.forward_flops: int | None = None  # of the first micro-batch
@@ -106,6 +105,11 @@ class Loop:
 
     def total(self, value: Tensor) -> Tensor:
         return self.processes.total(value)
+
+    @property
+    def guarded(self) -> bool:
+        """Optimizers skip and scale on the device; otherwise the host reads the gradient norm first."""
+        return not self.state.scaler.is_enabled() and not self.settings.shard
 
     @property
     def rate(self) -> float:

@@ -1,13 +1,16 @@
 """Optimizers, parameter groups, learning rate schedules and weight averaging."""
 
 import math
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from multimodal.errors import UsageError, at_least, demand
+from multimodal.inference.prepare import fast_bfloat16
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,75 @@ def make_contiguous(model: nn.Module) -> None:
             parameter.data = parameter.data.contiguous()
 
 
+class Muon(torch.optim.Muon):
+    """Muon (Jordan et al. 2024): torch's with `match_rms_adamw` rates, its settings and states, and three changes:
+
+    - all matrices of a shape are orthogonalized in one batch;
+    - a CPU without bfloat16 products computes in float32 (30 times as fast as torch's bfloat16 there);
+    - `found_inf` and `grad_scale`, which `guard_step` sets, skip the step or divide the gradients on the device, so
+      that the host does not wait for the gradients' norm.
+    """
+
+    found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
+
+    def __init__(self, params: Any, lr: float, weight_decay: float):
+        super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            shapes = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes[parameter.device, *sorted(parameter.shape)].append(parameter)
+            for parameters in shapes.values():
+                self._step_together(group, parameters)
+
+    def _step_together(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Update parameters of one shape or its transpose."""
+        good: Tensor | float = 1.0 if self.found_inf is None else 1 - self.found_inf
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        if self.grad_scale is not None:
+            torch._foreach_div_([parameter.grad for parameter in parameters], self.grad_scale)
+        gradients, momenta = _stacked([parameter.grad for parameter in parameters]), _stacked(buffers)
+        if isinstance(good, Tensor):  # a product with 0 would keep NaN
+            gradients = torch.where(good > 0, gradients, 0)
+        momenta.lerp_(gradients, torch.as_tensor((1 - group["momentum"]) * good, dtype=momenta.dtype))
+        directions = orthogonalized(gradients.lerp(momenta, group["momentum"]), group)
+        scale = -group["lr"] * 0.2 * math.sqrt(max(parameters[0].shape))
+        torch._foreach_copy_(buffers, _unstacked(momenta, buffers))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"] * good)
+        torch._foreach_add_(parameters, _unstacked(directions * (scale * good), parameters))
+
+
+def orthogonalized(matrices: Tensor, group: dict[str, Any]) -> Tensor:
+    """Orthogonalize wide matrices [N rows cols] by Newton-Schulz iterations, with a Muon group's settings."""
+    fast = matrices.device.type != "cpu" or fast_bfloat16()
+    x = matrices.bfloat16() if fast else matrices.float()
+    x = x / x.flatten(1).norm(dim=1).clamp(min=group["eps"])[:, None, None]
+    a, b, c = group["ns_coefficients"]
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def _stacked(matrices: list[Tensor]) -> Tensor:
+    """Stack matrices, tall ones transposed."""
+    return torch.stack([matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices])
+
+
+def _unstacked(stacked: Tensor, like: list[Tensor]) -> list[Tensor]:
+    return [
+        (one.mT if old.shape[0] > old.shape[1] else one).to(old.dtype)
+        for one, old in zip(stacked.unbind(), like, strict=True)
+    ]
+
+
 def optimizers(model: nn.Module, s: OptimSettings) -> list[torch.optim.Optimizer]:
     """Build AdamW; or Muon (Jordan et al. 2024) for the matrices inside blocks and AdamW for embeddings, heads, norms
     and biases. Raises UsageError for a model without parameters to train."""
@@ -67,7 +139,7 @@ def optimizers(model: nn.Module, s: OptimSettings) -> list[torch.optim.Optimizer
             raise UsageError("muon: the model has no trained matrices inside blocks", argument="optimizer")
         taken = {id(p) for p in matrices}
         groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in taken]
-        built.append(torch.optim.Muon(matrices, lr=s.rate, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        built.append(Muon(matrices, s.rate, s.weight_decay))
     groups = [group for group in groups if group["params"]]
     if groups:
         built.append(torch.optim.AdamW(groups, lr=s.rate, betas=s.betas, fused=True))
@@ -87,13 +159,8 @@ def share_of_peak(s: OptimSettings, step: int, total: int) -> float:
     return s.floor + (1 - s.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def guarded(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the optimizer can skip a step and scale gradients on the device."""
-    return isinstance(optimizer, torch.optim.AdamW)
-
-
 def guard_step(optimizer: torch.optim.Optimizer, good: torch.Tensor, over: torch.Tensor | None) -> None:
-    """Make the next step of a guarded optimizer divide its gradients by `over`, in the same pass over memory, or change
+    """Make the optimizer's next step divide its gradients by `over`, in the same pass over memory, or change
     nothing unless `good`, through the attributes that `torch.amp.GradScaler` sets for the fused step."""
     optimizer.found_inf, optimizer.grad_scale = (~good).float(), over
 

@@ -3,28 +3,34 @@ data hashes)."""
 
 import dataclasses
 import hashlib
+import io
 import json
 import logging
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from PIL import Image
 
 from multimodal.data.sources import expanded
 from multimodal.system.files import versions
 from multimodal.system.outputs import write_output
-from multimodal.tasks.evaluate.reports.page import Section, facts_section, write_page
-from multimodal.tasks.figures import new_figure, png
+from multimodal.tasks.figures import contact_sheet, new_figure, png
+from multimodal.tasks.report.media import grid, thumbnail
+from multimodal.tasks.report.page import Section, data_uri, escaped, facts_section, pre, write_page
+from multimodal.tokens.image.reading import read_image
+from multimodal.weights.files.store_options import Store
 from multimodal.weights.folder import Checkpoint, save_folder
 
 log = logging.getLogger(__name__)
 
 WHOLE = 1 << 30  # bytes; of a larger file the size, the first and the last MiB are hashed
 PART = 1 << 20
+WIDEST = 1600  # pixels of an image in a page
 
 
 def fingerprint(path: Path) -> str:
@@ -69,60 +75,73 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def curves(rows: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
-    """Plot losses, learning rate and evaluations, one panel each; return their names."""
+def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """A PNG each of losses, learning rate and evaluations."""
     names = sorted({n for row in rows for n in row if n == "lr" or n.endswith("loss") or n.startswith("eval/")})
-    if not names:
-        return []
-    columns = min(3, len(names))
-    lines = -(-len(names) // columns)
-    figure = new_figure((4 * columns, 2.8 * lines), dpi=100)
-    for number, name in enumerate(names, 1):
-        axes = figure.add_subplot(lines, columns, number)
+    made = {}
+    for name in names:
+        figure = new_figure((4, 2.8), dpi=130)
+        axes = figure.add_subplot()
         points = [(row["step"], row[name]) for row in rows if name in row]
         axes.plot(*zip(*points, strict=True), marker="." if len(points) < 30 else None)
         axes.set(title=name, xlabel="step")
         axes.grid(alpha=0.3)
-    write_output(path, png(figure))
-    return names
+        made[name] = png(figure)
+    return made
+
+
+def _curves_section(panels: Mapping[str, bytes]) -> Section:
+    images = (f"<img class=plot alt='{escaped(name)}' src='{data_uri(data, 'image/png')}'>"
+              for name, data in panels.items())  # fmt: skip
+    return Section("Curves", image="curves.png", html=lambda: grid(images, "plots"))
+
+
+def _image_section(folder: Path, name: str) -> Section:
+    """A PNG or JPEG beside the page, which HTML holds as a copy of at most WIDEST pixels."""
+    section = Section(Path(name).stem.capitalize(), image=name)
+    return replace(section, html=lambda: f"<img alt='' src='{thumbnail(read_image(folder / name), WIDEST)}'>")
 
 
 def write_report(
     run: Path, settings: Any, sources: Iterable[str | Path] = (), examples: Sequence[str] = (),
     command: Sequence[str] | None = None, images: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """Write report.md, curves.png and run.json to `run/report/` from `run/metrics.jsonl`; return report.md's path.
-    `images`: names of files in that folder to show."""
+    """Write report.html, report.md, curves.png and run.json to `run/report/` from `run/metrics.jsonl`; return
+    report.md's path. `images`: names of files in that folder to show."""
     folder = run / "report"
-    log.info("writing %s", folder / "report.md")
+    log.info("writing %s", folder / "report.html")
     folder.mkdir(parents=True, exist_ok=True)
     rows = read_metrics(run / "metrics.jsonl")
     line = shlex.join(command if command is not None else [Path(sys.executable).name, *sys.argv])
     facts = {"command": line, "settings": plain(settings), "versions": versions(), "data": data_hashes(sources)}
     write_output(folder / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
     last = {name: value for row in rows for name, value in row.items()}
-    names = ["curves.png"] * bool(curves(rows, folder / "curves.png")) + [*images]
+    panels, text = curves(rows), json.dumps(facts["settings"], indent=2)
+    if panels:
+        write_output(folder / "curves.png", contact_sheet([Image.open(io.BytesIO(one)) for one in panels.values()], 3))
     sections = [
         Section("Command", lines=[line]),
-        *(Section(Path(name).stem.capitalize(), image=name) for name in names),
+        *([_curves_section(panels)] if panels else []),
+        *(_image_section(folder, name) for name in images),
         Section("Figures", [("figure", "last value"), *((name, f"{value:.6g}") for name, value in last.items())]),
         *([Section("Examples", lines=[" ".join(example.split()) for example in examples])] if examples else []),
         Section("Data", lines=[f"{name}: {digest}" for name, digest in facts["data"].items()]),
-        Section("Settings", lines=json.dumps(facts["settings"], indent=2).splitlines()),
+        Section("Settings", lines=text.splitlines(), html=lambda: pre(text)),
         facts_section({}),
     ]
-    write_page(folder / "report.md", "Training report", sections)
+    for name in ("report.html", "report.md"):
+        write_page(folder / name, "Training report", sections)
     return folder / "report.md"
 
 
 def finish(
     settings: Any, checkpoint: Checkpoint, sources: Iterable[str | Path | None], examples: Iterable[str] = (), *,
-    figures: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None, images: Sequence[str] = (),
+    figures: Mapping[str, Any] | None = None, store: Store = "float32", images: Sequence[str] = (),
     run: Path | None = None,
 ) -> None:  # fmt: skip
     """Save the checkpoint of a recipe to `settings.out`, log its figures, and write the report of `settings.loop.run`
     or `run`. Sources that are None are skipped."""
-    save_folder(checkpoint, settings.out, dtype)
+    save_folder(checkpoint, settings.out, store)
     if figures:
         log.info("%s: %s", settings.out, figures)
     sources = [source for source in sources if source is not None]

@@ -40,6 +40,8 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import check_card
 from multimodal.weights.encode import image_features, text_features
+from multimodal.weights.files.store_options import Store
+from multimodal.weights.files.stored import from_stored, to_stored
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.fit import check_size, check_vocabulary
 from multimodal.weights.table import check_finite, check_like
@@ -122,12 +124,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Record:
-    """`config.json`. `tokenizer`: sha256 of each file of the tokenizer that the model was trained with."""
+    """`config.json`. `tokenizer`: sha256 of each file of the tokenizer that the model was trained with. `store`: number
+    type of the weights; None in older folders, which hold floats."""
 
     format: int
     kind: str
     config: dict[str, Any]
     tokenizer: dict[str, str] = field(default_factory=dict)
+    store: Store | None = None
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -158,22 +162,19 @@ def kind_of(model: nn.Module) -> str:
     raise CheckpointError(f"{type(model).__name__}: cannot be saved, expected one of {', '.join(KINDS)}")
 
 
-def save_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a checkpoint folder atomically, replacing an older one. `dtype`: of the stored floating-point tensors.
+def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") -> None:
+    """Write a checkpoint folder atomically, replacing an older one. `store`: see `files/stored.py`.
 
-    Raises CheckpointError for a tokenizer with more tokens than the model embeds, UsageError for a model prepared for
-    inference and for a `folder` that holds other files."""
+    Raises CheckpointError for a tokenizer with more tokens than the model embeds and for weights that are not finite in
+    `store`, UsageError for a model prepared for inference and for a `folder` that holds other files."""
     from safetensors.torch import save
 
     check_vocabulary(checkpoint.tokenizer, checkpoint.model.config, str(folder))
     with _replacing(folder) as made:
-        tensors = {
-            name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
-            for name, tensor in checkpoint.original().state_dict().items()
-        }
+        tensors = to_stored(checkpoint.original().state_dict(), store, checkpoint.source or str(folder))
         write_durably(made / "model.safetensors", save(tensors))
         tokenizer = _saved_tokenizer(checkpoint.tokenizer, made)
-        config = Record(FORMAT, checkpoint.kind, to_record(checkpoint.model.config), tokenizer)
+        config = Record(FORMAT, checkpoint.kind, to_record(checkpoint.model.config), tokenizer, store)
         write_durably(made / "config.json", _json(to_record(config)))
         if checkpoint.preprocessing:
             write_durably(made / "preprocessing.json", _json(checkpoint.preprocessing.to_dict()))
@@ -238,7 +239,8 @@ def load_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{where}: {error}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the model cannot be built ({ascii_only(repr(error))[:200]})") from None
-    fill(model, tensors, str(folder / "model.safetensors"))
+    weights = str(folder / "model.safetensors")
+    fill(model, from_stored(tensors, weights) if record.store == "int8" else tensors, weights)
     return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card)
 
 

@@ -184,7 +184,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
 def unknown(name: str) -> str:
     from multimodal.models.presets import PRESETS
 
-    names = ", ".join(near(name, [*shipped(), *(() if name in PRESETS else PRESETS)])) or "multimodal models lists them"
+    names = ", ".join(near(name, shipped())) or "multimodal models lists them"
     if name in PRESETS:
         return f"model {name!r}: a size without weights (see multimodal info); near: {names}"
     return f"model {name[:80]!r}: neither a path nor a known model (near: {names})"

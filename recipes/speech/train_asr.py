@@ -125,7 +125,7 @@ def main(s: RecogniserRun) -> dict[str, Any]:
         Checkpoint(trained, initial.tokenizer, card=card),
         [*(path for path, _ in corpus.paths), s.valid],
     )
-    finish(s, checkpoint, sources, watch.examples, figures=figures, dtype=torch.float16)
+    finish(s, checkpoint, sources, watch.examples, figures=figures, store="float16")
     return figures
 
 

@@ -135,7 +135,7 @@ def main(s: WhisperRun) -> None:
     scores = WhisperValidation(held_out, tokenizer, window, s.most_valid)
     trained = Loop(s.loop, Multitask(model), loader, scores).fit()
     checkpoint = Checkpoint(trained.speech, tokenizer, card=read_json(s.card) if s.card else {})
-    finish(s, checkpoint, [*s.train, *s.valid], scores.examples, dtype=torch.float16)
+    finish(s, checkpoint, [*s.train, *s.valid], scores.examples, store="float16")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def main(s: CLIPRun) -> None:
     trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
     done = replace(initial, model=trained)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
-    finish(s, done, [*s.data, *s.val], shown, dtype=torch.float16)
+    finish(s, done, [*s.data, *s.val], shown, store="float16")
 
 
 if __name__ == "__main__":

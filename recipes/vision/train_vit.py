@@ -110,7 +110,7 @@ def main(s: ViTRun) -> dict[str, float]:
     figures = whole(trained.to(s.loop.device)) if whole else {}
     card = {"labels": labels, "names": names, "figures": {s.val: figures | {"images": len(val)}} if val else {}}
     checkpoint = replace(initial, model=trained.cpu(), card=card)
-    finish(s, checkpoint, [*s.data, s.val], whole.examples if whole else (), figures=figures, dtype=torch.float16)
+    finish(s, checkpoint, [*s.data, s.val], whole.examples if whole else (), figures=figures, store="float16")
     return figures
 
 

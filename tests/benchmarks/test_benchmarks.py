@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -172,12 +173,14 @@ def test_cases_have_names_of_their_own_and_name_functions_that_exist(job, tiny):
             assert function in functions_of(module), load
 
 
-@pytest.mark.parametrize("job", command.JOBS["cpu"])
-def test_saved_rows_name_current_cases_and_candidates(job):
+@pytest.mark.parametrize(
+    "file", sorted(command.RESULTS.glob("cpu*/*.json")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
+def test_saved_rows_name_current_cases_and_candidates(file):
     """The next run of a job drops rows of cases that are gone."""
     candidates = {case.name: {made.name for made in case.candidates}
-                  for case in command.cases(job, Options(nanogpt=ROOT))}  # fmt: skip
-    for row in json.loads((command.RESULTS / "cpu" / f"{job}.json").read_text())["rows"]:
+                  for case in command.cases(file.stem, Options(nanogpt=ROOT))}  # fmt: skip
+    for row in json.loads(file.read_text())["rows"]:
         assert set(row["candidates"]) <= candidates[row["case"]], row["case"]
 
 
@@ -201,6 +204,7 @@ def test_peers_that_need_no_torch_hold_none():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("ctranslate2") is None, reason="needs the packages of the extra `bench`")
 @pytest.mark.parametrize("job", command.JOBS["cpu"])
 def test_every_job_runs_at_its_smallest_sizes(job, tmp_path):
     options = ["--tiny", "--jobs", job, "--threads", "2", "--rounds", "1", "--out", str(tmp_path)]
@@ -209,8 +213,8 @@ def test_every_job_runs_at_its_smallest_sizes(job, tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,  # others may hold the machine
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / f"{job}.json").exists()
-    assert "times as fast" in (tmp_path / "README.md").read_text() or job == "growth"
+    assert "times as fast" in (tmp_path / "README.md").read_text() or job in ("growth", "ray")

@@ -1,5 +1,6 @@
 """Bad input gets one line with file or flag, cause and value; the other items go on."""
 
+import io
 import json
 import os
 import re
@@ -11,19 +12,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from multimodal.cli.main import main
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.weights.folder import build
 from tests.helpers.commands import one_line, run
 from tests.helpers.paths import ROOT
-
-
-def command(*arguments: object, **options) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | options.pop("environment", {})
-    return subprocess.run(
-        [sys.executable, "-m", "multimodal", *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True,
-        timeout=120, **options,
-    )  # fmt: skip
 
 
 def test_label_files_of_other_editors_mean_the_same(capsys, models, images, tmp_path):
@@ -78,14 +72,17 @@ def test_ten_thousand_labels_are_checked_at_once():
     assert process_time() - start < 0.5  # comparing each with each takes seconds
 
 
-def test_outputs_survive_names_and_encodings_that_do_not_fit(models, tmp_path):
+def test_outputs_survive_names_and_encodings_that_do_not_fit(models, tmp_path, monkeypatch, capsys):
     strange = os.fsdecode(b"caf\xe9-\xf0\x9f\x98\x80.png")
     Image.new("RGB", (40, 40), "red").save(tmp_path / strange)
-    arguments = ["classify", tmp_path, "--labels", "é,b", "-m", models / "clip", "--format", "json"]
+    arguments = ["classify", str(tmp_path), "--labels", "é,b", "-m", str(models / "clip"), "--format", "json"]
     for encoding in ("ascii", "utf-8"):
-        done = command(*arguments, environment={"PYTHONIOENCODING": encoding})
-        assert (done.returncode, done.stderr) == (0, b"")
-        result = json.loads(done.stdout.decode(encoding))
+        out = io.TextIOWrapper(io.BytesIO(), encoding)
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert (end.value.code or 0, capsys.readouterr().err) == (0, "")
+        result = json.loads(out.buffer.getvalue().decode(encoding))
         assert result[0]["file"] == str(tmp_path / strange)
         assert {s["label"] for s in result[0]["scores"]} == {"é", "b"}
 
@@ -101,6 +98,11 @@ def test_a_full_stdout_is_one_line(models, images):
 HEAVY = """
 import sys
 from multimodal.cli.main import main
+from multimodal.weights.folder import KINDS, build
+from tests.helpers import tiny
+for kind, config in tiny.ALL.values():
+    build(KINDS[kind][0] if isinstance(kind, str) else kind, config)
+    assert not {"torch._dynamo", "sympy"} & sys.modules.keys(), config
 heavy = {"torchvision", "torchaudio", "timm", "open_clip", "transformers", "torch._dynamo", "sympy"}
 rest = sys.argv[1:]
 while rest:
@@ -115,24 +117,13 @@ while rest:
 
 
 def test_own_checkpoints_need_no_heavy_package(models, images, tone, tmp_path):
-    """Each of these costs seconds at every start."""
+    """Each of these costs seconds at every start; so does the compiler, which torch imports for some operations on the
+    meta device, where models are built."""
     classify = ["classify", images, "--labels", "a,b", "-m", models / "clip", ";"]
     transcribe = ["transcribe", tone, "-m", models / "asr", "-o", tmp_path, ";"]
     command = [sys.executable, "-c", HEAVY, *map(str, [*classify, *transcribe])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-
-
-def test_no_model_is_built_with_the_compilers_help():
-    """On the meta device torch imports it for some operations, which takes longer than all the rest of a start."""
-    script = (
-        "import sys; from tests.helpers import tiny; from multimodal.weights.folder import KINDS, build\n"
-        "for kind, config in tiny.ALL.values():\n"
-        "    build(KINDS[kind][0] if isinstance(kind, str) else kind, config)\n"
-        "    assert not {'torch._dynamo', 'sympy'} & sys.modules.keys(), config"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-500:]
 
 
 @pytest.mark.parametrize("kind", [ViT, TextTransformer])

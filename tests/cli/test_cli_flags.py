@@ -28,7 +28,7 @@ def test_every_flag_of_openai_whisper_is_there_with_its_default(monkeypatch):
     from whisper.transcribe import cli as reference
 
     ours = main.parser()._subparsers._group_actions[0].choices["transcribe"].load()
-    help_of = {action.dest: action.help for action in ours._actions}
+    help_of = {name.lstrip("-"): action.help for action in ours._actions for name in action.option_strings}
     seen = []
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", lambda self, *_: seen.append(self) or sys.exit())
     with pytest.raises(SystemExit):
@@ -95,14 +95,14 @@ def test_a_models_own_defaults_hold_and_a_ctc_model_has_no_others(models):
     ("flags", "named"),
     [
         ([], "AUDIO"), (["a.wav", "--beam_size", "0"], "--beam_size: must be an integer of at least 1 (got 0)"),
-        (["a.wav", "--language", "klingon"], "klingon"), (["a.wav", "--verbose", "yes"], "'yes'"),
+        (["a.wav", "--language", "klingon"], "klingon"), (["a.wav", "--verbose=yes"], "'yes'"),
         (["a.wav", "--patience", "nan"], "--patience"), (["a.wav", "--vad_threshold", "1.5"], "--vad_threshold"),
         (["a.wav", "--temperature", "-1"], "--temperature"), (["a.wav", "--suppress_tokens", "1,x"], "'1,x'"),
         (["a.wav", "--temperature_increment_on_fallback", "0"], "--temperature_increment_on_fallback"),
         (["a.wav", "--clip_timestamps", "1;2"], "'1;2'"), (["a.wav", "--languages", "en,"], "'en,'"),
         (["a.wav", "--max_line_width", "9", "--word_timestamps", "False"], "--max_line_width"),
         (["a.wav", "--fp16", "False", "--compute_type", "int8"], "int8"), (["a.wav", "--rate", "8000"], "--rate"),
-        (["a.wav", "-o", "-", "-f", "all"], "--output_format"), (["a.wav", "-o", "-", "--plot"], "--plot"),
+        (["a.wav", "-o", "-", "-f", "all"], "--format"), (["a.wav", "-o", "-", "--plot"], "--plot"),
         (["a.wav", "-o", "-", "--skip_existing"], "--skip_existing"), (["a.wav", "--stream"], "a.wav"),
         (["--stream", "--split_channels"], "--split_channels"), (["--stream", "-f", "srt"], "srt"),
     ],

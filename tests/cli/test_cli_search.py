@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from multimodal.cli.vision.search import kind_of
-from tests.helpers.commands import one_line, run
+from multimodal.tasks.retrieve.gallery import MOST, gallery
+from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data.index_files import cut, write_image
 from tests.helpers.processes.programs import LIMIT
 
@@ -55,6 +56,26 @@ def test_formats_name_each_query_its_kind_and_the_best_first(capsys, made, photo
     assert (table[0], table[4]) == ("text: a red square", "image: photos/3.png")
     assert table[5] == f"    {scores[1][0]:.4f}  {photos / '3.png'}"
     assert json.loads(run(capsys, *flags, "json", "--exact")[1]) == found
+    page = Page(run(capsys, *flags, "html")[1])
+    links = [values["href"] for tag, values in page.attributes if tag == "a"]
+    assert links == [Path(hit["file"]).as_uri() for r in found for hit in r["results"]]
+    assert page.tags.count("img") == 7  # the query of the second, too
+    assert all(f"{score:.4f}" in page.text for each in scores for score in each)
+
+
+def test_a_gallery_is_escaped_bounded_and_says_what_is_gone(photos, recwarn):
+    evil = "javascript:alert(1)//<b>.png"
+    hits = [{"file": str(photos / f"{n % 8}.png"), "score": 0.5} for n in range(MOST + 20)]
+    hits[1] = {"file": evil, "score": 0.5}
+    page = Page("\n".join(gallery([{"query": "<b>", "kind": "text", "results": hits}] * 2, "made")))
+    assert "b" in page.tags  # scores
+    assert page.text.count("<b>") == 2 + 2  # two queries, two names
+    assert page.text.count(f"{MOST // 2 + 20} more images are left out.") == 2
+    assert page.tags.count("figure") == MOST
+    assert page.tags.count("img") == MOST - 2
+    assert {values["href"].partition(":")[0] for tag, values in page.attributes if tag == "a"} == {"file"}
+    (warning,) = recwarn
+    assert str(warning.message).startswith("cannot show 1 of 9 images (")
 
 
 def test_the_search_takes_the_model_of_the_index_or_the_same_one_elsewhere(capsys, models, made, tmp_path):

@@ -22,6 +22,7 @@ from multimodal.data.sources import open_source
 from multimodal.data.validate import validate
 from multimodal.errors import DataError
 from tests.helpers.data import sets
+from tests.helpers.data.servers import LocalServer, QuietRequest
 
 FETCH = """
 import pathlib, sys
@@ -30,22 +31,16 @@ fetch(sys.argv[1], pathlib.Path(sys.argv[2]))
 """
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(LocalServer):
     """`asked`: the paths of all requests, `ended` lets waiting ones go."""
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.asked: list[str] = []
         self.ended = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
+class Handler(QuietRequest, http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
         with contextlib.suppress(OSError):  # the client has gone

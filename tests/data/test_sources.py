@@ -16,6 +16,7 @@ from multimodal.data.sources import ListColumns, joined, open_source
 from multimodal.errors import DataError
 from multimodal.tokens.image.reading import read_image
 from tests.helpers.data import sets
+from tests.helpers.data.servers import LocalServer, QuietRequest
 
 VALUES = range(10, 22)
 MAKERS = {
@@ -136,9 +137,9 @@ def test_remote_shards_are_copied_once(scheme, tmp_path):
         url = "memory://sets/a b.tar"
     elif scheme == "http":
         handler = functools.partial(Quiet, directory=tmp_path)
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server = LocalServer(handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/a%20b.tar?x=1"
+        url = f"{server.url}/a%20b.tar?x=1"
     else:
         url = f"pipe:cat '{path}'"
     source = open_source(url, cache=cache)
@@ -155,9 +156,8 @@ def test_remote_shards_are_copied_once(scheme, tmp_path):
     assert len([file for file in cache.iterdir() if file.suffix != ".lock"]) == 1
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
+class Quiet(QuietRequest, http.server.SimpleHTTPRequestHandler):
+    pass
 
 
 @pytest.mark.parametrize(

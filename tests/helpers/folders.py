@@ -1,5 +1,6 @@
 """Tiny random checkpoint folders of each kind, and small valid files, for the tables and the fuzz."""
 
+import json
 import wave
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.translation import translator
-from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.folder import Checkpoint, save_folder, sha256
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "##s", "sea", "at", ".", *"abcdefgh"]
 
@@ -77,3 +78,11 @@ def write_tone(path: Path, rate: int = 16000, seconds: float = 1.0) -> Path:
 def write_image(path: Path, colour: str = "red", size: tuple[int, int] = (50, 40)) -> Path:
     Image.new("RGB", size, colour).save(path)
     return path
+
+
+def sealed(folder: Path) -> Path:
+    """The folder with a manifest that fits again, so that what comes after the sums is tested."""
+    files = [path for path in folder.iterdir() if path.name != "manifest.json"]
+    sums = {path.name: sha256(path) for path in files}
+    (folder / "manifest.json").write_text(json.dumps({"sha256": sums}))
+    return folder

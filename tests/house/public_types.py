@@ -22,8 +22,8 @@ transcript: dict[str, Any] = transcriber(np.zeros(16000), sampling_rate=16000)
 transcript = multimodal.transcribe((44100, np.zeros(9)), word_timestamps=True)
 transcript = multimodal.transcribe({"array": np.zeros(9), "sampling_rate": 8000}, beam_size=2)
 captions: list[dict[str, Any]] = Captioner("folder", num_captions=3, beam_size=3)("a.jpg")
-vectors: np.ndarray = Embedder().images([np.zeros((2, 2), np.uint8)]) @ Embedder().texts(["a dog"]).T
-text: str = Generator("folder", max_tokens=5, stop="\n")("Once")
+vectors: np.ndarray = Embedder("clip").images([np.zeros((2, 2), np.uint8)]) @ Embedder().texts(["a dog"]).T
+text: str = Generator("folder", max_new_tokens=5, stop="\n")("Once")
 one: str = Translator("folder", "de", "en")("Guten Morgen!")
 several: list[str] = Translator("folder", target="de")(["a", "b"])
 
@@ -31,6 +31,6 @@ classifier(3)  # type: ignore[call-overload]
 multimodal.classify("a.jpg", ["a"], threshhold=0.5)  # type: ignore[call-arg]
 Transcriber("whisper-mini", languages=3)  # type: ignore[arg-type]
 Transcriber("whisper-mini", beams=3)  # type: ignore[call-arg]
-Generator("folder", max_tokens="5")  # type: ignore[arg-type]
+Generator("folder", max_new_tokens="5")  # type: ignore[arg-type]
 classifier.many([], on_error="ignore")  # type: ignore[arg-type]
 Translator("folder")(3)  # type: ignore[call-overload]

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image, ImageOps
 
 import multimodal
-from multimodal.system.assets import asset, shipped
+from multimodal.cli.main import main
+from multimodal.system.assets import DEFAULT_MODELS, asset, shipped
+from multimodal.weights.hub.registry import DEMONSTRATIONS
 from tests.helpers.paths import ROOT
 
 LABELS = ["goldfish", "school bus", "teapot", "military uniform", "lighthouse", "banana", "suspension bridge"]
@@ -53,6 +55,27 @@ def test_the_german_sample_is_written_translated_and_its_language_found():
     assert "ball" in english
 
 
+# of each task, the command without --model, and what its answer must match
+COMMANDS = {
+    "caption": (["caption", "PHOTO"], r"\b(man|woman|person|people|boy|girl)\b"),
+    "generate": (["generate", "A man in a", "--max_new_tokens", "8"], r"\b(shirt|hat|jacket|suit)\b"),
+    "fill-mask": (["fill-mask", "A man is riding a [MASK]."], r"A man is riding a \w+\.\n  0\.\d+  \w"),
+    "translate": (["translate", "A dog runs on the beach.", "--from", "en", "--to", "de"], r"Hund .*Strand"),
+    "embed": (["embed", "A dog runs on the beach."], r'"vector": \[-?0\.\d+, '),
+}
+
+
+@pytest.mark.parametrize("task", COMMANDS)
+def test_a_command_answers_without_a_model_and_says_which_one_it_was(capsys, photograph, task):
+    arguments, expected = COMMANDS[task]
+    with pytest.raises(SystemExit) as stop:
+        main([str(photograph) if one == "PHOTO" else one for one in arguments])
+    out, err = capsys.readouterr()
+    assert (stop.value.code or 0, err.count("\n")) == (0, 1), err
+    assert f"{DEFAULT_MODELS[task]}: demonstration model, " in err
+    assert re.search(expected, out), out
+
+
 def test_noise_is_no_speech(tmp_path):
     noise = 0.1 * np.random.default_rng(0).standard_normal(5 * 16000)
     with wave.open(str(tmp_path / "noise.wav"), "wb") as file:
@@ -65,8 +88,8 @@ def test_noise_is_no_speech(tmp_path):
 
 def test_cards_say_licence_data_figures_and_command_and_the_models_are_small():
     folders = shipped()
-    assert set(folders) == {"asr-conformer-en", "clip-vit-16", "whisper-mini"}
-    assert sum(file.stat().st_size for folder in folders.values() for file in folder.iterdir()) < 20e6
+    assert set(folders) == set(filter(None, DEFAULT_MODELS.values())) == set(DEMONSTRATIONS)
+    assert sum(file.stat().st_size for file in (ROOT / "assets").rglob("*") if file.is_file()) < 28e6
     for folder in folders.values():
         card = json.loads((folder / "card.json").read_text())
         assert card.keys() >= {"licence", "training_data", "figures", "command", "limits"}

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.presets import preset
@@ -13,7 +12,7 @@ from multimodal.models.presets_text import TEXT_PRESETS
 from multimodal.models.text import TextTransformer
 from multimodal.weights.folder import build
 from multimodal.weights.text import albert, bart, bert_hf, distilbert, electra, gpt2, llama, m2m100, roberta, t5
-from tests.helpers.counting import count
+from tests.helpers.counting import count, undrawn
 
 
 def _gpt(width: int, layers: int, heads: int, positions: int = 1024) -> tuple[Any, ...]:
@@ -107,7 +106,7 @@ def test_a_size_is_what_its_family_reads_from_the_librarys_own(name):
     import transformers
 
     family, config_name, model_name, sizes = REFERENCES[name]
-    with torch.device("meta"), warnings.catch_warnings():
+    with undrawn(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library's own, of weights that cannot be drawn
         config = getattr(transformers, config_name)(**sizes)
         reference = getattr(transformers, model_name)(config)

@@ -1,7 +1,6 @@
 """The papers' sizes: as many parameters as the reference libraries' own models, all on the meta device."""
 
 import pytest
-import torch
 from torch import nn
 
 from multimodal.errors import UsageError
@@ -13,7 +12,7 @@ from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import build
 from multimodal.weights.vision.open_clip import open_clip_architecture
-from tests.helpers.counting import count
+from tests.helpers.counting import count, undrawn
 
 TIMM = {
     "vit_ti16": "vit_tiny_patch16_224", "vit_s16": "vit_small_patch16_224", "vit_b16": "vit_base_patch16_224",
@@ -39,8 +38,8 @@ def heads(stack: nn.Module) -> int:
 def test_vit_has_timms_parameters_and_heads(name):
     import timm
 
-    with torch.device("meta"):
-        reference = timm.create_model(TIMM[name], num_classes=1000)
+    with undrawn():
+        reference = timm.create_model(TIMM[name], num_classes=1000, weight_init="skip")
     model = build(ViT, preset(name))
     assert count(model) == count(reference)
     assert heads(model.stack) == reference.blocks[0].attn.num_heads
@@ -50,7 +49,7 @@ def test_vit_has_timms_parameters_and_heads(name):
 def test_clip_has_openclips_parameters_and_heads(name):
     import open_clip.model
 
-    with torch.device("meta"):
+    with undrawn():
         reference = open_clip.model.CLIP(**open_clip_architecture(OPEN_CLIP[name]))
     model = build(CLIP, preset(name))
     assert count(model) == count(reference)
@@ -63,7 +62,7 @@ def test_whisper_has_openais_parameters_and_heads(name):
     from whisper.model import AudioEncoder, TextDecoder  # Whisper itself makes a sparse tensor: not on meta
 
     layers, decoder_layers, width, attention_heads, ids, bands = WHISPER[name]
-    with torch.device("meta"):
+    with undrawn():
         encoder = AudioEncoder(bands, 1500, width, attention_heads, layers)
         decoder = TextDecoder(ids, 448, width, attention_heads, decoder_layers)
     model = build(Whisper, preset(f"whisper_{name}"))
@@ -80,7 +79,7 @@ def test_conformer_is_the_papers_encoder(name, total, lstm):
 
     config = preset(f"conformer_{name}")
     width, layers = config.width, config.layers
-    with torch.device("meta"):
+    with undrawn():
         reference = Conformer(width, config.block.attention.heads, 4 * width, layers, 31)
     model = build(ConformerEncoder, config)
     relative = width * width + 2 * width  # the projection of distances, and the biases u and v

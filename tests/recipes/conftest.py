@@ -1,10 +1,11 @@
-"""Endings of a recipe that several tests of recipes check."""
+"""Endings of a recipe that several tests of recipes check, and figures that are not drawn."""
 
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from multimodal.train.recipe_cli import start
 
@@ -35,3 +36,17 @@ def help_text(capsys: pytest.CaptureFixture) -> Callable[[ModuleType], str]:
         return capsys.readouterr().out
 
     return show
+
+
+@pytest.fixture(autouse=True)
+def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save one pixel for each figure: drawing takes two thirds of a tiny run. A test that asks for `drawn` draws."""
+    from matplotlib.figure import Figure
+
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: Image.new("RGB", (1, 1)).save(file, "PNG"))
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Figures are drawn."""

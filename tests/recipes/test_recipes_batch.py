@@ -84,6 +84,7 @@ def test_settings_that_contradict_each_other(clip, photos, tmp_path, changes, me
         settings(clip, photos, tmp_path, **changes)
 
 
+@pytest.mark.filterwarnings("default")  # ray's own
 def test_a_killed_worker_loses_nothing(clip, photos, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     pytest.importorskip("ray.data")

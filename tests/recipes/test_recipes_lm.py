@@ -83,7 +83,7 @@ def test_learns_a_text_and_ships_a_model_that_says_it(recipe, text):
     made = load(text.parent / "run-out")
     assert made.card["validation"]["nats_per_character"] < 0.8
     assert isinstance(made.tokenizer, CharacterTokenizer)
-    assert generate("the", made, max_tokens=4) in (" cat", " mat")
+    assert generate("the", made, max_new_tokens=4) in (" cat", " mat")
     report = (text.parent / "run" / "report" / "report.md").read_text()
     assert "temperature 0.8: the cat" in report
     assert "text.txt: sha256:" in report
@@ -127,7 +127,7 @@ def test_a_resumed_run_does_not_replace_its_best_by_worse(recipe, text):
     assert judge.load().card["validation"]["step"] == 6
 
 
-def test_induction_heads_are_scored_and_plotted(recipe, text):
+def test_induction_heads_are_scored_and_plotted(recipe, text, drawn):
     run(recipe, text, induction="", repeat=0.5, heads=4)
     rows = [json.loads(line) for line in (text.parent / "run" / "induction.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4, 6]

@@ -89,7 +89,7 @@ def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, ca
     assert "## Examples" in (tmp_path / "run" / "report" / "report.md").read_text()
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
-        main(["evaluate", "classification", str(squares), "--model", str(tmp_path / "out"), "--output", "json"])
+        main(["evaluate", "classification", str(squares), "--model", str(tmp_path / "out"), "--format", "json"])
     assert not end.value.code
     figures = json.loads(capsys.readouterr().out)
     assert figures["sets"][str(squares)]["acc1"] == 1.0

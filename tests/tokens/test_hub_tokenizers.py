@@ -21,11 +21,11 @@ from tests.helpers.references.texts import noise
 
 every_pipeline = pytest.mark.parametrize("name", PIPELINES)
 MERGED = ("gpt2", "roberta", "bart")
-MILLION = {
-    "words": "The cat sat on the mat. 日本語 " * 33334, "one letter": "a" * 10**6, "blanks": " " * 10**6,
-    "all of Unicode": noise(1, 10**5)[0] * 3,  # fewer: each is three ids
+LONG = {
+    "words": "The cat sat on the mat. 日本語 " * 10_000, "one letter": "a" * 300_000, "blanks": " " * 300_000,
+    "all of Unicode": noise(1, 10**5)[0],  # fewer: each is three ids
 }  # fmt: skip
-SOME = [("byte-level", text) for text in MILLION] + [("llama2", "blanks"), ("unigram", "all of Unicode")]
+SOME = [("byte-level", text) for text in LONG] + [("llama2", "blanks"), ("unigram", "all of Unicode")]
 SOME += [(name, text) for name in PIPELINES for text in ("words", "one letter") if name != "byte-level"]
 
 
@@ -119,11 +119,11 @@ def test_a_batch_has_the_ends_that_the_folder_puts(tmp_path, name):
 
 
 @pytest.mark.parametrize(("name", "text"), SOME)
-def test_a_million_characters_take_no_five_seconds(tmp_path, name, text):
+def test_long_texts_take_no_quadratic_time(tmp_path, name, text):
     tokenizer = made(tmp_path, name)
     start = time.process_time()
-    assert isinstance(tokenizer.encode(MILLION[text]), list)
-    assert time.process_time() - start < 5
+    assert isinstance(tokenizer.encode(LONG[text]), list)
+    assert time.process_time() - start < 1.5
 
 
 @every_pipeline
@@ -225,10 +225,10 @@ def test_a_list_of_pieces_and_scores_is_merged_as_llama2c_does(tmp_path):
         assert tokenizer.encode(text) == again.encode(text) == slow_scored(pieces, text), text
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.control) == (1, 2, {1, 2})
-    for text in MILLION.values():
+    for text in LONG.values():
         start = time.process_time()
         tokenizer.encode(text)
-        assert time.process_time() - start < 5
+        assert time.process_time() - start < 1.5
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_folder_that_transformers_writes_loads_with_its_tokenizer(tmp_path, na
     save_folder(actual, tmp_path / "ours")
     again = load(tmp_path / "ours")
     assert again.tokenizer.encode("the </s> cat") == actual.tokenizer.encode("the </s> cat")
-    assert generate("the cat", again, max_tokens=5) == generate("the cat", actual, max_tokens=5)
+    assert generate("the cat", again, max_new_tokens=5) == generate("the cat", actual, max_new_tokens=5)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +355,7 @@ def test_a_really_trained_llama_tells_a_story(stories):
     """Interleaved rotation, grouped queries, tied head and its own vocabulary: any fault gives no English."""
     from multimodal.tasks.text.generate import generate
 
-    story = generate("", stories, max_tokens=200)
+    story = generate("", stories, max_new_tokens=200)
     known = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     assert story.startswith(known)
     assert "Lily's mom said" in story

@@ -389,3 +389,5 @@ def test_find_images(tmp_path):
             names("b.jpg", absent)
     with pytest.raises(UsageError, match="no image given"):
         find_images([])
+    with pytest.raises(UsageError, match="URLs are not read; download the file"):
+        find_images(["https://example.org/a.jpg"])

@@ -150,18 +150,18 @@ def test_a_batch_of_empty_texts_and_one_without_a_length():
         ByteTokenizer().batch(["a", "\ud800"])
 
 
-def test_a_million_characters_take_seconds(tmp_path):
+def test_long_texts_take_no_quadratic_time(tmp_path):
     """Processor seconds: other processes may hold the machine."""
     draw = random.Random(0)
-    letters = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
-    words = "".join(draw.choices("abc ABC '\n", k=1_000_000))
+    letters = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=400_000))
+    words = "".join(draw.choices("abc ABC '\n", k=400_000))
     bpe = BytePairTokenizer.train(["the cat sat on the mat"] * 3, 280)
     siglip = SigLIPText(tiny_pieces(tmp_path))
-    assert len(CLIPTokenizer().encode("\u00e9\n" * 500_000)) == 500_000  # ftfy alone takes 9 s
+    assert len(CLIPTokenizer().encode("\u00e9\n" * 100_000)) == 100_000  # ftfy alone takes 2 s
     for tokenizer in [CLIPTokenizer(), bpe, GPT2Tokenizer(), WhisperTokenizer(True), ByteTokenizer(), siglip]:
         start = time.process_time()
         tokenizer.encode(words if tokenizer is bpe else letters)
-        assert time.process_time() - start < 5, type(tokenizer).__name__
+        assert time.process_time() - start < 1.5, type(tokenizer).__name__
     start = time.process_time()
     with pytest.warns(TextCut):
         CLIPTokenizer().batch([letters[:100_000]])

@@ -10,6 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from multimodal.errors import UsageError
+from multimodal.train import optim, settings
 from multimodal.train.optim import Average, OptimSettings, optimizers, parameter_groups, share_of_peak
 from tests.helpers import tiny_run
 
@@ -142,3 +143,33 @@ def test_an_average_of_another_model_is_refused():
     average = Average(nn.Linear(2, 2), 0.9)
     with pytest.raises(ValueError, match="names or shapes differ"):
         average.load(Average(nn.Linear(2, 3), 0.9).weights, 1)
+
+
+def trained_by(optimizer: type, **settings) -> list[torch.Tensor]:
+    """Matrices after three steps of a Muon."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(8, 8), (8, 24), (24, 8), (8, 8), (6, 10)]
+    matrices = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
+    muon = optimizer(matrices, lr=0.1, weight_decay=0.1, **settings)
+    for _ in range(3):
+        for matrix in matrices:
+            matrix.grad = torch.randn(matrix.shape, generator=draw)
+        muon.step()
+    return [matrix.detach() for matrix in matrices]
+
+
+@pytest.mark.parametrize(("fast", "error"), [(True, 2e-3), (False, 0.02)])
+def test_muon_is_torchs_muon(monkeypatch, fast, error):
+    """In bfloat16 as torch, or in float32, where torch's own rounding is the difference."""
+    monkeypatch.setattr(optim, "fast_bfloat16", lambda: fast)
+    for own, reference in zip(
+        trained_by(optim.Muon), trained_by(torch.optim.Muon, adjust_lr_fn="match_rms_adamw"), strict=True
+    ):
+        assert_close(own, reference, atol=error, rtol=0)
+
+
+def test_auto_precision_is_autocast_where_bfloat16_is_fast(monkeypatch, tmp_path):
+    for fast, precision in ((True, "autocast"), (False, "float32")):
+        monkeypatch.setattr(settings, "fast_bfloat16", lambda fast=fast: fast)
+        assert settings.LoopSettings(tmp_path, 1).precision == precision
+        assert settings.LoopSettings(tmp_path, 1, precision="bfloat16").precision == "bfloat16"

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from multimodal.train.device import StepFlops
 from multimodal.train.progress import TrainingLog, is_logged, progress
 from multimodal.train.report import fingerprint, write_report
+from tests.helpers.commands import Page
 
 
 def rows(run: Path) -> list[dict]:
@@ -120,6 +122,25 @@ def test_the_report_has_what_makes_the_run_again(tmp_path: Path):
     assert facts["data"] == {str(data): fingerprint(data), "pipe:cat x": "not local"}
     assert "torch" in facts["versions"]
     assert (path.parent / "curves.png").stat().st_size > 1000
+    page = Page.of(path.parent / "report.html")
+    assert [values["alt"] for tag, values in page.attributes if tag == "img"] == ["loss", "lr"]
+    assert "python r.py 'a b'" in page.text
+    assert "a cat | a cat" in page.text
+
+
+def test_a_report_shows_images_and_names_a_place_that_cannot_be_written(tmp_path: Path):
+    walk(tmp_path / "run", 1, 6)
+    (tmp_path / "run" / "report").mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "run" / "report" / "drawn.png")
+    write_report(tmp_path / "run", {"text": "<script>"}, images=["drawn.png"])
+    page = Page.of(tmp_path / "run" / "report" / "report.html")
+    assert "Drawn" in page.text
+    assert '  "text": "<script>"' in page.text
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "report").write_text("")
+    with pytest.raises(OSError, match="File exists") as refused:
+        write_report(tmp_path / "other", {})
+    assert refused.value.filename == str(tmp_path / "other" / "report")
 
 
 def test_a_fingerprint_changes_with_the_data(tmp_path: Path):

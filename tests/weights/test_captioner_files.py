@@ -70,7 +70,7 @@ def pair(tmp_path) -> Path:
 
 @pytest.mark.parametrize(("name", "kind"), [("blip", "captioner"), ("git", "git"), ("coca", "coca")])
 def test_a_foreign_folder_captions_and_converts(capsys, folders, pair, tmp_path, name, kind):
-    code, out, err = run(capsys, "caption", pair, "-m", folders / name, "--format", "json", "--max_tokens", 6)
+    code, out, err = run(capsys, "caption", pair, "-m", folders / name, "--format", "json", "--max_new_tokens", 6)
     first = json.loads(out)
     assert code == 0, err
     assert [Path(row["file"]).name for row in first] == ["blue.png", "red.jpg"]
@@ -81,7 +81,7 @@ def test_a_foreign_folder_captions_and_converts(capsys, folders, pair, tmp_path,
     assert (code, err) == (0, "")
     assert kind in out
     assert {path.name for path in (tmp_path / "ours").iterdir()} >= {"tokenizer_config.json", "preprocessing.json"}
-    code, out, err = run(capsys, "caption", pair, "-m", tmp_path / "ours", "--format", "json", "--max_tokens", 6)
+    code, out, err = run(capsys, "caption", pair, "-m", tmp_path / "ours", "--format", "json", "--max_new_tokens", 6)
     assert code == 0, err
     assert json.loads(out) == first
 
@@ -90,7 +90,7 @@ def test_a_foreign_folder_captions_and_converts(capsys, folders, pair, tmp_path,
 def test_a_foreign_folder_goes_back_to_its_own_names(capsys, folders, tmp_path, name, family):
     from safetensors.torch import load_file
 
-    code, _, err = run(capsys, "convert", folders / name, tmp_path / "back.safetensors", "--to", family)
+    code, _, err = run(capsys, "convert", folders / name, tmp_path / "back.safetensors", "--format", family)
     assert (code, err) == (0, "")
     made = load_file(tmp_path / "back.safetensors")
     (weights,) = (folders / name).glob("*.safetensors")
@@ -219,6 +219,6 @@ def test_no_family_takes_the_model_of_another(capsys, folders, tmp_path):
     with pytest.raises(CheckpointError, match=r"export: .* needs 'decoder\.norm\.weight', which the"):
         families()["blip"].export(plain.model)
     for to in ("open_clip-custom-text", "clip-hf", "blip"):
-        code, _, err = run(capsys, "convert", folders / "coca", tmp_path / "out.safetensors", "--to", to)
+        code, _, err = run(capsys, "convert", folders / "coca", tmp_path / "out.safetensors", "--format", to)
         assert code == 1
-        assert f"--to {to}: holds " in one_line(err)
+        assert f"--format {to}: holds " in one_line(err)

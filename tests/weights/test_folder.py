@@ -12,6 +12,7 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.weights import folder as folders
 from multimodal.weights.folder import KINDS, Checkpoint, load_folder, save_folder
+from tests.helpers.folders import sealed
 from tests.helpers.tiny import ALL, made
 
 RECORD = Preprocessing((8, 12), "squash", "bicubic", (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), 0, 1.0)
@@ -22,14 +23,6 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 def saved(tmp_path: Path) -> Path:
     save_folder(Checkpoint(made("joint")), tmp_path / "joint")
     return tmp_path / "joint"
-
-
-def sealed(folder: Path) -> Path:
-    """The folder with a manifest that fits again, so that what comes after the sums is tested."""
-    files = [path for path in folder.iterdir() if path.name != "manifest.json"]
-    sums = {path.name: folders.sha256(path) for path in files}
-    (folder / "manifest.json").write_text(json.dumps({"sha256": sums}))
-    return folder
 
 
 def test_every_kind_is_among_the_tiny_models():
@@ -55,7 +48,7 @@ def test_round_trip_is_exact(name, tmp_path):
 
 def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
     model = made("conformer-batch")
-    save_folder(Checkpoint(model), tmp_path / "half", torch.float16)
+    save_folder(Checkpoint(model), tmp_path / "half", "float16")
     stored, loaded = load_file(tmp_path / "half" / WEIGHTS), load_folder(tmp_path / "half").model.state_dict()
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

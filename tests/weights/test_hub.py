@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -20,30 +20,27 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.assets import shipped
 from multimodal.weights.hub import registry
 from multimodal.weights.hub.download import repository_of, wanted
+from tests.helpers.commands import run
+from tests.helpers.data.servers import LocalServer, QuietRequest
 
 COMMIT = "1" * 40
 LARGE = 24 << 20  # huggingface_hub writes 10 MiB at a time
 
 
-class HubServer(ThreadingHTTPServer):
+class HubServer(LocalServer):
     """`files`: of each repository, path and content. `stop_after`: bytes of a large file after which the connection
     is `cut`, or stands still. `flip`: send one wrong byte. `ranges`: offsets at which large files were asked for."""
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), HubRequest)
+        super().__init__(HubRequest)
         self.files: dict[str, dict[str, bytes]] = {}
         self.stop_after, self.cut, self.flip = 0, False, False
         self.ranges: list[int] = []
         self.paths: list[str] = []
 
 
-class HubRequest(BaseHTTPRequestHandler):
+class HubRequest(QuietRequest, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -58,8 +55,10 @@ class HubRequest(BaseHTTPRequestHandler):
             return self._send(
                 200, json.dumps(entries if what == "tree" else {"id": repository, "sha": COMMIT}).encode()
             )
-        repository, name = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.*)", path).groups()
-        return self._file(name, self.server.files[repository][name])
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.*)", path):
+            repository, name = match.groups()
+            return self._file(name, self.server.files[repository][name])
+        self._send(404, b"{}")  # what the client asks for beside files
 
     def _file(self, name: str, content: bytes) -> None:
         facts = entry(name, content)
@@ -118,22 +117,24 @@ def server() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def command(server, tmp_path):
-    """Start a command, in a process of its own since huggingface_hub reads its settings when it is imported."""
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    settings = {"HF_ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+def command(server, tmp_path, monkeypatch, capsys):
+    """Run a command in this process, with huggingface_hub's settings as it reads them from the environment."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _cache_manager
 
-    def start(*arguments: str, **more: str) -> subprocess.Popen:
-        words = [sys.executable, "-m", "multimodal", *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(words, env=os.environ | settings | more, cwd=tmp_path, text=True, **pipes)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    for module in (constants, _cache_manager):
+        monkeypatch.setattr(module, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
-    return start
+    def give(*arguments: str, endpoint: str = server.url, offline: bool = False) -> tuple[int, str, str]:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        return run(capsys, *arguments)
 
-
-def done(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+    return give
 
 
 def blobs(tmp_path: Path, name: str = "owner--large") -> dict[str, int]:
@@ -141,43 +142,47 @@ def blobs(tmp_path: Path, name: str = "owner--large") -> dict[str, int]:
 
 
 def test_a_download_takes_what_load_reads_and_is_listed_and_deleted(server, command, tmp_path):
-    code, out, err = done(command("download", "owner/large"))
+    code, out, err = command("download", "owner/large")
     assert (code, err) == (0, "")
     assert out.startswith("owner/large: 25.2 MB, checked: ")
     assert sorted(server.paths) == ["config.json", "model.safetensors"]
     folder = Path(out.strip().rpartition(": ")[2])
     assert (folder / "model.safetensors").read_bytes() == server.files["owner/large"]["model.safetensors"]
-    code, out, err = done(command("models", "--cached", "--format", "json"))
+    code, out, err = command("models", "--cached", "--format", "json")
     assert (code, json.loads(out)) == (0, [{"repository": "owner/large", "size": LARGE + 2, "complete": True}])
-    assert done(command("download", "owner/large", HF_HUB_OFFLINE="1"))[0] == 0
-    code, out, err = done(command("models", "--delete", "owner/large"))
+    assert command("download", "owner/large", offline=True)[0] == 0
+    code, out, err = command("models", "--delete", "owner/large")
     assert (code, out, err) == (0, "owner/large: deleted, 25.2 MB freed\n", "")
     assert not folder.exists()
-    assert done(command("models", "--cached"))[1] == "no models in the cache\n"
-    code, _, err = done(command("models", "--delete", "owner/large"))
+    assert command("models", "--cached")[1] == "no models in the cache\n"
+    code, _, err = command("models", "--delete", "owner/large")
     assert (code, err) == (1, "multimodal: error: owner/large: not in the cache (which is empty)\n")
 
 
 def test_a_cut_connection_goes_on_where_it_broke(server, command, tmp_path):
     server.stop_after, server.cut = LARGE // 2, True
-    code, out, _ = done(command("download", "owner/large"))
+    code, out, _ = command("download", "owner/large")
     assert (code, "checked" in out) == (0, True)
     assert server.ranges == [0, 10 << 20]
 
 
 def test_a_killed_download_goes_on_in_another_process(server, command, tmp_path):
     server.stop_after = LARGE // 2
-    process = command("download", "owner/large")
+    settings = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multimodal", "download", "owner/large"], env=os.environ | settings,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     digest = hashlib.sha256(server.files["owner/large"]["model.safetensors"]).hexdigest()
     while blobs(tmp_path).get(f"{digest}.incomplete", 0) < 10 << 20:
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
-    process.communicate(timeout=120)
-    code, out, _ = done(command("models", "--cached"))
+    process.wait(timeout=120)
+    code, out, _ = command("models", "--cached")
     assert (code, "interrupted: multimodal download goes on" in out) == (0, True)
     server.stop_after = 0
-    code, out, err = done(command("download", "owner/large"))
+    code, out, err = command("download", "owner/large")
     assert (code, err) == (0, "")
     assert server.ranges == [0, 10 << 20]
     assert set(blobs(tmp_path)) == {digest, entry("config.json", b"{}")["oid"]}
@@ -185,7 +190,7 @@ def test_a_killed_download_goes_on_in_another_process(server, command, tmp_path)
 
 def test_wrong_bytes_are_refused_and_do_not_stay(server, command, tmp_path):
     server.flip = True
-    code, out, err = done(command("download", "owner/large"))
+    code, out, err = command("download", "owner/large")
     assert (code, out) == (1, "")
     assert err == (
         "multimodal: error: hf-hub:owner/large: model.safetensors came damaged (its hash differs) and was deleted; "
@@ -194,28 +199,28 @@ def test_wrong_bytes_are_refused_and_do_not_stay(server, command, tmp_path):
     assert list(blobs(tmp_path).values()) == [2]
     assert not list((tmp_path / "cache").glob("*/snapshots/*/model.safetensors"))
     server.flip = False
-    assert done(command("download", "owner/large"))[0] == 0
+    assert command("download", "owner/large")[0] == 0
 
 
 def test_a_file_that_decayed_in_the_cache_is_downloaded_again(server, command, tmp_path):
-    folder = Path(done(command("download", "owner/large"))[1].strip().rpartition(": ")[2])
+    folder = Path(command("download", "owner/large")[1].strip().rpartition(": ")[2])
     with (folder / "model.safetensors").open("r+b") as file:
         file.write(b"damaged")
-    assert done(command("download", "owner/large"))[0] == 0
+    assert command("download", "owner/large")[0] == 0
     assert server.ranges == [0, 0]
     assert (folder / "model.safetensors").read_bytes() == server.files["owner/large"]["model.safetensors"]
 
 
-@pytest.mark.parametrize("settings", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+@pytest.mark.parametrize("settings", [{"offline": True}, {"endpoint": "http://127.0.0.1:9"}])
 def test_offline_says_what_to_do(command, settings):
-    code, out, err = done(command("download", "whisper-base", **settings))
+    code, out, err = command("download", "whisper-base", **settings)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("multimodal: error: hf-hub:openai/whisper-base: not in the cache, and the hub cannot be")
     assert err.endswith("; go online and run it again, or give a folder with its files\n")
 
 
 def test_a_repository_that_is_not_on_the_hub_gets_near_names(command):
-    code, _, err = done(command("download", "openai/whisper-bse", "nonsense"))
+    code, _, err = command("download", "openai/whisper-bse", "nonsense")
     first, second = err.splitlines()
     assert code == 1
     assert re.fullmatch(r".*hf-hub:openai/whisper-bse: not on the hub, .*near: openai/whisper-base, .*", first)
@@ -227,17 +232,17 @@ def test_a_model_by_its_name_is_downloaded_and_loaded(server, command, hf_folder
         str(path.relative_to(hf_folder)): path.read_bytes() for path in hf_folder.rglob("*") if path.is_file()
     }
     for name in ("whisper-base", "openai/whisper-base", "hf-hub:openai/whisper-base@main"):
-        code, out, err = done(command("info", name, "--format", "json"))
+        code, out, err = command("info", name, "--format", "json")
         assert (code, json.loads(out)["kind"]) == (0, "speech_to_text"), err
     assert server.paths.count("model.safetensors") == 1
     shutil.copytree(shipped()["clip-vit-16"], tmp_path / "whisper-base")  # a folder here goes first
-    code, out, _ = done(command("info", "whisper-base", "--format", "json"))
+    code, out, _ = command("info", "whisper-base", "--format", "json")
     assert (code, json.loads(out)["kind"]) == (0, "clip")
 
 
 def test_pickled_weights_are_downloaded_where_there_are_no_others(server, command):
     server.files["owner/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"pickled", "training_args.bin": b"x"}
-    code, out, _ = done(command("download", "owner/pickled"))
+    code, out, _ = command("download", "owner/pickled")
     assert (code, sorted(server.paths)) == (0, ["config.json", "pytorch_model.bin"])
     assert "pickled weights: multimodal convert hf-hub:owner/pickled FOLDER, then --model FOLDER" in out
 
@@ -270,7 +275,7 @@ def test_other_names_are_no_repositories(name, monkeypatch):
 
 
 def test_an_unknown_name_gets_the_nearest_of_all():
-    for name, near in (("clip-vit-61", "clip-vit-16"), ("wisper-base", "whisper-base"), ("t5_smal", "t5_small"),
+    for name, near in (("clip-vit-61", "clip-vit-16"), ("wisper-base", "whisper-base"), ("t5_smal", "t5-small"),
                        ("Bart-bse", "bart-base"), ("whisper_base", "whisper-base")):  # fmt: skip
         with pytest.raises(UsageError, match=rf"near: .*\b{near}\b"):
             load(name)

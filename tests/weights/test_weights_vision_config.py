@@ -16,6 +16,7 @@ from multimodal.weights.load import load
 from multimodal.weights.table import export_tensors
 from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
 from multimodal.weights.vision.open_clip import open_clip_architecture
+from tests.helpers.counting import undrawn
 from tests.helpers.references.vision import case
 
 CLIP_PIXELS = Preprocessing((24, 16), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -38,7 +39,7 @@ def test_architectures_of_open_clip_have_its_names_and_shapes(family, architectu
 
     record = open_clip_architecture(architecture)
     kind = open_clip.model.CustomTextCLIP if custom else open_clip.model.CLIP
-    with torch.device("meta"):
+    with undrawn():
         theirs = kind(**{key: value for key, value in record.items() if key != "custom_text"}).state_dict()
     config = family.config_from(record, theirs)
     ours = export_tensors(family.rows(config), build(family.model, config).state_dict())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.speech.whisper_files import GREEDY, expect, threads, wave
+from benchmarks.peers.speech.whisper_files import recordings as cut
 
 
 def loaded(folder: Path, device: str, kind: str) -> Any:
@@ -40,5 +41,19 @@ def end_to_end(
     def run() -> list[int]:
         segments, _ = model.transcribe(str(folder / file), **options)
         return expect((token for segment in segments for token in segment.tokens), count)
+
+    return run
+
+
+def calls(
+    folder: Path, device: str, tokens: int, recordings: int, beams: int, kind: str = "float32", **other: Any
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """`WhisperModel.transcribe` of each array in turn."""
+    model, waves = loaded(folder, device, kind), cut(folder, recordings)
+    options = GREEDY | {"beam_size": beams, "log_prob_threshold": None, "max_new_tokens": 2 * tokens - 4}
+
+    def run() -> list[list[int]]:
+        found = (model.transcribe(one, **options)[0] for one in waves)
+        return [expect((token for segment in one for token in segment.tokens), tokens) for one in found]
 
     return run

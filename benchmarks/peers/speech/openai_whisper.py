@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.peers.speech.whisper_files import GREEDY, expect, inputs, segment_tokens, wave
+from benchmarks.peers.speech.whisper_files import recordings as cut
 
 
 def loaded(folder: Path, device: str) -> nn.Module:
@@ -49,3 +50,13 @@ def end_to_end(
     """Transcribe a file, which the program ffmpeg reads."""
     model, limits = loaded(folder, device), GREEDY | {"sample_len": tokens, "logprob_threshold": None, "fp16": False}
     return lambda: expect(segment_tokens(model.transcribe(str(folder / file), **limits)), count)
+
+
+def calls(
+    folder: Path, device: str, tokens: int, recordings: int, beams: int, **other: Any
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """`model.transcribe` of each array in turn."""
+    beam = {"beam_size": beams} if beams > 1 else {}
+    model, limits = loaded(folder, device), GREEDY | {"sample_len": tokens, "logprob_threshold": None, "fp16": False}
+    waves = cut(folder, recordings)
+    return lambda: [expect(segment_tokens(model.transcribe(one, **limits, **beam)), tokens) for one in waves]

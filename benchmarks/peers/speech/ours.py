@@ -10,7 +10,8 @@ from torch import Tensor
 
 from benchmarks.peers.cuda.common import ready
 from benchmarks.peers.speech.whisper_files import GREEDY, about, expect, inputs, segment_tokens, wave
-from multimodal import load, transcribe
+from benchmarks.peers.speech.whisper_files import recordings as cut
+from multimodal import Transcriber, load, transcribe
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.inference import cuda_graphs
@@ -69,6 +70,24 @@ def end_to_end(
         clips = [30.0 * (i + j) for i in range(windows) for j in (0, 1)]
         options |= {"batched": True, "batch_size": batch, "clip_timestamps": clips}
     return lambda: expect(segment_tokens(transcribe(folder / file, made, **options)), count)
+
+
+def calls(
+    folder: Path, device: str, tokens: int, recordings: int, beams: int, many: bool, kind: str = "float32", **other: Any
+) -> Callable[[], list[list[int]]]:  # fmt: skip
+    """`Transcriber` called with each array in turn, or with `many` of them."""
+    beam = {"beam_size": beams} if beams > 1 else {}
+    transcriber = Transcriber(
+        folder / "ours", device=device, compute_type=kind, sample_len=tokens,
+        logprob_threshold=None, remove_repetitions=False, **GREEDY, **beam,
+    )  # fmt: skip
+    waves = cut(folder, recordings)
+
+    def run() -> list[list[int]]:
+        found = [result for _, result in transcriber.many(waves)] if many else map(transcriber, waves)
+        return [expect(segment_tokens(one), tokens) for one in found]
+
+    return run
 
 
 def conformer(folder: Path, device: str, file: str, **other: Any) -> Callable[[], str]:

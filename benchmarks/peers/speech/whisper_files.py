@@ -3,6 +3,7 @@ is imported only in functions that return tensors."""
 
 import json
 import os
+import wave as wave_file
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,13 @@ def noise(folder: Path, device: str, seconds: float, **other: Any) -> None:
 
 def wave(folder: Path) -> np.ndarray:
     return np.load(folder / "wave.npy")
+
+
+def recordings(folder: Path, count: int) -> list[np.ndarray]:
+    """speech.wav cut into `count` recordings, as floats."""
+    with wave_file.open(str(folder / "speech.wav")) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+    return np.split(samples.astype(np.float32) / 32768, count)
 
 
 def threads() -> int:

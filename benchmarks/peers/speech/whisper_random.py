@@ -59,7 +59,7 @@ def prepare(
     for name in libraries:
         writers[name](made, folder)
     if seconds:
-        save_wave(folder / "speech.wav", seconds)
+        save_wave(folder / "speech.wav", speech(seconds))
     for name in libraries if tokenizer else ():
         if name != "openai":
             save_tokenizer(made.tokenizer, folder / name / "tokenizer.json")
@@ -89,12 +89,12 @@ def checkpoint(config: WhisperConfig, device: str = "cpu", seed: int = 0) -> Che
     return Checkpoint(model.to(device), tokenizer, source="random Whisper")
 
 
-def save_wave(path: Path, seconds: float) -> None:
+def save_wave(path: Path, samples: Tensor) -> None:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
-        file.writeframes((speech(seconds) * 32767).round().to(torch.int16).numpy().tobytes())
+        file.writeframes((samples * 32767).round().to(torch.int16).numpy().tobytes())
 
 
 def speech(seconds: float) -> Tensor:

@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.peers.cuda.common import ready
+from benchmarks.peers.vision.calls import LABELS, inputs
 from benchmarks.peers.vision.clip_benchmark import METRICS, TEMPLATES
 from benchmarks.peers.vision.clip_captions import Ids, captions
 from benchmarks.peers.vision.clip_jpegs import BATCH, files
 from benchmarks.peers.vision.openclip import pixels, sizes
+from multimodal import Classifier
 from multimodal.data.datasets.image_sets import listed_classes, open_images
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
@@ -86,5 +88,20 @@ def zeroshot(
         found = image_features(made, images, workers=int(os.environ["OMP_NUM_THREADS"]))
         figures = zero_shot_scores(classifier, images, found, classes.numbers).figures()
         return [figures[metric] for metric in METRICS]
+
+    return run
+
+
+def calls(
+    folder: Path, device: str, name: str, form: str, kind: str, tiny: bool = False
+) -> Callable[[], list[list[float]]]:  # fmt: skip
+    """`Classifier` called with a list of images."""
+    made = checkpoint(folder, name, tiny)
+    classifier = Classifier(made, LABELS, templates="none", device=device, compute_type=kind)
+    images = inputs(folder, form)
+
+    def run() -> list[list[float]]:
+        scores = [{one["label"]: one["score"] for one in result["scores"]} for result in classifier(images)]
+        return [[row[label] for label in LABELS] for row in scores]
 
     return run

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from multimodal.cli.output import fail, printable
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.parser import Parser
 
 EXAMPLES = """examples:
   multimodal download whisper-small clip-vit-b-32     # again after a stop: goes on from there
@@ -12,7 +12,7 @@ EXAMPLES = """examples:
 
 
 def add_flags(p: Parser) -> None:
-    p.epilog, p.formatter_class = EXAMPLES, RawHelp
+    p.epilog = EXAMPLES
     p.add_argument("names", nargs="+", metavar="NAME",
                    help="name that multimodal models lists, or hub repository OWNER/NAME; models in the cache are "
                    "checked, damaged files downloaded again")  # fmt: skip

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.loading import loaded
 from multimodal.cli.output import print_json, printable
 from multimodal.cli.parser import Parser
 from multimodal.system.assets import shipped
@@ -16,18 +17,23 @@ if TYPE_CHECKING:
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
+EXAMPLES = """examples:
+  multimodal info clip-vit-16
+  multimodal info my-model/ --format json --output facts.json
+"""
+
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     flags.model_argument(p, ", or a paper's size (see multimodal models)")
     add_option_flags(p, CostOptions)
-    p.add_argument("--format", choices=["table", "json"], default="table")
+    flags.results(p, "table", "json")
 
 
 def run(options: Namespace) -> int:
     from multimodal.tasks.inspect.cost import counts
-    from multimodal.weights.load import load
 
-    checkpoint = _of_preset(options.model) or load(options.model, options.architecture, options.preprocessing)
+    checkpoint = _of_preset(options.model) or loaded(options)
     facts = describe(checkpoint)
     facts["counts"] = counts(checkpoint.model, **CostOptions.among(vars(options)))
     if options.format == "json":
@@ -71,11 +77,23 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "source": checkpoint.source,
         "kind": kind_of(model),
         "parameters": {"total": sum(p.numel() for p in model.parameters())} | {k: n for k, n in parts.items() if n},
+        **_stored(checkpoint.source),
         "tokenizer": f"{type(tokenizer).__name__}, {tokenizer.vocab_size} ids" if tokenizer else "none",
         "preprocessing": checkpoint.preprocessing.to_dict() if checkpoint.preprocessing else "none",
         **({"licence": "not stated by the checkpoint", "training_data": "not stated"} | checkpoint.card),
         "config": to_record(model.config),
     }
+
+
+def _stored(source: str) -> dict[str, Any]:
+    """Number types and size of the weights' files; nothing for a preset."""
+    from multimodal.weights.files.formats import find_weights
+    from multimodal.weights.files.tensor_files import stored_bytes
+
+    if not (path := Path(source)).exists():
+        return {}
+    sizes = stored_bytes(find_weights(path) if path.is_dir() else path)
+    return {"stored": ", ".join(f"{kind} {_bytes(size)}" for kind, size in sizes.items())}
 
 
 def cost_lines(costs: dict[str, Any]) -> list[str]:

@@ -4,8 +4,9 @@ from argparse import Namespace
 
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of
+from multimodal.cli.loading import loaded
 from multimodal.cli.output import print_json, printable
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.parser import Parser
 from multimodal.errors import UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.inspect.options import ViewOptions
@@ -22,7 +23,7 @@ EXAMPLES = """examples:
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = "%(prog)s MODEL [INPUT] [flags]", EXAMPLES, RawHelp
+    p.usage, p.epilog = "%(prog)s MODEL [INPUT] [flags]", EXAMPLES
     flags.model_argument(p)
     p.add_argument("input", nargs="?", metavar="INPUT", help="a text, an image file or an audio file, as the model "
                    f"takes; none for {', '.join(WITHOUT_INPUT)}")  # fmt: skip
@@ -31,13 +32,12 @@ def add_flags(p: Parser) -> None:
                    "distance: mean attention distance by head; alignment: cross-attention to the source; induction: "
                    "prefix-matching score by head (default: attention)")  # fmt: skip
     p.add_argument("--plot", metavar="PNG", help="write a figure")
-    flags.overwrite(p)
     add_option_flags(p, ViewOptions, defaults=True)
     p.add_argument("--answer", metavar="TEXT", help="decoder output to align (default: greedy decoding)")
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="language of the input, for translators and "
                    "multilingual Whisper models")  # fmt: skip
     p.add_argument("--to", dest="target", metavar="LANGUAGE", help="language of the output, for translators")
-    p.add_argument("--format", choices=["table", "json"], help="print the numbers (default: table, none with --plot)")
+    flags.results(p, "table", "json", default=None, help="the numbers (on stdout: table, none with --plot)")
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -61,10 +61,9 @@ def run(options: Namespace) -> int:
     from multimodal.system.outputs import write_output
     from multimodal.tasks.inspect.alignment import AlignmentRequest
     from multimodal.tasks.inspect.views import view
-    from multimodal.weights.load import load
 
     file = output_file(options.plot, "--plot", (".png",), outputs_of(options))
-    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    checkpoint = loaded(options)
     request = None
     if options.input is not None:
         request = AlignmentRequest(options.input, options.answer, options.source, options.target)

@@ -5,16 +5,24 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
+from multimodal.cli import flags
 from multimodal.cli.output import print_json, printable
 from multimodal.cli.parser import Parser
 from multimodal.system.assets import shipped
 
+EXAMPLES = """examples:
+  multimodal models                              # what ships, and good public models
+  multimodal models --cached
+  multimodal models --delete whisper-small
+"""
+
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     g = p.add_mutually_exclusive_group()
     g.add_argument("--cached", action="store_true", help="list the models in the hub's cache")
     g.add_argument("--delete", nargs="+", metavar="NAME", help="delete models from the hub's cache")
-    p.add_argument("--format", choices=["table", "json"], default="table")
+    flags.results(p, "table", "json")
 
 
 def run(options: Namespace) -> int:

@@ -6,24 +6,30 @@ from argparse import Namespace
 from typing import Any
 
 from multimodal.cli import flags
-from multimodal.cli.evaluate.figures import print_figures
+from multimodal.cli.console import Progress
+from multimodal.cli.evaluate.figures import SetFigures, print_figures
 from multimodal.cli.files import output_file, outputs_of, trust
-from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Help, Parser, count
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser, count
 from multimodal.cli.speech import flags as speech_flags
 from multimodal.cli.speech.transcribe import api_options
 from multimodal.errors import UsageError
 
-OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "overwrite",
-       "trust_paths", "remote", "whole_recordings")  # fmt: skip
+OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "format", "overwrite",
+       "verbose", "trust_paths", "remote", "whole_recordings")  # fmt: skip
+
+EXAMPLES = """examples:
+  multimodal evaluate asr test.csv --limit 100 --report report.html
+  multimodal evaluate asr test.jsonl --model whisper-small --language de --format json --output wer.json
+"""
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.formatter_class = "%(prog)s MANIFEST [flags]", Help
+    p.usage, p.epilog = "%(prog)s MANIFEST [flags]", EXAMPLES
     p.add_argument("manifest", metavar="MANIFEST", help="recordings and their texts: .jsonl, .csv, .tsv or tars")
-    flags.model(p, "asr-conformer-en")
+    flags.model(p, "transcribe")
     p.add_argument("--report", metavar="FILE", help="write errors by type and the worst utterances: .md or .html")
-    flags.overwrite(p)
     p.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's text normalizer "
                    "(default: english for English, else basic)")  # fmt: skip
     p.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
@@ -31,7 +37,7 @@ def add_flags(p: Parser) -> None:
                    "thresholds or fallbacks: WER of each decoder of a Conformer; of a Whisper model, whose window must "
                    "hold each recording, also languages, no speech and BLEU of translations")  # fmt: skip
     p.add_argument("--limit", type=count, metavar="N", help="only the first N utterances")
-    p.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    flags.results(p, "table", "json")
     flags.lists(p)
     s = speech_flags
     for group in (s.speed, s.decoding, s.checks, s.voice, s.language):
@@ -39,17 +45,19 @@ def add_flags(p: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from multimodal.data.sources import open_source
+    from multimodal.tasks.evaluate.reports.recordings import recordings
     from multimodal.tasks.evaluate.reports.transcripts import record, summary, write_report
     from multimodal.tasks.evaluate.transcripts import evaluate
-    from multimodal.weights.load import load
 
+    vars(options).setdefault("device", "auto")
     if options.whole_recordings:
         return _whole_recordings(options)
-    given = {name: value for name, value in vars(options).items() if name not in OWN}
-    given = {"vad_filter": False} | given  # utterances are cut already; cutting again costs letters at their edges
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
-    checkpoint = load(options.model, options.architecture)
-    asked = api_options(given, checkpoint)
+    checkpoint = loaded(options)
+    given = {name: value for name, value in vars(options).items() if name not in OWN}
+    # utterances are cut already; cutting again costs letters at their edges
+    asked = api_options({"vad_filter": False} | given, checkpoint)
     shown, warn = Progress(options.manifest), warnings.showwarning
 
     def apart(*warning: Any, **rest: Any) -> None:
@@ -67,14 +75,16 @@ def run(options: Namespace) -> int:
         shown.clear()
     for line in result.broken:
         fail(line)
-    if options.output == "json":
+    if options.format == "json":
         print_json(record(result))
     else:
         for line in summary(result):
             print(printable(line))
     sys.stdout.flush()
     if report is not None:
-        write_report(result, report, {"manifest": options.manifest, "model": checkpoint.source, "options": asked})
+        facts = {"manifest": options.manifest, "model": checkpoint.source, "options": asked}
+        source = open_source(options.manifest, trust=trust(options))
+        write_report(result, report, facts, lambda worst: recordings(worst, result.normal, source, checkpoint, asked))
     return int(bool(result.broken))
 
 
@@ -82,21 +92,20 @@ def _whole_recordings(options: Namespace) -> int:
     from multimodal.models.conformer import ConformerCTC
     from multimodal.tasks.evaluate.speech.decoders import DECODERS, DecoderOptions, evaluate_decoders
     from multimodal.tasks.evaluate.speech.whisper_windows import WindowOptions, evaluate_windows
-    from multimodal.weights.load import load
 
-    taken = {"language", "beam_size", "device", "threads", "architecture", "model", "quiet"}
+    taken = {"language", "beam_size", "device", "threads", "architecture", "model"}
     if other := sorted(vars(options).keys() - taken - {*OWN}):
         raise UsageError(f"--{other[0]}: does not apply to --whole_recordings")
-    checkpoint, beam_size = load(options.model, options.architecture), getattr(options, "beam_size", None)
-    checkpoint.model.to(getattr(options, "device", "cpu"))
+    checkpoint, beam_size = loaded(options), getattr(options, "beam_size", None)
+    checkpoint.model.to(options.device)
     options.data = [options.manifest]
 
-    def evaluate(manifest: str) -> tuple[dict[str, Any], list[str]]:
+    def evaluate(manifest: str) -> SetFigures:
         if isinstance(checkpoint.model, ConformerCTC):
             decoders = DECODERS if checkpoint.model.decoder is not None else DECODERS[:2]
             chosen = DecoderOptions(decoders, beam_size or 10)
-            return evaluate_decoders(checkpoint, manifest, chosen, options.limit, trust(options)), []
+            return SetFigures(evaluate_decoders(checkpoint, manifest, chosen, options.limit, trust(options)))
         windows = WindowOptions(getattr(options, "language", None), beam_size or 1)
-        return evaluate_windows(checkpoint, manifest, windows, options.limit, trust(options)), []
+        return SetFigures(evaluate_windows(checkpoint, manifest, windows, options.limit, trust(options)))
 
     return print_figures(options, checkpoint.source, evaluate)

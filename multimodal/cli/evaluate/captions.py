@@ -8,29 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, trust
-from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Help, Parser, count
+from multimodal.cli.loading import choose_device, loaded
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser, count
 from multimodal.cli.vision import caption
 from multimodal.errors import UsageError
 
 if TYPE_CHECKING:
     from multimodal.data.datasets.image_sets import CaptionedImages
     from multimodal.tasks.evaluate.captions import CaptionEvaluation, CaptionTexts
-    from multimodal.tasks.evaluate.reports.page import Section
     from multimodal.weights.folder import Checkpoint
 
-SHOWN = 10  # captions of a report, the worst and the best
+EXAMPLES = """examples:
+  multimodal evaluate captions test.jsonl --model my-captioner/ --clip_model clip-vit-16
+  multimodal evaluate captions test.jsonl --predictions captions.csv --report report.html
+"""
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.formatter_class = "%(prog)s DATA [DATA ...] (--model MODEL | --predictions FILE) [flags]", Help
+    p.usage, p.epilog = "%(prog)s DATA [DATA ...] [--model MODEL | --predictions FILE] [flags]", EXAMPLES
     p.add_argument("data", nargs="+", metavar="DATA", help="images with reference captions: .jsonl, .csv, .tsv "
                    "(several lines may name one image) or WebDataset tars")  # fmt: skip
     p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
     flags.lists(p)
     g = p.add_argument_group("captions")
-    flags.model(g, "")  # "": not given
+    flags.model(g, "caption", lambda options: None if options.predictions is not None else "caption")
     g.add_argument("--predictions", metavar="FILE", help="score these instead: .csv or .jsonl with columns file and "
                    "caption, as multimodal caption --output writes them")  # fmt: skip
     caption.decoding(p.add_argument_group("decoding (the model's card may set other defaults)"))
@@ -41,22 +45,22 @@ def add_flags(p: Parser) -> None:
     g.add_argument("--constant", nargs="+", metavar="DATA", help="baseline: the best single caption of DATA, given to "
                    "every image")  # fmt: skip
     g.add_argument("--report", metavar="FILE", help="write figures, worst and best captions: .md or .html")
-    flags.overwrite(g)
-    g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    flags.results(g, "table", "json")
     g = p.add_argument_group("machine")
     flags.machine(g, caption.CaptionBatchOptions)
 
 
 def check(p: Parser, options: Namespace) -> None:
-    if bool(options.model) == bool(options.predictions):
+    if options.model is not None and options.predictions is not None:
         p.error("captions come from either --model or --predictions")
 
 
 def run(options: Namespace) -> int:
     from multimodal.tasks.evaluate.captions import constant_caption, evaluate, open_references, record
-    from multimodal.tasks.evaluate.reports.page import write_page
+    from multimodal.tasks.evaluate.reports.captions import write_report
 
     began = time.perf_counter()
+    choose_device(options)
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
     clip = _clip(options)
     referenced = open_references(options.data, options.limit, 2 if options.agreement else 1, trust(options))
@@ -75,7 +79,7 @@ def run(options: Namespace) -> int:
     facts = {"task": "captions", "data": options.data, **facts, "clip_model": clip and clip.source,
              "seconds": round(time.perf_counter() - began, 2)}  # fmt: skip
     told = record(found, facts)
-    if options.output == "json":
+    if options.format == "json":
         print_json(told)
     else:
         for line in _summary(found):
@@ -85,7 +89,7 @@ def run(options: Namespace) -> int:
                             f"({facts['constant']['text']})"))  # fmt: skip
     sys.stdout.flush()
     if report is not None:
-        write_page(report, "Evaluation of captions", _sections(found, facts))
+        write_report(found, referenced.images.source, report, facts)
     return int(bool(found.broken))
 
 
@@ -105,14 +109,13 @@ def _clip(options: Namespace) -> "Checkpoint | None":
 def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[CaptionTexts, dict[str, Any]]":
     from multimodal.tasks.caption.options import CaptionOptions
     from multimodal.tasks.evaluate.captions import read_captions, write_captions
-    from multimodal.weights.load import load
 
     asked = CaptionOptions.among(vars(options))
     if options.predictions is not None:
         if asked:
             raise UsageError(f"--{next(iter(asked))}: is for a captioner, and --predictions has captions already")
         return read_captions(Path(options.predictions), referenced), {"predictions": options.predictions}
-    checkpoint = load(options.model, options.architecture)
+    checkpoint = loaded(options)
     shown = Progress("captions")
     try:
         found = write_captions(
@@ -125,41 +128,12 @@ def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[Capti
 
 
 def _summary(found: "CaptionEvaluation") -> Iterator[str]:
-    from multimodal.tasks.evaluate.reports.page import aligned
+    from multimodal.tasks.evaluate.reports.captions import score_table
+    from multimodal.tasks.report.page import aligned
 
-    yield from aligned(_table(found))
+    yield from aligned(score_table(found))
     f = found.figures()
     cut = f", {f['cut']} cut at the most tokens" if f["cut"] else ""
     yield f"(in %; {f['images']} captions, {f['distinct']} different, {f['words_per_caption']:.1f} words each{cut})"
     if found.broken:
         yield f"left out: {len(found.broken)}"
-
-
-def _table(found: "CaptionEvaluation") -> list[tuple]:
-    """Scores, beside those of people where they are known."""
-    rows = [(name, round(value, 2)) for name, value in found.scores.items()]
-    if found.people is None:
-        return [("score", "captions"), *rows]
-    people = {name: round(value, 2) for name, value in found.people.items()}
-    return [("score", "captions", "people"), *((name, value, people.get(name)) for name, value in rows)]
-
-
-def _sections(found: "CaptionEvaluation", facts: dict[str, Any]) -> "Iterator[Section]":
-    from multimodal.tasks.evaluate.reports.page import Section, facts_section
-
-    yield Section("Scores, in %", _table(found))
-    counts = {name: value for name, value in found.figures().items() if name not in {*found.scores, "people"}}
-    yield Section("Captions", [("figure", "value"), *((name, str(value)) for name, value in counts.items())])
-    ranked = sorted(found.rows, key=lambda row: row["cider"])
-    yield Section("Lowest CIDEr-D", lines=list(_said(ranked[:SHOWN])))
-    yield Section("Highest CIDEr-D", lines=list(_said(ranked[: -SHOWN - 1 : -1])))
-    if found.broken:
-        yield Section("Left out", lines=found.broken)
-    yield facts_section(facts)
-
-
-def _said(rows: list[dict[str, Any]]) -> Iterator[str]:
-    for row in rows:
-        fits = f", CLIPScore {row['clip_score']:.1f}" if "clip_score" in row else ""
-        people = " | ".join(row["references"])
-        yield f"{row['file']} (CIDEr-D {row['cider']:.1f}{fits}): {row['caption']}  —  people: {people}"

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from multimodal.tasks.classify.classifier import ZeroShotClassifier
     from multimodal.weights.folder import Checkpoint
 
+EXAMPLES = """examples:
+  multimodal evaluate few-shot test/ --train train/ --shots 1 4 16
+"""
+
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     image_run.data_flags(p)
     g = p.add_argument_group("training")
     image_run.training_flags(g)

@@ -2,8 +2,8 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of
@@ -11,39 +11,50 @@ from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
 from multimodal.errors import MultimodalError
 
-Evaluate = Callable[[str], tuple[dict[str, Any], list[str]]]
+if TYPE_CHECKING:
+    from multimodal.tasks.report.page import Section
+
+
+class SetFigures(NamedTuple):
+    """Figures of one set. `broken`: items left out, each with its cause. `examples`: more sections of the report."""
+
+    figures: dict[str, Any]
+    broken: Sequence[str] = ()
+    examples: "Sequence[Section]" = ()
+
+
+Evaluate = Callable[[str], SetFigures]
 
 
 def output_flags(p: Parser) -> None:
-    p.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    flags.results(p, "table", "json")
     p.add_argument("--report", metavar="FILE", help="write figures, model and versions: .md or .html")
-    flags.overwrite(p)
 
 
 def print_figures(options: Namespace, model: str, evaluate: Evaluate) -> int:
     """Print the figures that `evaluate` gives for each of `options.data`, and write the report. A set that cannot be
     evaluated is one line on stderr; the others go on."""
-    from multimodal.tasks.evaluate.reports.page import Section, aligned, facts_section, write_page
+    from multimodal.tasks.report.page import Section, aligned, facts_section, write_page
 
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
     code, sets, sections = 0, {}, []
     for name in options.data:
         try:
-            figures, broken = evaluate(name)
+            figures, broken, examples = evaluate(name)
         except MultimodalError as error:
             code = fail(error)
             continue
         for cause in broken:
             code = fail(cause)
-        sets[name] = figures | ({"left_out": broken} if broken else {})
-        sections.append(Section(name, [("figure", "value"), *rows(figures)]))
+        sets[name] = figures | ({"left_out": list(broken)} if broken else {})
+        sections += [Section(name, [("figure", "value"), *rows(figures)]), *examples]
     if not sets:
         return code
-    if options.output == "json":
+    if options.format == "json":
         print_json({"task": options.kind, "model": model, "sets": sets})
     else:
-        for section in sections:
-            for line in (section.title, *aligned(section.table[1:])):
+        for name, figures in sets.items():
+            for line in (name, *aligned(rows(figures))):
                 print(printable(line))
     sys.stdout.flush()
     if report is not None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, trust
-from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Help, Parser, count, limited, number
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser, count, limited, number
 from multimodal.cli.vision.classify import labels_and_templates
 from multimodal.inference.options import BatchOptions
 
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
     from multimodal.tasks.encode.features import Features, Kind
     from multimodal.tasks.evaluate.class_scores import ClassScores
     from multimodal.tasks.evaluate.linear_probe import LabelledVectors
+    from multimodal.tasks.report.page import Section
     from multimodal.weights.folder import Checkpoint
 
 DATA = "a folder with a folder per class, WebDataset tars (.cls, .txt), .csv, .tsv or .jsonl; several are joined"
 
 
 def data_flags(p: Parser) -> None:
-    p.usage, p.formatter_class = "%(prog)s DATA [DATA ...] [flags]", Help
+    p.usage = "%(prog)s DATA [DATA ...] [flags]"
     p.add_argument("data", nargs="+", metavar="DATA", help=DATA)
     p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
     flags.lists(p)
@@ -51,17 +54,16 @@ def training_flags(g: argparse._ArgumentGroup) -> None:
 
 def result_flags(p: Parser, classes: bool = True) -> None:
     g = p.add_argument_group("results")
-    g.add_argument("--output", choices=["table", "json"], default="table", help="on stdout (default: table)")
+    flags.results(g, "table", "json")
     g.add_argument("--report", metavar="FILE", help="write all figures, also by class: .md or .html" if classes
                    else "write all figures and skipped items: .md or .html")  # fmt: skip
     if classes:
         g.add_argument("--confusion", metavar="FILE", help="draw the confusion matrix: .png")
-    flags.overwrite(g)
 
 
 def machine_flags(p: Parser) -> None:
     g = p.add_argument_group("model and machine")
-    flags.image_model(g, "clip-vit-16")
+    flags.image_model(g, "classify")
     flags.machine(g, BatchOptions)
     flags.native(g)
     g.add_argument("--features_cache", metavar="DIR", help="cache image features, one file per model and set, keyed by "
@@ -83,10 +85,9 @@ class EvaluateRun:
     def model(self, kind: "Kind") -> "Checkpoint":
         """As it is loaded. Raises UsageError for one that gives no such features."""
         from multimodal.tasks.encode.features import encoder, model_digest
-        from multimodal.weights.load import load
 
         options = self.options
-        checkpoint = load(options.model, options.architecture, options.preprocessing)
+        checkpoint = loaded(options)
         encoder(checkpoint, kind)
         self.source, self.preprocessing = checkpoint.source, checkpoint.preprocessing.to_dict()
         self.digest = model_digest(checkpoint) if options.features_cache else None
@@ -110,9 +111,7 @@ class EvaluateRun:
         self.broken += new
         return found
 
-    def end(
-        self, own: dict[str, Any], scores: "ClassScores | None" = None, hardest: Sequence[tuple[str, int]] = ()
-    ) -> int:
+    def end(self, own: dict[str, Any], scores: "ClassScores | None" = None, examples: "Sequence[Section]" = ()) -> int:
         from multimodal.tasks.evaluate.reports.images import summary, write_report
 
         options = self.options
@@ -122,7 +121,7 @@ class EvaluateRun:
             "compute_type": options.compute_type, "native": options.native, **own, "broken": len(self.broken),
             "left_out": self.broken, "seconds": round(time.perf_counter() - self.began, 2),
         }  # fmt: skip
-        if options.output == "json":
+        if options.format == "json":
             print_json(record)
         else:
             for line in summary(record):
@@ -130,7 +129,7 @@ class EvaluateRun:
         sys.stdout.flush()
         image = self._drawn(scores)
         if self.report is not None:
-            write_report(record, self.report, list(hardest), image)
+            write_report(record, self.report, examples, image)
         return int(bool(self.broken))
 
     def _drawn(self, scores: "ClassScores | None") -> bytes | None:

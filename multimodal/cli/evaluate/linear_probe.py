@@ -4,15 +4,22 @@ from argparse import Namespace
 
 from multimodal.cli.evaluate import image_run
 from multimodal.cli.evaluate.image_run import EvaluateRun, labelled_vectors, train_and_test
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.classify.options import ProbeOptions
+
+EXAMPLES = """examples:
+  multimodal evaluate linear-probe test/ --train train/ --report report.html
+  multimodal evaluate linear-probe test/ --train train/ --model siglip-base --C 0.3
+"""
 
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     image_run.data_flags(p)
     g = p.add_argument_group("training")
     image_run.training_flags(g)
-    g.add_argument("--max_iterations", type=count, default=1000, metavar="N", help="L-BFGS iterations (default: 1000)")
-    g.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the held-out split (default: 0)")
+    add_option_flags(g, ProbeOptions, defaults=True)
     image_run.result_flags(p)
     image_run.machine_flags(p)
 
@@ -22,15 +29,18 @@ def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.evaluate.linear_probe import linear_probe, sweep_record
     from multimodal.tasks.evaluate.reports.images import class_record
+    from multimodal.tasks.evaluate.reports.mistakes import image_mistakes
 
     evaluation = EvaluateRun(options)
     sets, ids = train_and_test(options)
     checkpoint = prepare_for_inference(evaluation.model("pooled"), options.compute_type, options.device)
-    train, test = (labelled_vectors(evaluation.features(checkpoint, one, "pooled"), one, ids) for one in sets)
+    found = [evaluation.features(checkpoint, one, "pooled") for one in sets]
+    train, test = (labelled_vectors(part, one, ids) for part, one in zip(found, sets, strict=True))
     names = names_of(ids, [], [*options.train, *options.data])
     probe = linear_probe(train, test, names, options.C, options.seed, options.max_iterations)
     facts = {
         "train": options.train, "train_images": len(train.labels), "c": probe.c, "iterations": probe.iterations,
         "converged": probe.converged, "sweep": sweep_record(probe.sweep),
     }  # fmt: skip
-    return evaluation.end(class_record(probe.scores) | facts, scores=probe.scores)
+    mistakes = image_mistakes(probe.scores, sets[1].source, found[1].keys)
+    return evaluation.end(class_record(probe.scores) | facts, probe.scores, mistakes)

@@ -3,13 +3,18 @@
 from argparse import Namespace
 
 from multimodal.cli import flags
-from multimodal.cli.evaluate.figures import output_flags, print_figures
-from multimodal.cli.parser import Help, Parser, count
+from multimodal.cli.evaluate.figures import SetFigures, output_flags, print_figures
+from multimodal.cli.loading import loaded
+from multimodal.cli.parser import Parser, count
+
+EXAMPLES = """examples:
+  multimodal evaluate noise --model whisper-tiny --windows 20
+"""
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.formatter_class = "%(prog)s [flags]", Help
-    flags.model(p, "whisper-mini")
+    p.usage, p.epilog = "%(prog)s [flags]", EXAMPLES
+    flags.model(p, "noise")
     p.add_argument("--windows", type=count, default=100, metavar="N", help="windows of each kind: silence, white "
                    "noise, pink noise, tones, clicks (default: 100)")  # fmt: skip
     output_flags(p)
@@ -19,8 +24,7 @@ def add_flags(p: Parser) -> None:
 
 def run(options: Namespace) -> int:
     from multimodal.tasks.evaluate.speech.whisper_windows import evaluate_noise
-    from multimodal.weights.load import load
 
-    checkpoint = load(options.model, options.architecture)
+    checkpoint = loaded(options)
     checkpoint.model.to(options.device)
-    return print_figures(options, checkpoint.source, lambda _: (evaluate_noise(checkpoint, options.windows), []))
+    return print_figures(options, checkpoint.source, lambda _: SetFigures(evaluate_noise(checkpoint, options.windows)))

@@ -7,8 +7,13 @@ from multimodal.cli.evaluate.image_run import EvaluateRun
 from multimodal.cli.files import trust
 from multimodal.cli.parser import Parser
 
+EXAMPLES = """examples:
+  multimodal evaluate retrieval captions.jsonl --model clip-vit-b-32 --limit 1000
+"""
+
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     image_run.data_flags(p)
     image_run.result_flags(p, False)
     image_run.machine_flags(p)
@@ -17,7 +22,7 @@ def add_flags(p: Parser) -> None:
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.image_sets import captioned, open_images
     from multimodal.inference.prepare import prepare_for_inference
-    from multimodal.tasks.evaluate.reports.images import FOUND_LAST
+    from multimodal.tasks.evaluate.reports.neighbours import RetrievalItems, neighbour_sections
     from multimodal.tasks.evaluate.retrieval import retrieval
     from multimodal.weights.encode import text_features
 
@@ -32,6 +37,5 @@ def run(options: Namespace) -> int:
     owners, captions = zip(*texts, strict=True)
     vectors = text_features(checkpoint.model, checkpoint.tokenizer, captions).float().cpu()
     ranks = retrieval(found.vectors, vectors, owners)
-    last = ranks.image_to_text.argsort(descending=True, stable=True)[:FOUND_LAST].tolist()
-    hardest = [(images.source.row(found.keys[i]).name, int(ranks.image_to_text[i])) for i in last]
-    return evaluation.end(ranks.figures(), hardest=hardest)
+    items = RetrievalItems(images.source, found.keys, found.vectors, captions, vectors, owners)
+    return evaluation.end(ranks.figures(), examples=[*neighbour_sections(items)] if options.report else [])

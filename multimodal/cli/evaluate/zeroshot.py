@@ -8,8 +8,14 @@ from multimodal.cli.files import trust
 from multimodal.cli.parser import Parser
 from multimodal.errors import UsageError
 
+EXAMPLES = """examples:
+  multimodal evaluate zeroshot photos/ --report report.html           # a folder per class
+  multimodal evaluate zeroshot test.csv --labels_file names.txt --templates clip80 --confusion confusion.png
+"""
+
 
 def add_flags(p: Parser) -> None:
+    p.epilog = EXAMPLES
     image_run.data_flags(p)
     g = p.add_argument_group("classes and prompts")
     image_run.name_flags(g)
@@ -23,6 +29,7 @@ def run(options: Namespace) -> int:
     from multimodal.data.datasets.image_sets import labelled, listed_classes, open_images
     from multimodal.tasks.classify.classifier import saved_templates
     from multimodal.tasks.evaluate.reports.images import class_record
+    from multimodal.tasks.evaluate.reports.mistakes import image_mistakes
     from multimodal.tasks.evaluate.zero_shot import zero_shot_scores
 
     evaluation = EvaluateRun(options)
@@ -40,4 +47,4 @@ def run(options: Namespace) -> int:
     found = evaluation.features(classifier.checkpoint, images, "embedding")
     scores = zero_shot_scores(classifier, images, found, classes.numbers)
     facts = {"templates": saved_templates(classifier.templates), "classifier": options.classifier}
-    return evaluation.end(facts | class_record(scores), scores=scores)
+    return evaluation.end(facts | class_record(scores), scores, image_mistakes(scores, images.source, found.keys))

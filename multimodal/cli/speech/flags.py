@@ -62,12 +62,16 @@ def language(g: Any) -> None:
 
 
 def flag(
-    g: Any, name: str, text: str, kind: Callable[[str], Any] = str, choices: list[str] | None = None, short: str = ""
+    g: Any,
+    name: str,
+    text: str,
+    kind: Callable[[str], Any] = str,
+    choices: list[str] | None = None,
+    also: tuple[str, ...] = (),
 ) -> None:
-    """`name`: the flag, a space and the metavar of its value."""
+    """`name`: the flag, a space and the metavar of its value. `also`: other spellings."""
     flag, metavar = name.split(" ")
-    names = [flag, short] if short else [flag]
-    g.add_argument(*names, metavar=metavar, type=kind, choices=choices, help=text, default=argparse.SUPPRESS)
+    g.add_argument(flag, *also, metavar=metavar, type=kind, choices=choices, help=text, default=argparse.SUPPRESS)
 
 
 def switch(g: Any, name: str, text: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from multimodal.cli.console import console
 from multimodal.cli.output import printable
 from multimodal.errors import UsageError
 from multimodal.system.signals import handled
@@ -34,12 +35,12 @@ def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, A
         checkpoint = prepare_for_inference(checkpoint, api.get("compute_type", "auto"), api.get("device", "cpu"))
     except (RuntimeError, AssertionError) as error:  # torch's, of a device
         raise UsageError(f"--device {api['device']}: cannot be used ({str(error).splitlines()[0]})") from None
-    show = _json if given.get("output_format") == "json" else _rewritten if sys.stdout.isatty() else _line
+    show = _json if given.get("format") == "json" else _rewritten if sys.stdout.isatty() else _line
     with _until_interrupted() as (read, interrupted):
         for event in live.run(read, checkpoint, options):
             show(event)
             if event.kind == "summary":
-                print(f"multimodal: {_summary(event.figures)}", file=sys.stderr, flush=True)
+                console.note(_summary(event.figures))
         return 128 + interrupted[0] if interrupted else 0
 
 

@@ -1,5 +1,6 @@
 """`multimodal transcribe`: speech to text."""
 
+import argparse
 import json
 import os
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
+from multimodal.cli.console import console
 from multimodal.cli.files import found_files, output_file, output_folder, outputs_of
-from multimodal.cli.output import fail, printable
-from multimodal.cli.parser import Help, Parser, boolean, or_none
+from multimodal.cli.loading import choose_device
+from multimodal.cli.output import fail
+from multimodal.cli.parser import Parser, boolean, or_none
 from multimodal.cli.speech import flags as speech_flags
 from multimodal.cli.speech.flags import flag, switch
 from multimodal.errors import MultimodalError, UsageError
@@ -31,14 +34,14 @@ if TYPE_CHECKING:
 
 # what the command does itself; every other value of the namespace is an option of multimodal.transcribe
 COMMAND_ONLY = {
-    "command", "audio", "model", "quiet", "model_dir", "architecture", "output_dir", "output_format", "verbose", "fp16",
+    "command", "audio", "model", "quiet", "model_dir", "architecture", "output", "format", "verbose", "fp16",
     "temperature_increment_on_fallback", "threads", "highlight_words", "max_line_width", "max_line_count",
     "max_words_per_line", "plot", "skip_existing", "overwrite", "stream", "rate", "decode_log",
 }  # fmt: skip
 NEED_WORDS = (*Layout.declared, "hallucination_silence_threshold", "plot")  # these turn word_timestamps on
 STREAMED = {
     "command", "audio", "model", "quiet", "model_dir", "architecture", "stream", "rate", "threads", "device",
-    "compute_type", "fp16", "output_format", "language", "task", "beam_size", "lm", "lm_weight", "lm_bonus",
+    "compute_type", "fp16", "format", "verbose", "language", "task", "beam_size", "lm", "lm_weight", "lm_bonus",
     "no_speech_threshold", "logprob_threshold", "confidence_threshold", "vad_threshold", "vad_min_silence_duration_ms",
     "vad_max_speech_duration_s",
 }  # fmt: skip
@@ -50,9 +53,16 @@ STDIN = "stdin"  # the name of what comes through -
 PIECE = 1 << 20  # bytes of stdin held at once
 _Log = Callable[[str, Iterable[Mapping[str, Any]]], None]
 
+EXAMPLES = """examples:
+  multimodal transcribe talk.mp3                                      # talk.txt, .srt, .vtt, .tsv and .json, here
+  multimodal transcribe talks/ --model whisper-small --format srt --output subtitles/
+  ffmpeg -i film.mkv -f wav - | multimodal transcribe - --output - --format json
+  arecord -f S16_LE -r 16000 | multimodal transcribe --stream
+"""
+
 
 def add_flags(p: Parser) -> None:
-    p.description, p.usage, p.formatter_class = DESCRIPTION, USAGE, Help
+    p.description, p.usage, p.epilog = DESCRIPTION, USAGE, EXAMPLES
     _files(p.add_argument_group("input and output"))
     speech_flags.speed(p.add_argument_group("speed"))
     speech_flags.decoding(p.add_argument_group("decoding"))
@@ -76,13 +86,13 @@ def check(p: Parser, options: Namespace) -> None:
         p.error(f"--{timed[0]}: needs the words' times, and --word_timestamps is False")
     if given.get("fp16") is False and given.get("compute_type", "float32") != "float32":
         p.error(f"--fp16 False: contradicts --compute_type {options.compute_type}")
-    if given.get("output_dir") == "-":
-        if given.get("output_format") == "all":
-            p.error("--output_format all: stdout takes one format (--output_dir -)")
+    if given.get("output") == "-":
+        if given.get("format") == "all":
+            p.error("--format all: stdout takes one format (--output -)")
         if given.get("plot"):
-            p.error("--plot: needs a folder (--output_dir -)")
+            p.error("--plot: needs a folder (--output -)")
         if given.get("skip_existing"):
-            p.error("--skip_existing: needs a folder (--output_dir -)")
+            p.error("--skip_existing: needs a folder (--output -)")
 
 
 def _check_stream(p: Parser, given: dict[str, Any]) -> None:
@@ -90,20 +100,21 @@ def _check_stream(p: Parser, given: dict[str, Any]) -> None:
         p.error(f"--stream: reads samples from stdin, not a file ({files[0]})")
     if others := [name for name in given if name not in STREAMED and given[name] is not None]:
         p.error(f"--{others[0]}: is not for --stream")
-    if given.get("output_format", "txt") not in ("txt", "json"):
-        p.error(f"--output_format {given['output_format']}: --stream prints txt or json")
+    if given.get("format", "txt") not in ("txt", "json"):
+        p.error(f"--format {given['format']}: --stream prints txt or json")
 
 
 def _files(g: Any) -> None:
     g.add_argument("audio", nargs="*", metavar="AUDIO", help="files, folders, globs; - reads a recording from stdin")
-    flags.model(g, "asr-conformer-en")
+    flags.model(g, "transcribe")
     flag(g, "--model_dir DIR", "folder searched for MODEL first, and cache of hub models")
-    flag(g, "--output_dir DIR", "output folder; - writes to stdout (default: .)", short="-o")
-    flag(g, "--output_format FORMAT", "txt, vtt, srt, tsv, json or all (default: all, on stdout txt)",
-          choices=["txt", "vtt", "srt", "tsv", "json", "all"], short="-f")  # fmt: skip
-    flag(g, "--verbose True|False|None",
-          "True: print the text as it comes; False: a progress bar; None: neither (default: True)",
-          or_none(boolean))  # fmt: skip
+    flag(g, "--output DIR", "output folder; - writes to stdout (default: .)", also=("-o", "--output_dir"))
+    flag(g, "--format FORMAT", "txt, vtt, srt, tsv, json or all (default: all, on stdout txt)",
+         choices=["txt", "vtt", "srt", "tsv", "json", "all"], also=("-f", "--output_format"))  # fmt: skip
+    g.add_argument("--verbose", metavar="True|False|None", nargs="?", const=True, type=or_none(boolean),
+                   default=argparse.SUPPRESS, help="True: print the text as it comes; False: a progress bar; None: "
+                   "neither (default: True). Given as True, also each step on stderr with its time, and the "
+                   "traceback of an error")  # fmt: skip
     switch(g, "--skip_existing", "skip files whose outputs all exist")
     switch(g, "--overwrite", "replace outputs that multimodal did not write or that were changed since; never an input")
     switch(g, "--plot", "also draw NAME.png: spectrogram, words, skipped spans and their reasons *")
@@ -119,13 +130,14 @@ def run(options: Namespace) -> int:
 
     from multimodal.tasks.transcribe.transcribe import transcribe_many
 
+    vars(options).setdefault("device", "auto")
     given = vars(options)
     # oneDNN keeps a kernel for each new length of a window, 1,024 by default: over 100 MB in a long recording
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     if given.get("stream"):
         from multimodal.cli.speech.stream import stream
 
-        checkpoint = _checkpoint(given)
+        checkpoint = _checkpoint(options)
         return stream(given, checkpoint, api_options(given, checkpoint))
     from multimodal.cli.speech.journals import Journals
     from multimodal.cli.speech.transcript_output import TranscriptOutput
@@ -145,14 +157,14 @@ def run(options: Namespace) -> int:
         if not names:
             return code
         log = stack.enter_context(_log(Path(given["decode_log"]))) if "decode_log" in given else None
-        checkpoint = _checkpoint(given)
+        checkpoint = _checkpoint(options)
         chosen = api_options(given, checkpoint)
         _warn_of_no_effect(chosen, checkpoint)
         shown = stack.enter_context(TranscriptOutput(given, names))
         told = {"on_progress": shown.progress, "on_segments": shown.segments, "in_order": outputs.folder is None}
         journals = None
         if outputs.folder is not None:
-            journals = stack.enter_context(Journals(outputs.folder, names, checkpoint, chosen, shown.say))
+            journals = stack.enter_context(Journals(outputs.folder, names, checkpoint, chosen, shown.note))
             told["journal"] = journals.open
         for file, result in transcribe_many(list(names), checkpoint, **told, **chosen):
             shown.writing(file)
@@ -229,20 +241,20 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
         warnings.warn("--max_line_count: has no effect without --max_line_width", stacklevel=1)
     if layout.max_words_per_line and layout.max_line_count and layout.max_line_width:
         warnings.warn("--max_words_per_line: has no effect with a line's width and count", stacklevel=1)
-    target = given.get("output_dir", ".")
-    which = given.get("output_format", "txt" if target == "-" else "all")
+    target = given.get("output", ".")
+    which = given.get("format", "txt" if target == "-" else "all")
     if target == "-":
         if getattr(sys.stdout, "buffer", None) is None:
-            raise UsageError("--output_dir -: stdout is closed")
+            raise UsageError("--output -: stdout is closed")
         if len(files) > 1 and which not in ("txt", "json"):
-            raise UsageError(f"--output_format {which}: stdout takes one recording so, not {len(files)}")
+            raise UsageError(f"--format {which}: stdout takes one recording so, not {len(files)}")
         return _Outputs(None, which, layout, False)
     if same := next((stem for stem, count in Counter(file.stem for file in files).items() if count > 1), None):
         both = " and ".join(str(file) for file in [file for file in files if file.stem == same][:2])
         raise UsageError(f"{target}: {both} would both be written as {same}.*")
     if not target:
-        raise UsageError("--output_dir: an empty name ('')")
-    folder = output_folder(Path(target), "--output_dir")
+        raise UsageError("--output: an empty name ('')")
+    folder = output_folder(Path(target), "--output")
     return _Outputs(folder, which, layout, bool(given.get("plot")), given.get("audio_track"))
 
 
@@ -259,7 +271,7 @@ def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -
             path_of(file, UsageError, "audio")
             there = [places.spare(path) is not None and path.exists() for path in paths]
             if getattr(options, "skip_existing", False) and all(there):
-                print(f"multimodal: skipped {printable(name)}: {printable(paths[0].name)} is there", file=sys.stderr)
+                console.note(f"skipped {name}: {paths[0].name} is there")
                 continue
             for path in paths:
                 places.claim(path)
@@ -285,9 +297,11 @@ def _log(path: Path) -> Iterator[_Log]:
         yield add
 
 
-def _checkpoint(given: Mapping[str, Any]) -> "Checkpoint":
+def _checkpoint(options: Namespace) -> "Checkpoint":
     from multimodal.weights.load import load
 
+    choose_device(options)
+    given = vars(options)
     name = given["model"]
     if folder := given.get("model_dir"):
         os.environ["HF_HUB_CACHE"] = folder  # read when huggingface_hub is first imported, which only a download does
@@ -298,8 +312,6 @@ def _checkpoint(given: Mapping[str, Any]) -> "Checkpoint":
 
 def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str, Any]:
     """Options of `multimodal.transcribe`: what was given, and this command's own defaults."""
-    import torch
-
     chosen = {name: value for name, value in given.items() if name not in COMMAND_ONLY}
     whisper, card = checkpoint.kind == "speech_to_text", checkpoint.card.get("transcribe")
     if whisper:  # openai-whisper's command has other defaults than its function
@@ -314,8 +326,6 @@ def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str,
         chosen.setdefault("word_timestamps", True)
     if "decode_log" in given:
         chosen["decode_log"] = True
-    if torch.cuda.is_available():
-        chosen.setdefault("device", "cuda")
     return chosen
 
 

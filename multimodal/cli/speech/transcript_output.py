@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from multimodal.cli.console import console
 from multimodal.cli.output import in_flags, printable
 from multimodal.errors import MultimodalError
 from multimodal.system.signals import at_stop
@@ -26,13 +27,14 @@ class TranscriptOutput:
 
     def __init__(self, given: Mapping[str, Any], names: dict[Path, str]):
         verbose = given.get("verbose", True)
-        self.lines = bool(verbose) and given.get("output_dir") != "-"
-        self.bar_wanted = verbose is False and sys.stderr is not None and sys.stderr.isatty()
+        self.lines = bool(verbose) and given.get("output") != "-"
+        self.bar_wanted = verbose is False and console.terminal()
         self.names, self.several = names, len(names) > 1
         self.live = not self.several or given.get("batch_size") == 1  # else lines of several files would mix
         self.piped = {str(file): name for file, name in names.items() if name != str(file)}  # a temporary file's name
         self.printed: dict[Path, set[str]] = {}
         self.seconds: dict[Path, tuple[float, float]] = {}
+        self.finished = 0  # recordings
         self.held: list[str] = []  # warnings of recordings that end early
         self.bar: Any = None
         self.code = 0
@@ -44,7 +46,7 @@ class TranscriptOutput:
             shape = {"bar_format": BAR.format("of"), "dynamic_ncols": True, "leave": False}
             self.bar = tqdm(total=0, unit="s", file=sys.stderr, **shape)
         self.before, warnings.showwarning = warnings.showwarning, self._warning
-        self.stopped = at_stop(lambda: "\n".join(self._line(f"warning: {text}") for text in self.held))
+        self.stopped = at_stop(self._at_stop)
         self.stopped.__enter__()
         return self
 
@@ -55,6 +57,12 @@ class TranscriptOutput:
             self.say(f"warning: {text}")
         if self.bar is not None:
             self.bar.close()
+
+    def _at_stop(self) -> str:
+        lines = [f"warning: {text}" for text in self.held]
+        if self.finished:
+            lines.append(f"stopped; {self.finished} of {len(self.names)} recordings are finished")
+        return "\n".join(map(self._line, lines))
 
     def progress(self, source: Path, done: float, total: float) -> None:
         """Update the bar. Recordings not yet opened count with the mean length of the others."""
@@ -95,6 +103,10 @@ class TranscriptOutput:
             return self._failed(f"{error.filename or 'output'}: cannot be written ({error.strerror})")
         return 0
 
+    def note(self, text: str) -> None:
+        if not console.quiet:
+            self.say(text)
+
     def say(self, text: str) -> None:
         if self.bar is not None:
             self.bar.clear()
@@ -114,6 +126,7 @@ class TranscriptOutput:
         """Count the recording as done, also one that failed before its length was known."""
         if self.bar is not None:
             self.bar.set_description_str("", refresh=False)
+        self.finished += 1
         _, total = self.seconds.get(source, (0.0, 0.0))
         self.progress(source, total, total)
 

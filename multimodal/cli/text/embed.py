@@ -3,15 +3,18 @@
 import csv
 import io
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, text_lines
-from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import write_output
@@ -23,25 +26,28 @@ if TYPE_CHECKING:
     from multimodal.weights.folder import Checkpoint
 
 EXAMPLES = """examples:
-  multimodal embed "a text" "another text" --model hf-hub:sentence-transformers/all-MiniLM-L6-v2
-  multimodal embed --file texts.txt -o vectors.npy --model bert/    # one text per line, one row per text
+  multimodal embed "a text" "another text"                          # by sentence-mini
+  multimodal embed --file texts.txt -o vectors.npy --model bge-small-en   # one text per line, one row per text
   multimodal embed --images photos/ -o vectors.npy                  # by clip-vit-16; one row per image, sorted by path
 """
+FORMATS = ("jsonl", "csv", "npy")
 CHUNK = 4096  # texts that are sorted by length together
 
 
 def add_flags(p: Parser) -> None:
     p.usage = "%(prog)s (TEXT [TEXT ...] | --file FILE | --images IMAGE [IMAGE ...]) [flags]"
-    p.epilog, p.formatter_class = EXAMPLES, RawHelp
+    p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
     p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8; - for stdin)")
     p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs")
-    p.add_argument("--output", "-o", metavar="FILE", help=".npy: one row per text or image, NaN for an unusable one; "
-                   ".jsonl or .csv: line and text, or file, and vector (default: JSON lines on stdout)")  # fmt: skip
+    p.add_argument("--output", "-o", metavar="FILE", help="default: stdout")
+    p.add_argument("--format", choices=FORMATS, help="jsonl and csv: line and text, or file, and vector; npy: one row "
+                   "per text or image, NaN for an unusable one (default: by the ending of --output, jsonl on "
+                   "stdout)")  # fmt: skip
     flags.overwrite(p)
     add_option_flags(p, EmbedOptions, ["pooling", "normalize"])
     g = p.add_argument_group("model and machine")
-    flags.model(g, "clip-vit-16")
+    flags.model(g, "embed", lambda options: "embed" if options.images is None else "embed-images")
     flags.machine(g)
     add_option_flags(g, EmbedOptions, ["batch_tokens"])
 
@@ -51,6 +57,12 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("give one of TEXT, --file, --images")
     if options.images is not None and getattr(options, "pooling", None) is not None:
         p.error("--pooling: is for texts")
+    ending = None if options.output is None else Path(options.output).suffix.lower().removeprefix(".")
+    options.format = options.format or ("jsonl" if ending is None else ending)
+    if options.format not in FORMATS:
+        p.error(f"--output {options.output}: must end in .jsonl, .csv or .npy, or --format says what it holds")
+    if options.format == "npy" and options.output is None:
+        p.error("--format npy: needs --output FILE")
     if "-" in options.texts and len(options.texts) > 1:
         p.error("-: stands alone, for the lines of stdin")
 
@@ -67,19 +79,18 @@ class _Input(NamedTuple):
 def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.encode.attempts import item_error
-    from multimodal.weights.load import load
 
     images = options.images is not None
     inputs, code = _image_files(options.images) if images else ([], 0)
     outputs = outputs_of(options, [one.name for one in inputs], but=("texts", "images"))
-    output = output_file(options.output, "--output", (".npy", ".jsonl", ".csv"), outputs)
+    output = output_file(options.output, "--output", (), outputs)
     if not images:
         given = list(text_lines(options.texts, options.file))
         if not given:
             raise UsageError(f"{options.file or 'standard input'}: has no lines")
     elif not inputs:
         return code
-    checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
+    checkpoint = prepare_for_inference(loaded(options), options.compute_type, options.device)
     inputs, code = (inputs, code) if images else _usable(given)
     good = [one for one in inputs if one.text is not None]
     if not good:
@@ -97,12 +108,14 @@ def _write(
     options: Namespace, output: Path | None, count: int, good: Sequence[_Input], made: "np.ndarray"
 ) -> None:  # fmt: skip
     records = _records(good, made, options.images is not None)
-    if output is None:
+    if output is None and options.format == "jsonl":
         for record in records:
             print_json(record, indent=None)
         return
-    ending = output.suffix.lower()
-    data = _npy(count, good, made) if ending == ".npy" else (_csv if ending == ".csv" else _jsonl)(records).encode()
+    data = _npy(count, good, made) if options.format == "npy" else WRITERS[options.format](records).encode()
+    if output is None:
+        sys.stdout.write(data.decode())
+        return
     write_output(output, data)
     print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
 
@@ -208,3 +221,6 @@ def _csv(records: Iterator[dict[str, Any]]) -> str:
     writer.writerow([*names, *range(1, len(rows[0][vector]) + 1)])
     writer.writerows([*(row[name] for name in names), *row[vector]] for row in rows)
     return file.getvalue()
+
+
+WRITERS = {"jsonl": _jsonl, "csv": _csv}

@@ -3,34 +3,35 @@
 from argparse import Namespace
 
 from multimodal.cli import flags
+from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.parser import Parser
 from multimodal.errors import TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import FillMaskOptions
 
 EXAMPLES = """examples:
+  multimodal fill-mask "A man is riding a [MASK]."
   multimodal fill-mask "the capital of France is [MASK]." --model hf-hub:distilbert/distilbert-base-uncased
 """
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = "%(prog)s TEXT [TEXT ...] --model MODEL [flags]", EXAMPLES, RawHelp
+    p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] --model MODEL [flags]", EXAMPLES
     p.add_argument("texts", nargs="+", metavar="TEXT", help="with the mask as the model's vocabulary writes it: "
                    "[MASK], <mask>")  # fmt: skip
     add_option_flags(p, FillMaskOptions, defaults=True)
-    p.add_argument("--format", choices=["table", "json"], default="table")
+    flags.results(p, "table", "json")
     g = p.add_argument_group("model and machine")
-    flags.model(g, None)
+    flags.model(g, "fill-mask")
     flags.machine(g)
 
 
 def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.text.fill_mask import fill_mask, masked_model
-    from multimodal.weights.load import load
 
-    checkpoint = masked_model(load(options.model, options.architecture))
+    checkpoint = masked_model(loaded(options))
     checkpoint = prepare_for_inference(checkpoint, options.compute_type, options.device)
     results, code = [], 0
     for text in options.texts:

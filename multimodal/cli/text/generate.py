@@ -7,9 +7,11 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress
 from multimodal.cli.files import text_lines
-from multimodal.cli.output import Progress, fail, print_json, printable
-from multimodal.cli.parser import Parser, RawHelp, boolean
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser, boolean
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import GenerateOptions, options_for
@@ -28,13 +30,13 @@ An example stands before the prompt as "Input: …", a line "Output: …" and an
 and a line "Output:"; the answer then ends at an empty line.
 """
 # what --choices has no part for
-SEARCH = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram",
-          "beam_size", "num_return", "seed", "stop")  # fmt: skip
+SEARCH = ("max_new_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+          "no_repeat_ngram", "beam_size", "num_return", "seed", "stop")  # fmt: skip
 
 
 def add_flags(p: Parser) -> None:
     p.usage = "%(prog)s (TEXT [TEXT ...] | --prompt TEXT | --file FILE) --model MODEL [flags]"
-    p.epilog, p.formatter_class = EXAMPLES, RawHelp
+    p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="prompts, or - for the lines of stdin")
     p.add_argument("--prompt", metavar="TEXT", help="the same for one; it may be empty")
     p.add_argument("--file", metavar="FILE", help="one prompt per line (UTF-8; - for stdin)")
@@ -42,13 +44,13 @@ def add_flags(p: Parser) -> None:
                    "that stand before each prompt, the first ones where not all fit")  # fmt: skip
     p.add_argument("--choices", nargs="+", metavar="TEXT", help="the answer is the one of these with the highest "
                    "score, its log-probability / tokens^length_penalty")  # fmt: skip
-    p.add_argument("--format", choices=["text", "json"], default="text", help="text: the continuations alone; of "
-                   "several one a line, with line breaks as \\n")  # fmt: skip
+    flags.results(p, "text", "json", help="text: the continuations alone; of several one a line, with line breaks as "
+                  "\\n")  # fmt: skip
     p.add_argument("--stream", type=boolean, nargs="?", const=True, metavar="BOOL", help="print tokens as they come "
                    "(default: for one text on a terminal)")  # fmt: skip
     _decoding(p.add_argument_group("text"))
     g = p.add_argument_group("model and machine")
-    flags.model(g, None)
+    flags.model(g, "generate")
     flags.machine(g, integers=True)
     add_option_flags(g, GenerateOptions, ["batch_size"])
 
@@ -76,7 +78,6 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.text import choices as generate_choices
     from multimodal.tasks.text.examples import STOP, read_examples
     from multimodal.tasks.text.generate import TextWriter, prepared
-    from multimodal.weights.load import load
 
     chosen = GenerateOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
@@ -90,7 +91,7 @@ def run(options: Namespace) -> int:
     )
     if not lines:
         raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
-    checkpoint = prepared(load(options.model, options.architecture), options.compute_type, options.device)
+    checkpoint = prepared(loaded(options), options.compute_type, options.device)
     write = TextWriter(checkpoint, settings)
     asked = _Asked(write, examples, lone=len(lines) == 1)
     if choices:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, text_lines
-from multimodal.cli.output import Progress, fail, print_json
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, print_json
+from multimodal.cli.parser import Parser
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import opened_output
@@ -30,7 +32,7 @@ BATCHES = 8  # that are sorted by length together, and written once they are don
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = "%(prog)s TEXT [TEXT ...] [flags]", EXAMPLES, RawHelp
+    p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] [flags]", EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
     p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8)")
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="as the model's code, such as de, or by its "
@@ -43,7 +45,7 @@ def add_flags(p: Parser) -> None:
                    "txt)")  # fmt: skip
     add_option_flags(p.add_argument_group("translations"), TranslateOptions)
     g = p.add_argument_group("model and machine")
-    flags.model(g, None)
+    flags.model(g, "translate")
     flags.machine(g, integers=True)
 
 
@@ -62,13 +64,12 @@ def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.encode.attempts import item_error
     from multimodal.tasks.text.translate import TranslationWriter, warn_of_cuts
-    from multimodal.weights.load import load
 
     if options.output is not None and not Path(options.output).parent.is_dir():
         raise UsageError(f"--output {options.output}: cannot be written (no such folder)")
     output = output_file(options.output, "--output", (), outputs_of(options, but=("texts", "source", "target")))
     lines = list(text_lines(options.texts, options.file))
-    checkpoint = prepare_for_inference(load(options.model, options.architecture), options.compute_type, options.device)
+    checkpoint = prepare_for_inference(loaded(options), options.compute_type, options.device)
     chosen = TranslateOptions(**TranslateOptions.among(vars(options)))
     translator = TranslationWriter(checkpoint, options.source, options.target, chosen)
     told: list[tuple[str, SourceText, Translation]] = []

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.console import console
 from multimodal.cli.files import output_folder, outputs_of
+from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable
-from multimodal.cli.parser import Parser, RawHelp
-from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place, say
+from multimodal.cli.parser import Parser
+from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place
 from multimodal.errors import ImageError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
+from multimodal.system.signals import at_stop
 from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
 
 if TYPE_CHECKING:
@@ -34,12 +37,12 @@ COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = "%(prog)s IMAGE [IMAGE ...] [flags]", EXAMPLES, RawHelp
+    p.usage, p.epilog = "%(prog)s IMAGE [IMAGE ...] [flags]", EXAMPLES
     p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
     _output(p.add_argument_group("results"))
     decoding(p.add_argument_group("captions (the model's card may set other defaults)"))
     g = p.add_argument_group("model and machine")
-    flags.image_model(g, None)
+    flags.image_model(g, "caption")
     flags.machine(g, CaptionBatchOptions, integers=True)
 
 
@@ -75,7 +78,6 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.tasks.caption.caption import CaptionWriter, prepared
     from multimodal.tasks.encode.features import model_digest
-    from multimodal.weights.load import load
 
     files, code = found(options.images)
     if not files:
@@ -83,7 +85,7 @@ def run(options: Namespace) -> int:
     outputs = outputs_of(options, files, but=("images",))
     if options.format != "txt-per-image":
         results_place(options, outputs)
-    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    checkpoint = loaded(options)
     chosen = CaptionOptions.among(vars(options))
     appended = options.output is not None and options.format != "txt-per-image"
     digest = model_digest(checkpoint) if appended else ""
@@ -140,7 +142,7 @@ class _CaptionRun:
                 add(record)
                 cut += not record["finished"]
         if cut:
-            say(f"captions cut at {self.write.limit} tokens, which are flagged as not finished: {cut}")
+            console.note(f"captions cut at {self.write.limit} tokens, which are flagged as not finished: {cut}")
         return code
 
 
@@ -160,15 +162,20 @@ def _texts(options: Namespace, run: _CaptionRun, files: list[str], outputs: Outp
     places, code = places_of(files, options.images, options.output, ".txt", outputs)
     there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
     if there:
-        say(f"{len(there)} of {len(files)} images have their .txt already (--overwrite rewrites them)")
+        console.note(f"{len(there)} of {len(files)} images have their .txt already (--overwrite rewrites them)")
     for folder in {place.parent for file, place in places.items() if file not in there}:
         output_folder(folder, "--output")
 
+    done = 0
+
     def put(record: dict[str, Any]) -> None:
+        nonlocal done
         lines = [" ".join(one["caption"].split()) for one in record.get("captions", [record])]
         write_output(places[record["file"]], ("\n".join(lines) + "\n").encode())
+        done += 1
 
-    return run([file for file in places if file not in there], put) or code
+    with at_stop(lambda: f"multimodal: stopped; {done} texts are written; the same command resumes"):
+        return run([file for file in places if file not in there], put) or code
 
 
 def places_of(

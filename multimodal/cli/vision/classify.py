@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
+from multimodal.cli.console import Progress, console
 from multimodal.cli.files import output_file, outputs_of, read_lines, trust
-from multimodal.cli.output import Progress, fail, printable
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, printable
+from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place
 from multimodal.errors import ImageError, UsageError
 from multimodal.inference.options import BatchOptions
@@ -38,13 +40,13 @@ HEADER = ["file", "label", "score"]
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = USAGE, EXAMPLES, RawHelp
+    p.usage, p.epilog = USAGE, EXAMPLES
     p.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders or globs")
     _labels(p.add_argument_group("labels"))
     _output(p.add_argument_group("results"))
     _scores(p.add_argument_group("scores"))
     g = p.add_argument_group("model and machine")
-    flags.image_model(g, "clip-vit-16")
+    flags.image_model(g, "classify")
     flags.machine(g, BatchOptions)
     flags.native(g)
 
@@ -67,8 +69,8 @@ def _output(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--overwrite", action="store_true", help="overwrite --output and --save_classifier, and "
                    "images that multimodal did not draw or that changed since; never an input")  # fmt: skip
     add_option_flags(g, ClassifyOptions, ["top"], defaults=True)
-    g.add_argument("--heatmap", metavar="DIR", help="draw heat maps of the best labels of each image as JPEG files "
-                   "in DIR")  # fmt: skip
+    g.add_argument("--heatmap", metavar="DIR", help="draw NAME.heatmap.png for each image: a heat map for each of its "
+                   "best labels")  # fmt: skip
     add_option_flags(g, ClassifyOptions, ["heatmap_top"], defaults=True)
 
 
@@ -126,7 +128,6 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.classify.classifier_file import place_of_classifier, save_classifier
     from multimodal.tasks.classify.classify import classifier_of
     from multimodal.tasks.encode.features import model_digest
-    from multimodal.weights.load import load
 
     labels, templates = labels_and_templates(options)
     files, code = found(options.images)
@@ -142,7 +143,9 @@ def run(options: Namespace) -> int:
         files = without_heat_maps(files, options.heatmap)
     if not files and options.images:
         return code
-    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    checkpoint = loaded(options)
+    if labels is not None:
+        console.step(f"Encoding {len(labels):,} labels …")
     classifier = classifier_of(
         checkpoint, data.labels() if data and labels is None and not options.classifier else labels, templates,
         options.classifier, device=options.device, compute_type=options.compute_type,

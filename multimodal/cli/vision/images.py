@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from multimodal.cli.output import Progress, fail, print_json, printable
+from multimodal.cli.console import Progress, console
+from multimodal.cli.output import fail, print_json, printable
 from multimodal.errors import CheckpointError, ImageError, UsageError
 from multimodal.system.outputs import Outputs
 from multimodal.system.signals import at_stop
@@ -51,8 +52,7 @@ class ImageProgress:
     """Images done, on a terminal's stderr, unless the results themselves go to the screen."""
 
     def __init__(self, total: int, to_file: bool):
-        hidden = sys.stderr is None or not sys.stderr.isatty()
-        if not total or hidden or (not to_file and sys.stdout is not None and sys.stdout.isatty()):
+        if not total or not console.terminal() or (not to_file and sys.stdout is not None and sys.stdout.isatty()):
             self.bar = None
             return
         from tqdm import tqdm
@@ -136,7 +136,7 @@ def append_to(
     with Results(options.output, options.format, header, settings, options.overwrite) as results:
         there = {file for file in files if results.has(file) and whole(file)}
         if there:
-            say(f"{options.output}: {len(there)} of {len(files)} images are there already")
+            console.note(f"{options.output}: {len(there)} of {len(files)} images are there already")
 
         def add(record: Record) -> None:
             if not results.has(record["file"]):
@@ -161,7 +161,3 @@ def remaining(files: list[str], there: Set[str], batch_size: int) -> tuple[list[
     if there.issuperset(files[start : start + batch_size]):
         start += batch_size
     return [file for file in files[:start] if file not in there], files[start:]
-
-
-def say(text: str) -> None:
-    print(f"multimodal: {printable(text)}", file=sys.stderr)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multimodal.cli import flags
-from multimodal.cli.output import Progress, fail, printable
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.console import Progress
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, printable
+from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import found
 from multimodal.errors import UsageError
 from multimodal.system.options import add_flags as add_option_flags
@@ -28,25 +30,24 @@ EXAMPLES = """examples:
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = "%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", EXAMPLES, RawHelp
+    p.usage, p.epilog = "%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", EXAMPLES
     p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
     p.add_argument("--output", "-o", required=True, metavar="FOLDER",
                    help="folder of the index; an existing index is updated with new and changed images")  # fmt: skip
     add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)
     p.add_argument("--overwrite", action="store_true", help="rebuild the index")
     g = p.add_argument_group("model and machine")
-    flags.image_model(g, "clip-vit-16")
+    flags.image_model(g, "index")
     flags.machine(g, IndexOptions)
 
 
 def run(options: Namespace) -> int:
-    from multimodal.weights.load import load
 
     files, code = found(options.images)
     if not files:
         return code
     name = os.path.abspath(options.model) if os.path.exists(options.model) else options.model
-    checkpoint = load(options.model, options.architecture, options.preprocessing)
+    checkpoint = loaded(options)
     with _reporting(options.output):
         built = _built(options, files, checkpoint, name)
     for error in built.refused:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
+from multimodal.cli.loading import choose_device
 from multimodal.cli.output import fail, print_results
-from multimodal.cli.parser import Parser, RawHelp
+from multimodal.cli.parser import Parser
 from multimodal.errors import ImageError, TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.retrieve.options import SearchOptions
@@ -23,17 +24,18 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   multimodal search "two dogs on a beach" --index photos.index
   multimodal search holiday.jpg --index photos.index --top 5 --format csv
+  multimodal search "two dogs" --index photos.index -o gallery.html
 """
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog, p.formatter_class = "%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", EXAMPLES, RawHelp
+    p.usage, p.epilog = "%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", EXAMPLES
     p.add_argument("queries", nargs="*", metavar="QUERY", help="path of an existing image file, else a text")
     p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="image queries")
     p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="text queries")
     p.add_argument("--index", required=True, metavar="FOLDER", help="index built by multimodal index")
     add_option_flags(p, SearchOptions, defaults=True)
-    p.add_argument("--format", choices=["table", "csv", "json", "jsonl"], default="table")
+    flags.results(p, "table", "csv", "json", "jsonl", "html")
     g = p.add_argument_group("model and machine")
     g.add_argument("--model", "-m", metavar="MODEL", help="present path of the index's model (default: as recorded)")
     flags.architecture(g)
@@ -56,6 +58,7 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.retrieve.index import model_for, open_index
     from multimodal.weights.load import load
 
+    choose_device(options)
     found = open_index(options.index)
     record = found.record
     checkpoint = model_for(found, load(options.model or record.model, options.architecture or record.architecture))
@@ -65,6 +68,12 @@ def run(options: Namespace) -> int:
     if not queries:
         return code
     results = list(_results(found, queries, options.top, options.exact))
+    if options.format == "html":
+        from multimodal.tasks.retrieve.gallery import gallery
+
+        for line in gallery(results, options.index):
+            print(line)
+        return code
     if options.format == "csv":
         rows = ([r["query"], r["kind"], hit["file"], hit["score"]] for r in results for hit in r["results"])
     else:

@@ -19,7 +19,7 @@ from multimodal.inference.cuda_graphs import fast_step
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDecoder
 from multimodal.tasks.caption.options import CaptionOptions, options_for
-from multimodal.tasks.encode.arguments import CaptionArguments
+from multimodal.tasks.encode.arguments import CaptionArguments, CaptionerArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, ImageReader, batches, name_of
@@ -48,7 +48,7 @@ class Captioner(LoadedModel):
     Raises UsageError, TextError (a prompt longer than the context), CheckpointError."""
 
     def __init__(
-        self, model: Model, *, batch_size: int = 16, workers: int | None = None,
+        self, model: Model | None = None, *, batch_size: int = 16, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
         **options: Unpack[CaptionArguments],
     ):  # fmt: skip
@@ -63,7 +63,7 @@ class Captioner(LoadedModel):
         """Caption one or several images, in order.
 
         Each result has `file`, `caption`, `score` (log-probability / tokens^`length_penalty`), `logprob` (the sum),
-        `tokens` (with the end token) and `finished` (False: cut at `max_tokens`). With `num_captions` above 1 also
+        `tokens` (with the end token) and `finished` (False: cut at `max_new_tokens`). With `num_captions` above 1 also
         `captions`, the best first, each with a `count` of the sequences that gave its text. Raises ImageError.
 
         A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`)."""
@@ -89,34 +89,25 @@ class Captioner(LoadedModel):
 
 
 def caption(
-    images: ImageInput | Sequence[ImageInput], model: Model, *, batch_size: int = 16, workers: int | None = None,
-    device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
-    **options: Unpack[CaptionArguments],
-) -> list[dict[str, Any]]:  # fmt: skip
+    images: ImageInput | Sequence[ImageInput], model: Model | None = None, **options: Unpack[CaptionerArguments]
+) -> list[dict[str, Any]]:
     """Caption one or several images with a new `Captioner`, which see. Each call loads the model."""
-    made = Captioner(
-        model, batch_size=batch_size, workers=workers, device=device, compute_type=compute_type, urls=urls, **options
-    )
-    return made(images)
+    return Captioner(model, **options)(images)
 
 
 def caption_many(
-    items: Iterable[Any], model: Model, *, keyed: bool = False, on_error: OnError = "return", batch_size: int = 16,
-    workers: int | None = None, device: str | torch.device | None = "auto", compute_type: str = "auto",
-    urls: bool = False, **options: Unpack[CaptionArguments],
+    items: Iterable[Any], model: Model | None = None, *, keyed: bool = False, on_error: OnError = "return",
+    **options: Unpack[CaptionerArguments],
 ) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:  # fmt: skip
     """`Captioner.many` of a new `Captioner`."""
-    made = Captioner(
-        model, batch_size=batch_size, workers=workers, device=device, compute_type=compute_type, urls=urls, **options
-    )
-    return made.many(items, keyed=keyed, on_error=on_error)
+    return Captioner(model, **options).many(items, keyed=keyed, on_error=on_error)
 
 
 def prepared(
-    model: Model, compute_type: str, device: str | torch.device | None, options: Mapping[str, Any]
+    model: Model | None, compute_type: str, device: str | torch.device | None, options: Mapping[str, Any]
 ) -> tuple[Checkpoint, CaptionOptions]:
     """Prepared checkpoint and complete options. Raises UsageError, CheckpointError."""
-    checkpoint = loaded(model)
+    checkpoint = loaded(model, "caption")
     if not isinstance(checkpoint.model, CaptionModel):
         raise UsageError(f"model {checkpoint.source}: expected a captioner, got {checkpoint.kind}")
     chosen = options_for(checkpoint, options)
@@ -189,9 +180,9 @@ class CaptionWriter:
             raise TextError(f"prompt: has {len(self.prompt) - 1} tokens, the model's context is {context}")
         if options.min_tokens > room:
             raise UsageError(f"min_tokens must be at most {room}, the rest of the context (got {options.min_tokens})")
-        if options.max_tokens > room and options.max_tokens != CaptionOptions.max_tokens.default:
-            warnings.warn(f"max_tokens {options.max_tokens}: limited to {room} by the context", stacklevel=4)
-        return min(options.max_tokens, room)
+        if options.max_new_tokens > room and options.max_new_tokens != CaptionOptions.max_new_tokens.default:
+            warnings.warn(f"max_new_tokens {options.max_new_tokens}: limited to {room} by the context", stacklevel=4)
+        return min(options.max_new_tokens, room)
 
     def _processors(self, eos: int) -> list[processors.LogitsProcessor]:
         options, found = self.options, []

@@ -1,6 +1,5 @@
 """Attention of a captioner over the image, for each word."""
 
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from multimodal.blocks.stack import Block
 from multimodal.models.coca import CoCa
 from multimodal.system.outputs import write_output
 from multimodal.tasks.caption.caption import CaptionWriter, GeneratedCaptions
-from multimodal.tasks.figures import overlay
+from multimodal.tasks.figures import contact_sheet, overlay
 from multimodal.tokens.image.reading import read_image, to_rgb
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -90,16 +89,4 @@ class RegionPlots:
         tiles = [overlay(image, torch.zeros(*grid), self.record, patch, best.text)]
         for word, tokens in words:
             tiles.append(overlay(image, maps[tokens].mean(0), self.record, patch, word))
-        data = io.BytesIO()
-        _sheet(tiles).save(data, "PNG")
-        write_output(self.paths[file], data.getvalue())
-
-
-def _sheet(tiles: list[Image.Image]) -> Image.Image:
-    """Contact sheet on white."""
-    width, height = max(tile.width for tile in tiles) + 4, max(tile.height for tile in tiles) + 4
-    across = min(ACROSS, len(tiles))
-    sheet = Image.new("RGB", (across * width, -(-len(tiles) // across) * height), "white")
-    for number, tile in enumerate(tiles):
-        sheet.paste(tile, (number % across * width, number // across * height))
-    return sheet
+        write_output(self.paths[file], contact_sheet(tiles, ACROSS))

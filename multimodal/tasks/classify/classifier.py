@@ -28,7 +28,6 @@ from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 
-DEFAULT_MODEL = "clip-vit-16"
 Pixels = Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]  # of one size, or of `native_batches`
 ROWS = 4096  # image vectors compared at once
 PROMPTS = 16_384  # encoded at once: 32 MB of vectors at 512 numbers each

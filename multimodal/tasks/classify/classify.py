@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ import torch
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import shown
-from multimodal.tasks.classify.classifier import DEFAULT_MODEL, ZeroShotClassifier, check_clip
+from multimodal.tasks.classify.classifier import ZeroShotClassifier, check_clip
 from multimodal.tasks.classify.classifier_file import load_classifier
 from multimodal.tasks.classify.options import ClassifyOptions
+from multimodal.tasks.encode.arguments import ClassifierArguments
 from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, ImageReader, name_of
 from multimodal.tasks.encode.loaded import (
@@ -45,13 +46,13 @@ class Classifier(LoadedModel):
     Raises UsageError, TextError, CheckpointError."""
 
     def __init__(
-        self, model: Model = DEFAULT_MODEL, labels: Sequence[str] | None = None, *, templates: Templates | None = None,
+        self, model: Model | None = None, labels: Sequence[str] | None = None, *, templates: Templates | None = None,
         classifier: str | Path | None = None, threshold: float | None = None, scores: str | None = None,
         top: int | None = None, batch_size: int = 32, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
     ):  # fmt: skip
         ClassifyOptions.checked({"top": top})
-        checkpoint = loaded(model)
+        checkpoint = loaded(model, "classify")
         made = classifier_of(
             checkpoint, labels, templates, classifier, device=device_of(device, checkpoint), compute_type=compute_type
         )
@@ -96,32 +97,20 @@ class Classifier(LoadedModel):
 
 
 def classify(
-    images: ImageInput | Sequence[ImageInput], labels: Sequence[str] | None = None, model: Model = DEFAULT_MODEL,
-    top: int | None = None, templates: Templates | None = None, batch_size: int = 32, *,
-    classifier: str | Path | None = None, threshold: float | None = None, scores: str | None = None,
-    device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+    images: ImageInput | Sequence[ImageInput], labels: Sequence[str] | None = None, model: Model | None = None,
+    **options: Unpack[ClassifierArguments],
 ) -> list[Scores]:  # fmt: skip
     """Classify one or several images with a new `Classifier`, which see. Each call loads the model and encodes the
     labels."""
-    return Classifier(
-        model, labels, templates=templates, classifier=classifier, threshold=threshold, scores=scores, top=top,
-        batch_size=batch_size, device=device, compute_type=compute_type, urls=urls,
-    )(images)  # fmt: skip
+    return Classifier(model, labels, **options)(images)
 
 
 def classify_many(
-    items: Iterable[Any], labels: Sequence[str] | None = None, model: Model = DEFAULT_MODEL, *, keyed: bool = False,
-    on_error: OnError = "return", top: int | None = None, templates: Templates | None = None, batch_size: int = 32,
-    workers: int | None = None, classifier: str | Path | None = None, threshold: float | None = None,
-    scores: str | None = None, device: str | torch.device | None = "auto", compute_type: str = "auto",
-    urls: bool = False,
+    items: Iterable[Any], labels: Sequence[str] | None = None, model: Model | None = None, *, keyed: bool = False,
+    on_error: OnError = "return", **options: Unpack[ClassifierArguments],
 ) -> Iterator[tuple[Any, Scores | MultimodalError]]:  # fmt: skip
     """`Classifier.many` of a new `Classifier`."""
-    made = Classifier(
-        model, labels, templates=templates, classifier=classifier, threshold=threshold, scores=scores, top=top,
-        batch_size=batch_size, workers=workers, device=device, compute_type=compute_type, urls=urls,
-    )  # fmt: skip
-    return made.many(items, keyed=keyed, on_error=on_error)
+    return Classifier(model, labels, **options).many(items, keyed=keyed, on_error=on_error)
 
 
 def classifier_of(

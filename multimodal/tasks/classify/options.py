@@ -7,7 +7,7 @@ class ClassifyOptions(OptionSet):
     """`threshold`: the answer is None where the best score is below; its range depends on `scores`."""
 
     top: int | None = option(None, "labels per image (default: 5 in the table, else all)", "N", low=1)
-    heatmap_top: int | None = option(None, "labels drawn per image (default: 3)", "N", low=1)
+    heatmap_top: int | None = option(None, "labels drawn per image (default: 3)", "N", low=1, high=100)
     scores: str | None = option(None, "default: as the model was trained, or as the classifier was calibrated",
                                 choices=("softmax", "sigmoid", "cosine"))  # fmt: skip
     threshold: float | None = option(
@@ -20,3 +20,10 @@ class ClassifyOptions(OptionSet):
         "label, so that all scores may be low; platt-per-label: a and b for each label",
         choices=("temperature", "platt", "platt-per-label"),
     )  # fmt: skip
+
+
+class ProbeOptions(OptionSet):
+    """`max_iterations`: the paper's (Radford et al. 2021) is the default."""
+
+    max_iterations: int = option(1000, "L-BFGS iterations", "N", low=1)
+    seed: int = option(0, "seed of the held-out split", "N")

@@ -1,15 +1,19 @@
 """Keyword arguments of the tasks, for editors and type checkers. A test holds their names equal to the options, which
-have defaults, limits and help."""
+have defaults, limits and help, and to the constructors."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import torch
+
+from multimodal.tasks.encode.prompts import Templates
+
 
 class DecodingArguments(TypedDict, total=False):
     """`DecodingOptions`."""
 
-    max_tokens: int
+    max_new_tokens: int
     min_tokens: int
     temperature: float
     top_k: int
@@ -89,3 +93,54 @@ class TranscribeArguments(TypedDict, total=False):
     lm: str | Path | tuple | None
     lm_weight: float
     lm_bonus: float
+
+
+class TranslateArguments(TypedDict, total=False):
+    """`TranslateOptions`."""
+
+    beam_size: int
+    length_penalty: float
+    max_new_tokens: int | None
+    batch_size: int
+    on_long: str
+
+
+class MachineArguments(TypedDict, total=False):
+    device: str | torch.device | None
+    compute_type: str
+
+
+class ImageArguments(MachineArguments, total=False):
+    batch_size: int
+    workers: int | None
+    urls: bool
+
+
+class CaptionerArguments(CaptionArguments, ImageArguments, total=False):
+    """`Captioner`."""
+
+
+class ClassifierArguments(ImageArguments, total=False):
+    """`Classifier`, without its labels."""
+
+    templates: Templates | None
+    classifier: str | Path | None
+    threshold: float | None
+    scores: str | None
+    top: int | None
+
+
+class EmbedderArguments(ImageArguments, total=False):
+    """`Embedder`."""
+
+    pooling: str | None
+    normalize: bool | None
+    batch_tokens: int | None
+
+
+class GeneratorArguments(GenerateArguments, MachineArguments, total=False):
+    """`Generator`."""
+
+
+class TranslatorArguments(TranslateArguments, MachineArguments, total=False):
+    """`Translator`, without its languages."""

@@ -13,8 +13,10 @@ SOURCES = (*MEDIA, "path", "text")
 
 
 def is_columns(batch: Any) -> TypeGuard[Columns]:
-    """Return True for a mapping whose values are all arrays; a dictionary of one recording has others."""
-    return isinstance(batch, Mapping) and all(isinstance(values, np.ndarray) for values in batch.values())
+    """Return True for a mapping whose values are all arrays; one with `array` is a recording."""
+    if not isinstance(batch, Mapping) or "array" in batch:
+        return False
+    return all(isinstance(values, np.ndarray) for values in batch.values())
 
 
 def source_column(batch: Columns) -> tuple[str, list[Any]]:

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import ImageError, MultimodalError, UsageError
+from multimodal.system.files import shown
 from multimodal.tasks.encode.attempts import OF_ALL, in_parts, item_error
 from multimodal.tasks.encode.loaded import Item, local
 from multimodal.tokens.image.arrays import as_image
@@ -56,13 +58,17 @@ def batches(
         yield ImageBatch([image for image, _ in read], pixels, refused)
 
 
-class ImageReader(NamedTuple):
-    """Batches of images for one model. `urls`: read http and https URLs."""
+@dataclass(frozen=True)
+class ImageReader:
+    """Batches of images for one model. `urls`: read http and https URLs. Raises UsageError."""
 
     record: Preprocessing
     batch_size: int
     workers: int | None
     urls: bool
+
+    def __post_init__(self) -> None:
+        check_reading(self.batch_size, self.workers)
 
     def results(
         self, items: Iterable[Item], work: Callable[[ImageBatch, slice], Sequence[Any]]
@@ -82,10 +88,8 @@ def ahead(
 ) -> Iterator[list[tuple[Any, Future]]]:
     """Batches of (image, future of `work`), started up to two batches ahead. Closing the iterator stops the threads and
     cancels what has not started."""
-    workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    if type(batch_size) is not int or type(workers) is not int or min(batch_size, workers) < 1:
-        raise UsageError(f"batch_size {batch_size}, workers {workers}: must be at least 1")
-    with ThreadPoolExecutor(workers) as pool:
+    check_reading(batch_size, workers)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if workers is None else workers) as pool:
         waiting: deque[tuple[Any, Future]] = deque()
         try:
             for image in images:
@@ -96,6 +100,12 @@ def ahead(
                 yield [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def check_reading(batch_size: int, workers: int | None) -> None:
+    for name, value in (("batch_size", batch_size), ("workers", 1 if workers is None else workers)):
+        if type(value) is not int or value < 1:
+            raise UsageError(f"must be an integer of at least 1 (got {shown(value)})", argument=name)
 
 
 class _Row(NamedTuple):

@@ -9,7 +9,8 @@ import torch
 
 from multimodal.data.remote.copies import fetch
 from multimodal.errors import DataError, MultimodalError, UsageError
-from multimodal.inference.prepare import usable_device
+from multimodal.inference.prepare import automatic_device, usable_device
+from multimodal.system.config import required_model
 from multimodal.system.files import shown
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -23,7 +24,7 @@ class LoadedModel:
     """Base of Classifier, Transcriber, Captioner, Embedder, Generator and Translator.
 
     An object owns its converted weights. It pickles as its constructor's arguments, so that another process loads its
-    own; a missing model is reported there. Calls from several threads are safe: they queue."""
+    own; if it cannot, every use there raises the error. Calls from several threads are safe: they queue."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _lock: threading.RLock
@@ -53,7 +54,26 @@ class LoadedModel:
 
 
 def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    return kind(*arguments, **named)
+    try:
+        return kind(*arguments, **named)
+    except MultimodalError as error:
+        return _Unloaded(error)
+
+
+class _Unloaded:
+    """Stand-in for an object that cannot be loaded in this process. An error raised while unpickling would break a
+    process pool, or hang it; this one becomes the error of the task."""
+
+    def __init__(self, error: MultimodalError):
+        self._error = error
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._error
 
 
 def local(source: Any, urls: bool) -> Any:
@@ -65,7 +85,10 @@ def local(source: Any, urls: bool) -> Any:
     return fetch(source)
 
 
-def loaded(model: Model) -> Checkpoint:
+def loaded(model: Model | None, task: str) -> Checkpoint:
+    """The checkpoint, loaded if it is a name or path; None is the default model of a task. Raises UsageError."""
+    if model is None:
+        model = required_model(task).model
     return model if isinstance(model, Checkpoint) else load(model)
 
 
@@ -76,7 +99,7 @@ def device_of(name: str | torch.device | None, checkpoint: Checkpoint) -> torch.
     if name is None or (name == "auto" and checkpoint.prepared is not None):
         return own
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return automatic_device()
     return usable_device(name)
 
 

@@ -37,11 +37,12 @@ class CaptionTexts:
 
 @dataclass(frozen=True)
 class CaptionEvaluation:
-    """`rows`: each image with its `file`, `caption`, `references` and scores. `people`: what each reference scores
-    against the others, the mean."""
+    """`rows`: each image with its `file`, `caption`, `references` and scores; `keys`: their items. `people`: what each
+    reference scores against the others, the mean."""
 
     scores: dict[str, float]
     rows: list[dict[str, Any]]
+    keys: list[int]
     people: dict[str, float] | None
     cut: int
     broken: list[str]
@@ -154,7 +155,7 @@ def evaluate(
         for (key, text), scores in zip(texts.items(), each, strict=True)
     ]
     cut = len(set(captions.cut) & set(texts))
-    return CaptionEvaluation(total, rows, agreement(references) if people else None, cut, broken)
+    return CaptionEvaluation(total, rows, list(texts), agreement(references) if people else None, cut, broken)
 
 
 def constant_caption(referenced: CaptionedImages, data: Any, trust: Trust = OWN_FOLDER) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,9 +14,20 @@ from multimodal.tasks.evaluate.scores import ranks
 MOST_CONFUSED = 20  # pairs of classes that a report names
 
 
+class Mistake(NamedTuple):
+    """An item by its number, its class and the class it was taken for, each with its score."""
+
+    item: int
+    label: str
+    label_score: float
+    found: str
+    found_score: float
+
+
 @dataclass(frozen=True)
 class ClassScores:
-    """Target class, number of other classes that scored as high or higher, and predicted class of N images.
+    """Target class, number of other classes that scored as high or higher, and predicted class of N items; `shares`:
+    the probabilities, or other scores, of the target and of the predicted class.
 
     Where the class of an image ties with another, that other is found (see `scores.ranks`)."""
 
@@ -24,6 +35,7 @@ class ClassScores:
     labels: Int[Tensor, "N"]
     ranks: Int[Tensor, "N"]
     found: Int[Tensor, "N"]
+    shares: Float[Tensor, "N 2"]
 
     def figures(self) -> dict[str, Any]:
         """`acc1`, `acc5` (None for fewer than five classes), `mean_per_class_recall` (over the classes that have
@@ -60,14 +72,28 @@ class ClassScores:
             for a, b in pairs if table[a, b]
         ]  # fmt: skip
 
+    def mistakes(self, most: int) -> list[Mistake]:
+        """The most confident ones first."""
+        wrong = (self.ranks > 0).nonzero().flatten()
+        order = self.shares[wrong, 1].nan_to_num().argsort(descending=True, stable=True)[:most]
+        return [
+            Mistake(item, self.names[self.labels[item]], own, self.names[self.found[item]], other)
+            for item, (own, other) in zip(wrong[order].tolist(), self.shares[wrong[order]].tolist(), strict=True)
+        ]
 
-def class_scores(names: list[str], labels: Int[Tensor, "N"], scores: Float[Tensor, "N C"]) -> ClassScores:
-    """Raises DataError for fewer than two classes."""
+
+def class_scores(
+    names: list[str], labels: Int[Tensor, "N"], scores: Float[Tensor, "N C"], shares: Float[Tensor, "N C"] | None = None
+) -> ClassScores:
+    """`shares`: what to show for each class, by default the softmax of `scores`. Raises DataError for fewer than two
+    classes."""
     if len(names) < 2:
         raise DataError(f"the class {names[0]!r} alone: every image would be right, so two are needed")
     place = ranks(scores, labels)
     others = scores.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    return ClassScores(names, labels, place, torch.where(place < 1, labels, others))
+    found = torch.where(place < 1, labels, others)
+    shares = scores.softmax(-1) if shares is None else shares
+    return ClassScores(names, labels, place, found, shares.gather(1, torch.stack([labels, found], 1)))
 
 
 def _share(hits: Tensor) -> float:

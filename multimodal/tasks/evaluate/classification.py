@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,7 @@ class ImageAccuracy:
         self.index = {label: i for i, label in enumerate(labels)}
         self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
         self.examples: list[str] = []
+        self.read_keys: list[int] = []
         self.broken: list[str] = []
 
     def read(self, keys: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
@@ -53,6 +55,7 @@ class ImageAccuracy:
             try:
                 sample = self.source.read(key)
                 yield preprocess(read_image(sample.media), self.record), self.index[sample.label]
+                self.read_keys.append(key)
             except BROKEN as error:
                 self.broken.append(f"{self.source.name(key)}: {error}")
                 log.warning("broken item skipped: %s", self.broken[-1])
@@ -60,7 +63,8 @@ class ImageAccuracy:
     @torch.inference_mode()
     def logits(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Logits [N C] and labels [N]. Raises DataError where no image can be read."""
-        device, scores, labels, self.broken = next(model.parameters()).device, [], [], []
+        device, scores, labels = next(model.parameters()).device, [], []
+        self.read_keys, self.broken = [], []
         for start in range(0, len(self.keys), self.batch_size):
             if part := list(self.read(self.keys[start : start + self.batch_size])):
                 pixels, indices = zip(*part, strict=True)
@@ -145,12 +149,28 @@ def predictions(checkpoint: Checkpoint, table: Table) -> list[float] | list[dict
     return [dict(zip(columns.labels, row, strict=True)) for row in predicted]
 
 
+class ImageItems(NamedTuple):
+    """Evaluated images by number: `source.read(keys[number])`."""
+
+    source: Source
+    keys: Sequence[int]
+
+
+class ClassifierEvaluation(NamedTuple):
+    """Scores by class with their items, or the figures of a tabular model. `broken`: items left out, each with its
+    cause."""
+
+    scores: ClassScores | dict[str, float]
+    items: ImageItems | Sequence[str] = ()
+    broken: Sequence[str] = ()
+
+
 def evaluate_classifier(
     checkpoint: Checkpoint, data: str, limit: int | None = None, columns: tuple[str, str] | None = None,
     batch_size: int = 32, trust: Trust = OWN_FOLDER,
-) -> tuple[ClassScores | dict[str, float], list[str]]:  # fmt: skip
-    """Scores by class of a ViT with a head (labelled images) or a text classifier (a table with tabs, whose `columns`
-    of text and label may be named); figures of a tabular model (CSV). Also the items left out, with the reason.
+) -> ClassifierEvaluation:  # fmt: skip
+    """Evaluate a ViT with a head (labelled images), a text classifier (a table with tabs, whose `columns` of text and
+    label may be named) or a tabular model (CSV).
 
     `limit`: at most this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError
     for a model without classes, DataError for data that does not fit."""
@@ -160,7 +180,7 @@ def evaluate_classifier(
         rows = read_table(Path(data))
         rows = part(rows, evenly(range(len(next(iter(rows.values())))), limit))
         encoded = encode(rows, table, data)
-        return table_figures(outputs(model, encoded), encoded), []
+        return ClassifierEvaluation(table_figures(outputs(model, encoded), encoded))
     image = isinstance(model, ViT) and model.head is not None
     if not image and not (isinstance(model, TextTransformer) and model.config.classes):
         kinds = "a ViT with a head, a text classifier or a tabular model"
@@ -174,10 +194,11 @@ def evaluate_classifier(
         accuracy = ImageAccuracy(source, labels, checkpoint.preprocessing, data, None, batch_size)
         accuracy.keys = evenly(accuracy.keys, limit)
         logits, targets = accuracy.logits(model)
-        return class_scores(list(labels), targets, logits), accuracy.broken
+        scores = class_scores(list(labels), targets, logits)
+        return ClassifierEvaluation(scores, ImageItems(source, accuracy.read_keys), accuracy.broken)
     texts = list(evenly(read_labelled(Path(data), columns), limit))
     context = model.config.context
     source = LabelledTexts(texts, checkpoint.tokenizer, labels, context, data)
     logits = text_logits(model, source, CollateClassed(checkpoint.tokenizer.pad_id, context), batch_size)
     targets = torch.tensor([source.read(key).label for key in range(len(source))])
-    return class_scores(list(labels), targets, logits), []
+    return ClassifierEvaluation(class_scores(list(labels), targets, logits), [text for text, *_ in texts])

@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.errors import DataError, UsageError
+from multimodal.tasks.classify.options import ProbeOptions
 from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
 
+ITERATIONS = ProbeOptions.max_iterations.default
 HELD_OUT = 0.2  # of the training images of each class, to choose C by
-ITERATIONS = 1000  # at most, as in the paper
 LEAST, MOST = -6.0, 6.0  # exponents of C
 COARSE, FINE = 2.0, 1 / 8  # steps in exponents: of the first round and of the last
 
@@ -50,8 +51,8 @@ class Probe:
 
 
 def linear_probe(
-    train: LabelledVectors, test: LabelledVectors, names: list[str], c: float | None = None, seed: int = 0,
-    max_iterations: int = ITERATIONS,
+    train: LabelledVectors, test: LabelledVectors, names: list[str], c: float | None = None,
+    seed: int = ProbeOptions.seed.default, max_iterations: int = ITERATIONS,
 ) -> Probe:  # fmt: skip
     """Warns where the last fit has not converged; those of the search say it of themselves. Raises DataError where the
     training images are of one class, UsageError where no class has two to choose C by."""

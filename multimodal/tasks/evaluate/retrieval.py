@@ -6,7 +6,7 @@ queries with at least one right item among the first k."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -60,3 +60,40 @@ def first_ranks(
         best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         found.append(1 + (~(scores < best) & ~right).sum(1))
     return torch.cat(found)
+
+
+class Neighbour(NamedTuple):
+    """An item that a query found at `place`, counted from 1."""
+
+    item: int
+    place: int
+    score: float
+    right: bool
+
+
+class HardQuery(NamedTuple):
+    """A query whose first right item comes late, with what it found instead, and that item last."""
+
+    query: int
+    rank: int
+    found: list[Neighbour]
+
+
+@torch.inference_mode()
+def hardest(
+    queries: Float[Tensor, "N D"], items: Float[Tensor, "M D"], groups: Int[Tensor, "N"], own: Int[Tensor, "M"],
+    most: int, near: int,
+) -> list[HardQuery]:  # fmt: skip
+    """The `most` worst queries, each with its `near` nearest items; arguments as of `first_ranks`."""
+    ranks = first_ranks(queries, items, groups, own)
+    worst = ranks.argsort(descending=True, stable=True)[:most]
+    found = []
+    for query in worst[ranks[worst] > 1].tolist():
+        scores, order = (items @ queries[query]).sort(descending=True, stable=True)
+        right = own[order] == groups[query]
+        places = [*range(min(near, len(order)))]
+        first = int(right.int().argmax())
+        places += [] if first in places else [first]
+        rows = [Neighbour(int(order[at]), at + 1, float(scores[at]), bool(right[at])) for at in places]
+        found.append(HardQuery(query, int(ranks[query]), rows))
+    return found

@@ -32,8 +32,10 @@ class WordEdit(NamedTuple):
 
 
 class TranscribedItem(NamedTuple):
-    """`name`: "list.jsonl line 3: path". Texts as they came; the language the model took; how much is damaged."""
+    """`key`: of the recording in its source. `name`: "list.jsonl line 3: path". Texts as they came; the language the
+    model took; how much is damaged."""
 
+    key: int
     name: str
     wanted: str
     found: str
@@ -46,7 +48,9 @@ class TranscribedItem(NamedTuple):
 class Utterance:
     """The edits that turn the normalised words wanted into those found, as few as can be."""
 
+    key: int
     name: str
+    seconds: float
     edits: list[WordEdit]
 
     @property
@@ -65,9 +69,11 @@ class Utterance:
 
 @dataclass(frozen=True)
 class TranscriptEvaluation:
-    """`wer` and `cer`: all errors over all words, or characters, wanted. `broken`: what was left out and why."""
+    """`wer` and `cer`: all errors over all words, or characters, wanted. `broken`: what was left out and why.
+    `normal`: what the texts were compared after, and its name."""
 
     normalizer: str
+    normal: Callable[[str], str]
     wer: float
     cer: float
     audio_seconds: float
@@ -127,7 +133,7 @@ def evaluate(
             row = source.row(key)
             name = row.place if row.place == row.name else f"{row.place}: {Path(row.name).name}"
             heard.append(TranscribedItem(
-                name, row.texts[0], result["text"], result["duration"], language, len(result["damaged"])
+                key, name, row.texts[0], result["text"], result["duration"], language, len(result["damaged"])
             ))  # fmt: skip
         watch(len(heard) + len(items.broken), len(items.keys), len(items.broken))
     seconds, broken = time.perf_counter() - began, items.causes()
@@ -156,10 +162,12 @@ def compared(
     normal = normalizer(chosen, keep_marks)
     texts = [(normal(one.wanted), normal(one.found)) for one in heard]
     wer, cer = error_rates(*zip(*texts, strict=True))
-    utterances = [Utterance(one.name, aligned(*pair)) for one, pair in zip(heard, texts, strict=True)]
+    utterances = [
+        Utterance(one.key, one.name, one.seconds, aligned(*pair)) for one, pair in zip(heard, texts, strict=True)
+    ]
     damaged, length = sum(one.damaged > 0 for one in heard), sum(one.seconds for one in heard)
     label = "none" if chosen == "none" else f"whisper {chosen}{', marks kept' if keep_marks else ''}"
-    return TranscriptEvaluation(label, wer, cer, length, seconds, damaged, utterances, broken)
+    return TranscriptEvaluation(label, normal, wer, cer, length, seconds, damaged, utterances, broken)
 
 
 def aligned(wanted: str, found: str) -> list[WordEdit]:

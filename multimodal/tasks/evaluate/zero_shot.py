@@ -24,15 +24,17 @@ from multimodal.weights.folder import Checkpoint
 log = logging.getLogger(__name__)
 
 
+@torch.inference_mode()
 def zero_shot_scores(
     classifier: ZeroShotClassifier, images: ImageSet, features: Features, numbers: Mapping[str, int]
 ) -> ClassScores:
     """`numbers`: the index of each class id among the classifier's labels. Compares (calibrated) logits, since
     probabilities may round to ties. Raises DataError for a classifier of one label."""
     logits, calibration = classifier.vector_logits(features.vectors), classifier.calibration
+    shares = classifier.scored(logits.to(classifier.device)).float().cpu()
     if calibration is not None:
         logits = calibration.unbounded(logits)
-    return class_scores(classifier.labels, images.labels(features.keys, dict(numbers)), logits)
+    return class_scores(classifier.labels, images.labels(features.keys, dict(numbers)), logits, shares)
 
 
 class NamedImages(NamedTuple):

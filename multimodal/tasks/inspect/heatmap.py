@@ -1,7 +1,6 @@
 """Heat maps: relevance of image patches for a label, and overlays."""
 
 import hashlib
-import io
 import os
 import re
 import tempfile
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
@@ -22,12 +22,14 @@ from multimodal.models.coca import CoCa
 from multimodal.models.vit import ViT
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.tasks.encode.native import native_record
-from multimodal.tasks.figures import overlay
+from multimodal.tasks.figures import contact_sheet, overlay
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.image.reading import read_image
 
-MADE = re.compile(r"-[0-9a-f]{8}\.[1-9][0-9]*-[^/]+\.jpg$")  # `file_name`
-NAME = 60  # bytes of the label and of the image name in a file name
+MADE = re.compile(r"-[0-9a-f]{8}\.heatmap\.png$")  # `file_name`
+NAME = 60  # bytes of the image name in a file name
+TILE = 480  # pixels of the longer edge of each map
+ACROSS = 4  # maps per row
 
 
 def relevance(
@@ -95,8 +97,8 @@ def check_model(model: nn.Module) -> ViT:
 
 
 class HeatMaps:
-    """Writes an image for each of the best labels. `model`: a CLIP as loaded, not prepared for inference. `texts`,
-    `labels`: those of the classifier. `max_tokens`: images keep their aspect ratio.
+    """Writes a PNG for each image: the image, then a map for each of its best labels. `model`: a CLIP as loaded, not
+    prepared for inference. `texts`, `labels`: those of the classifier. `max_tokens`: images keep their aspect ratio.
 
     Raises UsageError for a model without heat maps or a folder that cannot be written."""
 
@@ -115,30 +117,29 @@ class HeatMaps:
             raise self._refusal(error) from None
         self.outputs = outputs or Outputs()
 
-    def write(self, file: str | Path, result: dict[str, Any]) -> list[Path]:
-        """Write JPEG files of one image, best label first. `result`: from `classify`. Raises ImageError, also for a
-        foreign file in their place, and UsageError if a file cannot be written."""
+    def write(self, file: str | Path, result: dict[str, Any]) -> Path:
+        """Write the maps of one image, best label first. `result`: from `classify`. Raises ImageError, also for a
+        foreign file in their place, and UsageError if the file cannot be written."""
         image, record = read_image(file), self.record
         if self.max_tokens is not None:
             record = native_record(image, record, self.patch, self.max_tokens, str(file))
         best = result["scores"][: self.top]
         chosen = [self.places[score["label"]] for score in best]
         maps = relevance(self.model, preprocess(image, record)[None], self.texts, chosen)[0].cpu()
-        paths = []
-        for number, (score, one) in enumerate(zip(best, maps, strict=True), 1):
-            made = overlay(image, one, record, self.patch, f"{score['score']:.4f}  {score['label']}")
-            paths.append(self.folder / file_name(file, number, score["label"]))
-            try:
-                self.outputs.claim(paths[-1])
-            except UsageError as error:
-                raise ImageError(str(error)) from None
-            data = io.BytesIO()
-            made.save(data, "JPEG", quality=92)
-            try:
-                write_output(paths[-1], data.getvalue())
-            except OSError as error:
-                raise self._refusal(error) from None
-        return paths
+        image.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)
+        titles = [Path(file).name, *(f"{score['score']:.4f}  {score['label']}" for score in best)]
+        tiles = [overlay(image, one, record, self.patch, title)
+                 for one, title in zip([torch.zeros_like(maps[0]), *maps], titles, strict=True)]  # fmt: skip
+        path = self.folder / file_name(file)
+        try:
+            self.outputs.claim(path)
+        except UsageError as error:
+            raise ImageError(str(error)) from None
+        try:
+            write_output(path, contact_sheet(tiles, ACROSS))
+        except OSError as error:
+            raise self._refusal(error) from None
+        return path
 
     def _refusal(self, error: OSError) -> UsageError:
         return UsageError(f"{self.folder}: cannot be written ({error.strerror})")
@@ -150,11 +151,11 @@ def without_heat_maps(files: Sequence[str], folder: str | Path) -> list[str]:
     return [f for f in files if not MADE.search(f) or os.path.dirname(os.path.abspath(f)) != place]
 
 
-def file_name(file: str | Path, number: int, label: str) -> str:
-    """File name of one image and label, valid on any file system and distinct for equal names in two folders."""
+def file_name(file: str | Path) -> str:
+    """File name of one image's maps, valid on any file system and distinct for equal names in two folders."""
     path = Path(file)
     digest = hashlib.sha256(str(path.absolute()).encode(errors="surrogateescape")).hexdigest()[:8]
-    return f"{_safe(path.stem)}-{digest}.{number}-{_safe(label)}.jpg"
+    return f"{_safe(path.stem)}-{digest}.heatmap.png"
 
 
 def _safe(text: str) -> str:

@@ -81,7 +81,8 @@ class IndexWriter:
     def close(self) -> None:
         for file in (self._vectors, self._lines, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # `append` raised it, or has flushed all
+                    file.close()
 
     def append(self, entries: Sequence[IndexEntry], vectors: Float[np.ndarray, "B D"]) -> None:
         """Append rows, then lines: the next run cuts off a row without a line; a line without a row would be wrong."""

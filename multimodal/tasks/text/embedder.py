@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ from multimodal.errors import MultimodalError, TextError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.system.files import shown
+from multimodal.tasks.encode.arguments import EmbedderArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.columns import Columns, result_columns, source_column
 from multimodal.tasks.encode.features import encoder
-from multimodal.tasks.encode.images import ImageBatch, ImageReader
+from multimodal.tasks.encode.images import ImageBatch, ImageReader, check_reading
 from multimodal.tasks.encode.loaded import (
     Items,
     LoadedModel,
@@ -30,8 +31,8 @@ from multimodal.tasks.text.embed import check_text, embed
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import image_features
+from multimodal.weights.folder import Checkpoint
 
-DEFAULT_MODEL = "clip-vit-16"
 Kind = Literal["image", "text"]
 TEXTS = 1024  # that are sorted by length together
 
@@ -40,22 +41,34 @@ class Embedder(LoadedModel):
     """Image and text encoder: loads a CLIP, a ViT or a text model once.
 
     Images have CLIP's vectors, or the pooled output of a ViT; texts CLIP's, or `pooling` of a text model's tokens (see
-    `embed`). `normalize`: to length 1; None: as the model's card says. `batch_tokens`: most tokens of texts side by
-    side. `device`: `auto` is a GPU if there is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and
-    https URLs of images.
+    `embed`). Without `model`, images have the default model of `embed-images` and texts that of `embed`, each loaded
+    at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says.
+    `batch_tokens`: most tokens of texts side by side. `device`: `auto` is a GPU if there is one; `compute_type`: see
+    `prepare_for_inference`. `urls`: read http and https URLs of images.
 
     Raises UsageError, CheckpointError."""
 
     def __init__(
-        self, model: Model = DEFAULT_MODEL, *, pooling: str | None = None, normalize: bool | None = True,
+        self, model: Model | None = None, *, pooling: str | None = None, normalize: bool | None = True,
         batch_size: int = 32, batch_tokens: int | None = None, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
     ):  # fmt: skip
-        checkpoint = loaded(model)
-        self.checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
-        self.normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
-        self.pooling, self.batch_tokens = pooling, batch_tokens
+        check_reading(batch_size, workers)
+        self.model, self.compute_type, self.device = model, compute_type, device
+        self.normalize, self.pooling, self.batch_tokens = normalize, pooling, batch_tokens
+        self._checkpoints: dict[Kind | None, Checkpoint] = {}
+        if model is not None:
+            self._checkpoint("image")
         self._images = batch_size, workers, urls
+
+    def _checkpoint(self, kind: Kind) -> Checkpoint:
+        key = kind if self.model is None else None
+        with self._lock:
+            if key not in self._checkpoints:
+                checkpoint = loaded(self.model, "embed-images" if kind == "image" else "embed")
+                device = device_of(self.device, checkpoint)
+                self._checkpoints[key] = prepare_for_inference(checkpoint, self.compute_type, device)
+            return self._checkpoints[key]
 
     def __call__(self, batch: Columns) -> dict[str, np.ndarray]:
         """Columns vector and error of a batch of columns: bytes, image or path, or text (see `encode/columns.py`)."""
@@ -90,13 +103,14 @@ class Embedder(LoadedModel):
         return self._queued(checked_results(results, sources, on_error))
 
     def _of_images(self, sources: Items) -> Iterator[tuple[Any, Any]]:
-        model = self.checkpoint.model
-        encoder(self.checkpoint, "embedding" if isinstance(model, CLIP) else "pooled")  # checks the model
+        checkpoint = self._checkpoint("image")
+        model = checkpoint.model
+        encoder(checkpoint, "embedding" if isinstance(model, CLIP) else "pooled")  # checks the model
 
         def work(batch: ImageBatch, part: slice) -> Sequence[np.ndarray]:
-            return list(self._unit(image_features(model, batch.pixels[part])))
+            return list(self._unit(image_features(model, batch.pixels[part]), checkpoint))
 
-        return ImageReader(known_preprocessing(self.checkpoint), *self._images).results(sources, work)
+        return ImageReader(known_preprocessing(checkpoint), *self._images).results(sources, work)
 
     def _of_texts(self, sources: Items) -> Iterator[tuple[Any, Any]]:
         remaining = iter(sources)
@@ -116,22 +130,18 @@ class Embedder(LoadedModel):
                 yield item.key, item_error(result, f"text {item.position + 1}", TextError) if failed else result
 
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
-        return self._unit(embed(texts, self.checkpoint, self.pooling, False, self.batch_tokens))
+        checkpoint = self._checkpoint("text")
+        return self._unit(embed(texts, checkpoint, self.pooling, False, self.batch_tokens), checkpoint)
 
-    def _unit(self, vectors: torch.Tensor) -> Float32[np.ndarray, "N D"]:
+    def _unit(self, vectors: torch.Tensor, checkpoint: Checkpoint) -> Float32[np.ndarray, "N D"]:
+        normalize = bool(checkpoint.card.get("normalize")) if self.normalize is None else self.normalize
         vectors = vectors.float()
-        return (torch.nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors).cpu().numpy()
+        return (torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy()
 
 
 def embed_many(
-    items: Iterable[Any], model: Model = DEFAULT_MODEL, kind: Kind = "image", *, keyed: bool = False,
-    on_error: OnError = "return", pooling: str | None = None, normalize: bool | None = True, batch_size: int = 32,
-    batch_tokens: int | None = None, workers: int | None = None, device: str | torch.device | None = "auto",
-    compute_type: str = "auto", urls: bool = False,
+    items: Iterable[Any], model: Model | None = None, kind: Kind = "image", *, keyed: bool = False,
+    on_error: OnError = "return", **options: Unpack[EmbedderArguments],
 ) -> Iterator[tuple[Any, Float32[np.ndarray, "D"] | MultimodalError]]:  # fmt: skip
     """`Embedder.many` of a new `Embedder`."""
-    made = Embedder(
-        model, pooling=pooling, normalize=normalize, batch_size=batch_size, batch_tokens=batch_tokens, workers=workers,
-        device=device, compute_type=compute_type, urls=urls,
-    )  # fmt: skip
-    return made.many(items, kind, keyed=keyed, on_error=on_error)
+    return Embedder(model, **options).many(items, kind, keyed=keyed, on_error=on_error)

@@ -33,7 +33,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.system.files import shown
-from multimodal.tasks.encode.arguments import GenerateArguments
+from multimodal.tasks.encode.arguments import GenerateArguments, GeneratorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, options_for
@@ -42,7 +42,7 @@ from multimodal.weights.folder import Checkpoint
 
 class Continuation(NamedTuple):
     """`logprob`: sum over the tokens including the end; `score`: `logprob` / tokens^`length_penalty`. `stopped`: "end",
-    "stop", "max_tokens" or "context"."""
+    "stop", "max_new_tokens" or "context"."""
 
     text: str
     score: float
@@ -58,14 +58,14 @@ class Generator(LoadedModel):
     `prepare_for_inference`. Raises UsageError, CheckpointError."""
 
     def __init__(
-        self, model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
+        self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
         **options: Unpack[GenerateArguments],
     ):  # fmt: skip
         self.writer = TextWriter(prepared(model, compute_type, device), options_for(options))
 
     def __call__(self, prompt: str) -> str:
-        """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_tokens` or
-        the model's context.
+        """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_new_tokens`
+        or the model's context.
 
         An empty prompt starts with the begin-of-text token, or end-of-text in vocabularies without one. Raises
         TextError for a prompt that fills the context or has no token."""
@@ -91,33 +91,26 @@ class Generator(LoadedModel):
         return self._held(pieces)
 
 
-def generate(
-    prompt: str, model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
-    **options: Unpack[GenerateArguments],
-) -> str:  # fmt: skip
+def generate(prompt: str, model: Model | None = None, **options: Unpack[GeneratorArguments]) -> str:
     """Continue a prompt with a new `Generator`, which see. Each call loads the model."""
-    return Generator(model, device=device, compute_type=compute_type, **options)(prompt)
+    return Generator(model, **options)(prompt)
 
 
 def generate_many(
-    prompts: Iterable[str], model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
-    **options: Unpack[GenerateArguments],
-) -> Iterator[list[Continuation]]:  # fmt: skip
+    prompts: Iterable[str], model: Model | None = None, **options: Unpack[GeneratorArguments]
+) -> Iterator[list[Continuation]]:
     """`Generator.many` of a new `Generator`."""
-    return Generator(model, device=device, compute_type=compute_type, **options).many(prompts)
+    return Generator(model, **options).many(prompts)
 
 
-def stream(
-    prompt: str, model: Model, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
-    **options: Unpack[GenerateArguments],
-) -> Iterator[str]:  # fmt: skip
+def stream(prompt: str, model: Model | None = None, **options: Unpack[GeneratorArguments]) -> Iterator[str]:
     """`Generator.stream` of a new `Generator`."""
-    return Generator(model, device=device, compute_type=compute_type, **options).stream(prompt)
+    return Generator(model, **options).stream(prompt)
 
 
-def prepared(model: Model, compute_type: str, device: str | torch.device | None) -> Checkpoint:
+def prepared(model: Model | None, compute_type: str, device: str | torch.device | None) -> Checkpoint:
     """Load and check a language model and prepare it for inference. Raises UsageError, CheckpointError."""
-    checkpoint = loaded(model)
+    checkpoint = loaded(model, "generate")
     network = checkpoint.model
     decoder = network.decoder if isinstance(network, EncoderDecoder) else network
     if not isinstance(decoder, TextTransformer) or decoder.config.tied is None or not decoder.config.causal:
@@ -152,8 +145,8 @@ class TextWriter:
         if count > most:
             if self.options.on_long == "error":
                 raise TextError(f"{name}: has {count} tokens, the model's context is {most} (on_long cut cuts it)")
-            # leave room for max_tokens, but at least half of the context for the prompt
-            capacity = most - (min(self.options.max_tokens - 1, most // 2) if self.encoder is None else 0)
+            # leave room for max_new_tokens, but at least half of the context for the prompt
+            capacity = most - (min(self.options.max_new_tokens - 1, most // 2) if self.encoder is None else 0)
             kept = max(capacity - len(head + tail), 1)
             warnings.warn(f"{name}: {len(ids) - kept} of {count} tokens are cut from the left", stacklevel=2)
             ids = ids[-kept:]
@@ -176,13 +169,13 @@ class TextWriter:
     def fits(self, prompt: str) -> bool:
         """Return True if prompt and continuation fit the context that the model was trained on."""
         count = sum(map(len, self._parts(prompt, "prompt")))
-        return count + (self.options.max_tokens - 1 if self.encoder is None else 0) <= self.context
+        return count + (self.options.max_new_tokens - 1 if self.encoder is None else 0) <= self.context
 
     def max_new(self, prompt: Sequence[int]) -> int:
         """Maximum number of new tokens."""
         limit = self.decoder.config.limit
         begun = len(prompt) if self.encoder is None else 1
-        return self.options.max_tokens if limit is None else min(self.options.max_tokens, limit - begun + 1)
+        return self.options.max_new_tokens if limit is None else min(self.options.max_new_tokens, limit - begun + 1)
 
     def start(
         self, prompts: list[list[int]], most: int | None = None
@@ -300,7 +293,8 @@ class TextWriter:
     def _continuation(self, row: list[int], ids: list[int], logprob: float, limit: int) -> Continuation:
         ended = len(ids) < limit
         text, stop = cut_at(continuation(self.tokenizer, self._before(row), ids), self.options.stop)
-        stopped = "stop" if stop else "end" if ended else "context" if limit < self.options.max_tokens else "max_tokens"
+        cut = "context" if limit < self.options.max_new_tokens else "max_new_tokens"
+        stopped = "stop" if stop else "end" if ended else cut
         if stopped == "context":
             context = self.decoder.config.limit
             warnings.warn(f"text: ends after {limit} tokens at the model's context of {context}", stacklevel=3)

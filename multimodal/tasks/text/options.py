@@ -41,13 +41,14 @@ def options_for(given: Mapping[str, Any]) -> GenerateOptions:
 
 
 class TranslateOptions(OptionSet):
-    """`max_tokens` None: twice the source's tokens and 50, as far as the model's context goes. `batch_size`: texts side
-    by side. `on_long`: a text beyond the context is "cut", or an "error"."""
+    """`max_new_tokens` None: twice the source's tokens and 50, as far as the model's context goes. `batch_size`: texts
+    side by side. `on_long`: a text beyond the context is "cut", or an "error"."""
 
     beam_size: int = DecodingOptions.beam_size.but(5)
     length_penalty: float = DecodingOptions.length_penalty
-    max_tokens: int | None = option(None, "cut a translation there (default: twice the source's tokens and 50)", "N",
-                                    low=1)  # fmt: skip
+    max_new_tokens: int | None = option(
+        None, "cut a translation there (default: twice the source's tokens and 50)", "N", low=1, also=("max_tokens",)
+    )
     batch_size: int = BatchOptions.batch_size
     on_long: str = option("cut", "cut a text beyond the model's context, with a warning, or refuse it",
                           choices=("cut", "error"))  # fmt: skip
@@ -69,3 +70,11 @@ class EmbedOptions(OptionSet):
 
 class FillMaskOptions(OptionSet):
     top_k: int = option(5, "tokens listed for each mask", "K", low=1)
+
+
+class PerplexityOptions(OptionSet):
+    """Windows of a text."""
+
+    context: int | None = option(None, "context length in tokens (default: as in training)", "N", low=1)
+    stride: int | None = option(None, "step of the sliding window in tokens; a smaller step gives each token more "
+                                "context (default: the context; half of it for a prefix LM)", "N", low=1)  # fmt: skip

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -17,6 +17,7 @@ from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.languages import direction
 from multimodal.tasks.text.options import TranslateOptions
@@ -61,10 +62,9 @@ class TranslationWriter:
         self.before, self.forced = direction(self.checkpoint, self.source, self.target)
         self.prompt = [network.config.start_id, *self.forced]
         self.capacity = network.config.decoder.context - len(self.prompt)
-        if self.options.max_tokens is not None and self.options.max_tokens > self.capacity:
-            warnings.warn(
-                f"max_tokens {self.options.max_tokens}: the model's context leaves {self.capacity}", stacklevel=3
-            )
+        most = self.options.max_new_tokens
+        if most is not None and most > self.capacity:
+            warnings.warn(f"max_new_tokens {most}: the model's context leaves {self.capacity}", stacklevel=3)
         never = {tokenizer.pad_id} - {tokenizer.eos_id}
         self.processors = [logits.suppress(sorted(never))] if never else []
 
@@ -106,7 +106,7 @@ class TranslationWriter:
         return [self._result(*row) for row in zip(decoded.ids, decoded.logprobs, limits, strict=True)]
 
     def _limit(self, size: int) -> int:
-        limit = self.options.max_tokens
+        limit = self.options.max_new_tokens
         return min(int(LENGTH_FACTOR * size) + LENGTH_EXTRA if limit is None else limit, self.capacity)
 
     def _norm(self, length: int) -> float:
@@ -133,18 +133,14 @@ class Translator(LoadedModel):
     Raises UsageError, with close matches for an unknown language; CheckpointError."""
 
     def __init__(
-        self, model: Model, source: str | None = None, target: str | None = None, *, beam_size: int = 5,
-        length_penalty: float = 1.0, max_tokens: int | None = None, batch_size: int = 32, on_long: str = "cut",
-        device: str | torch.device | None = "auto", compute_type: str = "auto",
+        self, model: Model | None = None, source: str | None = None, target: str | None = None, *,
+        device: str | torch.device | None = "auto", compute_type: str = "auto", **options: Unpack[TranslateArguments],
     ):  # fmt: skip
-        options = TranslateOptions(
-            beam_size=beam_size, length_penalty=length_penalty, max_tokens=max_tokens, batch_size=batch_size,
-            on_long=on_long,
-        )  # fmt: skip
-        checkpoint = loaded(model)
+        chosen = TranslateOptions(**options)
+        checkpoint = loaded(model, "translate")
         check_translator(checkpoint)
         checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
-        self.writer = TranslationWriter(checkpoint, source, target, options)
+        self.writer = TranslationWriter(checkpoint, source, target, chosen)
 
     @overload
     def __call__(self, texts: str) -> str: ...
@@ -164,16 +160,11 @@ class Translator(LoadedModel):
 
 
 def translate(
-    texts: str | Sequence[str], model: Model, source: str | None = None, target: str | None = None, *,
-    beam_size: int = 5, length_penalty: float = 1.0, max_tokens: int | None = None, batch_size: int = 32,
-    on_long: str = "cut", device: str | torch.device | None = "auto", compute_type: str = "auto",
+    texts: str | Sequence[str], model: Model | None = None, source: str | None = None, target: str | None = None,
+    **options: Unpack[TranslatorArguments],
 ) -> str | list[str]:  # fmt: skip
     """Translate with a new `Translator`, which see. Each call loads the model."""
-    made = Translator(
-        model, source, target, beam_size=beam_size, length_penalty=length_penalty, max_tokens=max_tokens,
-        batch_size=batch_size, on_long=on_long, device=device, compute_type=compute_type,
-    )  # fmt: skip
-    return made(texts)
+    return Translator(model, source, target, **options)(texts)
 
 
 def check_translator(checkpoint: Checkpoint) -> None:

@@ -35,7 +35,6 @@ from multimodal.tokens.audio.arrays import AudioInput, as_audio
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.weights.folder import Checkpoint
 
-DEFAULT_MODEL = "asr-conformer-en"
 Transcript = dict[str, Any]
 Options = WhisperOptions | CtcOptions
 OnProgress = Callable[[Any, float, float], None]
@@ -52,8 +51,8 @@ class Transcriber(LoadedModel):
 
     Raises UsageError (an option that the model does not have), CheckpointError."""
 
-    def __init__(self, model: Model = DEFAULT_MODEL, *, urls: bool = False, **options: Unpack[TranscribeArguments]):
-        checkpoint = loaded(model)
+    def __init__(self, model: Model | None = None, *, urls: bool = False, **options: Unpack[TranscribeArguments]):
+        checkpoint = loaded(model, "transcribe")
         self.options = options_for(checkpoint, options)
         device = device_of(self.options.device, checkpoint)
         self.checkpoint = prepare_for_inference(checkpoint, self.options.compute_type, device)
@@ -114,7 +113,7 @@ class Transcriber(LoadedModel):
 
 
 def transcribe(
-    audio: AudioInput, model: Model = DEFAULT_MODEL, *, sampling_rate: int | None = None,
+    audio: AudioInput, model: Model | None = None, *, sampling_rate: int | None = None,
     on_progress: OnProgress | None = None, on_segments: OnSegments | None = None, urls: bool = False,
     **options: Unpack[TranscribeArguments],
 ) -> Transcript:  # fmt: skip
@@ -124,7 +123,7 @@ def transcribe(
 
 
 def transcribe_many(
-    items: Iterable[Any], model: Model = DEFAULT_MODEL, *, keyed: bool = False, in_order: bool = True,
+    items: Iterable[Any], model: Model | None = None, *, keyed: bool = False, in_order: bool = True,
     on_error: OnError = "return", on_progress: OnProgress | None = None, on_segments: OnSegments | None = None,
     journal: OpenJournal | None = None, urls: bool = False, **options: Unpack[TranscribeArguments],
 ) -> Iterator[tuple[Any, Transcript | MultimodalError]]:  # fmt: skip

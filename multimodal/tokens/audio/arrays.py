@@ -68,17 +68,16 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
     """Return a path, the bytes of a file, or samples.
 
     `source`: a path, bytes or a binary file object; an array or tensor [T], [C T] or [T C] of int16, int32 or floats in
-    [-1, 1], at `sampling_rate` Hz (default: 16,000); (rate, array), as SciPy and Gradio give; or {"array",
-    "sampling_rate"} or {"bytes", "path"}, as Hugging Face's datasets give. Raises AudioError, and UsageError for a rate
-    where there can be none."""
+    [-1, 1], at `sampling_rate` Hz (default: 16,000); (rate, array), as SciPy and Gradio give, or (array, rate), as
+    soundfile and librosa do; or {"array", "sampling_rate"} or {"bytes", "path"}, as Hugging Face's datasets give.
+
+    Raises AudioError, and UsageError for a rate where there can be none."""
     if isinstance(source, Samples):
         return source
     if isinstance(source, Mapping):
         source, sampling_rate = _of_mapping(source, sampling_rate)
     elif isinstance(source, tuple):
-        if len(source) != 2 or isinstance(source[0], np.ndarray | Tensor):
-            raise AudioError(f"<tuple>: expected (sampling rate, array) (got {len(source)} entries)")
-        source, sampling_rate = source[1], _same_rate(source[0], sampling_rate)
+        source, sampling_rate = _of_tuple(source, sampling_rate)
     if isinstance(source, np.ndarray | Tensor):
         rate = SAMPLE_RATE if sampling_rate is None else sampling_rate
         check_rate("sampling_rate", rate)
@@ -95,10 +94,21 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
     return source if isinstance(source, str | bytes) else Path(source)
 
 
+def _of_tuple(source: tuple[Any, ...], sampling_rate: int | None) -> tuple[Any, Any]:
+    arrays = [isinstance(one, np.ndarray | Tensor) for one in source]
+    if sorted(arrays) != [False, True]:
+        kinds = ", ".join(type(one).__name__ for one in source)
+        raise AudioError(f"<tuple>: expected (sampling rate, array) or (array, sampling rate) (got ({kinds}))")
+    array = arrays.index(True)
+    return source[array], _same_rate(source[1 - array], sampling_rate)
+
+
 def _of_mapping(source: Mapping[str, Any], sampling_rate: int | None) -> tuple[Any, int | None]:
     if source.get("array") is not None:
         if source.get("sampling_rate") is None:
             raise AudioError("<dict>: expected 'sampling_rate' beside 'array'")
+        if not isinstance(source["array"], np.ndarray | Tensor):
+            raise AudioError(f"<dict>: 'array' must be an array or tensor (got {type(source['array']).__name__})")
         return source["array"], _same_rate(source["sampling_rate"], sampling_rate)
     found = next((source[name] for name in ("bytes", "path") if source.get(name) is not None), None)
     if found is None:

@@ -33,6 +33,8 @@ def as_image(source: Any) -> Image.Image:
     if not isinstance(source, str | os.PathLike | bytes):
         expected = "a path, bytes, a file object, a PIL image, an array or a tensor"
         raise ImageError(f"<{type(source).__name__}>: expected {expected}")
+    if source == "":
+        raise ImageError("'': expected a path")
     return read_image(source if isinstance(source, bytes) else Path(source))
 
 
@@ -66,7 +68,7 @@ def _numpy(tensor: Tensor) -> np.ndarray:
 
 
 def _hint(array: np.ndarray, tensor: bool) -> str:
-    if array.ndim == 4:
+    if array.ndim == 4 or (array.ndim == 1 and array.dtype.kind in "OUS"):
         return "; pass several images as a list"
     if array.ndim == 3 and array.shape[-1 if tensor else 0] in MODES:
         return "; channels come first in a tensor" if tensor else "; channels come last in an array"

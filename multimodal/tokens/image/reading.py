@@ -119,6 +119,8 @@ def _expand(text: str) -> list[Path]:
 
 def _why_none(text: str) -> str:
     path = Path(text)
+    if "://" in str(text):
+        return "URLs are not read; download the file"
     if os.path.isdir(path) or (glob.has_magic(text) and not os.path.exists(path)):
         return f"known suffixes: {' '.join(sorted(SUFFIXES))}"
     if os.path.exists(path):

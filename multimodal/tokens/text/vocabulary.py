@@ -41,7 +41,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "strip_accents": bool | None, "split_chinese": bool,
     },
 }  # fmt: skip
-_OPTIONAL: dict[str, dict[str, Any]] = {"bpe": {"languages": list[str]}}
+_OPTIONAL: dict[str, dict[str, Any]] = {"bpe": {"languages": list[str]}, "hub": {"pad_to_length": bool}}
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {
     "clip": CLIPTokenizer,

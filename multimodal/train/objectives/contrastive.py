@@ -11,9 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, nn
 
-from multimodal.models.clip import CLIP
 from multimodal.train.losses import contrastive_loss
 from multimodal.train.objective import Engine, Objective
 
@@ -33,7 +32,7 @@ class Pairs(NamedTuple):
 
 
 class Contrastive(Objective):
-    """The loss `model.config.loss` over all images and texts of a step.
+    """The contrastive loss over all images and texts of a step: sigmoid if the model has a `logit_bias`, else softmax.
 
     `fits` [concepts, terms]: True if a text of the term matches an image of the concept; by default, if their numbers
     are equal. A text drawn twice counts twice, and an image's target is spread over all matching texts, so the loss is
@@ -41,7 +40,7 @@ class Contrastive(Objective):
     model sees (FLIP, Li et al. 2023). `exchange`: texts of other processes all at once, or passed around a ring."""
 
     def __init__(
-        self, model: CLIP, fits: Bool[Tensor, "concepts terms"] | None = None,
+        self, model: nn.Module, fits: Bool[Tensor, "concepts terms"] | None = None,
         keep: Callable[[int], float] | None = None, exchange: Literal["gather", "ring"] = "gather",
     ):  # fmt: skip
         super().__init__(model)
@@ -72,7 +71,7 @@ class Contrastive(Objective):
         order = batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None
         return batch._replace(order=order)
 
-    def _cached(self, engine: Engine, batches: list[Pairs]) -> Tensor:
+    def _cached(self, engine: Engine, batches: list[Any]) -> Tensor:
         random, found = [], []
         for batch in batches:
             random.append(_random_state())
@@ -95,7 +94,7 @@ class Contrastive(Objective):
                 engine.backward(pulled * engine.world)
         return loss
 
-    def _loss(self, engine: Engine, batches: list[Pairs], images, texts, scale, bias=None) -> Tensor:
+    def _loss(self, engine: Engine, batches: list[Any], images, texts, scale, bias=None) -> Tensor:
         if batches[0].concepts is not None:
             concepts, terms = (
                 torch.cat(parts) for parts in zip(*((b.concepts, b.terms) for b in batches), strict=True)
@@ -105,10 +104,9 @@ class Contrastive(Objective):
         else:
             first = sum(engine.processes.counts(len(images))[: engine.processes.rank])
             concepts = terms = torch.arange(first, first + len(images), device=images.device)
-        sigmoid = self.model.config.loss == "sigmoid"
         fits = None if self.table is None else lambda concepts, terms: self.table[concepts[:, None], terms]
         return contrastive_loss(
-            images, texts, scale, bias, concepts=concepts, terms=terms, fits=fits, sigmoid=sigmoid,
+            images, texts, scale, bias, concepts=concepts, terms=terms, fits=fits, sigmoid=bias is not None,
             across=engine.processes.meeting(self.exchange),
         )  # fmt: skip
 

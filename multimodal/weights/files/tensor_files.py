@@ -1,6 +1,7 @@
 """Tensors of safetensors files. The header is checked before memory is allocated, since it can claim any size."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,14 +10,14 @@ from torch import Tensor
 
 from multimodal.errors import CheckpointError
 from multimodal.system import memory
-from multimodal.system.files import inside, read_json, shown
+from multimodal.system.files import inside, parse_json, read_json, shown
 from multimodal.weights.files.archives import read_pickled
 from multimodal.weights.files.formats import check_format
 
 MOST_TENSORS = 50_000  # 1000 layers of 50
 MOST_HEADER = 16 << 20  # bytes
-# bytes; other types, floats of 32 bits or less, become float32
-SIZES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "I16": 2, "U16": 2, "BOOL": 1, "I8": 1, "U8": 1}
+# bytes; other types, floats of 32 bits or less and stored int8, become float32
+SIZES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "I16": 2, "U16": 2, "BOOL": 1, "U8": 1}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -41,6 +42,20 @@ def read_shards(index: Path) -> dict[str, Tensor]:
         if name not in shards[files[place]]:
             raise CheckpointError(f"{files[place]}: tensor {shown(name)} is missing, though {index.name} lists it")
     return {name: shards[files[place]][name] for name, place in places.items()}
+
+
+def stored_bytes(weights: Path) -> dict[str, int]:
+    """Bytes of each number type in a safetensors file that was loaded, or in those of an index; the most first."""
+    places = read_json(weights)["weight_map"].values() if weights.suffix == ".json" else [weights.name]
+    sizes: Counter[str] = Counter()
+    for place in set(places):
+        with (weights.parent / place).open("rb") as file:
+            header = parse_json(file.read(int.from_bytes(file.read(8), "little")), str(weights))
+        for name, facts in header.items():
+            if name != "__metadata__":
+                first, end = facts["data_offsets"]
+                sizes[facts["dtype"].lower()] += end - first
+    return dict(sizes.most_common())
 
 
 def _read(paths: list[Path]) -> dict[Path, dict[str, Tensor]]:

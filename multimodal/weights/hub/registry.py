@@ -64,8 +64,11 @@ MODELS = [HubModel(task, *row) for task, rows in {
         ("laion-vit-l-14", "laion/CLIP-ViT-L-14-laion2B-s32B-b82K", "428 M", MIT, "trained on LAION-2B",
          f"75.3 {LAION}"),
         ("siglip-base", "google/siglip-base-patch16-224", "203 M", APACHE,
-         "the best of its size here; scores are sigmoids",
+         "English labels; scores are sigmoids",
          "76.2 % ImageNet zero-shot (Tschannen et al. 2025, table 1)", ("ViT-B-16-SigLIP",)),
+        ("siglip2-base", "google/siglip2-base-patch16-224", "375 M", APACHE,
+         "labels in many languages; scores are sigmoids",
+         "78.2 % ImageNet zero-shot (Tschannen et al. 2025, table 1)", ("siglip2", "ViT-B-16-SigLIP2")),
     ],
     "caption": [
         ("blip-base", "Salesforce/blip-image-captioning-base", "224 M", "BSD-3-Clause", "captions of photographs",
@@ -120,7 +123,9 @@ MODELS = [HubModel(task, *row) for task, rows in {
 # of each shipped model that a command takes without --model: its parameters, and the registry's model for real use
 DEMONSTRATIONS = {
     "clip-vit-16": ("3.7 M", "siglip-base"), "asr-conformer-en": ("3.6 M", "whisper-small"),
-    "whisper-mini": ("2.0 M", "whisper-small"),
+    "whisper-mini": ("2.0 M", "whisper-small"), "captioner-mini": ("2.7 M", "blip-base"),
+    "sentence-mini": ("1.6 M", "bge-small-en"), "gpt-mini": ("2.6 M", "smollm2-360m"),
+    "bert-mini": ("3.0 M", "bert-base-uncased"), "translator-mini": ("3.6 M", "m2m100-418m"),
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""SigLIP (Zhai et al. 2023) in transformers' names, and OpenCLIP's image towers on a timm trunk.
+"""SigLIP (Zhai et al. 2023) and SigLIP 2 at fixed resolutions in transformers' names, and OpenCLIP's image towers on a
+timm trunk.
 
 Traps: attention pools the image (map pooling), with no projection after it. Text attends in both directions without a
 padding mask and is pooled at its last position, so it must be padded to 64 as in training. Epsilon is 1e-6 and GELU its
@@ -11,8 +12,10 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
+from multimodal.system.files import optional_json
+from multimodal.tokens.text.hub.files import siglip2_tokenizer
 from multimodal.tokens.text.sentencepiece import SigLIPText
-from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import SCALAR, NameRow, Tensors, in_proj, linears, under, weight_and_bias
 from multimodal.weights.vision import clip_hf, clip_openai, vit_timm
@@ -31,6 +34,7 @@ from multimodal.weights.vision.timm_model import plain, timm_model, vit_config
 COMMON = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
           "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}  # fmt: skip
 TEXT = COMMON | {"vocab_size": 32000, "max_position_embeddings": 64}
+SIGLIP2 = ("GemmaTokenizer", "GemmaTokenizerFast", "Siglip2Tokenizer")
 VISION = COMMON | {"num_channels": 3, "image_size": 224, "patch_size": 16, "vision_use_head": True}
 
 
@@ -62,8 +66,10 @@ def hf_rows(config: CLIPConfig) -> list[NameRow]:
 
 
 def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """SigLIP's SentencePiece file; SigLIP 2 and the multilingual one have other files."""
+    """SigLIP's SentencePiece file, or SigLIP 2's `tokenizer.json`; the multilingual SigLIP has another."""
     text = clip_hf.part(config, "text", TEXT)
+    if folder is not None and optional_json(folder / RECORD).get("tokenizer_class") in SIGLIP2:
+        return siglip2_tokenizer(folder, text["vocab_size"], text["max_position_embeddings"])
     if folder is None or not (folder / "spiece.model").exists() or text["vocab_size"] != 32000:
         return None
     return SigLIPText(folder / "spiece.model", text["max_position_embeddings"])

@@ -51,7 +51,7 @@ ROWS = [
         [re.compile(r"bad\\x1b\.png")], escaped),
     Row("output in the way", "transcribe tone.wav other.wav -m {asr} -o out -f txt", out_in_the_way,
         [re.compile("out/tone.txt: cannot be written")], wrote("other.txt")),
-    Row("output folder is a file", "transcribe tone.wav -m {asr} -o red.png", None, [re.compile("--output_dir")],
+    Row("output folder is a file", "transcribe tone.wav -m {asr} -o red.png", None, [re.compile("--output")],
         silent),
     Row("output folder below a file", "transcribe tone.wav -m {asr} -o red.png/out", None, [re.compile("red.png")],
         silent),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from .rows import Row, silent
 
-EXAMPLES = "generate a --examples {} -m {{lm}} --max_tokens 2"
+EXAMPLES = "generate a --examples {} -m {{lm}} --max_new_tokens 2"
 TSV = "examples.tsv: line 1 is not two columns with text"
 JSONL = 'examples.jsonl: line 1 is not an object with texts "input" and "output"'
 

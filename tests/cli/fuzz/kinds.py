@@ -106,10 +106,10 @@ def image_other(r: Random, seeds: Seeds, place: Place) -> Case:
 def _command_of(r: Random, name: str, folder: str) -> list[str]:
     own = {
         "clip": ["classify", "red.png", *LABELS], "asr": ["transcribe", "tone.wav", "-o", "out"],
-        "captioner": ["caption", "red.png"], "lm": ["generate", "once", "--max_tokens", "5"],
+        "captioner": ["caption", "red.png"], "lm": ["generate", "once", "--max_new_tokens", "5"],
         "encoder": ["fill-mask", "the [MASK]"], "translator": ["translate", "the cat", "--from", "en", "--to", "de"],
-        "roberta": ["fill-mask", "the <mask>"], "gpt2": ["generate", "once", "--max_tokens", "5"],
-        "t5": ["generate", "once", "--max_tokens", "5"], "clip_hf": ["classify", "red.png", *LABELS],
+        "roberta": ["fill-mask", "the <mask>"], "gpt2": ["generate", "once", "--max_new_tokens", "5"],
+        "t5": ["generate", "once", "--max_new_tokens", "5"], "clip_hf": ["classify", "red.png", *LABELS],
     }  # fmt: skip
     own |= dict.fromkeys(("bert", "distilbert", "electra"), own["encoder"])
     own |= dict.fromkeys(("llama", "mistral"), own["lm"]) | dict.fromkeys(("marian", "m2m100"), own["translator"])

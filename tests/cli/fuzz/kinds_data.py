@@ -57,11 +57,11 @@ def texts(r: Random, seeds: Seeds, place: Place) -> Case:
     shutil.copytree(seeds / "lists", ".", dirs_exist_ok=True)
     lm, translator = seeds.model("lm"), seeds.model("translator")
     name, words = r.choice((
-        ("prompts.txt", ["generate", "--file", "prompts.txt", "-m", lm, "--max_tokens", "4"]),
+        ("prompts.txt", ["generate", "--file", "prompts.txt", "-m", lm, "--max_new_tokens", "4"]),
         ("prompts.txt", ["embed", "--file", "prompts.txt", "-m", seeds.model("encoder"), "-o", "out/v.jsonl"]),
         ("prompts.txt", ["translate", "--file", "prompts.txt", "-m", translator, "--from", "en", "--to", "de",
                          "--beam_size", "1"]),
-        *((f, ["generate", "a", "--examples", f, "-m", lm, "--max_tokens", "4"]) for f in (
+        *((f, ["generate", "a", "--examples", f, "-m", lm, "--max_new_tokens", "4"]) for f in (
             "examples.jsonl", "examples.tsv")),
     ))  # fmt: skip
     return Case(words, mutate(r, Path(name)), most=ROWS)

@@ -173,7 +173,7 @@ def test_the_cards_defaults_give_way_to_flags(capsys, model, images):
         (["--overwrite"], 2, "names no file"),
         (["--top_p", "2"], 2, "--top_p: must be a number in (0, 1] (got 2.0)"),
         (["--temperature", "1", "--beam_size", "2"], 1, "--beam_size 2 searches, and temperature 1 samples"),
-        (["--min_tokens", "9", "--max_tokens", "5"], 1, "--min_tokens 9 is above max_tokens (5)"),
+        (["--min_tokens", "9", "--max_new_tokens", "5"], 1, "--min_tokens 9 is above max_new_tokens (5)"),
         (["--device", "nowhere"], 1, "nowhere"),
         (["--compute_type", "float16"], 1, "float16"),
         (["--prompt", "long " * 30], 1, "the model's context is 20"),

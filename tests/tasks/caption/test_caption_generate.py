@@ -65,13 +65,14 @@ def test_generate_is_greedy_or_seeded_and_keeps_within_the_context(tokenizer, tm
     text = TextTransformer(TextConfig(tokenizer.vocab_size, 24, transformer(32, 2, 4, 64), True, True)).eval()
     save_folder(Checkpoint(text, tokenizer), tmp_path / "lm")
     model = load(tmp_path / "lm")
-    assert generate("a red", model, max_tokens=12) == generate("a red", model, max_tokens=12)
-    drawn = [generate("a red", model, max_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    assert generate("a red", model, max_new_tokens=12) == generate("a red", model, max_new_tokens=12)
+    drawn = [generate("a red", model, max_new_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert generate("a red", model, max_tokens=12, temperature=0.7, top_k=1) == generate("a red", model, max_tokens=12)
-    assert generate("a red", model, max_tokens=12, temperature=1.0, seed=1, top_p=0.3) != drawn[0]
+    greedy = generate("a red", model, max_new_tokens=12)
+    assert generate("a red", model, max_new_tokens=12, temperature=0.7, top_k=1) == greedy
+    assert generate("a red", model, max_new_tokens=12, temperature=1.0, seed=1, top_p=0.3) != drawn[0]
     for options in ({"no_repeat_ngram": 1}, {"repetition_penalty": 50.0}):
-        assert generate("a red", model, max_tokens=12, **options) != generate("a red", model, max_tokens=12)
+        assert generate("a red", model, max_new_tokens=12, **options) != generate("a red", model, max_new_tokens=12)
     for options in ({"top_k": 3, "temperature": 0.0}, {"top_p": 0.0, "temperature": 1.0}, {"no_repeat_ngram": -1}):
         with pytest.raises(UsageError, match=next(iter(options))):
             generate("a", model, **options)

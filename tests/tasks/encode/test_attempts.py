@@ -218,8 +218,8 @@ def test_translations_whose_batch_is_too_large_are_made_in_parts(kinds, capsys, 
         return whole(self, rows)
 
     (tmp_path / "in.txt").write_text("the cat\nsat on\nthe mat\n")
-    words = ["translate", "--file", tmp_path / "in.txt", "-m", kinds / "translator", "--max_tokens", 4, "--from", "en",
-             "--to", "de", "--format", "jsonl"]  # fmt: skip
+    words = ["translate", "--file", tmp_path / "in.txt", "-m", kinds / "translator", "--max_new_tokens", 4,
+             "--from", "en", "--to", "de", "--format", "jsonl"]  # fmt: skip
     code, wanted, _ = run(capsys, *words)
     monkeypatch.setattr(TranslationWriter, "_batch", small)
     code, made, err = run(capsys, *words)

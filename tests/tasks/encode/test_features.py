@@ -88,7 +88,7 @@ def test_batches_do_not_share_their_pixels(files):
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(0, 1), (-1, None), (4, 0), (4, -2)])
 def test_sizes_that_cannot_be_are_refused(files, batch_size, workers):
-    with pytest.raises(UsageError, match="must be at least 1"):
+    with pytest.raises(UsageError, match="must be an integer of at least 1"):
         list(batches(files, SMALL, batch_size, workers))
 
 

@@ -207,7 +207,7 @@ def test_command_gives_figures_each_caption_and_a_report(captioner, clip, data, 
         "--constant",
         data,
     ]
-    code, out, err = run(capsys, data, *options, "--output", "json", "--report", tmp_path / "r.html")
+    code, out, err = run(capsys, data, *options, "--format", "json", "--report", tmp_path / "r.html")
     assert (code, err) == (0, "")
     told = json.loads(out)
     wanted = caption_scores([texts[0] for texts in SAID.values()], list(SAID.values()))
@@ -236,7 +236,6 @@ def test_command_gives_figures_each_caption_and_a_report(captioner, clip, data, 
 @pytest.mark.parametrize(
     ("flags", "code", "cause"),
     [
-        ([], 2, "either --model or --predictions"),
         (["--model", "x", "--predictions", "y"], 2, "either --model or --predictions"),
         (["--predictions", "absent.jsonl"], 1, "absent.jsonl: cannot be read"),
         (["--predictions", "absent.jsonl", "--beam_size", "2"], 1, "--beam_size: is for a captioner"),

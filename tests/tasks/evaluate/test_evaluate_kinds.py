@@ -24,7 +24,7 @@ from multimodal.train.objectives.text.classes import classifier
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
-from tests.helpers.commands import one_line, run
+from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data import sets
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny import TEXTS, randomized
@@ -33,7 +33,7 @@ SENTENCES = ["a dog runs", "a cat sleeps", "two dogs run"]
 
 
 def figures(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, "evaluate", *arguments, "--output", "json")
+    code, out, err = run(capsys, "evaluate", *arguments, "--format", "json")
     assert (code, err) == (0, "")
     return json.loads(out)["sets"]
 
@@ -94,7 +94,7 @@ def test_bleu_and_chrf_are_sacrebleus_of_the_translations(capsys, tmp_path):
     made = Checkpoint(randomized(translator(tokenizer, 16, (1, 1), 2, 32, 32, 0.0)), tokenizer)
     save_folder(made, tmp_path / "translator")
     (tmp_path / "test.en.gz").write_bytes(gzip.compress("\n".join(SENTENCES).encode()))
-    hypotheses = translate(SENTENCES, made, "en", "de", beam_size=2, max_tokens=None)
+    hypotheses = translate(SENTENCES, made, "en", "de", beam_size=2, max_new_tokens=None)
     references = [f"{text} x y z" for text in hypotheses]
     (tmp_path / "test.de").write_text("\n".join(references) + "\n", encoding="utf-8")
     flags = ["--references", tmp_path / "test.de", "--from", "en", "--to", "de", "--beam_size", 2]
@@ -114,8 +114,12 @@ def test_accuracy_of_an_image_classifier(capsys, tmp_path):
     model.head.bias.data = torch.tensor([0.0, 1.0, 2.0, 3.0])  # always the last class
     record = Preprocessing((16, 16), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
     save_folder(Checkpoint(model, preprocessing=record, card={"labels": labels}), tmp_path / "vit")
-    code, out, err = run(capsys, "evaluate", "classification", data, "-m", tmp_path / "vit", "--output", "json")
+    code, out, err = run(capsys, "evaluate", "classification", data, "-m", tmp_path / "vit", "--format", "json",
+                         "--report", tmp_path / "r.html")  # fmt: skip
     assert code == 1
+    page = Page.of(tmp_path / "r.html")
+    assert "Most confident mistakes (9 of 9)" in page.text
+    assert (page.tags.count("figure"), page.tags.count("img")) == (9, 9)
     assert "broken.png" in err
     (found,) = json.loads(out)["sets"].values()
     assert (found["images"], found["acc1"]) == (12, 0.25)
@@ -130,7 +134,11 @@ def test_accuracy_of_a_text_classifier(capsys, tmp_path):
     model.classes.bias.data = torch.tensor([1.0, 0.0])
     save_folder(Checkpoint(model, tokenizer, card={"labels": ["no", "yes"]}), tmp_path / "texts")
     (tmp_path / "rows.tsv").write_text("a dog runs\tno\na cat sleeps\tno\ntwo dogs run\tyes\n")
-    (found,) = figures(capsys, "classification", tmp_path / "rows.tsv", "-m", tmp_path / "texts").values()
+    report = tmp_path / "r.html"
+    (found,) = figures(
+        capsys, "classification", tmp_path / "rows.tsv", "-m", tmp_path / "texts", "--report", report
+    ).values()
+    assert "two dogs run" in Page.of(report).text
     assert found["acc1"] == pytest.approx(2 / 3)
 
 

@@ -16,7 +16,9 @@ def test_retrieval_gives_both_ways_and_the_hardest_queries(capsys, models, capti
     for way in ("image_to_text", "text_to_image"):
         assert made[way].keys() == {"recall@1", "recall@5", "recall@10", "median_rank", "mean_reciprocal_rank"}
         assert 0 <= made[way]["recall@1"] <= made[way]["recall@5"] <= made[way]["recall@10"] <= 1
-    assert "## Found last" in (tmp_path / "r.md").read_text()
+    report = (tmp_path / "r.md").read_text()
+    assert "## Images whose texts are found last" in report
+    assert "## Texts whose images are found last" in report
     code, out, _ = run(capsys, "evaluate", "retrieval", captions, "-m", models / "clip")
     assert code == 0
     assert "image to text" in out
@@ -72,7 +74,7 @@ def test_captions_that_are_empty_are_left_out(capsys, models, captions, tmp_path
     rows = [json.loads(line) for line in captions.read_text().splitlines()]
     rows[2]["captions"] = ["a square", " "]
     path = lines(captions.parent / "some.jsonl", rows)
-    code, out, err = run(capsys, "evaluate", "retrieval", path, "-m", models / "clip", "--output", "json")
+    code, out, err = run(capsys, "evaluate", "retrieval", path, "-m", models / "clip", "--format", "json")
     assert code == 1
     assert json.loads(out)["images"] == 11
     assert "a caption is empty" in one_line(err)

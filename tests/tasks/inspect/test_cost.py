@@ -53,8 +53,8 @@ def inputs(name: str, rows: int) -> tuple[Tensor, ...]:
 
 
 @functools.cache
-def counted(name: str, batch: int = 1) -> dict:
-    return counts(made(name), T, batch, SECONDS)
+def counted(name: str) -> dict:
+    return counts(made(name), T, B, SECONDS)
 
 
 def run(model: nn.Module, name: str, rows: int) -> object:
@@ -74,11 +74,11 @@ def test_operations_are_those_that_pytorch_counts(name):
     model = made(name)
     said = counted(name)["flops"]
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # it knows no CPU's fused kernel
-        run(model, name, 1)
+        run(model, name, B)
     known = counter.get_total_flops()
     if name.startswith("clip"):
-        known -= 2 * model.config.embed  # the one cosine
-    assert sum(part["forward"] for part in said.values()) == known
+        known -= B * B * 2 * model.config.embed  # the cosines
+    assert B * sum(part["forward"] for part in said.values()) == known
 
 
 def test_of_a_token_and_of_training():
@@ -131,7 +131,7 @@ def test_weights_gradients_and_states_are_those_of_a_step(name, optimizer):
         made_.step()
         held = [x for state in made_.state.values() for x in state.values()]
         states += sum(x.numel() * x.element_size() for x in held if isinstance(x, Tensor))
-    said = counted(name, B)["training_bytes"]
+    said = counted(name)["training_bytes"]
     size = {True: 0, False: 0}
     for parameter in model.parameters():
         size[parameter.grad is not None] += 4 * parameter.numel()
@@ -206,7 +206,7 @@ def test_activations_of_every_kind(name, half):
         return sum(part.float().log_softmax(-1).sum() for part in parts if part.is_floating_point())
 
     known = kept(model, loss, half)
-    said = counted(name, B)["training_bytes"]["activations"]["bfloat16" if half else "float32"]
+    said = counted(name)["training_bytes"]["activations"]["bfloat16" if half else "float32"]
     assert said == pytest.approx(known, rel=0.15)
 
 

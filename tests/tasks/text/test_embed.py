@@ -248,7 +248,7 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
         (["--file", "."], 1, "--file .: not a regular file"),
         (["-"], 1, "standard input: has no line"),
         (["--file", ""], 2, "an empty name"),
-        (["a", "-o", "v.txt"], 1, "--output v.txt: must end in .npy or .jsonl or .csv"),
+        (["a", "-o", "v.txt"], 2, "--output v.txt: must end in .jsonl, .csv or .npy"),
         (["a", "--batch_tokens", "0"], 2, "--batch_tokens"),
         (["  "], 1, "text 1: is empty"),
         (["\udcff"], 1, "text 1: text '\\udcff' has a lone surrogate"),

@@ -208,7 +208,7 @@ def test_a_folder_becomes_ours_and_goes_back(capsys, folders, tmp_path, name, fa
     assert (code, err) == (0, "")
     text = "the [MASK] dog" if name != "roberta" else "the <mask> dog"
     assert alike(fill_mask([text], load(tmp_path / "ours")), fill_mask([text], load(folders / name)))
-    code, _, err = run(capsys, "convert", tmp_path / "ours", tmp_path / "back.safetensors", "--to", family)
+    code, _, err = run(capsys, "convert", tmp_path / "ours", tmp_path / "back.safetensors", "--format", family)
     assert (code, err) == (0, "")
     made, held = load_file(tmp_path / "back.safetensors"), load_file(folders / name / "model.safetensors")
     assert all(torch.equal(made[key], value) for key, value in held.items())

@@ -53,7 +53,7 @@ def test_texts_equal_transformers_generate(name, ours, theirs):
     tokenizer = letters(made.config["vocab_size"])
     checkpoint = made.family.load(made.tensors, made.config, "file")
     checkpoint = Checkpoint(checkpoint.model, tokenizer)
-    found = list(generate_many(TEXT, checkpoint, max_tokens=MOST, batch_size=3, **ours))
+    found = list(generate_many(TEXT, checkpoint, max_new_tokens=MOST, batch_size=3, **ours))
     start = {"decoder_start_token_id": checkpoint.model.config.start_id} if answers else {}
     assert len({one.text for own in found for one in own}) > 1
     for text, own in zip(TEXT, found, strict=True):
@@ -76,7 +76,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
-DRAWN = {"temperature": 1.3, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "num_return": 2, "max_tokens": 12}
+DRAWN = {"temperature": 1.3, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "num_return": 2, "max_new_tokens": 12}
 
 
 def test_draws_follow_the_seed_and_not_the_batch():
@@ -98,8 +98,8 @@ def test_what_is_streamed_is_the_whole_text(options, kind):
     model = byte_model(200) if kind == "learned" else byte_model(40, "rotary", window=5)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "text: exceeds the 40 tokens")
-        parts = list(stream("hello", model, max_tokens=40, **options))
-        assert "".join(parts) == generate("hello", model, max_tokens=40, **options)
+        parts = list(stream("hello", model, max_new_tokens=40, **options))
+        assert "".join(parts) == generate("hello", model, max_new_tokens=40, **options)
     assert all(parts)
     with pytest.raises(UsageError, match="stream: expected beam_size 1"):
         stream("hello", model, beam_size=2)
@@ -200,18 +200,18 @@ def test_long_prompts_are_refused_or_cut_with_their_number():
     with pytest.raises(TextError, match="prompt: has 50 tokens, the model's context is 40"):
         generate(long, checkpoint)
     with pytest.warns(UserWarning, match="prompt: 14 of 50 tokens are cut from the left"):
-        cut = generate(long, checkpoint, max_tokens=5, on_long="cut")
-    assert cut == generate(long[14:], checkpoint, max_tokens=5)
+        cut = generate(long, checkpoint, max_new_tokens=5, on_long="cut")
+    assert cut == generate(long[14:], checkpoint, max_new_tokens=5)
     with pytest.warns(UserWarning, match="text: ends after 3 tokens at the model's context of 40"):
-        ((one,),) = generate_many([long[:38]], checkpoint, max_tokens=5)
+        ((one,),) = generate_many([long[:38]], checkpoint, max_new_tokens=5)
     assert (one.stopped, one.tokens) == ("context", 3)
     endless = byte_model(40, "rotary")
     with pytest.warns(UserWarning, match="prompt: has 50 tokens, the model was trained on 40"):
-        generate(long, endless, max_tokens=2)
+        generate(long, endless, max_new_tokens=2)
     with pytest.warns(UserWarning, match="prompt: 11 of 50 tokens are cut from the left"):
-        generate(long, endless, max_tokens=2, on_long="cut")
+        generate(long, endless, max_new_tokens=2, on_long="cut")
     with pytest.warns(UserWarning, match="text: exceeds the 40 tokens"):
-        generate(long[:38], endless, max_tokens=5)
+        generate(long[:38], endless, max_new_tokens=5)
 
 
 def test_a_choice_beyond_the_context_of_a_model_without_a_limit_is_told():
@@ -227,12 +227,12 @@ def test_an_empty_prompt_begins_with_the_begin_or_the_end_of_a_text():
     write = TextWriter(checkpoint, options_for({}))
     assert write.ids("") == [ByteTokenizer.eos_id]
     assert write.ids("a") == ByteTokenizer().encode("a")
-    assert generate("", checkpoint, max_tokens=3) != generate("a", checkpoint, max_tokens=3)
+    assert generate("", checkpoint, max_new_tokens=3) != generate("a", checkpoint, max_new_tokens=3)
     checkpoint.tokenizer.eos_id = None
     with pytest.raises(TextError, match="prompt: is empty, and the vocabulary has no begin-of-text"):
         generate("", checkpoint)
-    ((one,),) = generate_many(["a"], checkpoint, max_tokens=7)  # and no end either
-    assert (one.tokens, one.stopped) == (7, "max_tokens")
+    ((one,),) = generate_many(["a"], checkpoint, max_new_tokens=7)  # and no end either
+    assert (one.tokens, one.stopped) == (7, "max_new_tokens")
 
 
 WRONG = [
@@ -240,8 +240,8 @@ WRONG = [
     ({"min_p": 2.0}, "min_p must be a number in"), ({"beam_size": 0}, "beam_size must"),
     ({"top_k": 5, "temperature": 0.0}, "top_k 5 is for sampling"), ({"num_return": 2}, "num_return 2 needs a beam"),
     ({"beam_size": 2, "temperature": 1.0}, "beam_size 2 searches"), ({"stop": [""]}, "stop must be strings"),
-    ({"min_tokens": 200}, "min_tokens 200 is above max_tokens"), ({"on_long": "no"}, "on_long must be one of"),
-    ({"beams": 2}, "option 'beams': unknown"), ({"max_tokens": 10**20}, "max_tokens must be an integer in"),
+    ({"min_tokens": 200}, "min_tokens 200 is above max_new_tokens"), ({"on_long": "no"}, "on_long must be one of"),
+    ({"beams": 2}, "option 'beams': unknown"), ({"max_new_tokens": 10**20}, "max_new_tokens must be an integer in"),
     ({"temperature": 1e-5}, "temperature 1e-05 is too near 0"),
     ({"device": "nowhere"}, "device 'nowhere'"), ({"compute_type": "float1"}, "compute_type must be one of"),
 ]  # fmt: skip
@@ -268,7 +268,7 @@ def test_values_that_cannot_be_used_are_named():
 def test_the_command_prints_texts_and_reports_what_is_broken(capsys, tiny, tmp_path, monkeypatch):
     prompts = tmp_path / "prompts.txt"
     prompts.write_bytes(b"abc\n\n\xff\xfe\n" + b"x" * 50 + b"\nhello\r\n")
-    code, out, err = run(capsys, "generate", "--file", prompts, "-m", tiny, "--max_tokens", 6, "--format", "json")
+    code, out, err = run(capsys, "generate", "--file", prompts, "-m", tiny, "--max_new_tokens", 6, "--format", "json")
     records = json.loads(out)
     assert code == 1
     assert err.splitlines() == [
@@ -276,16 +276,16 @@ def test_the_command_prints_texts_and_reports_what_is_broken(capsys, tiny, tmp_p
         f"multimodal: error: {prompts}, line 4: has 50 tokens, the model's context is 40 (on_long cut cuts it)",
     ]
     assert [record["prompt_tokens"] for record in records] == [3, 1, None, None, 5]
-    code, out, _ = run(capsys, "generate", "--file", prompts, "-m", tiny, "--max_tokens", 6)
+    code, out, _ = run(capsys, "generate", "--file", prompts, "-m", tiny, "--max_new_tokens", 6)
     assert code == 1
     assert out.count("\n") == 5
     assert out.split("\n")[2:4] == ["", ""]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nhello\n")))
-    code, out, err = run(capsys, "generate", "-", "-m", tiny, "--max_tokens", 6, "--format", "json")
+    code, out, err = run(capsys, "generate", "-", "-m", tiny, "--max_new_tokens", 6, "--format", "json")
     assert (code, err) == (0, "")
     assert json.loads(out) == [records[0], records[4]]
-    code, out, _ = run(capsys, "generate", "abc", "--stream", "-m", tiny, "--max_tokens", 6)
-    assert out == run(capsys, "generate", "--prompt", "abc", "-m", tiny, "--max_tokens", 6)[1]
+    code, out, _ = run(capsys, "generate", "abc", "--stream", "-m", tiny, "--max_new_tokens", 6)
+    assert out == run(capsys, "generate", "--prompt", "abc", "-m", tiny, "--max_new_tokens", 6)[1]
     code, out, _ = run(capsys, "generate", "one or", "-m", tiny, "--choices", "two", "three")
     best = choose("one or", ["two", "three"], load(tiny))[0]
     assert out == f"{best.text}\t{best.score:.4f}\n"
@@ -311,7 +311,7 @@ def test_the_command_takes_a_dash_alone_for_the_standard_input(capsys, tiny):
 @pytest.mark.filterwarnings("always")
 def test_the_command_says_how_many_examples_are_left_out(capsys, tiny, tmp_path):
     (tmp_path / "a.tsv").write_text("a\tb\nc\td\ne\tf\n")
-    code, out, err = run(capsys, "generate", "g", "--examples", tmp_path / "a.tsv", "-m", tiny, "--max_tokens", 3,
+    code, out, err = run(capsys, "generate", "g", "--examples", tmp_path / "a.tsv", "-m", tiny, "--max_new_tokens", 3,
                          "--format", "json")  # fmt: skip
     assert code == 0
     assert err == ("multimodal: warning: prompt: 2 of 3 examples are left out, as the context of 40 tokens has no room "
@@ -320,7 +320,7 @@ def test_the_command_says_how_many_examples_are_left_out(capsys, tiny, tmp_path)
 
 
 def test_control_tokens_in_a_prompt_are_text_and_half_characters_one_line(capsys, tiny):
-    code, out, _ = run(capsys, "generate", "</s>", "-m", tiny, "--max_tokens", 3, "--format", "json")
+    code, out, _ = run(capsys, "generate", "</s>", "-m", tiny, "--max_new_tokens", 3, "--format", "json")
     assert json.loads(out)[0]["prompt_tokens"] == 4
     code, out, err = run(capsys, "generate", "a\udcff", "-m", tiny)
     assert code == 1
@@ -343,7 +343,7 @@ def test_flags_that_contradict_end_with_2(capsys, flags, told):
 
 def test_a_trained_model_tells_a_story(capsys, shared_data):
     model = shared_data / "weights" / "stories260K"
-    code, out, err = run(capsys, "generate", "--model", model, "--prompt", "", "--temperature", 0, "--max_tokens", 60)
+    code, out, err = run(capsys, "generate", "-m", model, "--prompt", "", "--temperature", 0, "--max_tokens", 60)
     assert (code, err) == (0, "")
     assert out.startswith(
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."

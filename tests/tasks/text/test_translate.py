@@ -84,7 +84,8 @@ def test_tokens_equal_transformers_generate(references, root, name, beams):
     reference, checkpoint = references[name], load(root / name)
     tokenizer, most = checkpoint.tokenizer, 9
     way = {"m2m100": ("de", "fr"), "many": (None, "nds"), "marian": ("en", "de")}[name]
-    made = TranslationWriter(checkpoint, *way, TranslateOptions(beam_size=beams, length_penalty=0.7, max_tokens=most))
+    options = TranslateOptions(beam_size=beams, length_penalty=0.7, max_new_tokens=most)
+    made = TranslationWriter(checkpoint, *way, options)
     before = {"m2m100": ["de"], "many": ["nds"], "marian": []}[name]
     forced = {"forced_bos_token_id": tokenizer.language_ids["fr"]} if name == "m2m100" else {}
     found = made([made.read(text) for text in TEXTS])
@@ -105,22 +106,22 @@ def test_tokens_equal_transformers_generate(references, root, name, beams):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_translation_does_not_depend_on_its_batch(own, beams):
-    alone = [translate([text], own, "en", "de", beam_size=beams, max_tokens=12)[0] for text in TEXTS]
+    alone = [translate([text], own, "en", "de", beam_size=beams, max_new_tokens=12)[0] for text in TEXTS]
     for size in (2, 5):
-        assert translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12, batch_size=size) == alone
+        assert translate(TEXTS, own, "en", "de", beam_size=beams, max_new_tokens=12, batch_size=size) == alone
     assert alone[1] == alone[4]
     assert len(set(alone)) > 1
-    assert translate(TEXTS[0], own, "English", " GERMAN ", beam_size=beams, max_tokens=12) == alone[0]
-    assert translate(TEXTS[0], own, "en", "fr", beam_size=beams, max_tokens=12) != alone[0]
-    assert translate(["", TEXTS[0], " \t"], own, "en", "de", beam_size=beams, max_tokens=12) == ["", alone[0], ""]
+    assert translate(TEXTS[0], own, "English", " GERMAN ", beam_size=beams, max_new_tokens=12) == alone[0]
+    assert translate(TEXTS[0], own, "en", "fr", beam_size=beams, max_new_tokens=12) != alone[0]
+    assert translate(["", TEXTS[0], " \t"], own, "en", "de", beam_size=beams, max_new_tokens=12) == ["", alone[0], ""]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_steps_that_a_gpu_replays_translate_alike(own, beams, monkeypatch):
-    alone = translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12)
+    alone = translate(TEXTS, own, "en", "de", beam_size=beams, max_new_tokens=12)
     monkeypatch.setattr(cuda_graphs, "REPLAYING", ("cpu", "cuda"))
     monkeypatch.setattr(cuda_graphs._Slot, "capture", lambda slot, decoder: None)
-    assert translate(TEXTS, own, "en", "de", beam_size=beams, max_tokens=12) == alone
+    assert translate(TEXTS, own, "en", "de", beam_size=beams, max_new_tokens=12) == alone
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +136,7 @@ def test_texts_beyond_the_context_are_cut_and_that_is_told_or_refused(own):
     tokens = len(own.tokenizer.encode(long))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = translate(["sea", long, long + "."], own, "en", "de", beam_size=1, max_tokens=5)
+        found = translate(["sea", long, long + "."], own, "en", "de", beam_size=1, max_new_tokens=5)
     assert found[1] == found[2]
     assert [str(one.message) for one in told] == [
         f"text 2 was cut to the model's context, losing {tokens - 22} tokens; 1 more",
@@ -144,20 +145,20 @@ def test_texts_beyond_the_context_are_cut_and_that_is_told_or_refused(own):
     assert all(one.category is TextCut for one in told)
     with pytest.raises(TextError, match=rf"has {tokens} tokens, the model's context leaves 22"):
         translate(["sea", long], own, "en", "de", on_long="error")
-    with pytest.warns(UserWarning, match="max_tokens 100: the model's context leaves 22"):
-        translate([""], own, "en", "de", max_tokens=100)
+    with pytest.warns(UserWarning, match="max_new_tokens 100: the model's context leaves 22"):
+        translate([""], own, "en", "de", max_new_tokens=100)
 
 
 def test_lines_of_a_file_stay_where_they_are_and_broken_ones_are_named(capsys, own, root, tmp_path):
     file = tmp_path / "in.txt"
     file.write_bytes(b"\xef\xbb\xbfthe cat sat\r\n\nbad \xff line\na dog\n")
-    command = ("translate", "--file", file, "--from", "en", "--to", "German", "-m", root / "own", "--max_tokens", 8)
+    command = ("translate", "--file", file, "--from", "en", "--to", "German", "-m", root / "own", "--max_new_tokens", 8)
     code, out, err = run(capsys, *command)
     assert code == 1
     lines = err.splitlines()
     assert f"{file}, line 3: is not UTF-8 text (byte 4 of the line is 0xff)" in lines[0]
     assert out.count("\n") == 4
-    expected = translate(["the cat sat", "a dog"], own, "en", "de", max_tokens=8)
+    expected = translate(["the cat sat", "a dog"], own, "en", "de", max_new_tokens=8)
     assert out.split("\n") == [" ".join(expected[0].split()), "", "", " ".join(expected[1].split()), ""]
     code, _, _ = run(capsys, *command, "-o", tmp_path / "out.jsonl", "--batch_size", 1)
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -172,16 +173,16 @@ def test_lines_of_a_file_stay_where_they_are_and_broken_ones_are_named(capsys, o
 
 def test_texts_and_the_standard_input(capsys, own, root, monkeypatch):
     code, out, _ = run(capsys, "translate", "a dog", "the sea", "--from", "en", "--to", "de", "-m", root / "own",
-                       "--max_tokens", 8)  # fmt: skip
+                       "--max_new_tokens", 8)  # fmt: skip
     assert (code, out.count("\n")) == (0, 2)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a dog\nthe sea")))
     assert run(capsys, "translate", "-", "--from", "en", "--to", "de", "-m", root / "own",
-               "--max_tokens", 8)[:2] == (code, out)  # fmt: skip
+               "--max_new_tokens", 8)[:2] == (code, out)  # fmt: skip
 
 
 def test_a_foreign_folder_translates_alike_once_converted(capsys, references, root, tmp_path):
     for name, way in (("m2m100", ("--from", "German", "--to", "fr")), ("marian", ())):
-        command = ("translate", "die Katze", "sea", *way, "--max_tokens", 8, "--beam_size", 2, "-m")
+        command = ("translate", "die Katze", "sea", *way, "--max_new_tokens", 8, "--beam_size", 2, "-m")
         first = run(capsys, *command, root / name)
         assert first[0] == 0, first
         assert run(capsys, "convert", root / name, tmp_path / name)[0] == 0

@@ -1,4 +1,4 @@
-"""Standard input of the transcribe command."""
+"""Standard input of the transcribe command, and openai-whisper's word times."""
 
 import io
 import sys
@@ -20,3 +20,13 @@ def piped(monkeypatch):
             monkeypatch.setattr(sys, "stdin", files.enter_context(io.TextIOWrapper(file)))
 
         yield give
+
+
+@pytest.fixture
+def timing(monkeypatch):
+    """openai-whisper's module, without numba's compiler (seconds)."""
+    import whisper.timing
+
+    for name in ("backtrace", "dtw_cpu"):
+        monkeypatch.setattr(whisper.timing, name, getattr(whisper.timing, name).py_func)
+    return whisper.timing

@@ -183,7 +183,8 @@ main()
     with started(call, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as going:
         wait_for(lambda: made <= {p.name for p in tmp_path.iterdir()})
         going.send_signal(signal.SIGINT)
-        assert going.communicate(timeout=LIMIT)[1] == b""
+        err = going.communicate(timeout=LIMIT)[1]
+    assert re.fullmatch(rb"multimodal: stopped; .*\n", err)
     assert going.returncode == 130
     assert {p.name for p in tmp_path.iterdir()} == made | {"clips"}
 
@@ -192,7 +193,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(say, fake, c
     monkeypatch.setattr(os, "access", lambda *_: False)
     code, _, err = say(clips, "-o", tmp_path / "out")
     assert code == 1
-    assert "--output_dir" in one_line(err)
+    assert "--output" in one_line(err)
     assert fake.calls == []
 
 
@@ -311,7 +312,7 @@ def test_stdin_is_read_once_and_empty_names_are_refused(say, fake, piped, tmp_pa
     assert (tmp_path / "stdin.txt").read_text() == "stdin\n"
     assert "an empty name" in one_line(say("", "-o", tmp_path)[2])
     code, _, err = say(tmp_path / "x.wav", "-o", "")
-    assert (code, err.count("\n"), "--output_dir/-o: an empty name" in err) == (2, 1, True)
+    assert (code, err.count("\n"), "--output/-o/--output_dir: an empty name" in err) == (2, 1, True)
 
 
 def test_sigterm_leaves_no_copy_of_stdin(models, tmp_path):
@@ -320,5 +321,5 @@ def test_sigterm_leaves_no_copy_of_stdin(models, tmp_path):
     with started(call, cwd=ROOT, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as going:
         wait_for(lambda: list(tmp_path.glob("multimodal-*/stdin")))
         going.terminate()
-        assert (going.stderr.read(), going.wait(LIMIT)) == (b"", 143)
+        assert (going.stderr.read(), going.wait(LIMIT)) == (b"multimodal: stopped\n", 143)
     assert not list(tmp_path.iterdir())

@@ -59,7 +59,7 @@ def reference(wave, attempts, seed=0, **options):
         {"word_timestamps": True, "hallucination_silence_threshold": 0.1, "clip_timestamps": "3,6.5,20,21"},
     ],
 )  # fmt: skip
-def test_whisper_segments_equal_openai_whispers(options):
+def test_whisper_segments_equal_openai_whispers(timing, options):
     wave, options = sound(45 if "clip_timestamps" in options else 32), {**COMMON, **options}
     found = transcribe(wave, whispers()[1], compute_type="float32", remove_repetitions=False,
                        language_detection_segments=1, decode_log=True, **options)  # fmt: skip

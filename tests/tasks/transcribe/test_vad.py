@@ -107,12 +107,12 @@ def test_spans_equal_the_package_s_over_random_probabilities(package, seed):
 def test_spans_of_recordings_equal_the_package_s(package, speech, shared_data):
     model, module = package
     chance = random.Random(0)
-    lines = sorted((shared_data / "speech/speechocean762/audio/test").glob("*.opus"))[:4]
-    an4 = sorted((shared_data / "speech/an4/audio/test").glob("*.opus"))[:3]
+    lines = sorted((shared_data / "speech/speechocean762/audio/test").glob("*.opus"))[:2]
+    an4 = sorted((shared_data / "speech/an4/audio/test").glob("*.opus"))[:2]
     pieces = [part for path in [*lines, *an4] for part in (read_audio(path), torch.zeros(9000))]
     for wave in (speech, torch.cat(pieces)):
         found = heard(wave)
-        for _ in range(4):
+        for _ in range(2):  # the package runs its model each time
             options = random_options(chance)
             expected = module.get_speech_timestamps(wave, model, **options)
             spans = vad.speech_spans(found, len(wave), VadOptions(**options))

@@ -48,16 +48,6 @@ TEXTS = {
 }
 
 
-@pytest.fixture
-def timing(monkeypatch):
-    """openai-whisper's module, without numba's compiler (seconds)."""
-    import whisper.timing
-
-    for name in ("backtrace", "dtw_cpu"):
-        monkeypatch.setattr(whisper.timing, name, getattr(whisper.timing, name).py_func)
-    return whisper.timing
-
-
 def their_tokenizer(language):
     from whisper.tokenizer import get_tokenizer
 

@@ -1,16 +1,16 @@
-"""Evaluation of images: a summary for a terminal and a report, both of the record that `--output json` prints."""
+"""Evaluation of images: a summary for a terminal and a report, both of the record that `--format json` prints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from multimodal.tasks.evaluate.class_scores import ClassScores
-from multimodal.tasks.evaluate.reports.page import Section, aligned, facts_section, percent, write_page
+from multimodal.tasks.report.page import Section, aligned, facts_section, percent, write_page
 
 SHARES = ("acc1", "acc5", "mean_per_class_recall")
 TABLES = ("per_class", "confused", "sweep", "shots", "image_to_text", "text_to_image", "zeroshot", "left_out")
-FACTS = ("data", "limit", "train", "model", "templates", "classifier", "preprocessing", "device", "compute_type")
-FOUND_LAST = 20  # queries that a retrieval report names
+FACTS = ("data", "limit", "train", "model", "templates", "classifier", "preprocessing", "native", "device",
+         "compute_type")  # fmt: skip
 
 
 def class_record(scores: ClassScores) -> dict[str, Any]:
@@ -39,27 +39,27 @@ def summary(record: dict[str, Any]) -> Iterator[str]:
 
 
 def write_report(
-    record: dict[str, Any], path: Path, hardest: list[tuple[str, int]] = (), image: bytes | None = None
+    record: dict[str, Any], path: Path, examples: Sequence[Section] = (), image: bytes | None = None
 ) -> None:
-    """Write all figures. `hardest`: queries found last, with their rank. `image`: PNG of the confusion matrix, for
-    HTML. Raises OSError."""
-    write_page(path, f"Evaluation of images: {record['task']}", _sections(record, list(hardest), image))
+    """Write all figures. `examples`: sections that show single images. `image`: PNG of the confusion matrix, for HTML.
+    Raises OSError."""
+    write_page(path, f"Evaluation of images: {record['task']}", _sections(record, examples, image))
 
 
-def _sections(record: dict[str, Any], hardest: list[tuple[str, int]], image: bytes | None) -> Iterator[Section]:
+def _sections(record: dict[str, Any], examples: Sequence[Section], image: bytes | None) -> Iterator[Section]:
     figures = {name: value for name, value in record.items() if name not in (*TABLES, *FACTS, "task")}
     shown = {name: percent(value) if name in SHARES else value for name, value in figures.items()}
     rows = [("figure", "value"), *((name, str(value)) for name, value in shown.items())]
-    yield Section("Figures", rows, image=image or "")
+    yield Section("Figures", rows)
     if "image_to_text" in record:
         yield Section("Both ways", _both_ways(record))
-    if hardest:
-        yield Section("Found last", [("query", "rank"), *hardest])
+    yield from examples
     if "shots" in record:
         yield Section("Shots", _shots(record))
     for name, title in (("confused", "Most confused"), ("per_class", "Classes"), ("sweep", "Choice of C")):
         if rows := record.get(name):
-            yield Section(title, [tuple(rows[0]), *(tuple(row.values()) for row in rows)])
+            plot = image if name == "confused" and image else b""
+            yield Section(title, [tuple(rows[0]), *(tuple(row.values()) for row in rows)], image=plot)
     if record["left_out"]:
         yield Section("Left out as broken", lines=record["left_out"])
     yield facts_section({name: record[name] for name in FACTS if name in record})

@@ -1,17 +1,22 @@
 """Evaluation of transcripts: a summary for a terminal, and a report with the errors aligned."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multimodal.tasks.evaluate.reports.page import Section, columns, escaped, facts_section, percent, write_page
+from multimodal.tasks.evaluate.reports.recordings import Recording
 from multimodal.tasks.evaluate.transcripts import TranscriptEvaluation, Utterance, WordEdit
+from multimodal.tasks.report.page import Section, columns, escaped, facts_section, left_out, percent, write_page
+from multimodal.tasks.report.style import SEEK
 
+Play = Callable[[Sequence[Utterance]], Mapping[int, Recording]]
 TITLE = "Transcripts against their references"
 LETTERS = {"substitution": "S", "deletion": "D", "insertion": "I", "same": ""}
 WIDTH = 100  # columns of an aligned line
+MOST_WORDS = 600  # of an utterance in HTML
 LEGEND = """<p>Wanted above, found below: <span class=S>substituted</span> <span class=D>deleted</span>
 <span class=I>inserted</span>"""
+HINT = ". A click on an underlined word plays from there."
 SHARES = ("wer", "cer", "sentence_error_rate")
 
 
@@ -40,20 +45,22 @@ def record(result: TranscriptEvaluation) -> dict[str, Any]:
     }
 
 
-def write_report(result: TranscriptEvaluation, path: Path, facts: dict[str, Any]) -> None:
+def write_report(
+    result: TranscriptEvaluation, path: Path, facts: dict[str, Any], play: Play = lambda worst: {}
+) -> None:
     """Write figures, the most frequent errors of each kind, the worst utterances aligned, the utterances skipped, and
-    `facts` such as model and options. Raises OSError."""
-    write_page(path, TITLE, _sections(result, facts))
+    `facts` such as model and options. `play`: makes the recordings of an HTML page. Raises OSError."""
+    write_page(path, TITLE, _sections(result, facts, play))
 
 
-def _sections(result: TranscriptEvaluation, facts: dict[str, Any]) -> Iterator[Section]:
+def _sections(result: TranscriptEvaluation, facts: dict[str, Any], play: Play) -> Iterator[Section]:
     figures = {name: percent(v) if name in SHARES else str(v) for name, v in result.figures().items()}
     yield Section("Figures", [("figure", "value"), *figures.items()])
     for name, found in _frequent(result):
         yield Section(name.capitalize(), lines=found)
     if worst := result.worst():
         lines = [line for one in worst for line in (_heading(one), *text_rows(one.edits), "")]
-        yield Section("Worst utterances", lines=lines[:-1], html="\n".join([LEGEND, *map(_marked, worst)]))
+        yield Section("Worst utterances", lines=lines[:-1], html=lambda: _utterances(worst, play(worst)))
     if result.broken:
         yield Section("Left out as broken", lines=result.broken)
     yield facts_section(facts)
@@ -69,11 +76,24 @@ def _heading(one: Utterance) -> str:
     return f"{one.name}: {100 * one.rate:.0f} % ({one.errors} of {one.words} words)"
 
 
-def _marked(one: Utterance) -> str:
-    """Words wanted over words found as HTML, coloured by error."""
-    words = (f"<span class='{LETTERS[kind]}'><i>{escaped(wanted)}</i><i>{escaped(found)}</i></span>"
-             for kind, wanted, found in one.edits)  # fmt: skip
-    return "\n".join([f"<div class=u><small>{escaped(_heading(one))}</small><br>", *words, "</div>"])
+def _utterances(worst: Sequence[Utterance], players: Mapping[int, Recording]) -> str:
+    timed = any(time is not None for player in players.values() for time in player.times)
+    blocks = [_marked(one, players.get(one.key)) for one in worst]
+    script = f"<script>{SEEK}</script>" if timed else ""
+    return "\n".join([f"{LEGEND}{HINT if timed else ''}</p>", *blocks, script])
+
+
+def _marked(one: Utterance, player: Recording | None) -> str:
+    """Words wanted over words found, coloured by error, under their recording."""
+    times = iter(player.times if player else ())
+    words = []
+    for kind, wanted, found in one.edits[:MOST_WORDS]:
+        time, text = next(times, None) if found else None, escaped(found)
+        below = text if time is None else f"<button data-t={time:.2f}>{text}</button>"
+        words.append(f"<span class='{LETTERS[kind]}'><i>{escaped(wanted)}</i><i>{below}</i></span>")
+    more = left_out(len(one.edits), "words", MOST_WORDS)
+    sound = player.html() if player else "<br>"
+    return "\n".join([f"<div class='u row'><small>{escaped(_heading(one))}</small>", sound, *words, *more, "</div>"])
 
 
 def text_rows(edits: list[WordEdit]) -> Iterator[str]:

@@ -46,6 +46,22 @@ def hub_tokenizer(
     return None
 
 
+def siglip2_tokenizer(folder: Path, size: int, context: int) -> HubTokenizer:
+    """SigLIP 2's text (Tschannen et al. 2025, section 2.1): Gemma's vocabulary, lower case, eos, padded to the context
+    with id 0. The model attends to its padding. Raises CheckpointError."""
+    path = folder / FILE
+    pipeline = read_json(path)
+    lower, own = {"type": "Lowercase"}, pipeline.get("normalizer")
+    steps = own["normalizers"] if (own or {}).get("type") == "Sequence" else [own] * bool(own)
+    pipeline["normalizer"] = {"type": "Sequence", "normalizers": [*[lower] * (lower not in steps), *steps]}
+    pipeline["post_processor"] = None
+    tokenizer = _made(path, pipeline, {"eos": "<eos>"}, {}, size, context, pad_to_length=True)
+    if (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) != (0, None, 1):
+        ids = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
+        raise CheckpointError(f"{path}: expected SigLIP 2's pad 0, no bos and eos 1 (got {ids})")
+    return tokenizer
+
+
 def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
     """Byte-level BPE in GPT-2's two files."""
     path = folder / "vocab.json"
@@ -96,7 +112,7 @@ def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | N
 
 def _made(
     path: Path, pipeline: dict[str, Any], names: dict[str, str], config: dict[str, Any], size: int,
-    context: int | None,
+    context: int | None, pad_to_length: bool = False,
 ) -> HubTokenizer:  # fmt: skip
     """`names`: of special tokens that the folder's files do not name."""
     with naming_pipeline(path):
@@ -113,7 +129,7 @@ def _made(
         ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
         # an eos that only config.json states is an ordinary token in the file
         control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
-        return HubTokenizer(pipeline, control, size, context=context, **ids)
+        return HubTokenizer(pipeline, control, size, context=context, pad_to_length=pad_to_length, **ids)
 
 
 def _ids(

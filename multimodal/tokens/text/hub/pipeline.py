@@ -29,7 +29,7 @@ class HubTokenizer(Tokenizer):
     def __init__(
         self, pipeline: dict[str, Any], control: dict[str, int], vocab_size: int, pad_id: int,
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
-        unknown_id: int | None = None, context: int | None = None,
+        unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False,
     ):  # fmt: skip
         """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
         `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
@@ -38,7 +38,7 @@ class HubTokenizer(Tokenizer):
         nameless = {i for i, token in enumerate(self._tokens) if token is None}
         self.names, self.vocab_size, self.context = dict(control), vocab_size, context
         self.language_ids, self.sentinel_ids = languages_of(control), sentinels_of(control)
-        self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
+        self.pad_id, self.bos_id, self.eos_id, self.pad_to_length = pad_id, bos_id, eos_id, pad_to_length
         self.mask_id, self.unknown_id = mask_id, unknown_id
         for name in IDS:
             if (value := getattr(self, name)) is not None and not 0 <= value < vocab_size:
@@ -78,7 +78,8 @@ class HubTokenizer(Tokenizer):
         """Write the pipeline without control tokens, and the record with them."""
         write_text(Path(folder) / FILE, self._backend.to_str(pretty=True))
         settings = {name: getattr(self, name) for name in ("vocab_size", *IDS, "context")}
-        write_record(folder, {"kind": "hub", "control": self.names, **settings})
+        optional = {"pad_to_length": True} if self.pad_to_length else {}
+        write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})
 
 
 def hub_from(folder: Path, settings: dict[str, Any]) -> HubTokenizer:

@@ -6,7 +6,7 @@ as in M2M100 (Fan et al. 2021, section 2.1)."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,12 @@ class Pair(NamedTuple):
     answer: list[int]  # with the start id before it
 
 
+class AlignedPair(NamedTuple):
+    first: list[int]
+    second: list[int]
+    line: int
+
+
 @dataclass(frozen=True)
 class PairBatch:
     source: PaddedText
@@ -71,13 +77,14 @@ class PairBatch:
         return 1 - float(sum(side.lengths.sum() for side in sides)) / sum(side.ids.numel() for side in sides)
 
 
-class ParallelTexts:
-    """The loader's source of pairs by (language, language, line). Pairs with a side that is empty or over `longest`
-    tokens are skipped and counted in `left_out`."""
+class AlignedTexts:
+    """The loader's source of pairs by (language, language, line), each text between bos, if there is one, and eos.
+    Pairs with a side that is empty or over `longest` tokens are skipped and counted in `left_out`."""
 
-    def __init__(self, texts: dict[str, list[str]], tokenizer: Tokenizer, directions: Sequence[Direction],
-                 start_id: int, longest: int):  # fmt: skip
-        self.tokenizer, self.start_id = tokenizer, start_id
+    def __init__(
+        self, texts: dict[str, list[str]], tokenizer: Tokenizer, directions: Sequence[Direction], longest: int
+    ):
+        self.tokenizer = tokenizer
         self.ids = {language: [tokenizer.encode(line) for line in lines] for language, lines in texts.items()}
         sizes = {language: [len(row) for row in rows] for language, rows in self.ids.items()}
         fits = {language: [0 < size <= longest - 2 for size in row] for language, row in sizes.items()}
@@ -95,6 +102,21 @@ class ParallelTexts:
     def name(self, key: Key) -> str:
         return f"line {key[2] + 1}, {key[0]} to {key[1]}"
 
+    def read(self, key: Key) -> Any:
+        a, b, line = key
+        start = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+        rows = ([*start, *self.ids[language][line], self.tokenizer.eos_id] for language in (a, b))
+        return AlignedPair(*rows, line)
+
+
+class ParallelTexts(AlignedTexts):
+    """The same pairs to translate: after the token of their language, the second after `start_id`."""
+
+    def __init__(self, texts: dict[str, list[str]], tokenizer: Tokenizer, directions: Sequence[Direction],
+                 start_id: int, longest: int):  # fmt: skip
+        super().__init__(texts, tokenizer, directions, longest)
+        self.start_id = start_id
+
     def read(self, key: Key) -> Pair:
         a, b, line = key
         start, end = self.tokenizer.language_ids, self.tokenizer.eos_id
@@ -102,7 +124,7 @@ class ParallelTexts:
         return Pair(source, [self.start_id, start[b], *self.ids[b][line], end])
 
 
-def pair_plan(source: ParallelTexts, often: dict[Direction, float], budget: int, seed: int) -> Plan:
+def pair_plan(source: AlignedTexts, often: dict[Direction, float], budget: int, seed: int) -> Plan:
     """Return a plan of batches of similar length with at most `budget` padded tokens per side. A direction's pairs are
     repeated `often` times per epoch; below 1, a random share of them is used."""
 

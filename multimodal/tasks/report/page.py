@@ -6,19 +6,17 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from multimodal.system.files import versions
 from multimodal.system.outputs import write_output
+from multimodal.tasks.report.style import HEAD, STYLE
 
-STYLE = """body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222;background:#fff}
-table{border-collapse:collapse;margin:.5em 0}td,th{border:1px solid #bbb;padding:.2em .6em;text-align:left}
-img{max-width:100%}.u{margin:1.2em 0}.u>span{display:inline-block;margin-right:.35em;vertical-align:top}
-.u i{font-style:normal;display:block;min-height:1.5em}small{color:#555}
-.S{background:#fde3b0}.D{background:#f7c6c5}.I{background:#c9dcf7}"""
+MOST_ROWS = 1000  # of a table or a list
+MOST_LETTERS = 2000  # of a cell or a line
 # would break a line, or steer a terminal
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 ACTIVE = re.compile(r"([\\`*<>\[\]|&~$])")  # in a cell of a Markdown table
@@ -26,14 +24,14 @@ ACTIVE = re.compile(r"([\\`*<>\[\]|&~$])")  # in a cell of a Markdown table
 
 @dataclass(frozen=True)
 class Section:
-    """A title over a table (its first row names the columns), lines, and an image: a PNG that HTML embeds, or a file's
-    name that Markdown links. `html`: trusted HTML in place of the lines."""
+    """A title over a table (its first row names the columns), lines, and an image: a PNG that HTML embeds, or the name
+    of a file beside the page, which Markdown links. `html`: makes trusted HTML in place of lines and image."""
 
     title: str
     table: Sequence[Sequence[Any]] = ()
     lines: Sequence[str] = ()
     image: bytes | str = ""
-    html: str = ""
+    html: Callable[[], str] | None = None
 
 
 def facts_section(facts: Mapping[str, Any]) -> Section:
@@ -45,7 +43,7 @@ def facts_section(facts: Mapping[str, Any]) -> Section:
 
 def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
     """Write a page: HTML for .html, else Markdown. Raises OSError."""
-    made = (_html if path.suffix.lower() == ".html" else _markdown)(title, sections)
+    made = (html_lines if path.suffix.lower() == ".html" else _markdown)(title, sections)
     write_output(path, ("\n".join(made) + "\n").encode(errors="backslashreplace"))
 
 
@@ -53,32 +51,44 @@ def _markdown(title: str, sections: Iterable[Section]) -> Iterator[str]:
     yield f"# {title}"
     for part in sections:
         yield from ("", f"## {clean(part.title)}", "")
-        for number, row in enumerate(part.table):
-            cells = [ACTIVE.sub(r"\\\1", clean(cell_text(value))) for value in row]
+        for number, row in enumerate(part.table[: MOST_ROWS + 1]):
+            cells = [ACTIVE.sub(r"\\\1", short(clean(cell_text(value)))) for value in row]
             yield f"| {' | '.join(cells)} |"
             if not number:
                 yield "|" + "---|" * len(cells)
+        yield from (f"\n{line}" for line in left_out(len(part.table) - 1, "rows"))
         if isinstance(part.image, str) and part.image:
             yield f"![{part.title}]({part.image})"
         elif part.lines or not part.table:
             yield from fenced(part.lines or ["none"])
 
 
-def _html(title: str, sections: Iterable[Section]) -> Iterator[str]:
-    yield f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
-    yield f"<h1>{title}</h1>"
+def html_lines(title: str, sections: Iterable[Section]) -> Iterator[str]:
+    yield f"{HEAD}<title>{escaped(title)}</title><style>{STYLE}</style>"
+    yield f"<h1>{escaped(title)}</h1>"
     for part in sections:
         yield f"<h2>{escaped(part.title)}</h2>"
         if part.table:
-            yield "<table>"
-            for number, row in enumerate(part.table):
+            yield "<div class=wide><table>"
+            for number, row in enumerate(part.table[: MOST_ROWS + 1]):
                 tag = "td" if number else "th"
                 yield f"<tr>{''.join(f'<{tag}>{escaped(cell_text(value))}' for value in row)}"
-            yield "</table>"
-        yield part.html or (bullets(part.lines or ["none"]) if part.lines or not part.table else "")
-        if isinstance(part.image, bytes):
-            data = base64.b64encode(part.image).decode()
-            yield f"<img alt='{escaped(part.title)}' src='data:image/png;base64,{data}'>"
+            yield f"</table></div>{''.join(left_out(len(part.table) - 1, 'rows'))}"
+        if part.html is not None:
+            yield part.html()
+        elif part.lines or not part.table:
+            yield bullets(part.lines or ["none"])
+        if part.html is None and part.image and isinstance(part.image, bytes):
+            yield f"<img class=plot alt='{escaped(part.title)}' src='{data_uri(part.image, 'image/png')}'>"
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def left_out(count: int, what: str, most: int = MOST_ROWS) -> list[str]:
+    """A line on what is not shown, if anything."""
+    return [f"{count - most:,} more {what} are left out."] if count > most else []
 
 
 def aligned(table: Sequence[Sequence[Any]]) -> list[str]:
@@ -103,9 +113,9 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.2f} %"
 
 
-def fenced(lines: Iterable[str]) -> list[str]:
+def fenced(lines: Sequence[str]) -> list[str]:
     """Fence lines as code; no text within can close the fence."""
-    inner = [clean(line) for line in lines]
+    inner = [*(short(clean(line)) for line in lines[:MOST_ROWS]), *left_out(len(lines), "lines")]
     longest = max((len(run) for line in inner for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *inner, fence]
@@ -115,12 +125,23 @@ def clean(text: str) -> str:
     return CONTROL.sub("\ufffd", text)
 
 
-def escaped(text: str) -> str:
-    return html.escape(clean(text))
+def short(text: str, most: int = MOST_LETTERS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def bullets(lines: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escaped(line)}' for line in lines)}</ul>"
+def escaped(text: str, most: int = MOST_LETTERS) -> str:
+    return html.escape(short(clean(text), most))
+
+
+def pre(text: str) -> str:
+    """Lines as they are indented."""
+    lines = text.splitlines()
+    return "\n".join(["<pre>", *map(escaped, lines[:MOST_ROWS]), *left_out(len(lines), "lines"), "</pre>"])
+
+
+def bullets(lines: Sequence[str]) -> str:
+    items = [*map(escaped, lines[:MOST_ROWS]), *left_out(len(lines), "lines")]
+    return f"<ul>{''.join(f'<li>{item}' for item in items)}</ul>"
 
 
 def columns(text: str) -> int:

@@ -1,0 +1,12 @@
+"""Options of storing weights."""
+
+from typing import Literal, get_args
+
+from multimodal.system.options import OptionSet, option
+
+Store = Literal["float32", "float16", "bfloat16", "int8"]
+
+
+class StoreOptions(OptionSet):
+    store: str = option("float32", "number type of the stored weights; int8: a scale for each row of a matrix, float16 "
+                        "for vectors; a quarter of float32's size", choices=get_args(Store))  # fmt: skip
