@@ -31,6 +31,7 @@ class AttentionConfig:
     shaw: int = 0  # largest distance with a vector of its own in Shaw et al.'s (2018) relative term; 0: none
     dropout: float = 0.0
     linear: str | None = None  # "causal" or "full": `LinearAttention` in place of softmax
+    out_bias: bool = True  # Qwen2's output projection has none
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -56,7 +57,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(config.width, self.heads * self.head_width, bias=bias)
         self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias and config.key_bias)
         self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias)
-        self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias and config.out_bias)
         self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
         if config.relative:
             self.relative = RelativeTerm(config.width, self.heads, self.head_width)

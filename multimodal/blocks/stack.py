@@ -33,6 +33,7 @@ class BlockConfig:
     cross_block: bool = False  # cross-attention is a block of its own: after a feed-forward, with a normed source
     layer_scale: bool = False
     dropout: float = 0.0
+    feed_bias: bool | None = None  # of the feed-forward; None: as attention's
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Block(nn.Module):
         self.attention_branch = Branch(config, drop_path)
         feed = partial(
             FeedForward, config.attention.width, config.hidden, config.activation, config.gated,
-            config.attention.bias, config.dropout,
+            config.attention.bias if config.feed_bias is None else config.feed_bias, config.dropout,
         )  # fmt: skip
         apart = config.cross is not None and config.cross_block
         self.own_feed = feed() if apart else None

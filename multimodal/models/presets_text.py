@@ -3,7 +3,7 @@
 GPT-2: Radford et al. 2019, table 2, as released. GPT-3: Brown et al. 2020, table 2.1, dense throughout, where the
 paper takes turns with banded attention; two of its rows do not add up, so 1.3B has 16 heads for the printed 24, and 13B
 is 5120 wide for 5140. Llama 2: Touvron et al. 2023; Llama 3 8B: Grattafiori et al. 2024; Mistral 7B: Jiang et al. 2023;
-all three with the halves of heads turned, as in Hugging Face's files. BERT, RoBERTa, ALBERT (version 2), DistilBERT and
+Qwen2: Yang et al. 2024; all four with the halves of heads turned, as in Hugging Face's files. BERT, RoBERTa, ALBERT (version 2), DistilBERT and
 ELECTRA with the heads they were trained with; of ELECTRA the discriminator. T5: Raffel et al. 2020, version 1.0. BART:
 Lewis et al. 2020. M2M100: Fan et al. 2021. Transformer: Vaswani et al. 2017, table 3, with 37,000 ids in common; the
 paper names no longest text, here 512."""
@@ -31,6 +31,14 @@ def llama(
     block = BlockConfig(attention, hidden, "silu", gated=True, norm="rms")
     positions = PositionConfig("rotary", theta=theta)
     return TextConfig(vocabulary, context, StackConfig(block, layers), True, False, positions=positions, window=window)
+
+
+def qwen2(width: int, layers: int, heads: int, kv_heads: int, hidden: int, vocabulary: int = 151936) -> TextConfig:
+    """Llama with biases on query, key and value and epsilon 1e-6; the smaller ones have tied logits."""
+    made = llama(vocabulary, width, layers, heads, kv_heads, hidden, 131072, theta=1e6)
+    attention = replace(made.stack.block.attention, bias=True, out_bias=False)
+    block = replace(made.stack.block, attention=attention, norm_eps=1e-6, feed_bias=False)
+    return replace(made, stack=replace(made.stack, block=block), tied=width < 3584)
 
 
 def bert(
@@ -120,6 +128,9 @@ TEXT_PRESETS: dict[str, Any] = {
     "llama2_70b": llama(32000, 8192, 80, 64, 8, 28672, 4096),
     "llama3_8b": llama(128256, 4096, 32, 32, 8, 14336, 8192, theta=500000.0),
     "mistral_7b": llama(32000, 4096, 32, 32, 8, 14336, 32768, window=4096),
+    "qwen2_0.5b": qwen2(896, 24, 14, 2, 4864),
+    "qwen2_1.5b": qwen2(1536, 28, 12, 2, 8960),
+    "qwen2_7b": qwen2(3584, 28, 28, 4, 18944, vocabulary=152064),
     "bert_base": bert(30522, 768, 12, **_BERT),
     "bert_large": bert(30522, 1024, 24, **_BERT),
     "roberta_base": replace(bert(50265, 768, 12, norm_eps=1e-5, segments=1), positions=PositionConfig(first=2)),

@@ -25,6 +25,13 @@ def _llama(name: str = "Llama", **sizes: Any) -> tuple[Any, ...]:
     return llama.LLAMA_HF, f"{name}Config", f"{name}ForCausalLM", sizes
 
 
+def _qwen2(width: int, layers: int, heads: int, kv_heads: int, hidden: int, **sizes: Any) -> tuple[Any, ...]:
+    sizes |= {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+              "num_key_value_heads": kv_heads, "intermediate_size": hidden, "max_position_embeddings": 131072,
+              "rope_parameters": ROPE | {"rope_theta": 1e6}}  # fmt: skip
+    return _llama("Qwen2", **{"rms_norm_eps": 1e-6, "tie_word_embeddings": width < 2000} | sizes)
+
+
 def _bert(family: Any, name: str, use: str, **sizes: Any) -> tuple[Any, ...]:
     return family, f"{name}Config", f"{name}For{use}", sizes
 
@@ -63,6 +70,9 @@ REFERENCES = {
         vocab_size=128256, max_position_embeddings=8192, rope_parameters=ROPE | {"rope_theta": 500000.0}, **GROUPED
     ),
     "mistral_7b": _llama("Mistral", max_position_embeddings=32768, rope_parameters=ROPE, **GROUPED),
+    "qwen2_0.5b": _qwen2(896, 24, 14, 2, 4864),
+    "qwen2_1.5b": _qwen2(1536, 28, 12, 2, 8960),
+    "qwen2_7b": _qwen2(3584, 28, 28, 4, 18944, vocab_size=152064),
     "bert_base": _bert(bert_hf.FAMILY, "Bert", "PreTraining"),
     "bert_large": _bert(bert_hf.FAMILY, "Bert", "PreTraining", **LARGE),
     "roberta_base": _bert(

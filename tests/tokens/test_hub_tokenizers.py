@@ -4,6 +4,7 @@ import json
 import random
 import re
 import time
+import unicodedata
 import warnings
 from itertools import chain, pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.helpers.references.hub import CORPUS, PIPELINES, ROOM, hub_folder, ll
 from tests.helpers.references.texts import noise
 
 every_pipeline = pytest.mark.parametrize("name", PIPELINES)
-MERGED = ("gpt2", "roberta", "bart")
+MERGED = ("gpt2", "roberta", "bart", "qwen2")
 LONG = {
     "words": "The cat sat on the mat. 日本語 " * 10_000, "one letter": "a" * 300_000, "blanks": " " * 300_000,
     "all of Unicode": noise(1, 10**5)[0],  # fewer: each is three ids
@@ -137,20 +138,22 @@ def test_long_texts_get_the_ids_of_short_ones(tmp_path, name):
 
 @pytest.mark.parametrize("kind", MERGED)
 def test_gpt2s_two_files_give_transformers_ids(tmp_path, kind):
-    from transformers import GPT2Tokenizer, RobertaTokenizer
+    from transformers import GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
 
     folder, config = merges_folder(tmp_path, kind)
     tokenizer = hub_tokenizer(folder, config)
     paths = {"vocab": str(folder / "vocab.json"), "merges": str(folder / "merges.txt")}
-    theirs = (GPT2Tokenizer if kind == "gpt2" else RobertaTokenizer)(**paths)
+    theirs = {"gpt2": GPT2Tokenizer, "qwen2": Qwen2Tokenizer}.get(kind, RobertaTokenizer)(**paths)
     again = saved(tokenizer, tmp_path / "ours")
-    special = ["<|endoftext|>"] if kind == "gpt2" else ["<s>", "</s>", "<pad>", "<unk>", "<mask>"]
+    ends = kind not in ("gpt2", "qwen2")
+    special = ["<s>", "</s>", "<pad>", "<unk>", "<mask>"] if ends else ["<|endoftext|>"]
     for text in texts(special):
+        text = unicodedata.normalize("NFC", text)  # as Qwen2 does
         ids = theirs.encode(text, add_special_tokens=False)
         assert tokenizer.encode(text) == again.encode(text) == ids
         assert tokenizer.decode(ids) == again.decode(ids) == text
         (row,) = tokenizer.batch([text]).ids.tolist()
-        assert row == theirs.encode(text) + ([tokenizer.eos_id] if kind == "gpt2" else [])
+        assert row == theirs.encode(text) + ([] if ends else [tokenizer.eos_id])
     for control in special:
         assert not tokenizer.control & set(tokenizer.encode(f"a {control}{control}"))
         assert tokenizer.decode(tokenizer.encode(control)) == control
@@ -160,7 +163,7 @@ def test_gpt2s_two_files_give_transformers_ids(tmp_path, kind):
     ids = theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.mask_token_id
     end = tokenizer.eos_id
     assert (tokenizer.bos_id, end, tokenizer.pad_id, tokenizer.mask_id) == (
-        (None, ids[1], ids[1], None) if kind == "gpt2" else ids
+        ids if ends else (None, ids[1], ids[1], None)
     )
 
 
@@ -169,6 +172,21 @@ def test_gpt2s_two_files_of_another_model_are_not_guessed(tmp_path):
     assert hub_tokenizer(folder, config | {"model_type": "other"}) is None
     assert hub_tokenizer(None, config) is None
     assert hub_tokenizer(tmp_path / "roberta", config) is None
+
+
+def test_added_tokens_of_the_record_are_control_tokens_if_special(tmp_path):
+    folder, config = merges_folder(tmp_path, "qwen2")
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    first = len(json.loads((folder / "vocab.json").read_text()))
+    added = {str(first): {"content": "<|im_end|>", "special": True},
+             str(first + 1): {"content": "<tool>", "special": False}}  # fmt: skip
+    record = {"added_tokens_decoder": {i: flags | token for i, token in added.items()}, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(record))
+    tokenizer = hub_tokenizer(folder, config | {"vocab_size": 408})
+    assert tokenizer.eos_id == first
+    assert first in tokenizer.control
+    assert tokenizer.encode("<tool>") == [first + 1]
+    assert first not in tokenizer.encode("<|im_end|>")
 
 
 def test_llamas_pieces_begin_with_bos(tmp_path):

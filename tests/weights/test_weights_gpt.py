@@ -18,7 +18,7 @@ from tests.helpers.references.decoders import CASES, CONTEXT, VOCABULARY, case, 
 TOLERANCE = 1e-5
 BATCH, LENGTH = 3, 11
 PADDED = (0, 3, 5)  # of each row
-TIED = ("Llama, tied, biased", "Llama, Meta's, tied")
+TIED = ("Llama, tied, biased", "Llama, Meta's, tied", "Qwen2, tied, window")
 every_case = pytest.mark.parametrize("name", CASES)
 with_head = pytest.mark.parametrize("name", [name for name in CASES if name != "GPT-2, no head"])
 
@@ -149,7 +149,7 @@ def test_the_released_gpt2_has_no_prefix_and_no_head_and_holds_masks():
 
 @pytest.mark.parametrize("name", TIED)
 def test_a_tied_head_may_be_left_out_but_not_differ(name):
-    head = "lm_head.weight" if "biased" in name else "output.weight"
+    head = "output.weight" if "Meta" in name else "lm_head.weight"
     tensors = case(name).tensors
     shorter = {key: value for key, value in tensors.items() if key != head}
     assert max(differences(name, load(name, shorter)).values()) <= TOLERANCE
@@ -189,7 +189,8 @@ REFUSED = [
     ("GPT-2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("GPT-2", {"add_cross_attention": True}, "add_cross_attention"),
     ("GPT-2", {"activation_function": "mish"}, "'mish'"),
-    ("Llama", {"attention_bias": True}, "attention_bias True with mlp_bias False"),
+    ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "layer_types": None},
+     "layer_types"),
     ("Llama", {"hidden_act": "gelu"}, "'gelu'"),
     ("Llama", {"head_dim": 5}, "must be even"),
     ("Llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),

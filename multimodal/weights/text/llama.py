@@ -1,8 +1,9 @@
 """Llama and Mistral in Meta's names (`params.json`) and in those of transformers' LlamaForCausalLM and
-MistralForCausalLM (Touvron et al. 2023, Jiang et al. 2023).
+MistralForCausalLM (Touvron et al. 2023, Jiang et al. 2023), and Qwen2 and Qwen2.5 (Yang et al. 2024).
 
 Traps: Meta's files rotate neighbouring pairs, Hugging Face's the halves of each head, with their rows reordered, so the
-same model differs between the two. `w1` is the gate, `w3` is up, `w2` is down."""
+same model differs between the two. `w1` is the gate, `w3` is up, `w2` is down. Qwen2 has biases on query, key and
+value alone, and its sliding window begins at a layer."""
 
 import math
 from dataclasses import replace
@@ -27,11 +28,15 @@ META_KEYS = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "multiple_of", "ffn_dim_multiplier",
     "max_seq_len", "norm_eps", "rope_theta", "tied_output", "head_dim", "sliding_window", "use_scaled_rope",
 }  # fmt: skip
-# LlamaConfig's defaults; MistralConfig's differ in two
+# LlamaConfig's defaults; those in which MistralConfig's and Qwen2Config's differ
 DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "tie_word_embeddings": False,
             "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0, "sliding_window": None,
             "model_type": "llama"}  # fmt: skip
-MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
+OWN = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": 4096,
+              "max_window_layers": 28, "attention_bias": True, "max_position_embeddings": 32768},
+}  # fmt: skip
 META, HUGGING_FACE = ("tok_embeddings.weight", "output.weight"), ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -93,25 +98,35 @@ def _tied(tensors: Tensors, embedding: str, head: str, tied: bool | None) -> boo
 
 
 def _hf_complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    return (MISTRAL if config.get("model_type") == "mistral" else {}) | config
+    return OWN.get(config.get("model_type"), {}) | config
 
 
 def hf_config(text: dict[str, Any], tensors: Tensors) -> TextConfig:
     """Raises CheckpointError for unsupported options."""
     if text["hidden_act"] not in ("silu", "swish"):
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
-    if text["attention_bias"] != text["mlp_bias"]:
-        both = f"attention_bias {text['attention_bias']} with mlp_bias {text['mlp_bias']}"
-        raise CheckpointError(f"config.json: {both} is not supported (must be equal)")
-    if len(set(text.get("layer_types") or ())) > 1:
-        raise CheckpointError("config.json: layer_types with several kinds are not supported")
-    window = text["sliding_window"] if text["model_type"] == "mistral" else None
-    return _config(
+    made = _config(
         text["vocab_size"], text["max_position_embeddings"], text["hidden_size"], text["num_hidden_layers"],
         text["intermediate_size"], text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"],
         text["rms_norm_eps"], _tied(tensors, *HUGGING_FACE, tied=text["tie_word_embeddings"]), hf_positions(text),
-        window, bias=text["attention_bias"],
+        _window(text), bias=text["attention_bias"],
     )  # fmt: skip
+    attention = replace(made.stack.block.attention, out_bias=text["model_type"] != "qwen2")
+    feed = None if text["mlp_bias"] == text["attention_bias"] else text["mlp_bias"]
+    block = replace(made.stack.block, attention=attention, feed_bias=feed)
+    return replace(made, stack=replace(made.stack, block=block))
+
+
+def _window(text: dict[str, Any]) -> int | None:
+    """Number of tokens that a token sees; None: all. Raises CheckpointError for layers of several kinds."""
+    kinds, kind = set(text.get("layer_types") or ()), text["model_type"]
+    if kind == "qwen2" and not kinds:
+        slides = text["use_sliding_window"] and text["sliding_window"] is not None
+        kinds = {slides and layer >= text["max_window_layers"] for layer in range(text["num_hidden_layers"])}
+    if len(kinds) > 1:
+        raise CheckpointError("config.json: layer_types with several kinds are not supported")
+    windowed = bool(kinds & {True, "sliding_attention"}) if kind == "qwen2" else kind == "mistral"
+    return text["sliding_window"] if windowed else None
 
 
 def hf_positions(text: dict[str, Any]) -> PositionConfig:
@@ -140,11 +155,15 @@ def hf_positions(text: dict[str, Any]) -> PositionConfig:
 def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str, str], head: tuple[str, str],
           dropped: NameRow) -> list[NameRow]:  # fmt: skip
     """`names`: parts of a layer, foreign and ours."""
-    bias = config.stack.block.attention.bias
+    own = config.stack.block
+    feed = own.attention.bias if own.feed_bias is None else own.feed_bias
+    biased = {"attention.out": own.attention.bias and own.attention.out_bias}
+    biased |= {f"attention.{part}": own.attention.bias for part in ("query", "key", "value")}
+    biased |= {f"feed.{part}": feed for part in ("gate", "up", "down")}
     block = [
-        NameRow(f"{theirs}.{kind}", f"{own}.{kind}")
-        for theirs, own in names.items()
-        for kind in (("weight", "bias") if bias and own.startswith(("attention.", "feed.")) else ("weight",))
+        NameRow(f"{theirs}.{kind}", f"{ours}.{kind}")
+        for theirs, ours in names.items()
+        for kind in (("weight", "bias") if biased.get(ours) else ("weight",))
     ]
     return [
         *under(prefix, "stack.blocks.{}.", block),
@@ -196,5 +215,5 @@ LLAMA_HF = Family(
     "llama-hf", TextTransformer,
     (HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
     hf_config, hf_rows, hf_tokenizer, complete=_hf_complete, needs="config.json", defaults=DEFAULTS,
-    types=("", "llama", "mistral"),
+    types=("", "llama", "mistral", "qwen2"),
 )  # fmt: skip

@@ -61,6 +61,12 @@ def mistral_case(window: int | None) -> Case:
     return _case(llama.LLAMA_HF, MistralForCausalLM(MistralConfig(**LLAMA, sliding_window=window)))
 
 
+def qwen2_case(**options: Any) -> Case:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _case(llama.LLAMA_HF, Qwen2ForCausalLM(Qwen2Config(**LLAMA | options)))
+
+
 def meta_case(**options: Any) -> Case:
     """Weights of a Hugging Face model in Meta's layout."""
     made = llama_case(**options)
@@ -107,6 +113,11 @@ CASES: dict[str, Callable[[], Case]] = {
          "original_max_position_embeddings": 512}, num_attention_heads=2, head_dim=20, num_key_value_heads=1,
     ),
     "Mistral": lambda: mistral_case(4),
+    "Qwen2": qwen2_case,
+    "Qwen2, tied, window": lambda: qwen2_case(
+        tie_word_embeddings=True, use_sliding_window=True, sliding_window=4, max_window_layers=0,
+    ),
+    "Llama, biased attention": lambda: llama_case(attention_bias=True),
     "Llama, Meta's": meta_case,
     "Llama, Meta's, tied": lambda: meta_case(tie_word_embeddings=True),
 }  # fmt: skip

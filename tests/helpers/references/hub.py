@@ -133,7 +133,7 @@ def merges_folder(root: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     folder.mkdir(exist_ok=True)
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ROBERTA if kind != "gpt2" else ["<|endoftext|>"]
+    special = ["<|endoftext|>"] if kind in ("gpt2", "qwen2") else ROBERTA
     _learn(made, trainers.BpeTrainer, vocab_size=400, special_tokens=special, initial_alphabet=LETTERS)
     made.model.save(str(folder))
     return folder, {"vocab_size": 400, "model_type": kind}

@@ -45,7 +45,7 @@ def letters(size: int) -> CharacterTokenizer:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SEARCHES)
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Mistral", "Hugging Face T5", "Hugging Face BART"])
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Mistral", "Qwen2", "Hugging Face T5", "Hugging Face BART"])
 def test_texts_equal_transformers_generate(name, ours, theirs):
     """Prompts of different length together, against each alone."""
     answers = name.startswith("Hugging")

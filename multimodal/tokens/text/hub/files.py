@@ -19,7 +19,13 @@ PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 # not stated by folders with vocab.json and merges.txt: names of special tokens, and if texts get bos and eos
 _ROBERTA = dict(zip(("bos", "eos", "unk", "pad", "mask"), ("<s>", "</s>", "<unk>", "<pad>", "<mask>"), strict=True))
 _GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
-BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True)}
+_QWEN2 = {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}
+BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True), "qwen2": (_QWEN2, False)}
+# words of Qwen2 (Yang et al. 2024): contractions, letters, single digits, signs, line ends, blanks
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 BOS = ("llama", "mistral")  # models whose texts get a bos, which their SentencePiece files do not state
 
 
@@ -63,7 +69,7 @@ def siglip2_tokenizer(folder: Path, size: int, context: int) -> HubTokenizer:
 
 
 def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
-    """Byte-level BPE in GPT-2's two files."""
+    """Byte-level BPE in the two files of GPT-2."""
     path = folder / "vocab.json"
     if (kind := config.get("model_type")) not in BYTE_LEVEL:
         return None
@@ -82,13 +88,20 @@ def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int |
         raise CheckpointError(
             f"{folder / 'merges.txt'}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}"
         )
+    record = optional_json(folder / RECORD)
     added = sorted(optional_json(folder / "added_tokens.json").items(), key=lambda pair: str(pair[1]))
-    prefix = optional_json(folder / RECORD).get("add_prefix_space", False)
-    bytes_ = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
+    added = [_added(token, i) for token, i in added]
+    if isinstance(decoder := record.get("added_tokens_decoder"), dict):
+        added = [token | {"id": int(i)} for i, token in decoder.items()]
+    split = kind == "qwen2"
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": record.get("add_prefix_space") or False, "trim_offsets": True,
+              "use_regex": not split}  # fmt: skip
+    words = {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
     around = {"cls": ["<s>", 0], "sep": ["</s>", 0]}
     pipeline = {
-        "version": "1.0", "normalizer": None, "pre_tokenizer": bytes_, "decoder": bytes_,
-        "added_tokens": [_added(token, i) for token, i in added],
+        "version": "1.0", "normalizer": {"type": "NFC"} if split else None, "decoder": bytes_,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, bytes_]} if split else bytes_,
+        "added_tokens": added,
         "post_processor": {"type": "RobertaProcessing", **around} if ends else None,
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }  # fmt: skip
