@@ -1,12 +1,12 @@
 """Sizes of the papers' text models, for `presets.PRESETS`.
 
-GPT-2: Radford et al. 2019, table 2, as released. GPT-3: Brown et al. 2020, table 2.1, dense throughout, where the
-paper takes turns with banded attention; two of its rows do not add up, so 1.3B has 16 heads for the printed 24, and 13B
-is 5120 wide for 5140. Llama 2: Touvron et al. 2023; Llama 3 8B: Grattafiori et al. 2024; Mistral 7B: Jiang et al. 2023;
-Qwen2: Yang et al. 2024; all four with the halves of heads turned, as in Hugging Face's files. BERT, RoBERTa, ALBERT (version 2), DistilBERT and
-ELECTRA with the heads they were trained with; of ELECTRA the discriminator. T5: Raffel et al. 2020, version 1.0. BART:
-Lewis et al. 2020. M2M100: Fan et al. 2021. Transformer: Vaswani et al. 2017, table 3, with 37,000 ids in common; the
-paper names no longest text, here 512."""
+GPT-2: Radford et al. 2019, table 2, as released. GPT-3: Brown et al. 2020, table 2.1, dense throughout, where the paper
+takes turns with banded attention; two of its rows do not add up, so 1.3B has 16 heads for the printed 24, and 13B is
+5120 wide for 5140. Llama 2: Touvron et al. 2023; Llama 3 8B: Grattafiori et al. 2024; Mistral 7B: Jiang et al. 2023;
+Qwen2: Yang et al. 2024; all four with the halves of heads turned, as in Hugging Face's files. BERT, RoBERTa, ALBERT
+(version 2), DistilBERT and ELECTRA with the heads they were trained with; of ELECTRA the discriminator. T5: Raffel et
+al. 2020, version 1.0. BART: Lewis et al. 2020. M2M100: Fan et al. 2021. Transformer: Vaswani et al. 2017, table 3, with
+37,000 ids in common; the paper names no longest text, here 512."""
 
 from dataclasses import replace
 from typing import Any

@@ -36,6 +36,7 @@ DECODERS = {
     "post": block(post_norm=True),
     "one-key": block(attention=AttentionConfig(tiny.WIDTH, 4, kv_heads=1), activation="gelu_tanh", norm="rms"),
     "quick": block(gated=True, activation="quick_gelu"),
+    "qwen2": block(attention=AttentionConfig(tiny.WIDTH, 4, kv_heads=2, out_bias=False), gated=True, feed_bias=False),
     "ours": replace(tiny.text(tied=False), window=4, positions=PositionConfig("rotary")),
 }
 STARTS = [None, torch.tensor([0, 2, 2, 5])]
