@@ -92,12 +92,12 @@ class TextTransformer(nn.Module):
     def stem(
         self, ids: Int[Tensor, "B T"], past: int = 0, cache: Cache | None = None,
         positions: Int[Tensor, "*B T"] | None = None, segments: Int[Tensor, "B T"] | None = None,
-        table: nn.Embedding | None = None,
+        table: nn.Embedding | None = None, embedded: Float[Tensor, "B T E"] | None = None,
     ) -> Float[Tensor, "B T D"]:  # fmt: skip
         """Input of the stack: embedded tokens with positions from `past` on. Raises ValueError for a text longer than
         the table of positions."""
-        embed = table if self.embed is None else self.embed
-        x = embed(ids) if self.config.embed_scale == 1 else embed(ids) * self.config.embed_scale
+        x = (table if self.embed is None else self.embed)(ids) if embedded is None else embedded
+        x = x if self.config.embed_scale == 1 else x * self.config.embed_scale
         added = self._added(past, ids.shape[1], self._index(past, ids.shape[1], cache, positions))
         x = x if added is None else x + added.to(x.dtype)
         if self.segments is not None:
@@ -119,6 +119,7 @@ class TextTransformer(nn.Module):
         segments: Int[Tensor, "B T"] | None = None,
         table: nn.Embedding | None = None,
         states: list[Tensor] | None = None,
+        embedded: Float[Tensor, "B T E"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`valid` marks real tokens of padded rows; cached calls use left padding instead (see `new_cache`). With a
         cache, `source` and `source_valid` are read on the first call only. B may be a multiple of P: then B/P
@@ -127,9 +128,9 @@ class TextTransformer(nn.Module):
         `mask` [T S] or [B 1 T S] replaces the configuration's (prefix LM, packed documents, any of `masks`).
         `positions`: the position of each id, where that is not 0, 1, 2, … in each row: packed documents need it, and
         left-padded rows without a cache. `segments`: segment ids, default 0. `table`: the embedding, for a tower
-        without one. `states`: see `Stack`."""
+        without one. `embedded`: vectors in place of the embeddings of `ids`. `states`: see `Stack`."""
         past, count = cache.length if cache else 0, ids.shape[1]
-        x = self.stem(ids, past, cache, positions, segments, table)
+        x = self.stem(ids, past, cache, positions, segments, table, embedded)
         # with gradients the stack attends from all positions, even with `only`
         fresh = cache is None or (cache.length == 0 and cache.start is None)
         whole = fresh and valid is None and (only is None or torch.is_grad_enabled())
@@ -237,10 +238,11 @@ class TextTransformer(nn.Module):
     def forward(
         self, ids: Int[Tensor, "B T"], source: Float[Tensor, "P S _"] | None = None,
         source_valid: Bool[Tensor, "P S"] | None = None, valid: Bool[Tensor, "B T"] | None = None,
-        cache: Cache | None = None, last: int | None = None,
+        cache: Cache | None = None, last: int | None = None, embedded: Float[Tensor, "B T E"] | None = None,
     ) -> Float[Tensor, "B N V"]:  # fmt: skip
-        """Logits of the next token (of the token itself if not causal) at all positions, or at the `last` ones."""
-        states = self.states(ids, source, source_valid, valid, cache)
+        """Logits of the next token (of the token itself if not causal) at all positions, or at the `last` ones.
+        `embedded`: see `states`."""
+        states = self.states(ids, source, source_valid, valid, cache, embedded=embedded)
         return self.logits(states if last is None else states[:, -last:])
 
     def new_cache(self, start: Int[Tensor, "B"] | None = None, capacity: int = 0) -> Cache:

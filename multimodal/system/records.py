@@ -85,6 +85,8 @@ def _one_of(parts: tuple[Any, ...], item: Any, where: str, error: type[Multimoda
     fits = [part for part in parts if _looks_like(part, item)]
     if not fits:
         raise error(f"{where}: expected {' or '.join(map(_name, parts))} ({shown(item)})")
+    if len(fits) > 1 and dataclasses.is_dataclass(fits[0]):  # the one that has the item's keys
+        fits.sort(key=lambda part: len(item.keys() - {field.name for field in dataclasses.fields(part)}))
     return checked(fits[0], item, where, error)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
@@ -61,6 +62,7 @@ KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
     "text_to_text": (EncoderDecoder, EncoderDecoderConfig),
+    "any_to_text": (AnyToText, AnyToTextConfig),
     "tabular": (FTTransformer, TabularConfig),
 }
 

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
+from multimodal.blocks.connector import ConnectorConfig
 from multimodal.blocks.stack import StackConfig, transformer
+from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
@@ -104,6 +106,22 @@ TEXT_TO_TEXT = EncoderDecoderConfig(
     replace(text(tied=True, source=True), positions=PositionConfig("bucket"), logit_scale=WIDTH**-0.5), start_id=0,
 )  # fmt: skip
 TABULAR = TabularConfig(3, (4, 2), 5, 2, stack())
+PICTURE, SOUND = VOCABULARY - 2, VOCABULARY - 1  # placeholders
+ANY = AnyToTextConfig(
+    replace(TEXTS["llama"], context=40), (PICTURE, SOUND),
+    replace(VIT, classes=0, pool="none"), ConnectorConfig(WIDTH, WIDTH, hidden=20),
+    audio=WhisperEncoderConfig(8, 10, stack(key_bias=False)), audio_connector=ConnectorConfig(WIDTH, WIDTH, stack=4),
+)  # fmt: skip
+ANYS = {
+    "any": ANY,
+    "any-conformer": replace(ANY, audio=conformer(), audio_connector=ConnectorConfig(WIDTH, WIDTH, pool=2, norm=True)),
+    "any-crossing": replace(
+        ANY, decoder=text(tied=True, source=True), image_prefix=True,
+        image_connector=ConnectorConfig(WIDTH, WIDTH, resampler=stack(source_width=WIDTH), queries=3),
+    ),
+    "any-image": replace(ANY, audio=None, audio_connector=None, image=replace(ANY.image, image=(8, 16)),
+                         image_connector=ConnectorConfig(WIDTH, WIDTH, shuffle=2, bias=False)),
+}  # fmt: skip
 
 ALL = {
     **{f"vit-{name}": (ViT, config) for name, config in VITS.items()},
@@ -121,8 +139,20 @@ ALL = {
     "text-detector": (TextTransformer, replace(text(causal=False), detect=True)),
     "text-to-text": (EncoderDecoder, TEXT_TO_TEXT),
     "text-to-text-apart": (EncoderDecoder, replace(TEXT_TO_TEXT, encoder=text(causal=False))),
+    **{name: (AnyToText, config) for name, config in ANYS.items()},
     "tabular": (FTTransformer, TABULAR),
 }
+
+
+def any_media(model: AnyToText, images: Tensor) -> list[Tensor]:
+    """Rows of each image, and of a recording beside it if the model hears."""
+    rows = [model.encode_images(images)]
+    if model.audio is not None:
+        frames = torch.arange(160 * len(images)).sin().view(len(images), 20, 8)
+        conformer = isinstance(model.audio, ConformerEncoder)
+        heard = model.encode_audio(frames if conformer else frames.mT, torch.full((len(images),), 20))
+        rows.append(torch.stack(heard))
+    return list(torch.cat(rows, 1))
 
 
 @torch.no_grad()

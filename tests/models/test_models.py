@@ -12,7 +12,21 @@ from multimodal.blocks.masks import causal, documents, padding
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
-from tests.helpers.tiny import ALL, CLIPS, CONFORMERS, TEXTS, VITS, VOCABULARY, WIDTH, conformer, made, randomized, text
+from tests.helpers.tiny import (
+    ALL,
+    CLIPS,
+    CONFORMERS,
+    PICTURE,
+    TEXTS,
+    VITS,
+    VOCABULARY,
+    WIDTH,
+    any_media,
+    conformer,
+    made,
+    randomized,
+    text,
+)  # fmt: skip
 
 EOS = VOCABULARY - 1
 JUNK = [1e4, float("nan")]
@@ -313,6 +327,11 @@ def run(model: torch.nn.Module) -> torch.Tensor:
         return torch.cat([model(images, ids).flatten(), model.outputs(images, ids)[2].flatten()])
     if kind in ("CLIP", "VisionEncoderDecoder", "GIT"):
         return model(images, ids)
+    if kind == "AnyToText":
+        images = noise(2, 3, *model.config.image.image)
+        media = any_media(model, images)
+        before = torch.full((2, 0 if model.config.crosses else len(media[0])), PICTURE)
+        return model(torch.cat([before, ids % PICTURE], 1), media)
     if kind == "Whisper":
         return model(noise(2, 8, 20), ids)
     if kind == "FTTransformer":
@@ -328,7 +347,7 @@ def run(model: torch.nn.Module) -> torch.Tensor:
 def test_every_weight_takes_part(name):
     model = made(name)
     run(model).square().sum().backward()
-    fixed = {"encoder.positions"} if name == "speech-to-text" else set()
+    fixed = {"encoder.positions", "audio.positions"}
     for parameter, tensor in model.named_parameters():
         if parameter in fixed:
             assert not tensor.requires_grad

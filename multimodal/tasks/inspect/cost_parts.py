@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import StackConfig
 from multimodal.errors import UsageError
+from multimodal.models.any_to_text import AnyToText
 from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
@@ -144,6 +145,19 @@ def _git(m: GIT, sizes: Sizes) -> Iterator[Part]:
     yield _decoder_part("captions", m.decoder, ids, (m._logits(ids, source),), source.shape[1])
 
 
+def _any_to_text(m: AnyToText, sizes: Sizes) -> Iterator[Part]:
+    source = None
+    if m.image is not None:
+        source = m.encode_images(_pixels(m.image, sizes))
+        yield _image(m.image)
+    if m.audio is not None:
+        conformer = isinstance(m.audio, ConformerEncoder)
+        states, part = _audio(m.audio, sizes) if conformer else _whisper_audio(m.audio, sizes)
+        source = m.audio_connector(states)
+        yield part._replace(outputs=(source,))
+    yield _text("text", m.decoder, sizes, source if m.config.crosses else None)
+
+
 def _encoder_decoder(m: EncoderDecoder, sizes: Sizes) -> Iterator[Part]:
     ids = _ids("source", m.encoder, sizes)
     source = m.encode(ids)
@@ -151,11 +165,15 @@ def _encoder_decoder(m: EncoderDecoder, sizes: Sizes) -> Iterator[Part]:
     yield _text("target", m.decoder, sizes, source)
 
 
-def _whisper(m: Whisper, sizes: Sizes) -> Iterator[Part]:
-    encoder: WhisperEncoder = m.encoder
+def _whisper_audio(encoder: WhisperEncoder, sizes: Sizes) -> tuple[Tensor, Part]:
     frames = 2 * encoder.config.context
     source = encoder(torch.empty(sizes.batch, encoder.config.bands, frames))
-    yield Part("audio", "second", frames / FRAMES, source.shape[1])
+    return source, Part("audio", "second", frames / FRAMES, source.shape[1])
+
+
+def _whisper(m: Whisper, sizes: Sizes) -> Iterator[Part]:
+    source, part = _whisper_audio(m.encoder, sizes)
+    yield part
     yield _text("text", m.decoder, sizes, source)
 
 
@@ -182,5 +200,5 @@ def _table(m: FTTransformer, sizes: Sizes) -> Iterator[Part]:
 KINDS: dict[type[nn.Module], Callable[[Any, Sizes], Iterator[Part]]] = {
     TextTransformer: lambda m, sizes: iter([_text("text", m, sizes)]), FTTransformer: _table, ViT: _vit,
     ConformerEncoder: _conformer, CLIP: _clip, CoCa: _coca, VisionEncoderDecoder: _captioner, GIT: _git,
-    EncoderDecoder: _encoder_decoder, Whisper: _whisper, ConformerCTC: _conformer_ctc,
+    EncoderDecoder: _encoder_decoder, Whisper: _whisper, ConformerCTC: _conformer_ctc, AnyToText: _any_to_text,
 }  # fmt: skip

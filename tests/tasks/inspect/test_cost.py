@@ -59,6 +59,13 @@ def counted(name: str) -> dict:
 
 def run(model: nn.Module, name: str, rows: int) -> object:
     given = inputs(name, rows)
+    if name.startswith("any"):
+        rows_of = model.encode_images(torch.randn(rows, 3, *model.config.image.image))
+        if name == "any-conformer":
+            rows_of = model.audio_connector(model.audio(torch.randn(rows, 40, 8), torch.full((rows,), 40))[0])
+        elif model.audio is not None:
+            rows_of = model.audio_connector(model.audio(torch.randn(rows, 8, 20)))
+        return model.decoder(*given, rows_of if model.config.crosses else None)
     if name == "coca":
         return model.outputs(*given)
     if name == "text-encoder":

@@ -1,0 +1,119 @@
+"""Any input to text: images and sound as rows among the tokens of one decoder (LLaVA, Liu et al. 2023; Qwen2-Audio, Chu
+et al. 2024), or as the source of its cross-attention (Reka, Ormazabal et al. 2024)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from multimodal.blocks.connector import Connector, ConnectorConfig
+from multimodal.blocks.masks import padding
+from multimodal.blocks.positions import sinusoids
+from multimodal.models.conformer import ConformerEncoder, ConformerEncoderConfig
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
+from multimodal.models.vit import ViT, ViTConfig
+from multimodal.models.whisper import WhisperEncoder, WhisperEncoderConfig
+
+
+@dataclass(frozen=True)
+class AnyToTextConfig:
+    """`placeholders`: ids of `decoder` that stand for one row of an image or of sound each; with a decoder that has
+    cross-attention they are not replaced, and the rows are its source.
+
+    `image_state`: the entry of the ViT's states (see `Stack`) that the connector takes; `image_prefix`: with the class
+    token and registers."""
+
+    decoder: TextConfig
+    placeholders: tuple[int, ...]
+    image: ViTConfig | None = None
+    image_connector: ConnectorConfig | None = None
+    image_state: int = -1
+    image_prefix: bool = False
+    audio: WhisperEncoderConfig | ConformerEncoderConfig | None = None
+    audio_connector: ConnectorConfig | None = None
+
+    def __post_init__(self) -> None:
+        for kind in ("image", "audio"):
+            if (getattr(self, kind) is None) != (getattr(self, f"{kind}_connector") is None):
+                raise ValueError(f"{kind}: expected an encoder and its connector, or neither")
+        if wrong := [i for i in self.placeholders if not 0 <= i < self.decoder.vocabulary]:
+            raise ValueError(f"placeholder {wrong[0]} is outside the vocabulary of {self.decoder.vocabulary}")
+
+    @property
+    def crosses(self) -> bool:
+        """True if media are the source of cross-attention."""
+        return self.decoder.stack.block.cross is not None
+
+
+class AnyToText(nn.Module):
+    """Image and audio encoders, a connector each, and a causal text decoder."""
+
+    def __init__(self, config: AnyToTextConfig):
+        super().__init__()
+        self.config = config
+        self.image = ViT(config.image) if config.image else None
+        self.image_connector = Connector(config.image_connector) if config.image_connector else None
+        whisper = isinstance(config.audio, WhisperEncoderConfig)
+        self.audio = (WhisperEncoder if whisper else ConformerEncoder)(config.audio) if config.audio else None
+        self.audio_connector = Connector(config.audio_connector) if config.audio_connector else None
+        self.decoder = TextTransformer(config.decoder)
+
+    def encode_images(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B M D"]:
+        """Rows of each image. Raises ValueError without an image encoder."""
+        if self.image is None:
+            raise ValueError("the model has no image encoder")
+        states: list[Tensor] = []
+        last = self.image.tokens(images, states=states)
+        x = last if self.config.image_state == -1 else states[self.config.image_state]
+        x = x if self.config.image_prefix else x[:, self.config.image.prefix :]
+        patch = self.config.image.patch
+        return self.image_connector(x, (images.shape[-2] // patch, images.shape[-1] // patch))
+
+    def encode_audio(self, features: Float[Tensor, "B _ _"], lengths: Int[Tensor, "B"]) -> list[Float[Tensor, "_ D"]]:
+        """Rows of each recording. `features`: log-mel [B bands F] for Whisper's encoder, filterbank [B F bands] for a
+        Conformer; `lengths`: frames that are not padding. Raises ValueError without an audio encoder."""
+        if self.audio is None:
+            raise ValueError("the model has no audio encoder")
+        if isinstance(self.audio, ConformerEncoder):
+            x, counts = self.audio(features, lengths)
+        else:
+            x, counts = self.audio(features), (lengths - 1) // 2 + 1
+        # neighbours merge, so each recording ends where it ends alone
+        rows = zip(x, counts.tolist(), strict=True)
+        return [self.audio_connector(row[None, :count])[0] for row, count in rows]
+
+    def embed(self, ids: Int[Tensor, "B T"], media: Sequence[Float[Tensor, "_ D"]]) -> Float[Tensor, "B T D"]:
+        """Token embeddings, with each row's `media` (its rows in order) in the places of its placeholders. Raises
+        ValueError if their numbers differ."""
+        x = self.decoder.embed(ids)
+        places = self.places(ids)
+        for row, (count, rows) in enumerate(zip(places.sum(1).tolist(), media, strict=True)):
+            if count != len(rows):
+                raise ValueError(f"row {row} has {count} placeholders for {len(rows)} rows of media")
+        if not any(map(len, media)):
+            return x
+        return x.masked_scatter(places[..., None], torch.cat(list(media)).to(x.dtype))
+
+    def places(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+        """True where an id is a placeholder."""
+        return torch.isin(ids, torch.tensor(self.config.placeholders, device=ids.device, dtype=ids.dtype))
+
+    def source(self, media: Sequence[Float[Tensor, "_ D"]]) -> tuple[Float[Tensor, "B S D"], Bool[Tensor, "B S"]]:
+        """The source of cross-attention: each row's media with sinusoidal positions, padded, and what is not padding. A
+        row without media attends to one vector of zeros."""
+        lengths = torch.tensor([max(len(rows), 1) for rows in media], device=media[0].device)
+        x = nn.utils.rnn.pad_sequence([r if len(r) else r.new_zeros(1, r.shape[1]) for r in media], batch_first=True)
+        added = sinusoids(torch.arange(x.shape[1], device=x.device), x.shape[2]).to(x.dtype)
+        filled = torch.tensor([len(rows) > 0 for rows in media], device=x.device)
+        return torch.where(filled[:, None, None], x + added, x), padding(lengths, x.shape[1])
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], media: Sequence[Float[Tensor, "_ D"]], valid: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T V"]:
+        """Next-token logits. `valid` marks real tokens of right-padded rows."""
+        if self.config.crosses:
+            return self.decoder(ids, *self.source(media), valid)
+        return self.decoder(ids, valid=valid, embedded=self.embed(ids, media))
