@@ -26,6 +26,10 @@ class ImageError(MultimodalError):
     """Image that cannot be read, or not safely."""
 
 
+class VideoError(ImageError):
+    """Video that cannot be read, or has no frames. An ImageError, since its frames take the place of images."""
+
+
 class AudioError(MultimodalError):
     """Recording that cannot be read, or without usable audio."""
 

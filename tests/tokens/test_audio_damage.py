@@ -103,7 +103,7 @@ def test_a_disk_that_fails_is_an_early_end(tmp_path, monkeypatch):
             return super().read(size)
 
     file = Failing(wav(sweep(16000, 24)))
-    monkeypatch.setattr("multimodal.tokens.audio.tracks.open_media", lambda *_: file)
+    monkeypatch.setattr("multimodal.tokens.demux.open_media", lambda *_: file)
     refused("a.wav", "ends early")
 
 

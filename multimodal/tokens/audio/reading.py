@@ -28,10 +28,10 @@ from multimodal.tokens.audio.levels import SILENT, Levels
 from multimodal.tokens.audio.offset import without_offset
 from multimodal.tokens.audio.packets import tell_place
 from multimodal.tokens.audio.tracks import check_plausible, check_rate, number_of, numbered, opened, tracks_of
+from multimodal.tokens.demux import VIDEO
 
 SAMPLE_RATE = 16000
 AUDIO = "wav w64 flac mp3 ogg oga opus m4a m4b aac mka aif aiff aifc caf au amr wma"
-VIDEO = "mp4 m4v mov webm mkv 3gp avi mpg mpeg"
 SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO}".split()}
 # Frames have 10-100 ms; mixing and resampling take about this much at once.
 GATHER_SECONDS = 1.0

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from multimodal.errors import ImageError, UsageError
+from multimodal.errors import ImageError, MultimodalError, UsageError
 from multimodal.system.files import open_media
 from multimodal.system.walk import matches, walk
 
@@ -128,16 +128,18 @@ def _why_none(text: str) -> str:
     return "a broken link" if os.path.islink(path) else "no such file"
 
 
-def check_size(size: tuple[int, int], limits: ImageLimits, name: str) -> None:
-    """Raises ImageError for a (width, height) outside of the limits."""
+def check_size(
+    size: tuple[int, int], limits: ImageLimits, name: str, error: type[MultimodalError] = ImageError
+) -> None:
+    """Raises `error` for a (width, height) outside of the limits."""
     width, height = size
     if width < 1 or height < 1:
-        raise ImageError(f"{name}: image without pixels ({width}x{height})")
+        raise error(f"{name}: image without pixels ({width}x{height})")
     if width * height > limits.max_pixels:
-        raise ImageError(f"{name}: too many pixels ({width}x{height}, limit {limits.max_pixels})")
+        raise error(f"{name}: too many pixels ({width}x{height}, limit {limits.max_pixels})")
     aspect = max(width, height) / min(width, height)
     if aspect > limits.max_aspect:
-        raise ImageError(f"{name}: too long and thin ({width}x{height}, aspect limit {limits.max_aspect:g})")
+        raise error(f"{name}: too long and thin ({width}x{height}, aspect limit {limits.max_aspect:g})")
 
 
 def _load(image: Image.Image) -> None:

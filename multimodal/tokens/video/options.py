@@ -1,0 +1,29 @@
+"""Which frames of a video are taken."""
+
+from multimodal.errors import UsageError
+from multimodal.system.options import OptionSet, option
+
+EVENLY = 16  # frames of a video if nothing else is asked for
+
+
+class VideoOptions(OptionSet):
+    """Sampling of frames: by default 16 spread evenly, the middles of 16 equal parts of the video.
+
+    `every_s`: a frame every so many seconds from 0 on. `scenes`: the first frame of each scene (see `sampling.py`).
+    `max_frames`: with `every_s` evenly spread instead if there would be more; with `scenes` the greatest changes."""
+
+    every_s: float | None = option(
+        None, "of a video, a frame every S seconds", "S", low=0.001, high=1e6, also=("every",)
+    )
+    max_frames: int | None = option(
+        None, f"of a video, at most N frames, evenly spread (default: {EVENLY}, or all of --every_s or --scenes)", "N",
+        low=1, high=1_000_000,
+    )  # fmt: skip
+    scenes: float | None = option(
+        None, "of a video, a frame where a scene begins: where at least this share of the colours changes (0.3 suits "
+        "films)", "SHARE", low=0, high=1, above=True,
+    )  # fmt: skip
+
+    def check(self) -> None:
+        if self.every_s is not None and self.scenes is not None:
+            raise UsageError(f"{self.scenes:g}: cannot be combined with every_s", argument="scenes")

@@ -1,0 +1,174 @@
+"""Video files as frames with times, streamed with constant memory."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from PIL import Image
+
+from multimodal.errors import UsageError, VideoError
+from multimodal.tokens.audio.container import ends_inside, promised_seconds
+from multimodal.tokens.audio.damage import SHORT_SECONDS, SHORT_SHARE, DamagedSpan
+from multimodal.tokens.demux import demuxed
+from multimodal.tokens.video.decoding import Decoder
+from multimodal.tokens.video.options import VideoOptions
+from multimodal.tokens.video.sampling import Listed, Times, grid, scene_times
+from multimodal.tokens.video.upright import check_frame, upright
+
+DEFAULTS = VideoOptions()
+MISSING = "missing: the video ends early"
+VideoInput = str | Path | bytes | BufferedIOBase | IO[bytes]
+
+
+class DamagedVideo(UserWarning):
+    """A video ends early or is damaged; its readable frames are used."""
+
+
+class Frame(NamedTuple):
+    """`time`: seconds from the start of the video. `image`: upright RGB with square pixels."""
+
+    time: float
+    image: Image.Image
+
+
+class VideoInfo(NamedTuple):
+    """`duration`: seconds. `width`, `height`: as shown. `rate`: mean frames per second, None if not stated.
+    `audio_start`: seconds from the start of the video to the first sample of `read_audio`; None without audio."""
+
+    duration: float
+    width: int
+    height: int
+    rate: float | None
+    audio_start: float | None
+
+    @property
+    def has_audio(self) -> bool:
+        return self.audio_start is not None
+
+
+def frames(
+    source: VideoInput, options: VideoOptions = DEFAULTS, damage: list[DamagedSpan] | None = None
+) -> Iterator[Frame]:
+    """Yield sampled frames in order of time. A frame is the one shown at a wanted time, which seeks do not change.
+
+    Presentation times, rotation and the shape of pixels are respected; one frame is in memory at a time. `source`: a
+    path, bytes, or a seekable binary file. Frames that cannot be decoded are left out, and a video may end early:
+    `damage` receives the spans; without it a DamagedVideo warning tells.
+
+    Raises VideoError for a source without a readable frame; an attached cover is none."""
+    name, spans, count = _name(source), [], 0
+    times = _times(source, options, name)
+    with opened(source, name) as (container, stream, file):
+        decoder = Decoder(container, stream, name, spans)
+        for time, decoded in decoder.at(times):
+            count += 1
+            yield Frame(round(time, 6), upright(decoded, stream.sample_aspect_ratio, name))
+        if not count:
+            raise decoder.none()
+        if decoder.finished:
+            spans += _early_end(decoder, container, stream, file)
+    if damage is not None:
+        damage += spans
+    elif spans:
+        more = f" and {len(spans) - 1} more" if len(spans) > 1 else ""
+        text = f"{name}: {spans[0].what} ({spans[0].start:.2f} to {spans[0].end:.2f} s{more})"
+        warnings.warn(DamagedVideo(text), stacklevel=2)
+
+
+def frame_at(source: VideoInput, time: float) -> Frame:
+    """The frame shown at `time` (seconds). Raises VideoError."""
+    name = _name(source)
+    with opened(source, name) as (container, stream, _):
+        decoder = Decoder(container, stream, name, [])
+        for found, decoded in decoder.at(Listed([max(time, 0.0)])):
+            return Frame(round(found, 6), upright(decoded, stream.sample_aspect_ratio, name))
+        raise decoder.none()
+
+
+def read_info(source: VideoInput) -> VideoInfo:
+    """Facts of a video, by its header and its first frame. Raises VideoError."""
+    name = _name(source)
+    size = frame_at(source, 0.0).image.size
+    _, duration = _span(source, name)
+    with opened(source, name) as (container, stream, _):
+        start, sound = (container.start_time or 0) / 1e6, next(iter(container.streams.audio), None)
+        first = None
+        if sound is not None:
+            first = max(0.0, float((sound.start_time or 0) * (sound.time_base or 0)) - start)
+        return VideoInfo(duration, *size, float(stream.average_rate) if stream.average_rate else None, first)
+
+
+@contextmanager
+def opened(source: VideoInput, name: str) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the container, its video stream (the first default one, else the first) and the file."""
+    if not isinstance(source, str | Path | bytes):
+        source.seek(0)
+    with demuxed(source, name, VideoError, "video") as (container, file):
+        streams = [one for one in container.streams.video if not one.disposition & type(one.disposition).attached_pic]
+        if not streams:
+            kinds = ", ".join(stream.type for stream in container.streams) or "no streams"
+            cover = "; an attached cover image is not a video" if container.streams.video else ""
+            raise VideoError(f"{name}: no video stream ({container.format.name}: {kinds}{cover})")
+        readable = [one for one in streams if one.codec_context is not None]
+        if not readable:
+            raise VideoError(f"{name}: unknown video codec ({container.format.name})")
+        stream = next((one for one in readable if one.disposition & type(one.disposition).default), readable[0])
+        if stream.width and stream.height:  # 0 if only the frames state it
+            check_frame(stream.width, stream.height, name)
+        yield container, stream, file
+
+
+def _times(source: VideoInput, options: VideoOptions, name: str) -> Times:
+    if options.scenes is not None:
+        with opened(source, name) as (container, stream, _):
+            decoded = Decoder(container, stream, name, []).frames()
+            return scene_times(decoded, options.scenes, options.max_frames)
+    if options.every_s is not None and options.max_frames is None:
+        return grid(options, 0.0, None)
+    return grid(options, *_span(source, name))
+
+
+def _span(source: VideoInput, name: str) -> tuple[float, float]:
+    """First frame and length of a video in seconds, by the header, or where it states none, by the packets."""
+    with opened(source, name) as (container, stream, _):
+        tick, start = float(stream.time_base or 0), (container.start_time or 0) / 1e6
+        first = max(0.0, (stream.start_time or 0) * tick - start)
+        if stream.duration:
+            return first, stream.duration * tick
+        if container.duration and container.duration / 1e6 > first:
+            return first, container.duration / 1e6 - first
+        return first, max(_packets_end(container, stream) - start - first, 0.0)
+
+
+def _packets_end(container: Any, stream: Any) -> float:
+    import av
+
+    end, tick = 0.0, float(stream.time_base or 0)
+    try:
+        for packet in container.demux(stream):
+            if packet.pts is not None:
+                end = max(end, (packet.pts + (packet.duration or 0)) * tick)
+    except (av.error.FFmpegError, OSError, IndexError):
+        pass
+    return end
+
+
+def _early_end(decoder: Decoder, container: Any, stream: Any, file: Any) -> list[DamagedSpan]:
+    promised = promised_seconds(container, stream, file) or 0.0
+    missing = promised + max(0.0, (stream.start_time or 0) * decoder.tick - decoder.start) - decoder.end
+    short = missing > SHORT_SECONDS and missing > SHORT_SHARE * promised
+    return [DamagedSpan(decoder.end, decoder.end + max(missing, 0.0), MISSING)] if short or ends_inside(file) else []
+
+
+def _name(source: VideoInput) -> str:
+    """Name of a source in errors. Raises UsageError for another type, and a file that cannot seek."""
+    if isinstance(source, bytes):
+        return "<bytes>"
+    if isinstance(source, str | Path):
+        return str(source).replace("\n", "\\n")
+    if not callable(getattr(source, "read", None)) or not getattr(source, "seekable", lambda: False)():
+        raise UsageError(f"video: expected a path, bytes or a seekable file (got {type(source).__name__})")
+    return f"<{type(source).__name__}>"
