@@ -7,6 +7,7 @@ from multimodal.cli.parser import Parser, count, limited
 from multimodal.inference.options import COMPUTE_TYPES, DEVICE, BatchOptions
 from multimodal.system.assets import DEFAULT_MODELS
 from multimodal.system.options import OptionSet, add_flags
+from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 LEARNED = "learned"
 MODEL = "name (multimodal models lists them), folder, .safetensors file or hub repository OWNER/NAME"
@@ -88,6 +89,11 @@ def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = Non
 def compute(g: argparse._ActionsContainer) -> None:
     g.add_argument("--device", default="auto", metavar="NAME", help=f"{DEVICE} (default: auto)")
     g.add_argument("--threads", type=threads, metavar="N", help="CPU threads (default: torch's)")
+
+
+def videos(p: Parser, whole: bool = True) -> None:
+    """Add the flags of frames of videos. `whole`: with that of one result per video."""
+    add_flags(p.add_argument_group("videos"), ClipOptions if whole else VideoOptions)
 
 
 def lists(g: argparse._ActionsContainer) -> None:

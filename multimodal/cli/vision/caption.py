@@ -4,7 +4,7 @@ import argparse
 import os
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,23 @@ from multimodal.cli.files import output_folder, outputs_of
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable
 from multimodal.cli.parser import Parser
-from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place
+from multimodal.cli.vision.images import (
+    NOTHING,
+    Add,
+    ImageOutput,
+    ImageProgress,
+    There,
+    append_to,
+    found,
+    no_videos,
+    results_place,
+)
 from multimodal.errors import ImageError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.system.signals import at_stop
 from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
+from multimodal.tokens.video.options import ClipOptions
 
 if TYPE_CHECKING:
     from multimodal.tasks.caption.caption import CaptionWriter
@@ -29,6 +40,7 @@ EXAMPLES = """examples:
   multimodal caption photo.jpg --model captioner --beam_size 4
   multimodal caption photos/ --model captioner -o photos.csv                # call it again to go on after a stop
   multimodal caption photos/ --model captioner --format txt-per-image       # photos/a.txt beside photos/a.jpg
+  multimodal caption clip.mp4 --model captioner --max_frames 4              # or --per_clip for one caption
   multimodal caption photo.jpg --model captioner --top_p 0.9 --num_captions 5 --seed 1
 """
 STYLES = ("table", "csv", "jsonl", "json", "txt-per-image")
@@ -38,9 +50,11 @@ COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s IMAGE [IMAGE ...] [flags]", EXAMPLES
-    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
+    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; a video is an image for each "
+                   "sampled frame")  # fmt: skip
     _output(p.add_argument_group("results"))
     decoding(p.add_argument_group("captions (the model's card may set other defaults)"))
+    flags.videos(p)
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "caption")
     flags.machine(g, CaptionBatchOptions, integers=True)
@@ -79,9 +93,13 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.caption.caption import CaptionWriter, prepared
     from multimodal.tasks.encode.features import model_digest
 
-    files, code = found(options.images)
+    files, code = found(options.images, options)
     if not files:
         return code
+    if options.regions is not None:
+        no_videos(files, "--regions")
+    if options.format == "txt-per-image" and not getattr(options, "per_clip", False):
+        no_videos(files, "--format txt-per-image without --per_clip")
     outputs = outputs_of(options, files, but=("images",))
     if options.format != "txt-per-image":
         results_place(options, outputs)
@@ -122,20 +140,22 @@ class _CaptionRun:
         """Return True if its word regions exist or are not requested."""
         return self.regions is None or self.regions.paths[file].exists()
 
-    def __call__(self, files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
+    def __call__(self, files: list[str], add: Add, there: There = NOTHING) -> int:
         """Images that are `there` go along with their batch, and no more."""
         from multimodal.tasks.caption.caption import generate
 
         code, cut = 0, 0
         with ImageProgress(len(files), self.options.output is not None) as bar:
-            for file, one in generate(files, self.write, self.options.batch_size, self.options.workers):
-                bar.step()
+            video = ClipOptions(**ClipOptions.among(vars(self.options)))
+            size, workers = self.options.batch_size, self.options.workers
+            for file, one in generate(files, self.write, size, workers, video, there):
+                bar.step(file)
                 if isinstance(one, ImageError):
                     code = bar.failed(one)
                     continue
                 if file in there:
                     continue
-                record = _shown(self.write.record(file, one.captions))
+                record = _shown(self.write.record(file, one.captions, one.time))
                 if self.regions is not None and bar.attempt(file, partial(self.regions.draw, file, one)):
                     code = 1
                     continue
@@ -152,6 +172,7 @@ def _appended(options: Namespace, run: _CaptionRun, files: list[str], digest: st
         "command": "caption", "model": digest, "preprocessing": run.write.checkpoint.preprocessing.to_dict(),
         **vars(run.write.options), **({} if run.write.options.temperature else {"seed": 0}),  # only draws see it
         "compute_type": options.compute_type, "device": str(run.write.device),
+        **ClipOptions.among(vars(options)),
     }  # fmt: skip
     columns = _columns(run.write.options.num_captions > 1)
     return append_to(options, columns, settings, files, _rows, run, run.drawn)

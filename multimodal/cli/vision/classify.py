@@ -4,7 +4,7 @@ import argparse
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,23 @@ from multimodal.cli.files import output_file, outputs_of, read_lines, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable
 from multimodal.cli.parser import Parser
-from multimodal.cli.vision.images import Add, ImageOutput, ImageProgress, append_to, found, results_place
+from multimodal.cli.vision.images import (
+    NOTHING,
+    Add,
+    ImageOutput,
+    ImageProgress,
+    There,
+    append_to,
+    found,
+    no_videos,
+    results_place,
+)
 from multimodal.errors import ImageError, UsageError
 from multimodal.inference.options import BatchOptions
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.tasks.classify.options import ClassifyOptions
+from multimodal.tokens.video.options import ClipOptions
 
 if TYPE_CHECKING:
     from multimodal.tasks.classify.classifier import ZeroShotClassifier
@@ -32,6 +43,7 @@ EXAMPLES = """examples:
   multimodal classify photos/ --labels_file names.txt -o photos.csv          # call it again to go on after a stop
   multimodal classify --labels_file names.txt --calibrate labelled/ --threshold 0.5 --save_classifier pets.safetensors
   multimodal classify photos/ --classifier pets.safetensors -o photos.csv
+  multimodal classify clip.mp4 --labels "a dog" "a cat" --every_s 2
 """
 STYLES = ("table", "csv", "json", "jsonl")
 BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -41,10 +53,12 @@ HEADER = ["file", "label", "score"]
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = USAGE, EXAMPLES
-    p.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders or globs")
+    p.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders or globs; a video is an image "
+                   "for each sampled frame")  # fmt: skip
     _labels(p.add_argument_group("labels"))
     _output(p.add_argument_group("results"))
     _scores(p.add_argument_group("scores"))
+    flags.videos(p)
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "classify")
     flags.machine(g, BatchOptions)
@@ -130,7 +144,9 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.encode.features import model_digest
 
     labels, templates = labels_and_templates(options)
-    files, code = found(options.images)
+    files, code = found(options.images, options)
+    if options.heatmap is not None:
+        no_videos(files, "--heatmap")
     outputs = outputs_of(options, files, but=("images",))
     reliability = output_file(options.reliability, "--reliability", (".png",), outputs)
     if options.save_classifier:
@@ -169,16 +185,26 @@ def _classify(
 ) -> int:  # fmt: skip
     """`plain`: the checkpoint as it was loaded, for heat maps; `digest`: its `model_digest`."""
     from multimodal.tasks.encode.attempts import in_parts, item_error
+    from multimodal.tasks.encode.reader import clip_result
+    from multimodal.tasks.encode.videos import Clip
 
     top = options.top or (5 if options.format == "table" else None)
     rows = partial(_rows, threshold=classifier.threshold)
     draw = _drawing(options, plain, classifier, outputs)
 
-    def work(files: list[str], add: Add, there: Set[str] = frozenset()) -> int:
+    def work(files: list[str], add: Add, there: There = NOTHING) -> int:
         """The results of each image, as soon as they are known. An image that cannot be read is one line."""
         code = 0
         with ImageProgress(len(files), options.output is not None) as bar:
-            for batch in _batches(options, classifier, files):
+            for batch in _batches(options, classifier, files, there):
+                if isinstance(batch, Clip):
+                    result = clip_result(batch, partial(classifier.clip_result, top=top))
+                    bar.step(batch.item)
+                    if isinstance(result, Exception):
+                        code = bar.failed(result)
+                    else:
+                        add(_shown(result))
+                    continue
                 for _, error in batch.refused:
                     code = bar.failed(error)
                 results = in_parts(partial(_results, classifier, batch, top), len(batch.read))
@@ -188,7 +214,7 @@ def _classify(
                     elif file not in there:
                         add(_shown(result))
                         code = bar.attempt(file, partial(draw, result)) or code
-                bar.step(len(batch.read) + len(batch.refused))
+                bar.step(*batch.read, *(file for file, _ in batch.refused))
         return code
 
     if options.output is not None:
@@ -203,14 +229,21 @@ def _results(classifier: "ZeroShotClassifier", batch: Any, top: int | None, part
     return classifier.results_of(batch.read[part], batch.pixels[part], top)
 
 
-def _batches(options: Namespace, classifier: "ZeroShotClassifier", files: list[str]) -> Iterator[Any]:
+def _batches(
+    options: Namespace, classifier: "ZeroShotClassifier", files: list[str], there: There
+) -> Iterator[Any]:  # fmt: skip
     from multimodal.tasks.encode.images import batches
-    from multimodal.tasks.encode.native import native_batches
+    from multimodal.tasks.encode.native import native_batches, native_frames
+    from multimodal.tasks.encode.videos import plain_frames, with_videos
 
-    record, size = classifier.preprocessing, options.batch_size
+    record, size, most = classifier.preprocessing, options.batch_size, options.native or None
     if options.native is None:
-        return batches(files, record, size, options.workers)
-    return native_batches(classifier.model, files, record, options.native or None, size, options.workers)
+        preparation = plain_frames(record, size)
+        of_images = lambda run: batches(run, record, size, options.workers)
+    else:
+        preparation = native_frames(classifier.model, record, most, size)
+        of_images = lambda run: native_batches(classifier.model, run, record, most, size, options.workers)
+    return with_videos(files, of_images, preparation, ClipOptions(**ClipOptions.among(vars(options))), done=there)
 
 
 def _drawing(
@@ -269,6 +302,7 @@ def _settings(options: Namespace, digest: str, classifier: "ZeroShotClassifier",
         "templates": saved_templates(classifier.templates), "scores": classifier.scores,
         "calibration": calibration.to_dict() if calibration else None, "threshold": classifier.threshold, "top": top,
         "compute_type": options.compute_type, "device": options.device, "native": options.native,
+        **ClipOptions.among(vars(options)),
     }  # fmt: skip
 
 

@@ -15,43 +15,67 @@ from multimodal.system.outputs import Outputs
 from multimodal.system.signals import at_stop
 from multimodal.tasks.encode.attempts import item_error
 from multimodal.tasks.encode.results import BESIDE, Results
+from multimodal.tokens.video.names import FrameName
+from multimodal.tokens.video.options import ClipOptions
 
 Record = dict[str, Any]  # of one image, its name as `file`
 Add = Callable[[Record], None]
 
 
-def found(arguments: Iterable[str]) -> tuple[list[str], int]:
-    """Images that the arguments name, each once; an argument that names none, and a folder that cannot be listed, is
-    reported, and the others go on."""
-    from multimodal.tokens.image.reading import find_images, walk_images
+def found(arguments: Iterable[str], options: Namespace) -> tuple[list[str], int]:
+    """Images and videos that the arguments name, each once; an argument that names none, and a folder that cannot be
+    listed, is reported, and the others go on. Folders and globs are searched for videos if `options` has a flag of
+    videos; a glob that ends in a video's suffix too."""
+    from multimodal.tokens.image.reading import SUFFIXES, find_images, walk_images
+    from multimodal.tokens.video.names import SUFFIXES as VIDEOS
 
     names: dict[str, None] = {}
     code, shown = 0, Progress("finding images")
+    asked = bool(ClipOptions.among(vars(options)))
 
     def refused(error: OSError) -> None:
         nonlocal code
         code = fail(f"{error.filename}: cannot be listed ({error.strerror})")
 
     for argument in arguments:
+        suffixes = SUFFIXES | VIDEOS if asked or os.path.splitext(argument)[1].lower() in VIDEOS else SUFFIXES
         try:
-            inside = walk_images(argument, refused) if os.path.isdir(argument) else map(str, find_images([argument]))
-            before = len(names)
-            for number, name in enumerate(inside, before):
+            if folder := os.path.isdir(argument):
+                inside = walk_images(argument, refused, SUFFIXES | VIDEOS)
+            else:
+                inside = map(str, find_images([argument], suffixes))
+            before, left = len(names), 0
+            for name in inside:
+                if folder and not asked and os.path.splitext(name)[1].lower() in VIDEOS:
+                    left += 1
+                    continue
                 names[name] = None
-                if number % 1000 == 999:
+                if len(names) % 1000 == 0:
                     shown(len(names), len(names))
-            if len(names) == before and not code and os.path.isdir(argument):
-                find_images([argument])  # says what is missing
+            if left:
+                console.note(f"{argument}: videos left out: {left} (--max_frames, --every_s or --scenes reads them)")
+            if len(names) == before and not code and folder:
+                find_images([argument], suffixes)  # says what is missing
         except UsageError as error:
             code = fail(error)
     shown.clear()
     return list(names), code
 
 
+def no_videos(files: Iterable[str], flag: str) -> None:
+    """Raises UsageError for a video, of which `flag` cannot be made."""
+    from multimodal.tokens.video.names import is_video
+
+    for file in files:
+        if is_video(file):
+            raise UsageError(f"{flag}: is for images ({file})")
+
+
 class ImageProgress:
     """Images done, on a terminal's stderr, unless the results themselves go to the screen."""
 
     def __init__(self, total: int, to_file: bool):
+        self.video: str | None = None
         if not total or not console.terminal() or (not to_file and sys.stdout is not None and sys.stdout.isatty()):
             self.bar = None
             return
@@ -66,9 +90,13 @@ class ImageProgress:
         if self.bar is not None:
             self.bar.close()
 
-    def step(self, count: int = 1) -> None:
-        if self.bar is not None:
-            self.bar.update(count)
+    def step(self, *names: str) -> None:
+        """Count images, and each video with its first frame."""
+        for name in names:
+            path = name.path if isinstance(name, FrameName) else None
+            if self.bar is not None and (path is None or path != self.video):
+                self.bar.update(1)
+            self.video = path
 
     def failed(self, error: object) -> int:
         """One line, above the bar."""
@@ -128,11 +156,11 @@ class ImageOutput:
 
 def append_to(
     options: Namespace, header: Sequence[str], settings: Record, files: list[str],
-    rows: Callable[[Record], Iterable[list]], work: Callable[[list[str], Add, Set[str]], int],
+    rows: Callable[[Record], Iterable[list]], work: Callable[[list[str], Add, "There"], int],
     whole: Callable[[str], bool] = lambda file: True,
 ) -> int:  # fmt: skip
     """To the file `--output`, with which a second call goes on. `work(files, add, there)` makes the records; those of
-    images that are `there` are not added. `whole`: whether all else that belongs to an image is there."""
+    images and frames that are `there` are not added. `whole`: whether all else that belongs to an image is there."""
     with Results(options.output, options.format, header, settings, options.overwrite) as results:
         there = {file for file in files if results.has(file) and whole(file)}
         if there:
@@ -149,7 +177,22 @@ def append_to(
                              "the same command resumes")  # fmt: skip
 
         with at_stop(stopped):
-            return max([work(part, add, there) for part in remaining(files, there, options.batch_size)])
+            parts = remaining(files, there, options.batch_size)
+            return max([work(part, add, There(there, results)) for part in parts])
+
+
+class There:
+    """Names of the finished images, and of the finished frames of videos."""
+
+    def __init__(self, images: Set[str] = frozenset(), results: Results | None = None):
+        self.images, self.results = images, results
+
+    def __contains__(self, name: object) -> bool:
+        frame = isinstance(name, FrameName) and self.results is not None
+        return self.results.has(name) if frame else name in self.images
+
+
+NOTHING = There()
 
 
 def remaining(files: list[str], there: Set[str], batch_size: int) -> tuple[list[str], list[str]]:

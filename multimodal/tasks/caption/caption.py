@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
@@ -22,8 +22,9 @@ from multimodal.tasks.caption.options import CaptionOptions, options_for
 from multimodal.tasks.encode.arguments import CaptionArguments, CaptionerArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
-from multimodal.tasks.encode.images import ImageBatch, ImageReader, batches, name_of
+from multimodal.tasks.encode.images import ImageBatch, batches, name_of
 from multimodal.tasks.encode.loaded import (
+    Item,
     Items,
     LoadedModel,
     Model,
@@ -33,9 +34,15 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
+from multimodal.tasks.encode.reader import ImageReader, clip_result
+from multimodal.tasks.encode.videos import Clip, checked_batches, plain_frames, time_of, with_videos
 from multimodal.tokens.image.arrays import ImageInput
+from multimodal.tokens.video.names import FrameName
+from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
+
+FRAMES = ClipOptions()
 
 
 class Captioner(LoadedModel):
@@ -43,32 +50,37 @@ class Captioner(LoadedModel):
 
     `options`: see `CaptionOptions`; defaults come from "caption" in the model's card. A caption depends on its image,
     the options and the seed, not on `batch_size` or `workers`. `device`: `auto` is a GPU if there is one;
-    `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs.
+    `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs. `every_s`, `max_frames`, `scenes`,
+    `per_clip`: frames of videos, see `ClipOptions`.
 
     Raises UsageError, TextError (a prompt longer than the context), CheckpointError."""
 
     def __init__(
         self, model: Model | None = None, *, batch_size: int = 16, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
-        **options: Unpack[CaptionArguments],
+        every_s: float | None = None, max_frames: int | None = None, scenes: float | None = None,
+        per_clip: bool = False, **options: Unpack[CaptionArguments],
     ):  # fmt: skip
+        video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         self.writer = CaptionWriter(*prepared(model, compute_type, device, options))
-        self.reader = ImageReader(self.writer.checkpoint.preprocessing, batch_size, workers, urls)
+        self.reader = ImageReader(self.writer.checkpoint.preprocessing, batch_size, workers, urls, video)
 
     @overload
     def __call__(self, images: Columns) -> dict[str, np.ndarray]: ...
     @overload
     def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[dict[str, Any]]: ...
     def __call__(self, images: Any) -> Any:
-        """Caption one or several images, in order.
+        """Caption one or several images, in order; of a video each sampled frame is an image.
 
         Each result has `file`, `caption`, `score` (log-probability / tokens^`length_penalty`), `logprob` (the sum),
         `tokens` (with the end token) and `finished` (False: cut at `max_new_tokens`). With `num_captions` above 1 also
-        `captions`, the best first, each with a `count` of the sequences that gave its text. Raises ImageError.
+        `captions`, the best first, each with a `count` of the sequences that gave its text. A frame of a video has its
+        `time` in seconds, as has the one that a clip's caption is of. Raises ImageError.
 
-        A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`)."""
+        A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`); a
+        video is one row."""
         if is_columns(images):
-            results = (result for _, result in self.many(source_column(images)[1]))
+            results = (result for _, result in self._many(source_column(images)[1], self.reader.one_each()))
             return result_columns(images, results, lambda one: one, {"caption": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:
@@ -78,10 +90,19 @@ class Captioner(LoadedModel):
     def many(
         self, items: Iterable[Any], *, keyed: bool = False, on_error: OnError = "return"
     ) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:
-        """Yield (key, result) for each image, as `Classifier.many` does."""
+        """Yield (key, result) for each image or frame, as `Classifier.many` does."""
+        return self._many(items, self.reader, keyed, on_error)
+
+    def _many(
+        self, items: Iterable[Any], reader: ImageReader, keyed: bool = False, on_error: OnError = "return"
+    ) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:
         check_on_error(on_error)
         sources = Items(items, keyed)
-        return self._queued(checked_results(self.reader.results(sources, self._results), sources, on_error))
+        return self._queued(checked_results(reader.results(sources, self._results, self._whole), sources, on_error))
+
+    def _whole(self, clip: Clip) -> dict[str, Any]:
+        best = best_of(clip, self.writer)
+        return self.writer.record(clip.item, best.captions, best.time)
 
     def _results(self, batch: ImageBatch, part: slice) -> list[dict[str, Any]]:
         found = self.writer(batch.pixels[part])
@@ -115,10 +136,16 @@ def prepared(
 
 
 def generate(
-    images: Iterable[Any], write: "CaptionWriter", batch_size: int, workers: int | None
-) -> Iterator[tuple[Any, "GeneratedCaptions | ImageError"]]:
-    """Yield (image, captions or ImageError) as results arrive."""
-    for batch in batches(images, write.checkpoint.preprocessing, batch_size, workers):
+    images: Iterable[Any], write: "CaptionWriter", batch_size: int, workers: int | None,
+    video: ClipOptions = FRAMES, done: Container[str] = (),
+) -> Iterator[tuple[Any, "GeneratedCaptions | ImageError"]]:  # fmt: skip
+    """Yield (image, captions or ImageError) as results arrive. `video`, `done`: see `with_videos`."""
+    record = write.checkpoint.preprocessing
+    of_images = lambda run: batches(run, record, batch_size, workers)
+    for batch in with_videos(images, of_images, plain_frames(record, batch_size), video, done=done):
+        if isinstance(batch, Clip):
+            yield batch.item, clip_result(batch, partial(best_of, write=write))
+            continue
         yield from batch.refused
         found = in_parts(partial(_captions, write, batch.pixels), len(batch.read))
         for image, pixels, captions in zip(batch.read, batch.pixels, found, strict=True):
@@ -132,11 +159,24 @@ def _captions(write: "CaptionWriter", pixels: Float[Tensor, "B 3 H W"], part: sl
     return write(pixels[part])
 
 
+def best_of(clip: Clip, write: "CaptionWriter") -> "GeneratedCaptions":
+    """The captions of the frame whose best one has the highest score, finished ones first. Raises VideoError."""
+    best = None
+    for batch in checked_batches(clip.batches):
+        for frame, pixels, captions in zip(batch.read, batch.pixels, write(batch.pixels), strict=True):
+            rank = captions[0].finished, captions[0].score
+            if best is None or rank > best[0]:
+                name = frame.source if isinstance(frame, Item) else frame
+                best = rank, GeneratedCaptions(pixels.clone(), captions, name.time)
+    return best[1]
+
+
 class GeneratedCaptions(NamedTuple):
-    """Preprocessed image and its captions, the best first."""
+    """Preprocessed image and its captions, the best first. `time`: of the frame, of a whole video."""
 
     pixels: Float[Tensor, "3 H W"]
     captions: list["Caption"]
+    time: float | None = None
 
 
 class Caption(NamedTuple):
@@ -245,8 +285,9 @@ class CaptionWriter:
         tokens = len(ids) + finished
         return Caption(text, ids, logprob / float(tokens) ** self.options.length_penalty, logprob, tokens, finished, 1)
 
-    def record(self, image: Any, found: list[Caption]) -> dict[str, Any]:
-        """The result of `caption` for one image; warns of captions that are empty or cut short by the options."""
+    def record(self, image: Any, found: list[Caption], time: float | None = None) -> dict[str, Any]:
+        """The result of `caption` for one image, or a video's frame at `time`; warns of captions that are empty or cut
+        short by the options."""
         best, name = found[0], name_of(image)
         if not best.text:
             warnings.warn(f"{name}: the caption is empty (min_tokens 1 forces text)", stacklevel=2)
@@ -254,4 +295,6 @@ class CaptionWriter:
             few = f"ends after {len(best.ids)} tokens, under min_tokens {self.options.min_tokens}"
             warnings.warn(f"{name}: the caption {few}: the options forbid every other token", stacklevel=2)
         several = [{**one.record(), "count": one.count} for one in found]
-        return {"file": name, **best.record(), **({"captions": several} if self.options.num_captions > 1 else {})}
+        timed = time_of(name) if time is None else time_of(FrameName(name, time))
+        alternatives = {"captions": several} if self.options.num_captions > 1 else {}
+        return {"file": name, **timed, **best.record(), **alternatives}

@@ -23,6 +23,7 @@ from multimodal.tasks.encode.prompts import (
     prompts_of,
     warn_cut,
 )
+from multimodal.tasks.encode.videos import Clip, clip_mean, time_of
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import text_features
@@ -133,14 +134,21 @@ class ZeroShotClassifier:
 
     def results_of(self, names: Sequence[str], pixels: Pixels, top: int | None = None) -> list[dict[str, Any]]:
         """Results of preprocessed images. Raises CheckpointError for scores that are not finite."""
-        if not names:
-            return []
-        rows = self.probabilities(pixels).float().cpu()
+        return self._ranked(names, self.probabilities(pixels).float().cpu(), top) if names else []
+
+    @torch.inference_mode()
+    def clip_result(self, clip: Clip, top: int | None = None) -> dict[str, Any]:
+        """The result of a whole video: scores of the mean of its frames' logits, which are those of the mean of their
+        unit features. Raises VideoError."""
+        rows = self.scored(clip_mean(clip.batches, self.logits).to(self.device)).float().cpu()
+        return self._ranked([name_of(clip.item)], rows, top)[0]
+
+    def _ranked(self, names: Sequence[str], rows: Float[Tensor, "B C"], top: int | None) -> list[dict[str, Any]]:
         if wrong := (~rows.isfinite().all(1)).nonzero().flatten().tolist():
             raise CheckpointError(f"model {self.checkpoint.source}: the scores of {names[wrong[0]]} are not finite")
         scores, order = (part[:, :top].tolist() for part in rows.sort(descending=True, stable=True))
         return [
-            {"file": name, **self._answer(best, places[0]),
+            {"file": name, **time_of(name), **self._answer(best, places[0]),
              "scores": [{"label": self.labels[i], "score": s} for i, s in zip(places, best, strict=True)]}
             for name, best, places in zip(names, scores, order, strict=True)
         ]  # fmt: skip

@@ -16,7 +16,7 @@ from multimodal.tasks.classify.classifier_file import load_classifier
 from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.encode.arguments import ClassifierArguments
 from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
-from multimodal.tasks.encode.images import ImageBatch, ImageReader, name_of
+from multimodal.tasks.encode.images import ImageBatch, name_of
 from multimodal.tasks.encode.loaded import (
     Items,
     LoadedModel,
@@ -28,7 +28,10 @@ from multimodal.tasks.encode.loaded import (
     loaded,
 )
 from multimodal.tasks.encode.prompts import Templates
+from multimodal.tasks.encode.reader import ImageReader
+from multimodal.tasks.encode.videos import Clip
 from multimodal.tokens.image.arrays import ImageInput
+from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.folder import Checkpoint
 
 Scores = dict[str, Any]
@@ -41,7 +44,7 @@ class Classifier(LoadedModel):
     own, else `clip7`). `classifier`: a file of `save_classifier`, in place of labels and templates. `threshold`,
     `scores`: see `ZeroShotClassifier`. `top`: number of labels to return. `device`: `auto` is a GPU if there is one;
     `compute_type`: see `prepare_for_inference`. `workers`: threads that decode images (default: one per core). `urls`:
-    read http and https URLs.
+    read http and https URLs. `every_s`, `max_frames`, `scenes`, `per_clip`: frames of videos, see `ClipOptions`.
 
     Raises UsageError, TextError, CheckpointError."""
 
@@ -50,14 +53,17 @@ class Classifier(LoadedModel):
         classifier: str | Path | None = None, threshold: float | None = None, scores: str | None = None,
         top: int | None = None, batch_size: int = 32, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+        every_s: float | None = None, max_frames: int | None = None, scenes: float | None = None,
+        per_clip: bool = False,
     ):  # fmt: skip
+        video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         ClassifyOptions.checked({"top": top})
         checkpoint = loaded(model, "classify")
         made = classifier_of(
             checkpoint, labels, templates, classifier, device=device_of(device, checkpoint), compute_type=compute_type
         )
         self.scorer, self.top = made.using(threshold, scores), top
-        self.reader = ImageReader(self.scorer.preprocessing, batch_size, workers, urls)
+        self.reader = ImageReader(self.scorer.preprocessing, batch_size, workers, urls, video)
 
     @property
     def labels(self) -> list[str]:
@@ -68,15 +74,16 @@ class Classifier(LoadedModel):
     @overload
     def __call__(self, images: ImageInput | Sequence[ImageInput]) -> list[Scores]: ...
     def __call__(self, images: Any) -> Any:
-        """Score the labels for one or several images, best first.
+        """Score the labels for one or several images, best first; of a video each sampled frame is an image.
 
         Returns `[{"file", "scores": [{"label", "score"}]}]`, with a threshold also `"answer"`: the best label, or None
         if its score is below. Scores are softmax over the labels, sigmoid per label (a model trained with the sigmoid
-        loss), or calibrated. Raises ImageError.
+        loss), or calibrated. A frame's result has its `time` in seconds. Raises ImageError.
 
-        A batch of columns (bytes, image or path) gives columns: label, score, error (see `encode/columns.py`)."""
+        A batch of columns (bytes, image or path) gives columns: label, score, error (see `encode/columns.py`); a video
+        is one row."""
         if is_columns(images):
-            results = (result for _, result in self.many(source_column(images)[1]))
+            results = (result for _, result in self._many(source_column(images)[1], self.reader.one_each()))
             return result_columns(images, results, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
@@ -86,10 +93,21 @@ class Classifier(LoadedModel):
     ) -> Iterator[tuple[Any, Scores | MultimodalError]]:
         """Yield (key, result) for each image, in order, while the next ones are decoded. With `keyed`, items are (key,
         image) pairs; else a path is its own key, and any other image has its position. An image that fails gives its
-        error as result, unless `on_error` is "raise"."""
+        error as result, unless `on_error` is "raise".
+
+        A video gives a result for each frame (unless `per_clip`): the key of a path becomes "clip.mp4 @ 12.4 s", any
+        other (key, time)."""
+        return self._many(items, self.reader, keyed, on_error)
+
+    def _many(
+        self, items: Iterable[Any], reader: ImageReader, keyed: bool = False, on_error: OnError = "return"
+    ) -> Iterator[tuple[Any, Scores | MultimodalError]]:
         check_on_error(on_error)
         sources = Items(items, keyed)
-        return self._queued(checked_results(self.reader.results(sources, self._results), sources, on_error))
+        return self._queued(checked_results(reader.results(sources, self._results, self._whole), sources, on_error))
+
+    def _whole(self, clip: Clip) -> Scores:
+        return self.scorer.clip_result(clip, self.top)
 
     def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
         names = [name_of(item.source) for item in batch.read[part]]

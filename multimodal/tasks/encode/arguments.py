@@ -110,7 +110,16 @@ class MachineArguments(TypedDict, total=False):
     compute_type: str
 
 
-class ImageArguments(MachineArguments, total=False):
+class ClipArguments(TypedDict, total=False):
+    """`ClipOptions`."""
+
+    every_s: float | None
+    max_frames: int | None
+    scenes: float | None
+    per_clip: bool
+
+
+class ImageArguments(MachineArguments, ClipArguments, total=False):
     batch_size: int
     workers: int | None
     urls: bool

@@ -4,8 +4,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +15,8 @@ from torch import Tensor
 
 from multimodal.errors import ImageError, MultimodalError, UsageError
 from multimodal.system.files import shown
-from multimodal.tasks.encode.attempts import OF_ALL, in_parts, item_error
-from multimodal.tasks.encode.loaded import Item, local
+from multimodal.tasks.encode.attempts import OF_ALL, item_error
+from multimodal.tasks.encode.loaded import Item
 from multimodal.tokens.image.arrays import as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 
@@ -56,31 +54,6 @@ def batches(
         pixels = items[0][0].pixels
         pixels = pixels[[index for _, index in read]] if refused else pixels
         yield ImageBatch([image for image, _ in read], pixels, refused)
-
-
-@dataclass(frozen=True)
-class ImageReader:
-    """Batches of images for one model. `urls`: read http and https URLs. Raises UsageError."""
-
-    record: Preprocessing
-    batch_size: int
-    workers: int | None
-    urls: bool
-
-    def __post_init__(self) -> None:
-        check_reading(self.batch_size, self.workers)
-
-    def results(
-        self, items: Iterable[Item], work: Callable[[ImageBatch, slice], Sequence[Any]]
-    ) -> Iterator[tuple[Any, Any]]:
-        """Yield (key, result or error) in order. `work` gives the results of a part of a batch."""
-        source_of = lambda item: local(item.source, self.urls)
-        for batch in batches(items, self.record, self.batch_size, self.workers, source_of):
-            made = in_parts(partial(work, batch), len(batch.read))
-            found = [*batch.refused, *zip(batch.read, made, strict=True)]
-            for item, result in sorted(found, key=lambda pair: pair[0].position):
-                failed = isinstance(result, Exception)
-                yield item.key, item_error(result, name_of(item), ImageError) if failed else result
 
 
 def ahead(
@@ -144,5 +117,5 @@ def name_of(image: Any) -> str:
     if isinstance(image, Item):
         image = image.source
     if isinstance(image, str | Path):
-        return str(image)
+        return image if isinstance(image, str) else str(image)
     return getattr(image, "filename", "") or f"<{type(image).__name__}>"

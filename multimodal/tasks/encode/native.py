@@ -15,6 +15,7 @@ from multimodal.errors import ImageError, UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.tasks.encode.images import ahead, name_of, settled
+from multimodal.tasks.encode.videos import FramePreparation
 from multimodal.tokens.image.preprocessing import Preprocessing, native_size, preprocess
 from multimodal.tokens.image.reading import read_image, to_rgb
 
@@ -64,6 +65,12 @@ def native_batches(
     for items in ahead(images, lambda image: native_pixels(image, record, patch, most), batch_size, workers):
         read, refused = settled(items)
         yield NativeImages([image for image, _ in read], tuple(pixels for _, pixels in read), refused)
+
+
+def native_frames(model: nn.Module, record: Preprocessing, max_tokens: int | None, batch_size: int) -> FramePreparation:
+    """Frames of videos for `encode_native`."""
+    most, patch = tokens_of(model, max_tokens), vision(model).config.patch
+    return FramePreparation(lambda image: native_pixels(image, record, patch, most), batch_size, tuple)
 
 
 def native_pixels(image: Any, record: Preprocessing, patch: int, max_tokens: int) -> Float[Tensor, "3 H W"]:

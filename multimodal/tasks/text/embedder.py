@@ -16,7 +16,7 @@ from multimodal.tasks.encode.arguments import EmbedderArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.columns import Columns, result_columns, source_column
 from multimodal.tasks.encode.features import encoder
-from multimodal.tasks.encode.images import ImageBatch, ImageReader, check_reading
+from multimodal.tasks.encode.images import ImageBatch, check_reading
 from multimodal.tasks.encode.loaded import (
     Items,
     LoadedModel,
@@ -27,8 +27,11 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
+from multimodal.tasks.encode.reader import ImageReader
+from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_text, embed
 from multimodal.tokens.image.arrays import ImageInput
+from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import image_features
 from multimodal.weights.folder import Checkpoint
@@ -44,7 +47,8 @@ class Embedder(LoadedModel):
     `embed`). Without `model`, images have the default model of `embed-images` and texts that of `embed`, each loaded
     at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says.
     `batch_tokens`: most tokens of texts side by side. `device`: `auto` is a GPU if there is one; `compute_type`: see
-    `prepare_for_inference`. `urls`: read http and https URLs of images.
+    `prepare_for_inference`. `urls`: read http and https URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`:
+    frames of videos, see `ClipOptions`.
 
     Raises UsageError, CheckpointError."""
 
@@ -52,14 +56,17 @@ class Embedder(LoadedModel):
         self, model: Model | None = None, *, pooling: str | None = None, normalize: bool | None = True,
         batch_size: int = 32, batch_tokens: int | None = None, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
+        every_s: float | None = None, max_frames: int | None = None, scenes: float | None = None,
+        per_clip: bool = False,
     ):  # fmt: skip
+        video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         check_reading(batch_size, workers)
         self.model, self.compute_type, self.device = model, compute_type, device
         self.normalize, self.pooling, self.batch_tokens = normalize, pooling, batch_tokens
         self._checkpoints: dict[Kind | None, Checkpoint] = {}
         if model is not None:
             self._checkpoint("image")
-        self._images = batch_size, workers, urls
+        self._images = batch_size, workers, urls, video
 
     def _checkpoint(self, kind: Kind) -> Checkpoint:
         key = kind if self.model is None else None
@@ -71,15 +78,17 @@ class Embedder(LoadedModel):
             return self._checkpoints[key]
 
     def __call__(self, batch: Columns) -> dict[str, np.ndarray]:
-        """Columns vector and error of a batch of columns: bytes, image or path, or text (see `encode/columns.py`)."""
+        """Columns vector and error of a batch of columns: bytes, image or path, or text (see `encode/columns.py`). A
+        video is one row."""
         name, values = source_column(batch)
-        results = [result for _, result in self.many(values, "text" if name == "text" else "image")]
+        results = [result for _, result in self._many(values, "text" if name == "text" else "image", one_each=True)]
         width = next((len(one) for one in results if isinstance(one, np.ndarray)), 0)
         failed = {"vector": np.full(width, np.nan, np.float32)}
         return result_columns(batch, results, lambda vector: {"vector": vector}, failed)
 
     def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
-        """One vector per image, in order. Raises ImageError, UsageError for a model without an image encoder."""
+        """One vector per image, or sampled frame of a video, in order. Raises ImageError, UsageError for a model
+        without an image encoder."""
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:
             raise UsageError("must hold at least one image (got 0)", argument="images")
@@ -94,23 +103,35 @@ class Embedder(LoadedModel):
     def many(
         self, items: Iterable[Any], kind: Kind = "image", *, keyed: bool = False, on_error: OnError = "return"
     ) -> Iterator[tuple[Any, Float32[np.ndarray, "D"] | MultimodalError]]:
-        """Yield (key, vector) for each image or text, in order, as `Classifier.many` does."""
+        """Yield (key, vector) for each image, frame or text, in order, as `Classifier.many` does."""
+        return self._many(items, kind, keyed, on_error)
+
+    def _many(
+        self, items: Iterable[Any], kind: Kind, keyed: bool = False, on_error: OnError = "return",
+        one_each: bool = False,
+    ) -> Iterator[tuple[Any, Any]]:  # fmt: skip
         check_on_error(on_error)
         if kind not in ("image", "text"):
             raise UsageError(f"must be image or text (got {shown(kind)})", argument="kind")
         sources = Items(items, keyed, paths=kind == "image")
-        results = self._of_images(sources) if kind == "image" else self._of_texts(sources)
+        results = self._of_images(sources, one_each) if kind == "image" else self._of_texts(sources)
         return self._queued(checked_results(results, sources, on_error))
 
-    def _of_images(self, sources: Items) -> Iterator[tuple[Any, Any]]:
+    def _of_images(self, sources: Items, one_each: bool) -> Iterator[tuple[Any, Any]]:
         checkpoint = self._checkpoint("image")
         model = checkpoint.model
         encoder(checkpoint, "embedding" if isinstance(model, CLIP) else "pooled")  # checks the model
 
-        def work(batch: ImageBatch, part: slice) -> Sequence[np.ndarray]:
-            return list(self._unit(image_features(model, batch.pixels[part]), checkpoint))
+        unit = lambda pixels: self._unit(image_features(model, pixels), checkpoint)
 
-        return ImageReader(known_preprocessing(checkpoint), *self._images).results(sources, work)
+        def work(batch: ImageBatch, part: slice) -> Sequence[np.ndarray]:
+            return list(unit(batch.pixels[part]).cpu().numpy())
+
+        def whole(clip: Clip) -> np.ndarray:
+            return self._unit(clip_mean(clip.batches, unit), checkpoint).cpu().numpy()[0]
+
+        reader = ImageReader(known_preprocessing(checkpoint), *self._images)
+        return (reader.one_each() if one_each else reader).results(sources, work, whole)
 
     def _of_texts(self, sources: Items) -> Iterator[tuple[Any, Any]]:
         remaining = iter(sources)
@@ -131,12 +152,13 @@ class Embedder(LoadedModel):
 
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         checkpoint = self._checkpoint("text")
-        return self._unit(embed(texts, checkpoint, self.pooling, False, self.batch_tokens), checkpoint)
+        vectors = embed(texts, checkpoint, self.pooling, False, self.batch_tokens)
+        return self._unit(vectors, checkpoint).cpu().numpy()
 
-    def _unit(self, vectors: torch.Tensor, checkpoint: Checkpoint) -> Float32[np.ndarray, "N D"]:
+    def _unit(self, vectors: torch.Tensor, checkpoint: Checkpoint) -> Float32[torch.Tensor, "N D"]:
         normalize = bool(checkpoint.card.get("normalize")) if self.normalize is None else self.normalize
         vectors = vectors.float()
-        return (torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy()
+        return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
 
 def embed_many(

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def _bare(image: Image.Image) -> Image.Image:
     return image
 
 
-def find_images(paths: list[str]) -> list[Path]:
+def find_images(paths: list[str], suffixes: Collection[str] = SUFFIXES) -> list[Path]:
     """Expand files, folders (recursive, sorted, known suffixes, no dot files) and globs, without repeats. Raises
     UsageError for an argument without images."""
     if not paths:
@@ -93,36 +93,38 @@ def find_images(paths: list[str]) -> list[Path]:
     for text in paths:
         if not str(text):  # else the working directory
             raise UsageError("'': names no image")
-        images = _expand(text)
+        images = _expand(text, suffixes)
         if not images:
-            raise UsageError(f"{text}: no image found ({_why_none(text)})")
+            raise UsageError(f"{text}: no image found ({_why_none(text, suffixes)})")
         unique.update(dict.fromkeys(images))
     return list(unique)
 
 
-def walk_images(folder: str | Path, refused: Callable[[OSError], None] | None = None) -> Iterator[str]:
+def walk_images(
+    folder: str | Path, refused: Callable[[OSError], None] | None = None, suffixes: Collection[str] = SUFFIXES
+) -> Iterator[str]:
     """Yield the images below a folder, sorted, with known suffixes, no dot files, no links to folders. Strings, since a
     million paths take 100 MB so. A folder that cannot be listed goes to `refused`, or is a warning."""
-    return walk(str(Path(folder)), SUFFIXES, refused)
+    return walk(str(Path(folder)), suffixes, refused)
 
 
-def _expand(text: str) -> list[Path]:
+def _expand(text: str, suffixes: Collection[str]) -> list[Path]:
     path = Path(text)
     if os.path.isdir(path):  # Path.is_dir raises for too long names, which must not stop the others
-        return [Path(file) for file in walk_images(path)]
+        return [Path(file) for file in walk_images(path, suffixes=suffixes)]
     if os.path.isfile(path):
         return [path]
     names = matches(text) if glob.has_magic(text) else []
-    files = (p for match in names for p in (_expand(match) if Path(match).is_dir() else [Path(match)]))
-    return [p for p in files if p.suffix.lower() in SUFFIXES]
+    files = (p for match in names for p in (_expand(match, suffixes) if Path(match).is_dir() else [Path(match)]))
+    return [p for p in files if p.suffix.lower() in suffixes]
 
 
-def _why_none(text: str) -> str:
+def _why_none(text: str, suffixes: Collection[str]) -> str:
     path = Path(text)
     if "://" in str(text):
         return "URLs are not read; download the file"
     if os.path.isdir(path) or (glob.has_magic(text) and not os.path.exists(path)):
-        return f"known suffixes: {' '.join(sorted(SUFFIXES))}"
+        return f"known suffixes: {' '.join(sorted(suffixes))}"
     if os.path.exists(path):
         return "not a regular file: device, pipe or socket"
     return "a broken link" if os.path.islink(path) else "no such file"

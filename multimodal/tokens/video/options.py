@@ -27,3 +27,10 @@ class VideoOptions(OptionSet):
     def check(self) -> None:
         if self.every_s is not None and self.scenes is not None:
             raise UsageError(f"{self.scenes:g}: cannot be combined with every_s", argument="scenes")
+
+
+class ClipOptions(VideoOptions):
+    """`per_clip`: one result per video instead of one per frame: the mean of the frames' features, or the caption with
+    the best score."""
+
+    per_clip: bool = option(False, "one result per video: of the mean of its frames' features, or the best caption")
