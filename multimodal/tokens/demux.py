@@ -66,6 +66,8 @@ def demuxed(
                 raise error(f"{name}: the {kind} ends early (an MP4 without its index, moov)") from None
             raise error(f"{name}: not a readable {kind} ({_cause(cause)})") from None
         with container:
+            if not (container.streams.audio or container.streams.video) and starts_without_index(file):
+                raise error(f"{name}: the {kind} ends early (an MP4 without its index, moov)")
             yield container, file
 
 

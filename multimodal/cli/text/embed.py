@@ -15,10 +15,12 @@ from multimodal.cli.files import output_file, outputs_of, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
+from multimodal.cli.vision.images import found
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import write_output
 from multimodal.tasks.text.options import EmbedOptions
+from multimodal.tokens.video.options import ClipOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,12 +41,14 @@ def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
     p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8; - for stdin)")
-    p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs")
+    p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs; a video is an image for "
+                   "each sampled frame")  # fmt: skip
     p.add_argument("--output", "-o", metavar="FILE", help="default: stdout")
     p.add_argument("--format", choices=FORMATS, help="jsonl and csv: line and text, or file, and vector; npy: one row "
-                   "per text or image, NaN for an unusable one (default: by the ending of --output, jsonl on "
+                   "per text, image or frame, NaN for an unusable one (default: by the ending of --output, jsonl on "
                    "stdout)")  # fmt: skip
     flags.overwrite(p)
+    flags.videos(p)
     add_option_flags(p, EmbedOptions, ["pooling", "normalize"])
     g = p.add_argument_group("model and machine")
     flags.model(g, "embed", lambda options: "embed" if options.images is None else "embed-images")
@@ -57,6 +61,8 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("give one of TEXT, --file, --images")
     if options.images is not None and getattr(options, "pooling", None) is not None:
         p.error("--pooling: is for texts")
+    if options.images is None and (given := ClipOptions.among(vars(options))):
+        p.error(f"--{next(iter(given))}: is for --images")
     ending = None if options.output is None else Path(options.output).suffix.lower().removeprefix(".")
     options.format = options.format or ("jsonl" if ending is None else ending)
     if options.format not in FORMATS:
@@ -68,8 +74,8 @@ def check(p: Parser, options: Namespace) -> None:
 
 
 class _Input(NamedTuple):
-    """A text, or the path of an image. `line`: of the file, or number of the argument or image, from 1. `text` None: it
-    is broken. `name`: for messages."""
+    """A text, or the name of an image or frame. `line`: of the file, or number of the argument or image, from 1. `text`
+    None: it is broken. `name`: for messages."""
 
     line: int
     text: str | None
@@ -81,26 +87,29 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.encode.attempts import item_error
 
     images = options.images is not None
-    inputs, code = _image_files(options.images) if images else ([], 0)
-    outputs = outputs_of(options, [one.name for one in inputs], but=("texts", "images"))
+    files, code = found(options.images, options) if images else ([], 0)
+    outputs = outputs_of(options, files, but=("texts", "images"))
     output = output_file(options.output, "--output", (), outputs)
     if not images:
         given = list(text_lines(options.texts, options.file))
         if not given:
             raise UsageError(f"{options.file or 'standard input'}: has no lines")
-    elif not inputs:
+    elif not files:
         return code
     checkpoint = prepare_for_inference(loaded(options), options.compute_type, options.device)
-    inputs, code = (inputs, code) if images else _usable(given)
-    good = [one for one in inputs if one.text is not None]
-    if not good:
-        return code
-    made, failed = (_embedded_images if images else _embedded)(options, checkpoint, good)
+    if images:
+        count, good, made, failed = _embedded_images(options, checkpoint, files)
+    else:
+        inputs, code = _usable(given)
+        good, count = [one for one in inputs if one.text is not None], len(inputs)
+        if not good:
+            return code
+        made, failed = _embedded(options, checkpoint, good)
+        good = [one for one in good if one not in {one for one, _ in failed}]
     for one, error in failed:
         code = fail(item_error(error, one.name, TextError))
-    good = [one for one in good if one not in {one for one, _ in failed}]
     if good:
-        _write(options, output, len(inputs), good, made)
+        _write(options, output, count, good, made)
     return code
 
 
@@ -120,31 +129,27 @@ def _write(
     print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
 
 
-def _image_files(arguments: Sequence[str]) -> tuple[list[_Input], int]:
-    from multimodal.cli.vision.images import found
-
-    files, code = found(arguments)
-    return [_Input(number, file, file) for number, file in enumerate(files, 1)], code
-
-
 def _embedded_images(
-    options: Namespace, checkpoint: "Checkpoint", images: Sequence[_Input]
-) -> "tuple[np.ndarray, list[tuple[_Input, Exception]]]":
-    """A row for each image that can be computed; the others, and why."""
+    options: Namespace, checkpoint: "Checkpoint", files: Sequence[str]
+) -> "tuple[int, list[_Input], np.ndarray, list[tuple[_Input, Exception]]]":
+    """Number of images and frames, those that can be computed and a row for each; the others, and why."""
     import numpy as np
 
     from multimodal.tasks.text.embedder import Embedder
 
-    rows, failed, shown = [], [], Progress("images")
-    embedder = Embedder(checkpoint, normalize=getattr(options, "normalize", None), device=None)
-    for number, (one, result) in enumerate(embedder.many(((one, one.text) for one in images), keyed=True), 1):
+    good, rows, failed, shown = [], [], [], Progress("images")
+    video = ClipOptions.among(vars(options))
+    embedder = Embedder(checkpoint, normalize=getattr(options, "normalize", None), device=None, **video)
+    for line, (name, result) in enumerate(embedder.many(files), 1):
+        one = _Input(line, name, name)
         if isinstance(result, Exception):
             failed.append((one, result))
         else:
+            good.append(one)
             rows.append(result)
-        shown(number, len(images))
+        shown(line, max(line, len(files)))
     shown.clear()
-    return np.array(rows), failed
+    return len(good) + len(failed), good, np.array(rows), failed
 
 
 def _embedded(
@@ -175,7 +180,7 @@ def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Input], int
     """Usable texts and the exit code; unusable ones are reported by name."""
     from multimodal.tasks.text.embed import check_text
 
-    found, code = [], 0
+    usable, code = [], 0
     for number, (name, text) in enumerate(given, 1):
         try:
             text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -185,8 +190,8 @@ def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Input], int
             text, code = None, fail(f"{name}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
         except TextError as error:
             text, code = None, fail(error)
-        found.append(_Input(number, text, name))
-    return found, code
+        usable.append(_Input(number, text, name))
+    return usable, code
 
 
 def _npy(count: int, good: Sequence[_Input], made: "np.ndarray") -> bytes:

@@ -16,6 +16,7 @@ from multimodal.cli.output import fail, printable
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import found
 from multimodal.errors import UsageError
+from multimodal.inference.options import BatchOptions
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.signals import at_stop
 from multimodal.tasks.retrieve.options import IndexOptions
@@ -26,24 +27,27 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   multimodal index photos/ -o photos.index        # rerun to update: reads only new and changed images
+  multimodal index photos/ --every_s 5 -o photos.index         # videos too: a row for every fifth second
 """
 
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", EXAMPLES
-    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs")
+    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; a video is an image for each "
+                   "sampled frame")  # fmt: skip
     p.add_argument("--output", "-o", required=True, metavar="FOLDER",
                    help="folder of the index; an existing index is updated with new and changed images")  # fmt: skip
     add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)
     p.add_argument("--overwrite", action="store_true", help="rebuild the index")
+    flags.videos(p)
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "index")
-    flags.machine(g, IndexOptions)
+    flags.machine(g, BatchOptions)
 
 
 def run(options: Namespace) -> int:
 
-    files, code = found(options.images)
+    files, code = found(options.images, options)
     if not files:
         return code
     name = os.path.abspath(options.model) if os.path.exists(options.model) else options.model

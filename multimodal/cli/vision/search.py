@@ -1,4 +1,4 @@
-"""`multimodal search`: search an image index by text or by image."""
+"""`multimodal search`: search an image index by text, by image or by video."""
 
 import warnings
 from argparse import Namespace
@@ -13,6 +13,8 @@ from multimodal.cli.parser import Parser
 from multimodal.errors import ImageError, TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.retrieve.options import SearchOptions
+from multimodal.tokens.video.names import SUFFIXES as VIDEOS
+from multimodal.tokens.video.names import is_video
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -30,11 +32,13 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", EXAMPLES
-    p.add_argument("queries", nargs="*", metavar="QUERY", help="path of an existing image file, else a text")
-    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="image queries")
+    p.add_argument("queries", nargs="*", metavar="QUERY", help="path of an existing image or video file, else a text")
+    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="image queries; a video "
+                   "asks with the mean of its frames")  # fmt: skip
     p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="text queries")
     p.add_argument("--index", required=True, metavar="FOLDER", help="index built by multimodal index")
-    add_option_flags(p, SearchOptions, defaults=True)
+    add_option_flags(p, SearchOptions, ("top", "exact"), defaults=True)
+    flags.videos(p, whole=False)
     flags.results(p, "table", "csv", "json", "jsonl", "html")
     g = p.add_argument_group("model and machine")
     g.add_argument("--model", "-m", metavar="MODEL", help="present path of the index's model (default: as recorded)")
@@ -48,7 +52,7 @@ def check(p: Parser, options: Namespace) -> None:
 
 
 class _Query(NamedTuple):
-    kind: str  # text or image
+    kind: str  # text, image or video
     text: str
     vector: 'Float[Tensor, "D"]'
 
@@ -85,18 +89,22 @@ def run(options: Namespace) -> int:
 def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> Iterator[dict[str, Any]]:
     import torch
 
+    from multimodal.tasks.encode.videos import time_of
+
     scores, rows = index.search(torch.stack([query.vector for query in queries]), top, exact)
     for query, own, best in zip(queries, scores.tolist(), rows, strict=True):
         # six digits, which is what float32 has; a stored unit vector may be a little longer than 1
         scores = [float(f"{min(score, 1.0):.6g}") for score in own]
-        hits = [{"file": file, "score": score} for file, score in zip(index.files(best), scores, strict=True)]
+        files = index.files(best)
+        hits = [{"file": file, **time_of(file), "score": score} for file, score in zip(files, scores, strict=True)]
         yield {"query": query.text, "kind": query.kind, "results": hits}
 
 
 def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query], int]:
     """Usable queries in order and the exit code; unusable ones are reported."""
-    from multimodal.tasks.retrieve.index import query_vectors
+    from multimodal.tasks.retrieve.index import clip_vector, query_vectors
 
+    video = SearchOptions(**SearchOptions.among(vars(options)))
     asked = [(kind_of(text), text) for text in options.queries]
     asked += [("image", path) for path in options.image] + [("text", text) for text in options.text]
     found, code = [], 0
@@ -104,6 +112,9 @@ def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query]
         try:
             if kind == "missing":
                 raise ImageError(f"{text}: no such image (as a text: --text)")
+            if kind == "image" and is_video(text):
+                found.append(_Query("video", text, clip_vector(checkpoint, text, video)[0]))
+                continue
             texts, images = ([text], []) if kind == "text" else ([], [text])
             found.append(_Query(kind, text, query_vectors(checkpoint, texts, images)[0]))
         except (ImageError, TextError) as error:
@@ -115,9 +126,10 @@ def kind_of(query: str) -> str:
     """Kind of a query: image (an existing file), missing (no file, but an image's suffix) or text."""
     from multimodal.tokens.image.reading import SUFFIXES
 
+    suffixes = SUFFIXES | VIDEOS
     try:
         if Path(query).is_file():
             return "image"
     except (OSError, ValueError):  # too long for a name, or with a NUL
         return "text"
-    return "missing" if Path(query).suffix.lower() in SUFFIXES else "text"
+    return "missing" if Path(query).suffix.lower() in suffixes else "text"

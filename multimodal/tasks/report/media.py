@@ -21,12 +21,15 @@ BIT_RATE = 24_000  # of a recording: 3 kB a second
 UNREADABLE = (MultimodalError, OSError, ValueError)
 
 
-def thumbnails(keys: Iterable[Any], read: Callable[[Any], Path | bytes], edge: int = EDGE) -> dict[Any, str]:
-    """Data URIs of the images that can be read; one warning names the others. `read`: a file or its bytes."""
+def thumbnails(
+    keys: Iterable[Any], read: Callable[[Any], Path | bytes | Image.Image], edge: int = EDGE
+) -> dict[Any, str]:
+    """Data URIs of the images that can be read; one warning names the others. `read`: a file, bytes or an image."""
     found, faults = {}, []
     for key in dict.fromkeys(keys):
         try:
-            found[key] = thumbnail(read_image(read(key)), edge)
+            source = read(key)
+            found[key] = thumbnail(source if isinstance(source, Image.Image) else read_image(source), edge)
         except UNREADABLE as error:
             faults.append(error)
     if faults:

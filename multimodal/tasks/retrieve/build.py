@@ -1,9 +1,11 @@
-"""Create and update an index of images. Only new and changed images are embedded."""
+"""Create and update an index of images and of frames of videos. Only new and changed files are embedded."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import CheckpointError, ImageError, UsageError
+from multimodal.errors import CheckpointError, ImageError, UsageError, VideoError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.system.files import path_of
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.images import batches
 from multimodal.tasks.encode.prompts import open_clip_prompts
+from multimodal.tasks.encode.reader import clip_result
+from multimodal.tasks.encode.videos import Clip, checked_batches, clip_mean, plain_frames, with_videos
 from multimodal.tasks.retrieve.faiss_file import check_faiss
 from multimodal.tasks.retrieve.index import index_digest, query_vectors
 from multimodal.tasks.retrieve.nearest import (
@@ -33,6 +37,8 @@ from multimodal.tasks.retrieve.nearest import (
 from multimodal.tasks.retrieve.options import IndexOptions
 from multimodal.tasks.retrieve.record import RECORD, IndexEntry, IndexRecord, check_file, read_index_record
 from multimodal.tasks.retrieve.store import IndexWriter
+from multimodal.tokens.video.names import is_video
+from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 
@@ -70,16 +76,16 @@ def build(
     record = _new_record(checkpoint, name or checkpoint.source, architecture, dtype)
     computing, built = prepare_for_inference(checkpoint, compute_type, device), BuildResult()
     with IndexWriter(folder, record, overwrite) as writer:
-        todo = _todo(files, writer, built)
+        todo = _todo(files, writer, chosen.sampling(), built)
         before, done = set(writer.entries), 0
-        for entries, vectors, refused in _embed(todo, computing, chosen.batch_size, chosen.workers):
+        for entries, vectors, refused in _embed(todo, computing, chosen):
             writer.append(entries, vectors)
-            renewed = sum(entry.file in before for entry in entries)
+            renewed = sum(entry.name in before for entry in entries)
             built.changed, built.added = built.changed + renewed, built.added + len(entries) - renewed
             built.refused += refused.values()
             for file in refused:
-                built.dropped += writer.entries.pop(file, None) is not None
-            done += len(entries) + len(refused)
+                built.dropped += _drop(writer, todo[file])
+            done += len({entry.file for entry in entries}) + len(refused)
             watch(done, len(todo), len(built.refused))
         _drop_rows(writer, [os.path.abspath(path) for path in within], built)
         if writer.rows:
@@ -103,9 +109,11 @@ def _new_record(checkpoint: Checkpoint, name: str, architecture: str | None, dty
     )
 
 
-def _todo(files: Iterable[str | Path], writer: IndexWriter, built: BuildResult) -> dict[str, IndexEntry]:
+def _todo(files: Iterable[str | Path], writer: IndexWriter, sampling: str, built: BuildResult) -> dict[str, IndexEntry]:
     """New and changed files, with their state before they are read: the next run sees a change during this one."""
     found: dict[str, IndexEntry] = {}
+    clips = Counter((entry.file, entry.state) for _, entry in writer.entries.values() if entry.sampling is not None)
+    sizes = {entry.file: entry.frames for _, entry in writer.entries.values() if entry.sampling is not None}
     for file in files:
         path = os.path.abspath(file)
         try:
@@ -113,18 +121,31 @@ def _todo(files: Iterable[str | Path], writer: IndexWriter, built: BuildResult) 
         except OSError as error:
             built.refused.append(ImageError(f"{path}: cannot be opened ({error.strerror})"))
             continue
-        entry = IndexEntry(path, stat.st_size, stat.st_mtime_ns)
-        if path not in writer.entries or writer.entries[path][1] != entry:
+        entry = IndexEntry(path, stat.st_size, stat.st_mtime_ns, sampling=sampling if is_video(path) else None)
+        if entry.sampling is not None:
+            known = clips[path, entry.state] and clips[path, entry.state] == sizes[path]  # else a kill cut it off
+        else:
+            known = path in writer.entries and writer.entries[path][1] == entry
+        if not known:
             found[path] = entry
     return found
 
 
 def _embed(
-    todo: dict[str, IndexEntry], checkpoint: Checkpoint, batch_size: int, workers: int | None
+    todo: dict[str, IndexEntry], checkpoint: Checkpoint, options: IndexOptions
 ) -> Iterator[tuple[list[IndexEntry], Float[np.ndarray, "B D"], dict[str, ImageError]]]:
-    model = checkpoint.model
+    model, record = checkpoint.model, known_preprocessing(checkpoint)
     device = next(model.parameters()).device
-    for batch in batches(todo, known_preprocessing(checkpoint), batch_size, workers):
+    of_images = lambda run: batches(run, record, options.batch_size, options.workers)
+    whole = ClipOptions(**ClipOptions.among(vars(options))).replace(per_clip=True)
+    for batch in with_videos(todo, of_images, plain_frames(record, options.batch_size), whole):
+        if isinstance(batch, Clip):
+            rows = clip_result(batch, partial(_clip_rows, encode=partial(_vectors, model, device), options=options))
+            failed = isinstance(rows, Exception)
+            entries = [] if failed else [replace(todo[batch.item], time=time, frames=len(rows)) for time, _ in rows]
+            vectors = torch.zeros(0, model.config.embed) if failed else torch.stack([vector for _, vector in rows])
+            yield entries, vectors.numpy(), {batch.item: rows} if failed else {}
+            continue
         found, refused = dict[str, Tensor](), dict(batch.refused)
         made = in_parts(partial(_vectors, model, device, batch.pixels), len(batch.read))
         for file, vector in zip(batch.read, made, strict=True):
@@ -140,20 +161,47 @@ def _embed(
         yield [todo[file] for file in found], vectors.numpy(), refused
 
 
+def _clip_rows(
+    clip: Clip, encode: Callable[[Tensor, slice], Tensor], options: IndexOptions
+) -> list[tuple[float | None, Float[Tensor, "D"]]]:
+    """Time and vector of each frame, or of the whole clip (None). Raises VideoError."""
+    rows: list[tuple[float | None, Float[Tensor, "D"]]] = []
+    if options.per_clip:
+        rows = [(None, F.normalize(clip_mean(clip.batches, lambda pixels: encode(pixels, slice(None))), dim=-1)[0])]
+    else:
+        for batch in checked_batches(clip.batches):
+            rows += zip([name.time for name in batch.read], encode(batch.pixels, slice(None)), strict=True)
+    if not all(vector.isfinite().all() for _, vector in rows):
+        raise VideoError(f"{clip.item}: a vector is not finite")
+    return rows
+
+
 @torch.inference_mode()
 def _vectors(model: CLIP, device: torch.device, pixels: Tensor, part: slice) -> Float[Tensor, "B D"]:
     return F.normalize(model.encode_image(pixels[part].to(device, non_blocking=True)).float().cpu(), dim=-1)
 
 
 def _drop_rows(writer: IndexWriter, within: Sequence[str], built: BuildResult) -> None:
-    """Drop rows of missing images and replaced rows."""
-    for file in list(writer.entries):
-        if any(inside(file, folder) for folder in within) and not os.path.exists(file):
-            del writer.entries[file]
+    """Drop rows of missing files and replaced rows."""
+    newest = {entry.file: entry.state for _, entry in sorted(writer.entries.values(), key=itemgetter(0))}
+    for name, (_, entry) in list(writer.entries.items()):
+        gone = any(inside(entry.file, folder) for folder in within) and not os.path.exists(entry.file)
+        if gone or entry.state != newest[entry.file]:
+            del writer.entries[name]
             built.dropped += 1
     rows = np.sort(np.array([row for row, _ in writer.entries.values()], dtype=np.int64))
     if len(rows) < writer.rows:
         writer.keep(rows)
+
+
+def _drop(writer: IndexWriter, entry: IndexEntry) -> int:
+    """Drop the rows of a file that cannot be read; return their number."""
+    if entry.sampling is None:
+        return int(writer.entries.pop(entry.file, None) is not None)
+    names = [name for name, (_, held) in writer.entries.items() if held.file == entry.file]
+    for name in names:
+        del writer.entries[name]
+    return len(names)
 
 
 def inside(file: str, folder: str) -> bool:

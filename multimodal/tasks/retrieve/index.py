@@ -21,6 +21,7 @@ from multimodal.models.clip import CLIP
 from multimodal.system.records import to_record
 from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.encode.videos import clip_mean, plain_frames, with_videos
 from multimodal.tasks.retrieve.nearest import CANDIDATES, candidates, exact, open_search, rescored
 from multimodal.tasks.retrieve.options import SearchOptions
 from multimodal.tasks.retrieve.record import (
@@ -34,11 +35,13 @@ from multimodal.tasks.retrieve.record import (
     read_index_record,
 )
 from multimodal.tasks.retrieve.store import note_times
+from multimodal.tokens.video.options import ClipOptions, VideoOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 
 MOST_LINE = 1 << 20  # bytes
+CLIP_BATCH = 16  # frames of a video encoded at once
 
 
 def open_index(folder: str | Path) -> "Index":
@@ -97,7 +100,7 @@ class Index:
         return rescored(self._scattered, queries, found, top)
 
     def files(self, rows: Sequence[int] | Int[Tensor, "K"]) -> list[str]:
-        """Paths of the images. Raises CheckpointError."""
+        """Paths of the images, FrameNames of frames of videos. Raises CheckpointError."""
         found = []
         with self._opened("images") as file:
             for row in map(int, rows):
@@ -105,7 +108,7 @@ class Index:
                 if not 0 <= start <= end <= start + MOST_LINE:
                     raise CheckpointError(f"{self.folder / self.record.names()['lines']}: damaged (row {row})")
                 file.seek(start)
-                found.append(read_entry(file.read(end - start), file.name).file)
+                found.append(read_entry(file.read(end - start), file.name).name)
         return found
 
     def _blocks(self) -> Iterator[Float[np.ndarray, "B D"]]:
@@ -180,3 +183,14 @@ def query_vectors(
         device = next(model.parameters()).device
         found.append(model.encode_image(pixels_of(images, known_preprocessing(checkpoint)).to(device)))
     return torch.cat([vectors.float().cpu() for vectors in found])
+
+
+@torch.inference_mode()
+def clip_vector(checkpoint: Checkpoint, source: Any, options: VideoOptions) -> Float[Tensor, "1 D"]:
+    """Mean of the unit vectors of a video's frames, on the CPU in float32. Raises VideoError."""
+    preparation = plain_frames(known_preprocessing(checkpoint), CLIP_BATCH)
+    whole = ClipOptions(**VideoOptions.among(vars(options)), per_clip=True)
+    (clip,) = with_videos([source], lambda run: iter(()), preparation, whole)
+    device = next(checkpoint.model.parameters()).device
+    encode = lambda pixels: F.normalize(checkpoint.model.encode_image(pixels.to(device)).float(), dim=-1)
+    return clip_mean(clip.batches, encode)

@@ -1,10 +1,11 @@
 """Options of image indexes and of searches in them."""
 
 from multimodal.inference.options import BatchOptions
-from multimodal.system.options import OptionSet, option
+from multimodal.system.options import option
+from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 
-class IndexOptions(BatchOptions):
+class IndexOptions(BatchOptions, ClipOptions):
     """`dtype` None: as the index has it, float16 for a new one."""
 
     kind: str = option(
@@ -16,6 +17,6 @@ class IndexOptions(BatchOptions):
                                choices=("float16", "float32"))  # fmt: skip
 
 
-class SearchOptions(OptionSet):
+class SearchOptions(VideoOptions):
     top: int = option(10, "images per query", "N", low=1)
     exact: bool = option(False, "compare with every image (default: use the index's lists or graph)")

@@ -13,7 +13,7 @@ import hashlib
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import parse_json, path_of, read_json, shown
 from multimodal.system.records import from_record
 from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.video.names import FrameName
 
 FORMAT = 1
 RECORD = "index.json"
@@ -32,11 +33,25 @@ AGAIN = "run multimodal index --overwrite to rebuild it"
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """Absolute path, size and time of an image when it was embedded."""
+    """Absolute path, size and modification time of an image when it was embedded; of a frame of a video also its `time`
+    (seconds), the `sampling` that chose it and the number of `frames` that it chose. A whole video has no `time`."""
 
     file: str
     bytes: int
     mtime_ns: int
+    time: float | None = None
+    sampling: str | None = None
+    frames: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The path, or the FrameName of a frame."""
+        return self.file if self.time is None else FrameName(self.file, self.time)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """What makes a new vector necessary if it changes."""
+        return self.bytes, self.mtime_ns, self.sampling
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def note_times(folder: Path, record: IndexRecord, times: dict[str, int]) -> None
 
 
 class IndexWriter:
-    """Exclusive writer of an index folder, a context manager. `entries`: row and entry of each image.
+    """Exclusive writer of an index folder, a context manager. `entries`: row and entry of each image or
+    frame, by name.
 
     Raises UsageError for a folder that holds other files, is open in another process, or belongs to another model
     (unless `overwrite`, which starts over); CheckpointError for damage."""
@@ -93,7 +94,7 @@ class IndexWriter:
             file.write(data)
             file.flush()
         for entry in entries:
-            self.entries[entry.file] = (self.rows, entry)
+            self.entries[entry.name] = (self.rows, entry)
             self.rows += 1
         if time.monotonic() - self._synced > SYNC:
             self._sync()
@@ -230,7 +231,7 @@ class IndexWriter:
         for part, size in (("vectors", HEADER + self.rows * self.record.row_bytes), ("images", end)):
             if paths[part].stat().st_size != size:  # truncating a complete file would change its time
                 os.truncate(paths[part], size)
-        self.entries = {entry.file: (row, entry) for row, entry in enumerate(found[: self.rows])}
+        self.entries = {entry.name: (row, entry) for row, entry in enumerate(found[: self.rows])}
 
     def _sync(self) -> None:
         for file in (self._vectors, self._lines):
@@ -280,7 +281,8 @@ def _read_entries(path: Path, most: int) -> tuple[list[IndexEntry], int]:
 
 
 def _line(entry: IndexEntry) -> str:
-    return json.dumps(vars(entry)) + "\n"  # ASCII: names that are not UTF-8 stay lone surrogates
+    known = {name: value for name, value in vars(entry).items() if value is not None}
+    return json.dumps(known) + "\n"  # ASCII: names that are not UTF-8 stay lone surrogates
 
 
 def _bytes(vectors: Float[np.ndarray, "B D"], dtype: str) -> memoryview:

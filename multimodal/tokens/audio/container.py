@@ -85,10 +85,7 @@ def _counts_frames(file: io.BufferedIOBase) -> bool:
 
 def ends_inside(file: io.BufferedIOBase) -> bool:
     """Return True if a file is shorter than its structure says, for containers without a length in seconds."""
-    place = file.tell()
-    end = file.seek(0, 2)
-    file.seek(place)
-    head = bytes_at(file, 0, 24)
+    end, head = _size(file), bytes_at(file, 0, 24)
     if head[:4] == b"OggS":
         return _ends_inside_page(file, end)
     size = 0
@@ -99,6 +96,13 @@ def ends_inside(file: io.BufferedIOBase) -> bool:
     elif head[:4] == b"caff":
         size = _caf_size(file)
     return end < size * 0.98 and not any(size - 8 in span for span in PLACEHOLDERS)
+
+
+def _size(file: io.BufferedIOBase) -> int:
+    place = file.tell()
+    end = file.seek(0, 2)
+    file.seek(place)
+    return end
 
 
 def _caf_size(file: io.BufferedIOBase) -> int:
@@ -123,13 +127,14 @@ def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
 
 
 def starts_without_index(file: io.BufferedIOBase) -> bool:
-    """Return True for an MP4 without its index, which recorders write last."""
-    offset, kinds = 0, []
+    """Return True for an MP4 without its index, which recorders write last, or with a part of it."""
+    offset, kinds, end = 0, [], _size(file)
     while len(kinds) < MOST_CHUNKS and len(header := bytes_at(file, offset, 8)) == 8:
         size, kind = struct.unpack(">I4s", header)
         if size == 1:
             size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
-        kinds.append(kind)
+        if kind != b"moov" or offset + size <= end:
+            kinds.append(kind)
         if size < 8:
             break
         offset += size

@@ -24,6 +24,13 @@ class VideoOptions(OptionSet):
         "films)", "SHARE", low=0, high=1, above=True,
     )  # fmt: skip
 
+    def sampling(self) -> str:
+        """The options that are set, as in "every_s=2"."""
+        chosen = {name: vars(self)[name] for name in ClipOptions.declared if vars(self).get(name)}
+        if not chosen.keys() & VideoOptions.declared.keys():
+            chosen["max_frames"] = EVENLY
+        return " ".join(f"{name}={value}" for name, value in chosen.items())
+
     def check(self) -> None:
         if self.every_s is not None and self.scenes is not None:
             raise UsageError(f"{self.scenes:g}: cannot be combined with every_s", argument="scenes")
