@@ -22,7 +22,7 @@ Record = dict[str, Any]  # of one image, its name as `file`
 Add = Callable[[Record], None]
 
 
-def found(arguments: Iterable[str], options: Namespace) -> tuple[list[str], int]:
+def found(arguments: Iterable[str], options: Namespace | None = None) -> tuple[list[str], int]:
     """Images and videos that the arguments name, each once; an argument that names none, and a folder that cannot be
     listed, is reported, and the others go on. Folders and globs are searched for videos if `options` has a flag of
     videos; a glob that ends in a video's suffix too."""
@@ -31,7 +31,7 @@ def found(arguments: Iterable[str], options: Namespace) -> tuple[list[str], int]
 
     names: dict[str, None] = {}
     code, shown = 0, Progress("finding images")
-    asked = bool(ClipOptions.among(vars(options)))
+    asked = bool(ClipOptions.among(vars(options) if options else {}))
 
     def refused(error: OSError) -> None:
         nonlocal code

@@ -30,7 +30,7 @@ class Clip(NamedTuple):
 
 
 class FramePreparation(NamedTuple):
-    """How frames become batches: `prepare` gives the pixels of one, `join` those of a batch."""
+    """Preparation of frames for a model: `prepare` gives the pixels of one, `join` those of a batch."""
 
     prepare: Callable[[Image.Image], Float[Tensor, "3 _ _"]]
     batch_size: int

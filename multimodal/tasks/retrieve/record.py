@@ -50,7 +50,7 @@ class IndexEntry:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """What makes a new vector necessary if it changes."""
+        """File and sampling of the vector, which is out of date if they change."""
         return self.bytes, self.mtime_ns, self.sampling
 
 

@@ -29,8 +29,8 @@ class FrameName(str):
 
 
 def is_video(source: Any) -> bool:
-    """Whether a path or URL (by its suffix), bytes, a file object or a file without a known suffix (by its first
-    bytes) is a video rather than an image."""
+    """Return True for a video rather than an image: a path or URL by its suffix; bytes, a file object or a file of
+    another suffix by its first bytes."""
     if isinstance(source, bytes):
         return _starts_video(source[:HEAD])
     if isinstance(source, str | os.PathLike):
