@@ -3,10 +3,7 @@
 import csv
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from multimodal.cli.vision.search import kind_of
 from multimodal.tasks.retrieve.gallery import MOST, gallery
 from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data.index_files import cut, write_image
-from tests.helpers.processes.programs import LIMIT
+from tests.helpers.processes.programs import LIMIT, forked
 
 pytestmark = pytest.mark.filterwarnings("always")  # a warning is a line, as outside of pytest
 
@@ -177,10 +174,10 @@ main()
 @pytest.mark.parametrize("kind", ["SIGKILL", "SIGINT"])
 def test_a_killed_call_is_gone_on_with(capsys, models, photos, kind):
     index = ["index", "photos", "-o", "made", "-m", str(models / "clip"), "--batch_size", "2"]
-    done = subprocess.run([sys.executable, "-c", KILLED.format(kind), *index], capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=LIMIT)  # fmt: skip
-    assert (done.returncode, done.stdout) == ({"SIGKILL": -signal.SIGKILL, "SIGINT": 130}[kind], "")
+    with forked(KILLED.format(kind), *index) as done:
+        out, err = done.communicate(timeout=LIMIT)
+    assert (done.returncode, out) == ({"SIGKILL": -signal.SIGKILL, "SIGINT": 130}[kind], "")
     said = "multimodal: made: stopped; the same command resumes\n"
-    assert done.stderr == {"SIGKILL": "", "SIGINT": said}[kind]
+    assert err == {"SIGKILL": "", "SIGINT": said}[kind]
     code, out, _ = run(capsys, *index)
     assert (code, out.split(";")[0]) == (0, "made: 8 images (4 new, 0 changed, 0 dropped)")

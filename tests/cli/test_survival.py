@@ -3,16 +3,13 @@
 `tests/system/test_journal.py` has those of `transcribe`."""
 
 import fcntl
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from multimodal.tasks.retrieve.index import open_index
 from tests.helpers.commands import one_line, run
-from tests.helpers.folders import every_kind, write_image
+from tests.helpers.folders import every_kind, files_of_at_most, write_image
 
 COUNT = 24
 COMMANDS = {
@@ -44,17 +41,6 @@ def content(output: Path) -> object:
     """Bytes of the file, or number of images in the index."""
     (path,) = (path for path in output.iterdir() if path.name in ("o.csv", "o.jsonl", "index"))
     return len(open_index(path)) if path.name == "index" else path.read_bytes()
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """A limit on the size of files, which stands for a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,7 +1,10 @@
 """Tiny random checkpoint folders of each kind, and small valid files, for the tables and the fuzz."""
 
 import json
+import resource
 import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,17 @@ from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, save_folder, sha256
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "##s", "sea", "at", ".", *"abcdefgh"]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A limit on the size of files, which stands for a full disk: the last write is cut in the middle."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def clip_and_asr(folder: Path) -> Path:

@@ -4,5 +4,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
-PROGRAMS = ROOT / "tests" / "helpers" / "processes"
 SHARED_DATA = ROOT.parent / "shared" / "data"  # real data beside the checkout; no part of it

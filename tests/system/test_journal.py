@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import wave as wav
 from types import SimpleNamespace
 
@@ -16,14 +14,19 @@ from multimodal.cli.speech import transcribe as command
 from multimodal.system import journal
 from multimodal.system.journal import Journal
 from tests.helpers.commands import one_line, run
-from tests.helpers.paths import ROOT
 from tests.helpers.processes.kill_commands import ended, fork
-from tests.helpers.processes.programs import LIMIT, started, wait_for
+from tests.helpers.processes.programs import LIMIT, forked, wait_for
 from tests.helpers.tiny_whisper import RATE, SUPPRESSED, THEIR_WARNINGS, sound, tiny_hybrid, whispers
 
 pytestmark = THEIR_WARNINGS
-KILLS = 10
-CLIPS = ",".join(map(str, range(12, 36)))  # 12 of a second, each a window
+slow = pytest.mark.slow
+
+
+def clips(windows: int) -> str:
+    """So many clips of a second, each a window."""
+    return ",".join(map(str, range(12, 12 + 2 * windows)))
+
+
 WHISPER = ["--sample_len", "5", "--suppress_tokens", ",".join(map(str, SUPPRESSED)), "--beam_size", "2"]
 SEQUENTIAL = [*WHISPER, "--word_timestamps", "--initial_prompt", "a b c", "--best_of", "2", "--temperature_increment",
               "1", "--logprob_threshold", "-3", "--no_speech_threshold", "None"]  # fmt: skip
@@ -46,12 +49,12 @@ def talk(tmp_path):
     return tmp_path / "talk.wav"
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture
 def call(request, monkeypatch, talk):
     """Arguments of a `transcribe` of `talk`, without the output folder."""
     flags, checkpoint = CASES[request.param]
     monkeypatch.setattr(command, "_checkpoint", lambda given: checkpoint())
-    return ["transcribe", str(talk), "--verbose", "None", "--clip_timestamps", CLIPS, *flags]
+    return ["transcribe", str(talk), "--verbose", "None", "--clip_timestamps", clips(6), *flags]
 
 
 def kill_after(monkeypatch, lines: int, torn: bool) -> None:
@@ -84,11 +87,14 @@ def assert_same_files(own, whole, call) -> None:
     assert own == whole
 
 
-def test_ten_kills_change_no_byte_of_any_format(call, monkeypatch, tmp_path, capfd):
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=slow)])
+@pytest.mark.parametrize("call", CASES, indirect=True)
+def test_kills_change_no_byte_of_any_format(call, kills, monkeypatch, tmp_path, capfd):
+    call = [*call, "--clip_timestamps", clips(kills + 2)]
     whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
     assert run(capfd, *call, "-o", whole)[0] == 0
     kept = 0
-    for kill in range(KILLS):
+    for kill in range(kills):
         with monkeypatch.context() as patch:
             kill_after(patch, 1, torn=kill % 3 == 1)
             assert ended(fork([*call, "-o", str(out)], log)) == -signal.SIGKILL, capfd.readouterr()
@@ -97,7 +103,7 @@ def test_ten_kills_change_no_byte_of_any_format(call, monkeypatch, tmp_path, cap
         assert lines == (kept or 1) + 1  # the first line holds the settings
         kept = lines
     assert ended(fork([*call, "-o", str(out)], log)) == 0, capfd.readouterr()
-    assert f"continuing after {KILLS} finished windows" in capfd.readouterr().err
+    assert f"continuing after {kills} finished windows" in capfd.readouterr().err
     assert_same_files(out, whole, call)
     assert len(files(out)) == 5
 
@@ -105,7 +111,7 @@ def test_ten_kills_change_no_byte_of_any_format(call, monkeypatch, tmp_path, cap
 def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, talk, tmp_path, capfd):
     flags, checkpoint = CASES["conformer"]
     monkeypatch.setattr(command, "_checkpoint", lambda given: checkpoint())
-    call = ["transcribe", talk, "--verbose", "None", "--clip_timestamps", CLIPS, "-f", "txt", *flags]
+    call = ["transcribe", talk, "--verbose", "None", "--clip_timestamps", clips(6), "-f", "txt", *flags]
     part, out = tmp_path / "out" / "talk.transcript.part", ["-o", tmp_path / "out"]
 
     def kept() -> bytes:
@@ -130,6 +136,13 @@ def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, tal
     assert part.read_text() == "a note"
 
 
+def some(*quick: str):
+    """Run these cases by default, and all with `-m slow`."""
+    cases = [name if name in quick else pytest.param(name, marks=slow) for name in CASES]
+    return pytest.mark.parametrize("call", cases, indirect=True)
+
+
+@some("conformer")
 def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
     (out := tmp_path / "out").mkdir()
     held = Journal(out / "talk.transcript.part", {})
@@ -141,6 +154,7 @@ def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
     assert len(files(out)) == 5
 
 
+@some("whisper batched", "conformer")
 def test_a_full_disk_loses_nothing(call, monkeypatch, tmp_path, capfd):
     out, write, calls = tmp_path / "out", os.write, []
 
@@ -178,12 +192,12 @@ def add(self, data):
 Journal._append = add
 main()
 """
-    call = [sys.executable, "-c", program, "transcribe", str(talk), "-m", str(models / "asr"), "--vad_filter", "False"]
+    call = ["transcribe", talk, "-m", models / "asr", "--vad_filter", "False"]
     part = tmp_path / "out" / "talk.transcript.part"
-    with started([*call, "-o", str(part.parent)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as going:
+    with forked(program, *call, "-o", part.parent) as going:
         wait_for(lambda: part.exists() and part.read_bytes().count(b"\n") == 3)
         going.send_signal(signal.SIGINT)
-        err = going.communicate(timeout=LIMIT)[1].decode()
+        err = going.communicate(timeout=LIMIT)[1]
     assert going.returncode == 130
     kept = f"{talk}: 1 finished windows kept in {part}"
     assert err == f"multimodal: {kept}; the same command continues after them\n"

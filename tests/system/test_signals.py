@@ -8,7 +8,7 @@ import pytest
 
 from multimodal.system.signals import handled
 from tests.helpers.paths import ROOT
-from tests.helpers.processes.programs import LIMIT, alive, started, wait_for
+from tests.helpers.processes.programs import LIMIT, alive, forked, started, wait_for
 from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, source
 
 PROGRAM = """
@@ -112,7 +112,7 @@ multiprocessing.get_context("fork").Process(target=work, args=(theirs,), daemon=
 print(mine.recv(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    with started([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+    with forked(program) as run:
         worker = int(run.stdout.readline())
         wait_for(lambda: not alive(worker))
         assert run.wait(LIMIT) == -signal.SIGKILL

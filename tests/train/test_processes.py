@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from multimodal.data.loader import shuffled
 from multimodal.errors import UsageError
 from multimodal.train.checkpoint import atomic as states
 from tests.helpers import tiny_run
-from tests.helpers.paths import ROOT
 from tests.helpers.processes import several_cases
-from tests.helpers.processes.programs import LIMIT, started
+from tests.helpers.processes.programs import LIMIT, forked
 from tests.helpers.processes.several import spawn
 from tests.helpers.processes.several_cases import ADAMW
 
@@ -140,11 +138,8 @@ def test_what_is_not_finite_in_one_process_changes_nothing_in_any(tmp_path):
     assert torch.tensor(found[0]["weights"]["head.weight"]).isfinite().all()
 
 
-# signals, in a process of its own
-
 PROGRAM = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
+import sys
 import torch
 from tests.helpers import tiny_run
 import multimodal.train.checkpoint.atomic as state
@@ -169,14 +164,12 @@ def main(settings: Settings):
         return metrics
     def slow(*values):
         print("saving", flush=True)
-        time.sleep(1)
+        sys.stdin.read()  # until the second signal is sent
         save(*values)
     loop.step, torch.save = told, slow
     loop.fit()
 
-if __name__ == "__main__":
-    del sys.argv[1]
-    start(main)
+start(main)
 """
 
 
@@ -187,12 +180,8 @@ if __name__ == "__main__":
 )
 def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
     """Once while it trains, and again while it saves; to the process, or to its workers too."""
-    program = tmp_path / "recipe.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, program, ROOT, "--run", tmp_path / "run", "--steps", "100000",
-               "--workers", str(workers)]  # fmt: skip
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with started(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as run:
+    flags = ["--run", tmp_path / "run", "--steps", "100000", "--workers", workers]
+    with forked(PROGRAM, *flags, stdin=subprocess.PIPE) as run:
         send = (lambda: os.killpg(run.pid, number)) if group else (lambda: run.send_signal(number))
         assert run.stdout.readline() == "training\n"
         send()
@@ -201,7 +190,6 @@ def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
         out, err = run.communicate(timeout=LIMIT)
     assert run.returncode == 75, err
     assert "Traceback" not in err
-    line = f"recipe.py: stopped by {number.name}; the state is saved, continue with --resume"
-    assert err.splitlines()[-1] == line
+    assert err.splitlines()[-1] == f"-c: stopped by {number.name}; the state is saved, continue with --resume"
     assert out == ""
     assert states.newest_state(tmp_path / "run" / "states")["done"] >= 2

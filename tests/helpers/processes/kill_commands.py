@@ -1,6 +1,6 @@
 """Kill commands at random moments and rerun them until they end.
 
-    python tests/kill_commands.py FOLDER 200 0
+    python -m tests.helpers.processes.kill_commands FOLDER 200 0
 
 The calls are forks of this program, which has run each command once, so that a kill costs no start. Nothing that was
 finished may be lost, and what a command ends with must equal, byte for byte, what it ends with when nobody kills it.

@@ -1,6 +1,6 @@
 """Kill a training run at random moments and resume it each time.
 
-    python tests/kill_run.py FOLDER 50 0
+    python -m tests.helpers.processes.kill_run FOLDER 50 0
 
 The runs are forks of this program, which has imported everything, so that a kill costs no start. A run tells each
 step through a pipe and saves after each one; it is killed within the time of one step and save after a random message.

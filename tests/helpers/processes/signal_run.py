@@ -1,6 +1,6 @@
-"""Stop a training run with two workers by signals at random moments, beside busy loops on all cores.
+"""Stop a training run with two workers by signals at random moments; many of them beside busy loops on all cores.
 
-    python tests/signal_run.py FOLDER 1000 0
+    python -m tests.helpers.processes.signal_run FOLDER 1000 0
 
 The runs are forks of this program, which has imported everything. Each must end with code 75, at the step that it was
 at, and leave no process behind; one that is resumed to its end must equal an unbroken one.
@@ -29,6 +29,7 @@ from tests.helpers import tiny_run
 from tests.helpers.processes.kill_run import same
 
 STEPS = 80
+BUSY = 100  # signals from which on all cores are busy
 LIMIT = 120  # seconds; a run that has not ended by then hangs
 SPAN = 0.4  # seconds after the start of the loop, within which most signals arrive
 
@@ -161,7 +162,7 @@ def many(folder: Path, signals: int, seed: int) -> dict:
     chance, found, codes, slowest, differ = random.Random(seed), Counter(), Counter(), 0.0, 0
     multimodal.train.loop.TrainingLog = tiny_run.Quiet  # TensorBoard's files take longer than the run
     tiny_run.loop(folder / "warm", steps=1).fit()  # imports the late imports before forking
-    with busy():
+    with busy() if signals >= BUSY else contextlib.nullcontext():
         unbroken, number = finish(folder / "unbroken"), 0
         while codes[75] < signals:
             run, code = folder / f"run-{number}", 75

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +18,7 @@ from multimodal.models.clip import CLIP
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.weights.folder import load_folder
 from tests.helpers.commands import one_line, run
-from tests.helpers.paths import ROOT
-from tests.helpers.processes.programs import LIMIT, started, wait_for
+from tests.helpers.processes.programs import LIMIT, forked, wait_for
 
 LABELS = ["--labels", "red", "blue", "dog"]
 
@@ -100,14 +97,13 @@ def test_kill_and_interrupt_lose_nothing_and_the_end_is_that_of_an_unbroken_run(
     path = tmp_path / "killed.csv"
     for number in (signal.SIGKILL, signal.SIGINT):
         before = path.stat().st_size if path.exists() else 0
-        with started([sys.executable, "-c", program, *common, "-o", str(path)], cwd=ROOT,
-                     env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE) as process:  # fmt: skip
+        with forked(program, *common, "-o", path) as process:
             wait_for(lambda: path.exists() and path.stat().st_size > before)  # noqa: B023
             held = path.read_bytes()
             process.send_signal(number)
             err = process.communicate(timeout=LIMIT)[1]
         assert process.returncode in (130, -number)
-        assert (b"the same command resumes" in err) == (number == signal.SIGINT)
+        assert ("the same command resumes" in err) == (number == signal.SIGINT)
         assert path.read_bytes().startswith(held[: held.rfind(b"\n")])
     for target in (path, tmp_path / "whole.csv"):
         assert run(capsys, *common, "-o", target)[0] == 0

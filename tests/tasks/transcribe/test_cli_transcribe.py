@@ -22,8 +22,7 @@ from multimodal.tasks.transcribe import plot, writers
 from multimodal.tasks.transcribe import transcribe as task
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.sets import wav
-from tests.helpers.paths import ROOT
-from tests.helpers.processes.programs import LIMIT, started, wait_for
+from tests.helpers.processes.programs import LIMIT, forked, wait_for
 
 
 def heard(text: str, **more) -> dict:
@@ -178,13 +177,12 @@ def many(sources, model, **options):
 transcribe.transcribe_many = many
 main()
 """
-    call = [sys.executable, "-c", program, "transcribe", str(clips), "-m", str(models / "asr"), "-o", str(tmp_path)]
     made = {f"a.{f}" for f in writers.FORMATS}
-    with started(call, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as going:
+    with forked(program, "transcribe", clips, "-m", models / "asr", "-o", tmp_path) as going:
         wait_for(lambda: made <= {p.name for p in tmp_path.iterdir()})
         going.send_signal(signal.SIGINT)
         err = going.communicate(timeout=LIMIT)[1]
-    assert re.fullmatch(rb"multimodal: stopped; .*\n", err)
+    assert re.fullmatch(r"multimodal: stopped; .*\n", err)
     assert going.returncode == 130
     assert {p.name for p in tmp_path.iterdir()} == made | {"clips"}
 
@@ -316,10 +314,10 @@ def test_stdin_is_read_once_and_empty_names_are_refused(say, fake, piped, tmp_pa
 
 
 def test_sigterm_leaves_no_copy_of_stdin(models, tmp_path):
-    call = [sys.executable, "-m", "multimodal", "transcribe", "-", "-o", "-", "-m", str(models / "asr")]
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with started(call, cwd=ROOT, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as going:
+    program = "import tempfile; from multimodal.cli.main import main; tempfile.tempdir = None; main()"
+    call = ["transcribe", "-", "-o", "-", "-m", models / "asr"]
+    with forked(program, *call, env={"TMPDIR": str(tmp_path)}, stdin=subprocess.PIPE) as going:
         wait_for(lambda: list(tmp_path.glob("multimodal-*/stdin")))
         going.terminate()
-        assert (going.stderr.read(), going.wait(LIMIT)) == (b"multimodal: stopped\n", 143)
+        assert (going.stderr.read(), going.wait(LIMIT)) == ("multimodal: stopped\n", 143)
     assert not list(tmp_path.iterdir())
