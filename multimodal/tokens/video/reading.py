@@ -16,7 +16,7 @@ from multimodal.tokens.demux import demuxed
 from multimodal.tokens.video.decoding import Decoder
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.tokens.video.sampling import Listed, Times, grid, scene_times
-from multimodal.tokens.video.upright import check_frame, upright
+from multimodal.tokens.video.upright import Upright, check_frame
 
 DEFAULTS = VideoOptions()
 MISSING = "missing: the video ends early"
@@ -63,9 +63,10 @@ def frames(
     times = _times(source, options, name)
     with opened(source, name) as (container, stream, file):
         decoder = Decoder(container, stream, name, spans)
+        upright = Upright(stream.sample_aspect_ratio, name)
         for time, decoded in decoder.at(times):
             count += 1
-            yield Frame(round(time, 6), upright(decoded, stream.sample_aspect_ratio, name))
+            yield Frame(round(time, 6), upright(decoded))
         if not count:
             raise decoder.none()
         if decoder.finished:
@@ -84,7 +85,7 @@ def frame_at(source: VideoInput, time: float) -> Frame:
     with opened(source, name) as (container, stream, _):
         decoder = Decoder(container, stream, name, [])
         for found, decoded in decoder.at(Listed([max(time, 0.0)])):
-            return Frame(round(found, 6), upright(decoded, stream.sample_aspect_ratio, name))
+            return Frame(round(found, 6), Upright(stream.sample_aspect_ratio, name)(decoded))
         raise decoder.none()
 
 

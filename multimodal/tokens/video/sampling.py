@@ -50,9 +50,9 @@ def grid(options: VideoOptions, start: float, duration: float | None) -> Grid:
     return Grid(start + step / 2, step, most)
 
 
-def colours(frame: Any) -> Float[np.ndarray, "64"]:
+def _colours(frame: Any, scaler: Any) -> Float[np.ndarray, "64"]:
     """Shares of 64 colours among the pixels of a frame, scaled down."""
-    small = frame.reformat(width=THUMBNAIL, height=THUMBNAIL, format="rgb24", interpolation="AREA").to_ndarray()
+    small = scaler.reformat(frame, THUMBNAIL, THUMBNAIL, "rgb24", interpolation="AREA").to_ndarray()
     bins = small.reshape(-1, 3) // (256 // LEVELS) @ np.array([LEVELS**2, LEVELS, 1])
     return np.bincount(bins, minlength=LEVELS**3) / len(bins)
 
@@ -61,10 +61,13 @@ def scene_times(frames: Iterable[tuple[float, Any]], least: float, most: int | N
     """Times at which scenes begin: the first frame, and each whose colours differ from those of the frame that
     began the scene before by at least the share `least` (half the sum of absolute differences of histograms: 0 for the
     same colours, 1 for others only). A slow fade counts as well. Of more than `most` the greatest changes."""
+    from av.video.reformatter import VideoReformatter
+
     found: list[tuple[float, float]] = []  # heap of (change, time)
+    scaler = VideoReformatter()
     last = None
     for time, frame in frames:
-        now = colours(frame)
+        now = _colours(frame, scaler)
         change = math.inf if last is None else float(abs(now - last).sum() / 2)
         if change >= least:
             heapq.heappush(found, (change, time))

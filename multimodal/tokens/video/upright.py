@@ -24,16 +24,29 @@ TURNS = {
 MOST_STRETCH = 16  # of a pixel; beyond it the ratio is damage
 
 
-def upright(frame: Any, shape: Fraction | None, name: str) -> Image.Image:
-    """An RGB image of a decoded frame whose pixels have the width / height `shape`. Raises VideoError."""
-    width, height = frame.width, frame.height
-    check_frame(width, height, name)
-    if shape and shape != 1 and 1 / MOST_STRETCH <= shape <= MOST_STRETCH:
-        width, height = (round(width * shape), height) if shape > 1 else (width, round(height / shape))
-        check_frame(width, height, name)
-    image = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC").to_image()
-    turn = TURNS.get(_matrix(frame))
-    return image if turn is None else image.transpose(turn)
+class Upright:
+    """Converts the decoded frames of one video, whose pixels have the width / height `shape`, to RGB images."""
+
+    def __init__(self, shape: Fraction | None, name: str):
+        from av.video.reformatter import VideoReformatter
+
+        plausible = shape is not None and 1 / MOST_STRETCH <= shape <= MOST_STRETCH
+        self.shape, self.name = shape if plausible else Fraction(1), name
+        self._scaler = VideoReformatter()  # one for all frames: its tables cost more than a small frame
+        self._turns: dict[int, Image.Transpose | None] = {}
+
+    def __call__(self, frame: Any) -> Image.Image:
+        """Raises VideoError for too many pixels."""
+        width, height, shape = frame.width, frame.height, self.shape
+        check_frame(width, height, self.name)
+        if shape != 1:
+            width, height = (round(width * shape), height) if shape > 1 else (width, round(height / shape))
+            check_frame(width, height, self.name)
+        made = self._scaler.reformat(frame, width, height, "rgb24", interpolation="BICUBIC")
+        if frame.rotation not in self._turns:  # `side_data` makes a cycle, which keeps the frame until it is collected
+            self._turns[frame.rotation] = TURNS.get(_matrix(frame))
+        turn, image = self._turns[frame.rotation], made.to_image()
+        return image if turn is None else image.transpose(turn)
 
 
 def check_frame(width: int, height: int, name: str) -> None:
