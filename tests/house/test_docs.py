@@ -20,6 +20,7 @@ from PIL import Image
 
 from multimodal.cli import main
 from multimodal.train.recipe_cli import start
+from tests.helpers.data.video_files import video
 from tests.helpers.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -82,6 +83,8 @@ def files(tmp_path_factory) -> Path:
     (folder / "names.txt").write_text("dog\ncat\n")
     (folder / "prompts.json").write_text(json.dumps({"dog": ["a dog"], "cat": ["a cat", "my cat"]}))
     sound = speech()
+    stills = [np.roll(np.asarray(Image.open(folder / "photo.jpg")), 9 * number, 2) for number in range(20)]
+    (folder / "clip.mp4").write_bytes(video(stills, sound=2.0))
     encoded(folder / "talk.mp3", sound, "libmp3lame")
     encoded(folder / "talk.webm", sound, "libopus")
     encoded(folder / "talks" / "first.flac", sound, "flac")
