@@ -24,6 +24,7 @@ from .seeds import MAKERS, Seeds
 SHRINKS = 40  # runs to make a file smaller
 LIGHT = (
     "audio",
+    "clip",
     "image",
     "image_other",
     "lists",

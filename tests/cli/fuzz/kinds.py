@@ -87,6 +87,26 @@ def image(r: Random, seeds: Seeds, place: Place) -> Case:
 
 
 @kind
+def clip(r: Random, seeds: Seeds, place: Place) -> Case:
+    """The commands that read videos."""
+    place.clear()
+    write_image(Path("red.png"))
+    bad = damaged(r, [*(seeds / "videos").iterdir()])
+    sampling = r.choice((["--every_s", "0.2"], ["--max_frames", "3"], ["--scenes", "0.2", "--max_frames", "2"]))
+    model = seeds.model("clip")
+    command = r.choice((
+        ["classify", str(bad), "red.png", *LABELS, "-m", model, "--format", "csv"],
+        ["classify", ".", *LABELS, "-m", model, "--per_clip", "-o", "out/scores.csv"],
+        ["index", str(bad), "red.png", "-m", model, "-o", "out/index"],
+        ["embed", "--images", str(bad), "red.png", "-m", model, "-o", "out/vectors.npy"],
+    ))  # fmt: skip
+    wanted = "csv" in command
+    return Case(
+        [*command, *sampling], bad, good=lambda out: "" if not wanted or "red.png," in out else "no score of it"
+    )
+
+
+@kind
 def image_other(r: Random, seeds: Seeds, place: Place) -> Case:
     """The other commands that read images."""
     place.clear()

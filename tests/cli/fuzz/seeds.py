@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.helpers.data.video_files import noise, ramp, turned, video
 from tests.helpers.folders import every_kind, write_image, write_tone
 from tests.helpers.paths import ROOT, SHARED_DATA
 
@@ -127,6 +128,15 @@ def images(folder: Path, _: Seeds) -> None:
     image.convert("L").save(more / "grey.bmp")
 
 
+def videos(folder: Path, _: Seeds) -> None:
+    stills = noise(6)
+    for form, codec in (("mp4", "libx264"), ("mkv", "libx264"), ("avi", "mpeg4"), ("mov", "mjpeg"), ("mov", "png")):
+        data = video(stills, form={"mkv": "matroska"}.get(form, form), codec=codec, sound=0.6 * (form == "mp4"))
+        (folder / f"{codec}.{form}").write_bytes(data)
+    (folder / "turned.mp4").write_bytes(turned(video(ramp(6)), 0, 1, -1, 0))
+    (folder / "cover.mp4").write_bytes(video(ramp(1), codec="mjpeg", sound=0.5, cover=True))
+
+
 def lists(folder: Path, _: Seeds) -> None:
     """Lists beside their files; every list's good rows name good files."""
     for name in ("red", "blue", "green"):
@@ -228,5 +238,6 @@ def _models(folder: Path, _: Seeds) -> None:
 
 
 MAKERS: dict[str, Callable[[Path, Seeds], None]] = {
-    "models": _models, "audio": audio, "images": images, "lists": lists, "tars": tars, "made": made, "states": states,
+    "models": _models, "audio": audio, "images": images, "videos": videos, "lists": lists, "tars": tars, "made": made,
+    "states": states,
 }  # fmt: skip
