@@ -4,6 +4,7 @@ import io
 import warnings
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -113,6 +114,40 @@ def test_rotation_flags_are_applied(matrix, turn):
 def test_pixels_become_square():
     assert frame_at(video([grey(9)], shape=Fraction(4, 3)), 0).image.size == (85, 64)
     assert frame_at(video([grey(9)], shape=Fraction(3, 4)), 0).image.size == (64, 85)
+
+
+@pytest.mark.parametrize(("colorspace", "name"), [(1, "ITU709"), (5, "ITU601"), (9, "BT2020")])
+@pytest.mark.parametrize("value_range", [1, 2])  # limited, full
+def test_colours_follow_their_matrix_and_range(colorspace, name, value_range):
+    file, colour = io.BytesIO(), (200, 40, 90)
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=10, width=64, height=64, options={"crf": "1"})
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.colorspace, stream.codec_context.color_range = colorspace, value_range
+        frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), colour, np.uint8), format="rgb24")
+        coded = frame.reformat(format="yuv420p", dst_colorspace=name, dst_color_range=value_range)
+        container.mux(stream.encode(coded))
+        container.mux(stream.encode(None))
+    shown = np.asarray(frame_at(file.getvalue(), 0).image).reshape(-1, 3)
+    assert abs(shown - np.array(colour)).max() <= 4
+
+
+def test_a_stream_that_states_no_length():
+    class Pipe:
+        def __init__(self):
+            self.data = b""
+
+        def write(self, data):
+            self.data += data
+
+    pipe = Pipe()
+    with av.open(pipe, "w", format="matroska") as container:
+        stream = container.add_stream("mpeg4", rate=10, width=64, height=64)
+        for image in ramp(20):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    assert read_info(pipe.data).duration == pytest.approx(2.0)
+    assert places(pipe.data, max_frames=4) == [2, 7, 12, 17]
 
 
 def test_sound_beside_the_frames():
