@@ -97,6 +97,9 @@ def test_a_full_stdout_is_one_line(models, images):
 
 HEAVY = """
 import sys
+import multimodal.tokens.text.vocabulary
+backends = {"tokenizers", "tiktoken", "sentencepiece", "ftfy", "regex", "open_clip", "transformers"}
+assert not backends & sys.modules.keys(), backends & sys.modules.keys()
 from multimodal.cli.main import main
 from multimodal.weights.folder import KINDS, build
 from tests.helpers import tiny

@@ -347,7 +347,7 @@ def run(model: torch.nn.Module) -> torch.Tensor:
 def test_every_weight_takes_part(name):
     model = made(name)
     run(model).square().sum().backward()
-    fixed = {"encoder.positions", "audio.positions"}
+    fixed = {"audio.positions", "encoder.positions" if name == "speech-to-text" else ""}
     for parameter, tensor in model.named_parameters():
         if parameter in fixed:
             assert not tensor.requires_grad

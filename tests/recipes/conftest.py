@@ -1,11 +1,10 @@
-"""Endings of a recipe that several tests of recipes check, and figures that are not drawn."""
+"""Endings of a recipe that several tests of recipes check; no figure is drawn."""
 
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from multimodal.train.recipe_cli import start
 
@@ -39,12 +38,10 @@ def help_text(capsys: pytest.CaptureFixture) -> Callable[[ModuleType], str]:
 
 
 @pytest.fixture(autouse=True)
-def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save one pixel for each figure: drawing takes two thirds of a tiny run. A test that asks for `drawn` draws."""
-    from matplotlib.figure import Figure
-
+def _undrawn(request: pytest.FixtureRequest) -> None:
+    """A test that asks for `drawn` draws."""
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: Image.new("RGB", (1, 1)).save(file, "PNG"))
+        request.getfixturevalue("blank_figures")
 
 
 @pytest.fixture

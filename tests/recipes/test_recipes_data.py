@@ -63,8 +63,16 @@ def dataset(folder: Path, kind: str, layout: str) -> Path:
     return folder / "däta.csv"
 
 
-@pytest.mark.parametrize("layout", ["csv", "tar"])
-@pytest.mark.parametrize("name", RECIPES)
+LAYOUTS = ("csv", "tar")
+# by default in turn: the recipes share their reader
+CASES = [
+    pytest.param(name, layout, marks=pytest.mark.slow if (number + other) % 2 else ())
+    for number, name in enumerate(RECIPES)
+    for other, layout in enumerate(LAYOUTS)
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_what_validate_passes_trains(name, layout, tmp_path, load_recipe):
     recipe, kind, flags = RECIPES[name]
     data = dataset(tmp_path, kind, layout)
@@ -75,7 +83,7 @@ def test_what_validate_passes_trains(name, layout, tmp_path, load_recipe):
     assert (tmp_path / "out" / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize("layout", ["csv", "tar"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_validate_passes_makes_ngrams(layout, tmp_path, load_recipe):
     data = dataset(tmp_path, "audio", layout)
     start(load_recipe("train_ngram").main, [str(tmp_path / "lm.arpa"), "--order", "2", "--texts", str(data)])

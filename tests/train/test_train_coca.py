@@ -29,6 +29,7 @@ from tests.helpers.data.contrast import EXACT, gradient, matching_loss, noise
 from tests.helpers.tiny import CLIPS, COCA, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
 RECORD = Preprocessing((32, 32), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 SAID = {"red": "a red wall", "blue": "the deep blue sea", "lime": "a field of green grass"}
 NEW = ("image_pool.", "decoder.", "words.", "text_class")
@@ -150,10 +151,10 @@ def test_a_run_learns_to_contrast_and_to_caption(recipe, data, capsys):
 
 
 def test_a_resumed_run_equals_an_unbroken_one(recipe, data):
-    for run, changes in (("whole", {}), ("part", {"steps": 4}), ("part", {"resume": "True"})):
-        common = {"steps": 8, "schedule": "wsd", "warmup": 0, "dropout": 0.1, "drop_path": 0.1, "accumulate": 2}
+    for run, changes in (("whole", {}), ("part", {"steps": 2}), ("part", {"resume": "True"})):
+        common = {"steps": 4, "schedule": "wsd", "warmup": 0, "dropout": 0.1, "drop_path": 0.1, "accumulate": 2}
         recipe(*(arg for arg in flags(data, run, **(common | changes)) if arg != "True"))
-    assert_same_states(data / "whole", data / "part", 8)
+    assert_same_states(data / "whole", data / "part", 4)
 
 
 @pytest.mark.parametrize(
