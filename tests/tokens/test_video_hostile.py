@@ -77,6 +77,9 @@ def test_damage_in_the_middle_costs_only_its_frames():
     assert found[-1] == 1.9
     assert spans
     assert all("undecodable" in span.what and 0.4 < span.start <= span.end < 1.4 for span in spans)
+    scenes = []
+    assert [*frames(bytes(data), VideoOptions(scenes=0.9), scenes)]
+    assert scenes == spans
     with pytest.warns(DamagedVideo, match=r"^<bytes>: damaged: undecodable frames \(\d"):
         assert [frame.time for frame in frames(bytes(data), ALL)] == found
 

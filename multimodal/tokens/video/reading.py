@@ -60,7 +60,7 @@ def frames(
 
     Raises VideoError for a source without a readable frame; an attached cover is none."""
     name, spans, count = _name(source), [], 0
-    times = _times(source, options, name)
+    times = _times(source, options, name, spans)
     with opened(source, name) as (container, stream, file):
         decoder = Decoder(container, stream, name, spans)
         upright = Upright(stream.sample_aspect_ratio, name)
@@ -71,6 +71,7 @@ def frames(
             raise decoder.none()
         if decoder.finished:
             spans += _early_end(decoder, container, stream, file)
+    spans = list(dict.fromkeys(spans))  # a search for scenes has met them before
     if damage is not None:
         damage += spans
     elif spans:
@@ -122,11 +123,13 @@ def opened(source: VideoInput, name: str) -> Iterator[tuple[Any, Any, Any]]:
         yield container, stream, file
 
 
-def _times(source: VideoInput, options: VideoOptions, name: str) -> Times:
+def _times(source: VideoInput, options: VideoOptions, name: str, damage: list[DamagedSpan]) -> Times:
     if options.scenes is not None:
-        with opened(source, name) as (container, stream, _):
-            decoded = Decoder(container, stream, name, []).frames()
-            return scene_times(decoded, options.scenes, options.max_frames)
+        with opened(source, name) as (container, stream, file):
+            decoder = Decoder(container, stream, name, damage)
+            times = scene_times(decoder.frames(), options.scenes, options.max_frames)
+            damage += _early_end(decoder, container, stream, file)
+            return times
     if options.every_s is not None and options.max_frames is None:
         return grid(options, 0.0, None)
     return grid(options, *_span(source, name))
