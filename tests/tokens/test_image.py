@@ -255,7 +255,7 @@ def test_record_round_trip_is_json():
         ({"size": [224, 0]}, "invalid size ((224, 0))"),
         ({"size": [224000, 224000]}, "invalid size ((224000, 224000))"),
         ({"size": 224}, "size: expected a list (224)"),
-        ({"resize": "crop"}, "resize: expected 'shortest' or 'squash' or 'longest' ('crop')"),
+        ({"resize": "crop"}, "resize: expected 'shortest' or 'squash' or 'longest' or 'square' ('crop')"),
         ({"interpolation": "random"}, "interpolation: expected 'bicubic' or 'bilinear'"),
         ({"mean": [0.5, 0.5]}, "mean: expected 3 values"),
         ({"mean": [0.5, 0.5, 1e38]}, "invalid mean"),

@@ -6,6 +6,7 @@ seconds to import).
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -26,9 +27,39 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MOST_PIXELS = 1 << 24  # after resizing; 200 MB as float32
+MOST_EDGE = 4096  # Idefics3's limit of the longest edge
+MOST_SQUARE = 1 << 27  # before resizing; 512 MB as Pillow's RGB
 
-Resize = Literal["shortest", "squash", "longest"]
-Interpolation = Literal["bicubic", "bilinear"]
+Resize = Literal["shortest", "squash", "longest", "square"]
+Interpolation = Literal["bicubic", "bilinear", "lanczos"]
+Offset = Literal["round", "floor"]
+Division = Literal["fit", "split"]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Division into tiles of `Preprocessing.size`, beside an overview of the whole image. Raises CheckpointError.
+
+    `fit` (LLaVA-OneVision): the aspect is kept in the best of `sizes` (height, width), padded with black; the overview
+    comes first. At most about `most` tiles' patches are kept. `split` (Idefics3): the longest edge becomes `longest`,
+    then both edges whole tiles; the overview comes last."""
+
+    division: Division
+    sizes: tuple[tuple[int, int], ...] = ()
+    most: int = 9
+    longest: int = 0
+
+    def __post_init__(self) -> None:
+        good = {
+            "division": self.division in get_args(Division),
+            "sizes": bool(self.sizes) == (self.division == "fit")
+            and all(min(size) > 0 and math.prod(size) <= MOST_PIXELS for size in self.sizes),
+            "most": self.most > 0,
+            "longest": 0 <= self.longest <= MOST_EDGE and bool(self.longest) == (self.division == "split"),
+        }
+        for key, usable in good.items():
+            if not usable:
+                raise CheckpointError(f"tiling: invalid {key} ({getattr(self, key)!r:.60})")
 
 
 @dataclass(frozen=True)
@@ -36,12 +67,16 @@ class Preprocessing:
     """Conversion of images to a model's pixels. Raises CheckpointError for an invalid field."""
 
     size: tuple[int, int]  # height, width in pixels
-    resize: Resize  # shortest edge then crop, both edges (changes the aspect), or longest edge then pad
+    # shortest edge then crop, both edges (changes the aspect), longest edge then pad, or pad to a square of the mean
+    # colour then both edges (LLaVA 1.5)
+    resize: Resize
     interpolation: Interpolation
     mean: tuple[float, float, float]  # of RGB in 0..1
     std: tuple[float, float, float]
     fill: int  # 0..255, the padding of "longest"
     crop: float  # timm's crop_pct: resize to size / crop, then centre crop; 1.0 for CLIP
+    offset: Offset = "round"  # of a crop that is half a pixel off the centre: torchvision's, or transformers' "floor"
+    tiling: Tiling | None = None  # of `size` each
 
     def __post_init__(self) -> None:
         _check(vars(self))
@@ -63,15 +98,36 @@ def preprocess(
     Equals open_clip's `image_transform_v2(is_train=False)` for all resize modes, and timm's
     `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". Raises ImageError.
     """
-    rgb = _resize(to_rgb(image), record)
-    rgb = _centre(rgb, record.size, record.fill if record.resize == "longest" else 0)
-    pixels = np.empty((3, *record.size), np.float32) if out is None else out
+    rgb = to_rgb(image)
+    rgb = _resize(squared(rgb, record.mean) if record.resize == "square" else rgb, record)
+    return normalized(_centre(rgb, record), record, out)
+
+
+def normalized(
+    rgb: Image.Image, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
+) -> Float[Tensor, "3 H W"]:
+    """(rgb / 255 - mean) / std of an image at its size, written to `out` if given."""
+    pixels = np.empty((3, rgb.height, rgb.width), np.float32) if out is None else out
     # NumPy, plane by plane: stays in the CPU cache, and reader threads start no PyTorch threads
     for plane, band, mean, std in zip(pixels, rgb.split(), record.mean, record.std, strict=True):
         np.divide(np.asarray(band), np.float32(255), out=plane)
         plane -= np.float32(mean)
         plane /= np.float32(std)
     return torch.from_numpy(pixels)
+
+
+def squared(rgb: Image.Image, mean: Sequence[float]) -> Image.Image:
+    """The image in the middle of a square of the colour `mean` (LLaVA 1.5, Liu et al. 2023). Raises ImageError."""
+    side = max(rgb.size)
+    if rgb.width == rgb.height:
+        return rgb
+    if side**2 > MOST_SQUARE:
+        raise ImageError(
+            f"image: {rgb.width}x{rgb.height} is too large to pad to a square (limit {MOST_SQUARE} pixels)"
+        )
+    made = Image.new("RGB", (side, side), tuple(int(255 * part) for part in mean))
+    made.paste(rgb, ((side - rgb.width) // 2, (side - rgb.height) // 2))
+    return made
 
 
 def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: int) -> tuple[int, int]:
@@ -121,10 +177,14 @@ def unpatchify(
 def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int, int, int]:
     """(width, height, left, top) of a resized image relative to `record.size`, in pixels: `left` and `top` are positive
     for padding, negative for a crop."""
+    if record.resize == "square":
+        scale = [edge / max(width, height) for edge in record.size]  # down, across
+        left, top = ((max(width, height) - edge) // 2 for edge in (width, height))
+        return round(width * scale[1]), round(height * scale[0]), round(left * scale[1]), round(top * scale[0])
     new_h, new_w = _resized(width, height, record)
     starts = []
     for new, edge in ((new_w, record.size[1]), (new_h, record.size[0])):
-        starts.append((edge - new) // 2 if new <= edge else -round((new - edge) / 2))
+        starts.append((edge - new) // 2 if new <= edge else -_excess(new, edge, record))
     return new_w, new_h, starts[0], starts[1]
 
 
@@ -138,7 +198,7 @@ def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:
 def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
     """(height, width) before cropping or padding."""
     target_h, target_w = (math.floor(edge / record.crop) for edge in record.size)
-    if record.resize == "squash":
+    if record.resize in ("squash", "square"):
         return target_h, target_w
     if record.resize == "shortest" and target_h == target_w:
         # torchvision's Resize(int) truncates the longer edge; the keep-ratio resize below rounds it.
@@ -150,16 +210,22 @@ def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
     return new_h, new_w
 
 
-def _centre(image: Image.Image, size: tuple[int, int], fill: int) -> Image.Image:
-    """Centre of `size` (H, W): pad with missing // 2 before, then crop at round(excess / 2)."""
-    height, width = size
-    if (image.height, image.width) == size:
+def _excess(edge: int, size: int, record: Preprocessing) -> int:
+    """Pixels before a central crop."""
+    return (edge - size) // 2 if record.offset == "floor" else round((edge - size) / 2)
+
+
+def _centre(image: Image.Image, record: Preprocessing) -> Image.Image:
+    """Centre of `record.size`: pad with missing // 2 before, then crop."""
+    height, width = record.size
+    if (image.height, image.width) == record.size:
         return image
     if image.width < width or image.height < height:
+        fill = record.fill if record.resize == "longest" else 0
         padded = Image.new("RGB", (max(width, image.width), max(height, image.height)), (fill, fill, fill))
         padded.paste(image, ((padded.width - image.width) // 2, (padded.height - image.height) // 2))
         image = padded
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    left, top = _excess(image.width, width, record), _excess(image.height, height, record)
     return image.crop((left, top, left + width, top + height))
 
 
@@ -176,6 +242,8 @@ def _check(fields: dict[str, Any]) -> None:
         "size": _numbers(size, 2, int) and min(size) > 0 and math.prod(size) <= MOST_PIXELS,
         "resize": fields["resize"] in get_args(Resize),
         "interpolation": fields["interpolation"] in get_args(Interpolation),
+        "tiling": fields["tiling"] is None or _in_tiles(fields["tiling"], size),
+        "offset": fields["offset"] in get_args(Offset),
         "mean": _numbers(fields["mean"], 3, float) and max(map(abs, fields["mean"])) <= 1000,
         "std": _numbers(std, 3, float) and min(std) >= 1e-6 and max(std) <= 1000,
         "fill": _numbers((fill,), 1, int) and 0 <= fill <= 255,
@@ -184,6 +252,12 @@ def _check(fields: dict[str, Any]) -> None:
     for key, usable in good.items():
         if not usable:
             raise CheckpointError(f"preprocessing: invalid {key} ({shown(fields[key])})")
+
+
+def _in_tiles(tiling: Tiling, tile: tuple[int, int]) -> bool:
+    """True if its sizes are whole tiles, and tiles of a split are square."""
+    whole = min(tile) > 0 and all(height % tile[0] == width % tile[1] == 0 for height, width in tiling.sizes)
+    return whole and (tiling.division == "fit" or tile[0] == tile[1])
 
 
 def _numbers(values: Any, length: int, kind: type) -> bool:

@@ -144,7 +144,7 @@ def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = Tru
         raise CheckpointError(f"{path}: these steps are not supported (size {size}, crop {crop})")
     mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
     resample = RESAMPLE[record.get("resample", 3)]
-    return Preprocessing(both, "squash" if square else "shortest", resample, mean, std, 0, 1.0)
+    return Preprocessing(both, "squash" if square else "shortest", resample, mean, std, 0, 1.0, "floor")
 
 
 FAMILY = Family(
