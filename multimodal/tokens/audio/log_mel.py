@@ -101,6 +101,21 @@ def pad_or_trim(wave: Float[Tensor, "... T"], length: int = WHISPER_SAMPLES) -> 
     return F.pad(wave[..., :length], (0, max(0, length - wave.shape[-1])))
 
 
+def log_mel_windows(
+    wave: Float[Tensor, "T"], bands: int = 128, samples: int = WHISPER_SAMPLES
+) -> tuple[Float[Tensor, "N M F"], Int[Tensor, "N"]]:
+    """`log_mel` of a waveform padded with silence to whole windows of `samples`, and the frames that are not padding in
+    each window. All windows share the recording's maximum, as in Voxtral (Liu et al. 2025). Raises AudioError for empty
+    audio."""
+    if not wave.numel():
+        raise AudioError("waveform: no samples")
+    count = -(-wave.shape[-1] // samples)
+    mel = log_mel(pad_or_trim(wave, count * samples), bands)
+    frames = samples // HOP
+    heard = -(-wave.shape[-1] // HOP) - frames * torch.arange(count)
+    return mel.unflatten(-1, (count, frames)).transpose(0, 1), heard.clamp(max=frames)
+
+
 def frame_count(samples: int) -> int:
     """Number of `filterbank` frames, at least one."""
     return max(samples - WINDOW, 0) // HOP + 1
