@@ -60,8 +60,9 @@ def best_size(size: Size, sizes: tuple[Size, ...]) -> Size:
 
 
 def kept_patches(size: Size, grid: Size, side: int, most: int) -> tuple[Size, Size]:
-    """Of `grid` tiles with `side` x `side` patches each: rows and columns of padding on each side of an image of this
-    size, and the rows and columns to which the others are interpolated."""
+    """Padding and kept patches of an image of this size in `grid` tiles of `side` x `side` patches.
+
+    Rows and columns of padding on each side, and the rows and columns to which the others are interpolated."""
     rows, columns = grid[0] * side, grid[1] * side
     before = (0, 0)
     if size[1] / size[0] > columns / rows:
