@@ -161,15 +161,16 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         states: list[Tensor] | None = None,
         only: Int[Tensor, "B"] | None = None,
+        layers: int | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`states` receives the input of each block and then the output after the final norm. `only`: return one
         position of each row [B 1 D]; without gradients, source, rotation, cache, `states` and capture the last block
-        uses the others as keys alone, which saves most of its work."""
+        uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final norm."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
         others = capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states))
-        alone = None if others else only
-        for layer in range(self.config.layers):
+        alone = None if others or layers is not None else only
+        for layer in range(self.config.layers if layers is None else layers):
             if states is not None:
                 states.append(x)
             block = self.blocks[layer % len(self.blocks)]
@@ -183,7 +184,7 @@ class Stack(nn.Module):
                 x = block(x, source, mask, source_mask, rotate, caches)
         if only is not None and alone is None:
             x = select_positions(x, only)
-        x = x if self.norm is None else self.norm(x)
+        x = x if self.norm is None or layers is not None else self.norm(x)
         if states is not None:
             states.append(x)
         return x

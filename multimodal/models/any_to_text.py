@@ -1,10 +1,12 @@
 """Any input to text: images and sound as rows among the tokens of one decoder (LLaVA, Liu et al. 2023; Qwen2-Audio, Chu
 et al. 2024), or as the source of its cross-attention (Reka, Ormazabal et al. 2024)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import WhisperEncoder, WhisperEncoderConfig
+from multimodal.tokens.image.tiles import kept_patches
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,21 @@ class AnyToTextConfig:
     """`placeholders`: ids of `decoder` that stand for one row of an image or of sound each; with a decoder that has
     cross-attention they are not replaced, and the rows are its source.
 
-    `image_state`: the entry of the ViT's states (see `Stack`) that the connector takes; `image_prefix`: with the class
-    token and registers."""
+    `image_layers`: number of the ViT's blocks that run, without its final norm (LLaVA); None: all, with it.
+    `image_prefix`: the connector takes the class token and registers too. `image_newline`: a learned row ends each row
+    of patches of an image in tiles (LLaVA-NeXT). `audio_masked`: sound does not attend to the padding of its window
+    (Qwen2-Audio)."""
 
     decoder: TextConfig
     placeholders: tuple[int, ...]
     image: ViTConfig | None = None
     image_connector: ConnectorConfig | None = None
-    image_state: int = -1
+    image_layers: int | None = None
     image_prefix: bool = False
+    image_newline: bool = False
     audio: WhisperEncoderConfig | ConformerEncoderConfig | None = None
     audio_connector: ConnectorConfig | None = None
+    audio_masked: bool = False
 
     def __post_init__(self) -> None:
         for kind in ("image", "audio"):
@@ -41,6 +48,8 @@ class AnyToTextConfig:
                 raise ValueError(f"{kind}: expected an encoder and its connector, or neither")
         if wrong := [i for i in self.placeholders if not 0 <= i < self.decoder.vocabulary]:
             raise ValueError(f"placeholder {wrong[0]} is outside the vocabulary of {self.decoder.vocabulary}")
+        if self.image_layers is not None and not 0 < self.image_layers <= self.image.stack.layers:
+            raise ValueError(f"image_layers must be in 1..{self.image.stack.layers} (got {self.image_layers})")
 
     @property
     def crosses(self) -> bool:
@@ -56,6 +65,7 @@ class AnyToText(nn.Module):
         self.config = config
         self.image = ViT(config.image) if config.image else None
         self.image_connector = Connector(config.image_connector) if config.image_connector else None
+        self.newline = nn.Parameter(torch.randn(config.decoder.width) * 0.02) if config.image_newline else None
         whisper = isinstance(config.audio, WhisperEncoderConfig)
         self.audio = (WhisperEncoder if whisper else ConformerEncoder)(config.audio) if config.audio else None
         self.audio_connector = Connector(config.audio_connector) if config.audio_connector else None
@@ -65,12 +75,40 @@ class AnyToText(nn.Module):
         """Rows of each image. Raises ValueError without an image encoder."""
         if self.image is None:
             raise ValueError("the model has no image encoder")
-        states: list[Tensor] = []
-        last = self.image.tokens(images, states=states)
-        x = last if self.config.image_state == -1 else states[self.config.image_state]
+        x = self.image.tokens(images, layers=self.config.image_layers)
         x = x if self.config.image_prefix else x[:, self.config.image.prefix :]
         patch = self.config.image.patch
         return self.image_connector(x, (images.shape[-2] // patch, images.shape[-1] // patch))
+
+    def assemble(
+        self, rows: Float[Tensor, "N M D"], grid: tuple[int, int], size: tuple[int, int], most: int = 9
+    ) -> Float[Tensor, "R D"]:
+        """Rows of one image from those of its overview and tiles (see `Tiled`), in their order. With a newline the
+        padding goes, and more than `most` tiles' patches become fewer (LLaVA-OneVision, Li et al. 2024)."""
+        if self.newline is None:
+            return rows.flatten(0, 1)
+        overview, end = rows[0], self.newline.to(rows.dtype)[None]
+        if grid == (0, 0):
+            return torch.cat([overview, end])
+        side = math.isqrt(rows.shape[1])
+        (down, across), kept = kept_patches(size, grid, side, most)
+        tiles = rows[1:].unflatten(1, (side, side)).unflatten(0, grid)  # tile rows, columns, patch rows, columns, D
+        x = tiles.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)
+        x = x[:, down : x.shape[1] - down, across : x.shape[2] - across]
+        if x.shape[1:] != kept:
+            x = F.interpolate(x[None], kept, mode="bilinear")[0]
+        lines = torch.cat([x.permute(1, 2, 0), end.expand(kept[0], 1, -1)], 1)
+        return torch.cat([overview, lines.flatten(0, 1)])
+
+    def assemble_frames(self, rows: Float[Tensor, "N M D"]) -> Float[Tensor, "R D"]:
+        """Rows of one video from those of its frames. With a newline they are halved down and across, and one newline
+        ends them (LLaVA-OneVision)."""
+        if self.newline is None:
+            return rows.flatten(0, 1)
+        side = math.isqrt(rows.shape[1])
+        x = rows.mT.unflatten(2, (side, side))
+        x = F.interpolate(x, (-(-side // 2), -(-side // 2)), mode="bilinear")
+        return torch.cat([x.flatten(2).mT.flatten(0, 1), self.newline.to(rows.dtype)[None]])
 
     def encode_audio(self, features: Float[Tensor, "B _ _"], lengths: Int[Tensor, "B"]) -> list[Float[Tensor, "_ D"]]:
         """Rows of each recording. `features`: log-mel [B bands F] for Whisper's encoder, filterbank [B F bands] for a
@@ -80,7 +118,9 @@ class AnyToText(nn.Module):
         if isinstance(self.audio, ConformerEncoder):
             x, counts = self.audio(features, lengths)
         else:
-            x, counts = self.audio(features), (lengths - 1) // 2 + 1
+            counts = (lengths - 1) // 2 + 1
+            masked = self.config.audio_masked and bool((lengths < features.shape[-1]).any())
+            x = self.audio(features, valid=padding(counts, (features.shape[-1] - 1) // 2 + 1) if masked else None)
         # neighbours merge, so each recording ends where it ends alone
         rows = zip(x, counts.tolist(), strict=True)
         return [self.audio_connector(row[None, :count])[0] for row, count in rows]

@@ -112,17 +112,18 @@ class ViT(nn.Module):
 
     def tokens(
         self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None,
-        states: list[Tensor] | None = None, first: bool = False,
+        states: list[Tensor] | None = None, first: bool = False, layers: int | None = None,
     ) -> Float[Tensor, "B N D"]:  # fmt: skip
         """All tokens after the stack, prefix first, or only the `first`. `keep` [B n]: indices of the patches to keep
-        (patch dropout, Li et al. 2023)."""
+        (patch dropout, Li et al. 2023). `layers`: see `Stack`."""
         x = self.stem(images)
         if keep is not None:
             own = self.config.prefix
             patches = x[:, own:].gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :own], patches], 1)
         with preferred_kernels(x):
-            return self.stack(x, states=states, only=x.new_zeros(len(x), dtype=torch.long) if first else None)
+            only = x.new_zeros(len(x), dtype=torch.long) if first else None
+            return self.stack(x, states=states, only=only, layers=layers)
 
     def ragged(
         self, images: Sequence[Float[Tensor, "3 _ _"]], first: bool = False

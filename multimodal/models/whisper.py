@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from multimodal.blocks.masks import key_mask
 from multimodal.blocks.positions import computed_on_cpu, sinusoids
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, StackConfig
@@ -51,12 +52,16 @@ class WhisperEncoder(nn.Module):
         self.positions = nn.Parameter(positions, requires_grad=False)
         self.stack = Stack(config.stack)
 
-    def forward(self, mel: Float[Tensor, "B M F"], states: list[Tensor] | None = None) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, mel: Float[Tensor, "B M F"], states: list[Tensor] | None = None, valid: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """`valid`: states to which the others attend; None: all, padding too, as Whisper does."""
         x = self.stem(mel)
         if x.shape[1] > self.config.context:
             raise ValueError(f"mel must have at most {2 * self.config.context} frames (got {mel.shape[-1]})")
         with preferred_kernels(x):
-            return self.stack(x + self.positions[: x.shape[1]], states=states)
+            mask = None if valid is None else key_mask(valid)
+            return self.stack(x + self.positions[: x.shape[1]], mask=mask, states=states)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_state_before_the_last_block():
     images = noise(2, 3, 8, 12)
     states: list[Tensor] = []
     model.image.tokens(images, states=states)
-    before = AnyToText(replace(ANY, image_state=-2))
+    before = AnyToText(replace(ANY, image_layers=stack().layers - 1))
     before.load_state_dict(model.state_dict())
     expected = model.image_connector(states[-2][:, model.config.image.prefix :])
     assert_close(before.eval().encode_images(images), expected, atol=0, rtol=0)

@@ -97,18 +97,18 @@ def _tied(tensors: Tensors, embedding: str, head: str, tied: bool | None) -> boo
     return bool(tied)
 
 
-def _hf_complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+def hf_complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     return OWN.get(config.get("model_type"), {}) | config
 
 
-def hf_config(text: dict[str, Any], tensors: Tensors) -> TextConfig:
-    """Raises CheckpointError for unsupported options."""
+def hf_config(text: dict[str, Any], tensors: Tensors, names: tuple[str, str] = HUGGING_FACE) -> TextConfig:
+    """`names`: of the embedding and the head. Raises CheckpointError for unsupported options."""
     if text["hidden_act"] not in ("silu", "swish"):
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
     made = _config(
         text["vocab_size"], text["max_position_embeddings"], text["hidden_size"], text["num_hidden_layers"],
         text["intermediate_size"], text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"],
-        text["rms_norm_eps"], _tied(tensors, *HUGGING_FACE, tied=text["tie_word_embeddings"]), hf_positions(text),
+        text["rms_norm_eps"], _tied(tensors, *names, tied=text["tie_word_embeddings"]), hf_positions(text),
         _window(text), bias=text["attention_bias"],
     )  # fmt: skip
     attention = replace(made.stack.block.attention, out_bias=text["model_type"] != "qwen2")
@@ -184,16 +184,18 @@ def meta_rows(config: TextConfig) -> list[NameRow]:
     return _rows(config, "layers.{}.", names, ends, META, rates)
 
 
-def hf_rows(config: TextConfig) -> list[NameRow]:
+def hf_rows(config: TextConfig, base: str = "model.", head: str = HUGGING_FACE[1]) -> list[NameRow]:
+    """`base`: prefix of all names but the head's."""
     names = {
         "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key",
         "self_attn.v_proj": "attention.value", "self_attn.o_proj": "attention.out", "mlp.gate_proj": "feed.gate",
         "mlp.up_proj": "feed.up", "mlp.down_proj": "feed.down", "input_layernorm": "attention_branch.norm",
         "post_attention_layernorm": "feed_branch.norm",
     }  # fmt: skip
-    ends = {HUGGING_FACE[0]: "embed.weight", "model.norm.weight": "stack.norm.weight"}
-    rates = NameRow("model.layers.{}.self_attn.rotary_emb.inv_freq", reason="follows from rope_theta", optional=True)
-    return _rows(config, "model.layers.{}.", names, ends, HUGGING_FACE, rates)
+    embedding = f"{base}embed_tokens.weight"
+    ends = {embedding: "embed.weight", f"{base}norm.weight": "stack.norm.weight"}
+    rates = NameRow(f"{base}layers.{{}}.self_attn.rotary_emb.inv_freq", reason="follows from rope_theta", optional=True)
+    return _rows(config, f"{base}layers.{{}}.", names, ends, (embedding, head), rates)
 
 
 def meta_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -214,6 +216,6 @@ LLAMA = Family(
 LLAMA_HF = Family(
     "llama-hf", TextTransformer,
     (HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
-    hf_config, hf_rows, hf_tokenizer, complete=_hf_complete, needs="config.json", defaults=DEFAULTS,
+    hf_config, hf_rows, hf_tokenizer, complete=hf_complete, needs="config.json", defaults=DEFAULTS,
     types=("", "llama", "mistral", "qwen2"),
 )  # fmt: skip

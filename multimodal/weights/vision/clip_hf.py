@@ -115,7 +115,7 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return CLIPTokenizer(text["max_position_embeddings"]) if known else None
 
 
-def _image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """File and record of the image processor; transformers 5 writes one file for images and texts."""
     for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         if (path := folder / name).exists():
@@ -130,7 +130,7 @@ def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = Tru
     """Preprocessing of the folder: {"shortest_edge": s} with a crop, or {"height", "width"} without the aspect ratio.
 
     `crops`: the default of `do_center_crop`. Raises CheckpointError for unknown steps."""
-    path, record = (_image_record(folder) if folder else None) or (None, None)
+    path, record = (image_record(folder) if folder else None) or (None, None)
     if record is None:
         return None
     size, crop = record["size"], record.get("crop_size")

@@ -1,0 +1,78 @@
+"""Idefics3 (Laurençon et al. 2024) and SmolVLM (Marafioti et al. 2025) in transformers' names.
+
+Traps: positions of patches are found by fractions in float32, which for some numbers of patches a side are off by one
+row; a tile's patches merge by pixel shuffle before one linear map."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.blocks.connector import ConnectorConfig
+from multimodal.errors import CheckpointError
+from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
+from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.any.parts import Names, decoder_config, decoder_rows, decoder_tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
+from multimodal.weights.vision import clip_hf
+
+# defaults of Idefics3VisionConfig and SmolVLMVisionConfig
+VISION = {"hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
+          "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "gelu_pytorch_tanh",
+          "layer_norm_eps": 1e-6}  # fmt: skip
+DEFAULTS = {"image_token_id": 128257, "scale_factor": 2}
+NAMES = Names("model.text_model.", "lm_head.weight")
+CONNECTOR = "model.connector.modality_projection.proj.weight"
+LANCZOS = 1  # Pillow's number
+
+
+def config_from(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
+    text = {"rms_norm_eps": 1e-5} | (config.get("text_config") or {})
+    decoder = decoder_config(config | {"text_config": text}, tensors, "llama", NAMES)
+    image = clip_hf.vision_part(VISION | (config.get("vision_config") or {}), "none", class_token=False)
+    if not _in_order(image.grid[0]):
+        raise CheckpointError(f"config.json: {image.grid[0]} patches a side have positions that are not in order")
+    connector = ConnectorConfig(image.width, decoder.width, shuffle=config["scale_factor"], bias=False)
+    return AnyToTextConfig(decoder, (config["image_token_id"],), image, connector)
+
+
+def rows(config: AnyToTextConfig) -> list[NameRow]:
+    tower = [*clip_hf.tower_rows("post_layernorm"), *weight_and_bias("embeddings.patch_embedding", "embed")]
+    return [
+        *under("model.vision_model.", "image.", tower), NameRow(CONNECTOR, "image_connector.out.weight"),
+        *decoder_rows(config.decoder, NAMES),
+    ]  # fmt: skip
+
+
+def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
+    """Preprocessing of the folder. Raises CheckpointError for unknown steps."""
+    found = clip_hf.image_record(folder) if folder else None
+    if found is None:
+        return None
+    path, record = found
+    longest, tile = record["size"].get("longest_edge"), record["max_image_size"]["longest_edge"]
+    steps = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize", "image_splitting"))
+    if not steps or not longest or record.get("resample", LANCZOS) not in (LANCZOS, *clip_hf.RESAMPLE):
+        raise CheckpointError(f"{path}: these steps are not supported (expected splitting with a longest edge)")
+    resample = {LANCZOS: "lanczos", **clip_hf.RESAMPLE}[record.get("resample", LANCZOS)]
+    mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
+    return Preprocessing((tile, tile), "squash", resample, mean, std, 0, 1.0, tiling=Tiling("split", longest=longest))
+
+
+def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    return decoder_tokenizer(folder, config, "llama")
+
+
+def _in_order(side: int) -> bool:
+    """True if transformers' fractions of float32 give patch i of a side the position i."""
+    edges = torch.arange(1 / side, 1.0, 1 / side)
+    found = torch.bucketize((torch.arange(side) * (1.0 / torch.tensor(side))).clamp(max=1 - 1e-6), edges, right=True)
+    return found.equal(torch.arange(side))
+
+
+FAMILY = Family(
+    "idefics3", AnyToText, (CONNECTOR, "model.text_model.embed_tokens.weight"), config_from, rows, tokenizer,
+    preprocessing, needs="config.json", defaults=DEFAULTS, types=("idefics3", "smolvlm"),
+)  # fmt: skip

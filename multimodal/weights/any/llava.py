@@ -1,0 +1,124 @@
+"""LLaVA 1.5 (Liu et al. 2023) and LLaVA-OneVision (Li et al. 2024) in transformers' names.
+
+Traps: the image's state is that after a block, without the tower's last norm, which the files hold. transformers 5
+leaves `vision_model.` out of the tower's names. Sizes of the decoder that are its configuration's defaults are not in
+the files."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multimodal.blocks.connector import ConnectorConfig
+from multimodal.errors import CheckpointError
+from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
+from multimodal.models.vit import ViTConfig
+from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
+from multimodal.weights.any.parts import (
+    activation,
+    decoder_config,
+    decoder_rows,
+    decoder_tokenizer,
+    perceptron_rows,
+)
+from multimodal.weights.family import Family
+from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
+from multimodal.weights.vision import clip_hf, siglip
+
+TOWERS = ("vision_tower.vision_model.", "vision_tower.")  # transformers 4 and 5
+OLD, NEW = "language_model.model.embed_tokens.weight", "embeddings.patch_embedding.weight"
+ONE_VISION = {"image_token_index": 151646, "video_token_index": 151647, "vision_feature_layer": -1,
+              "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"}  # fmt: skip
+LLAVA = {"image_token_index": 32000, "vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
+
+
+def tower(config: dict[str, Any]) -> ViTConfig:
+    """CLIP's or SigLIP's image tower. Raises CheckpointError for another one, and for SigLIP's pooling head."""
+    vision = config.get("vision_config") or {}
+    if (kind := vision.get("model_type")) == "clip_vision_model":
+        return clip_hf.vision_part(clip_hf.VISION | vision, "none", **clip_hf.OWN)
+    if kind != "siglip_vision_model":
+        raise CheckpointError(f"config.json: vision_config of kind {kind!r} is not supported")
+    vision = siglip.VISION | vision
+    if vision["vision_use_head"]:
+        raise CheckpointError("config.json: vision_use_head True is not supported")
+    return clip_hf.vision_part(vision, "none", class_token=False)
+
+
+def tower_rows(image: ViTConfig) -> list[NameRow]:
+    if image.class_token:
+        return clip_hf.vision_rows()
+    return [*clip_hf.tower_rows("post_layernorm"), *weight_and_bias("embeddings.patch_embedding", "embed")]
+
+
+def layers_of(layer: Any, image: ViTConfig) -> int:
+    """Blocks up to the state `vision_feature_layer`. Raises CheckpointError."""
+    layers = image.stack.layers
+    if not isinstance(layer, int) or not -layers - 1 <= layer <= layers:
+        raise CheckpointError(f"config.json: vision_feature_layer {layer!r} is not supported")
+    if not (count := layer if layer >= 0 else layers + 1 + layer):
+        raise CheckpointError("config.json: vision_feature_layer before the first block is not supported")
+    return count
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, several: bool) -> AnyToTextConfig:
+    """`several`: LLaVA-OneVision, with tiles, several images and videos."""
+    config = (ONE_VISION if several else LLAVA) | config
+    image, decoder = tower(config), decoder_config(config, tensors, "qwen2" if several else "llama")
+    select = config["vision_feature_select_strategy"]
+    if select not in ("default", "full") or (select == "default" and not image.class_token):
+        raise CheckpointError(f"config.json: vision_feature_select_strategy {select!r} is not supported")
+    ids = [config["image_token_index"], *([config["video_token_index"]] if several else [])]
+    connector = ConnectorConfig(
+        image.width, decoder.width, hidden=decoder.width, activation=activation(config, "projector_hidden_act"),
+        bias=config.get("multimodal_projector_bias", True),
+    )  # fmt: skip
+    return AnyToTextConfig(
+        decoder, tuple(ids), image, connector, layers_of(config["vision_feature_layer"], image),
+        image_prefix=select == "full" and image.class_token, image_newline=several,
+    )  # fmt: skip
+
+
+def rows(config: AnyToTextConfig, place: str) -> list[NameRow]:
+    """`place`: prefix of the image tower."""
+    return [
+        *under(place, "image.", tower_rows(config.image)),
+        *perceptron_rows("multi_modal_projector.", "image_connector.", config.image_connector.bias),
+        *([NameRow("image_newline", "newline")] if config.image_newline else []),
+        *decoder_rows(config.decoder),
+    ]
+
+
+def preprocessing(folder: Path | None, config: dict[str, Any], several: bool) -> Preprocessing | None:
+    """Preprocessing of the folder. Raises CheckpointError for unknown steps."""
+    found = clip_hf.image_record(folder) if folder else None
+    if found is None:
+        return None
+    path, record = found
+    if not several:
+        made = clip_hf.preprocessing(folder, config)
+        return made.replace(resize="square") if record.get("do_pad") else made
+    pins = record.get("image_grid_pinpoints") or config.get("image_grid_pinpoints")
+    kind = (ONE_VISION | config)["vision_aspect_ratio"]
+    if not pins or not kind.startswith("anyres_max_"):
+        raise CheckpointError(f"{path}: expected image_grid_pinpoints and anyres_max_N (got {pins!r:.40}, {kind!r})")
+    made = clip_hf.preprocessing(folder, config, crops=False)
+    tiling = Tiling("fit", tuple((height, width) for height, width in pins), int(kind.removeprefix("anyres_max_")))
+    return made.replace(tiling=tiling)
+
+
+def _family(name: str, several: bool, place: str) -> Family:
+    newline = ("image_newline",)
+    return Family(
+        name, AnyToText,
+        (OLD, f"{place}{NEW}", "multi_modal_projector.linear_1.weight", *(newline if several else ())),
+        partial(config_from, several=several), partial(rows, place=place),
+        lambda folder, config: decoder_tokenizer(folder, config, "qwen2" if several else "llama"),
+        partial(preprocessing, several=several), needs="config.json", lacks=() if several else newline,
+        types=("llava_onevision",) if several else ("llava",),
+    )  # fmt: skip
+
+
+LLAVA_4, LLAVA_5 = (_family(name, False, place) for name, place in zip(("llava", "llava-5"), TOWERS, strict=True))
+ONE_VISION_4, ONE_VISION_5 = (
+    _family(name, True, place) for name, place in zip(("llava-onevision", "llava-onevision-5"), TOWERS, strict=True)
+)
