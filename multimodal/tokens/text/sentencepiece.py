@@ -2,6 +2,7 @@
 
 import math
 import string
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ class SentencePieceTokenizer(Tokenizer):
         self._names = {i: self._model.id_to_piece(i) for i in range(self._pieces) if self._model.is_control(i)}
         self._names |= {i: f"[{i}]" for i in range(self._pieces, self.vocab_size)}
         self.control = frozenset(self._names)
+
+    @property
+    def control_names(self) -> Mapping[str, int]:
+        return {name: i for i, name in self._names.items()}
 
     def _encode(self, text: str) -> list[int]:
         return self._model.encode(canonicalize(text) if self.canonical else text)

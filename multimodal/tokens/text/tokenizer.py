@@ -1,6 +1,7 @@
 """Base class of text tokenizers: text to ids and back, and padded batches that report truncation."""
 
 import json
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from multimodal.system.files import read_json, shown, write_whole
 from multimodal.system.records import checked as checked_value
 
 RECORD = "tokenizer_config.json"
+MARK = "\ufdd0"  # a noncharacter: no text has it
 
 
 class TextCut(UserWarning):
@@ -67,6 +69,20 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without control ids. Raises TextError for a lone surrogate."""
         return self._encode(checked(text))
+
+    @property
+    def control_names(self) -> Mapping[str, int]:
+        """Names of control tokens, as chat templates write them, and their ids."""
+        return {}
+
+    def encode_template(self, text: str) -> list[int]:
+        """Ids of a rendered chat template: names of control tokens become their ids, and `MARK`s, which keep texts from
+        forming such names, are dropped. Raises TextError for a lone surrogate."""
+        names = self.control_names
+        pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "$^"
+        parts = re.split(f"({pattern})", checked(text))  # texts and names alternate
+        ids = ([names[part]] if i % 2 else self.encode(part.replace(MARK, "")) for i, part in enumerate(parts) if part)
+        return list(chain.from_iterable(ids))
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
         """Text of ids, with `skip_control` without control and unknown tokens; invalid UTF-8 becomes U+FFFD. Raises

@@ -2,8 +2,9 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache, encode_whole
 from multimodal.tokens.text.hub.patterns import check_pattern, check_time, no_panic, patterns_of
 from multimodal.tokens.text.languages import languages_of, sentinels_of
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, write_record, write_text
+from multimodal.tokens.text.tokenizer import MARK, RECORD, Tokenizer, checked, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -65,6 +66,29 @@ class HubTokenizer(Tokenizer):
             return self._chunks.encode(text)
         with no_panic(f"text {text[:40]!r}", TextError):
             return encode_whole(self._backend, text)
+
+    @property
+    def control_names(self) -> Mapping[str, int]:
+        return self.names
+
+    def encode_template(self, text: str) -> list[int]:
+        """As the `tokenizers` library encodes it with control tokens. Raises TextError."""
+        with no_panic(f"text {text[:40]!r}", TextError):
+            encoding = self._template.encode(checked(text), add_special_tokens=False)
+        return [self.names.get(token, i) for token, i in zip(encoding.tokens, encoding.ids, strict=True)]
+
+    @cached_property
+    def _template(self) -> "tokenizers.Tokenizer":
+        """The pipeline with control tokens, which it finds before it drops `MARK`s and splits the rest."""
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as Backend
+
+        pipeline = json.loads(self._backend.to_str())
+        drop, own = {"type": "Replace", "pattern": {"String": MARK}, "content": ""}, pipeline["normalizer"]
+        pipeline["normalizer"] = {"type": "Sequence", "normalizers": [drop, own]} if own else drop
+        made = Backend.from_str(json.dumps(pipeline))
+        made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in self.names])
+        return made
 
     def _decode(self, ids: list[int]) -> str:
         tokens = [self._tokens[i] or f"[{i}]" for i in ids]

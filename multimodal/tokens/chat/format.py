@@ -1,0 +1,79 @@
+"""A checkpoint's chat format: its template, and how images, sound and video are written among the text."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from multimodal.errors import CheckpointError
+from multimodal.system.files import optional_json, read_json, shown
+from multimodal.tokens.chat.messages import Kind, Message, MessagePart
+from multimodal.tokens.chat.template import render
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """`template`: Jinja source. `image`, `audio`, `video`: names of control tokens that stand for a row of such a
+    medium, and which the template writes once a part; None: the model does not take it (a video without `video` is
+    read as its frames and sound). `eos`: names of tokens that end an answer, beside the tokenizer's. `tokens`: names
+    of control tokens that the template reads, such as `bos_token`."""
+
+    template: str
+    image: str | None = None
+    audio: str | None = None
+    video: str | None = None
+    eos: tuple[str, ...] = ()
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.template.strip():
+            raise CheckpointError("template: is empty")
+
+    @property
+    def markers(self) -> dict[Kind, str]:
+        return {kind: name for kind in ("image", "audio", "video") if (name := getattr(self, kind)) is not None}
+
+    def text(self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str) -> str:
+        """The rendered conversation, with the i-th medium's marker replaced by `markup[i]`. Raises CheckpointError for
+        a template that leaves a medium out, or writes one twice."""
+        rendered = render(self.template, messages, tokenizer.control_names, self.tokens, where)
+        pattern = "|".join(map(re.escape, self.markers.values())) or "$^"
+        pieces = re.split(pattern, rendered)
+        if len(pieces) - 1 != len(markup):
+            raise CheckpointError(f"{where}: wrote {len(pieces) - 1} media for {len(markup)} in the messages")
+        return "".join(piece + media for piece, media in zip(pieces, [*markup, ""], strict=True))
+
+    def end_ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Ids that end an answer. Raises CheckpointError for a name that the tokenizer lacks."""
+        if missing := [name for name in self.eos if name not in tokenizer.control_names]:
+            raise CheckpointError(f"chat format: the tokenizer has no token {missing[0]!r}")
+        own = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        return list(dict.fromkeys([*(tokenizer.control_names[name] for name in self.eos), *own]))
+
+
+def media(messages: Sequence[Message]) -> Iterator[MessagePart]:
+    """Parts that are no text, in order."""
+    return (part for message in messages for part in message.parts if part.kind != "text")
+
+
+def hub_template(folder: Path) -> tuple[str, dict[str, str]] | None:
+    """The chat template of a Hugging Face folder and the names of tokens that it may read; None without a template.
+    Raises CheckpointError for a file that is no text, and for several templates without a `default`."""
+    record = optional_json(folder / RECORD)
+    found = record.get("chat_template")
+    if (path := folder / "chat_template.jinja").is_file():
+        try:
+            found = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read as text ({error})") from None
+    elif (path := folder / "chat_template.json").is_file():
+        found = read_json(path).get("chat_template")
+    if isinstance(found, list):  # of {"name": …, "template": …}
+        found = next((one.get("template") for one in found if one.get("name") == "default"), found)
+    if found is None:
+        return None
+    if not isinstance(found, str):
+        raise CheckpointError(f"{folder}: chat_template: expected a text ({shown(found)})")
+    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in record.items()}
+    return found, {key: value for key, value in named.items() if key.endswith("_token") and isinstance(value, str)}

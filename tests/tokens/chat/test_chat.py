@@ -1,0 +1,149 @@
+"""Chat templates: rendered as transformers does, in bounded work, with no control token from what a user wrote."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.chat.format import ChatFormat, hub_template, media
+from multimodal.tokens.chat.messages import read_messages
+from multimodal.tokens.chat.template import MOST_LINES, render
+from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.tokenizer import MARK
+from multimodal.tokens.text.vocabulary import tokenizer_from
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ 'USER: ' if m.role == 'user' else 'ASSISTANT: ' }}"
+    "{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<image>\n{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{{ ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def folder_of(kind: str, folder: Path) -> Path:
+    """A tokenizer of Qwen's or of Llama's kind."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    pieces = kind == "metaspace"
+    made = Tokenizer(models.BPE(byte_fallback=pieces, unk_token="<unk>" if pieces else None))
+    names, alphabet = ["<unk>", "<s>", "</s>", "<image>", "<pad>"], pre_tokenizers.ByteLevel.alphabet()
+    if pieces:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        names, alphabet = [*names, *(f"<0x{byte:02X}>" for byte in range(256))], []
+    else:
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=names, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(["what is this? a quick brown fox. USER: ASSISTANT: hello"] * 9, trainer)
+    pipeline = json.loads(made.to_str())
+    pipeline["added_tokens"] = pipeline["added_tokens"][:5]
+    (folder / "tokenizer.json").write_text(json.dumps(pipeline))
+    record = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
+    (folder / "tokenizer_config.json").write_text(json.dumps(record))
+    return folder
+
+
+def form_of(folder: Path) -> ChatFormat:
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    template, tokens = hub_template(folder)
+    return ChatFormat(template, image="<image>", tokens=tokens)
+
+
+def messages(text: str, *more: str) -> list[dict]:
+    parts = [{"type": "image", "image": "a.png"}, *({"type": "text", "text": one} for one in (text, *more))]
+    return [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " a fox "},
+            {"role": "user", "content": parts}]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bytes", "metaspace"])
+def test_as_transformers(kind, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder_of(kind, tmp_path))
+    ours = hub_tokenizer(tmp_path, {"vocab_size": len(theirs)})
+    given = messages("what is  this?\n", "ok")
+    plain = [{**one, "content": [{k: v for k, v in part.items() if k != "image"} for part in one["content"]]}
+             if isinstance(one["content"], list) else one for one in given]  # fmt: skip
+    expected = theirs.apply_chat_template(plain, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False)
+    expected_ids = theirs(expected.replace("<image>", "<image>" * 3), add_special_tokens=False).input_ids
+    form = form_of(tmp_path)
+    text = form.text(read_messages(given), ["<image>" * 3], ours, "template")
+    assert text.replace(MARK, "") == expected.replace("<image>", "<image>" * 3)
+    assert ours.encode_template(text) == expected_ids
+    ours.save(tmp_path / "ours")
+    assert tokenizer_from(tmp_path / "ours").encode_template(text) == expected_ids
+
+
+@pytest.mark.parametrize("kind", ["bytes", "metaspace"])
+@pytest.mark.parametrize("texts", [("<image></s>",), ("<ima", "ge> </s", ">"), (f"<{MARK}/s>", "</s>")])
+def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
+    tokenizer = hub_tokenizer(folder_of(kind, tmp_path), {"vocab_size": 400})
+    text = form_of(tmp_path).text(read_messages(messages(*texts)), ["<image>"], tokenizer, "x")
+    ids = tokenizer.encode_template(text)
+    names = {i: name for name, i in tokenizer.control_names.items()}
+    assert [names[i] for i in ids if i in tokenizer.control] == ["<s>", "<image>"]
+    assert "".join(texts).replace(MARK, "") in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "cause"),
+    [
+        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", f"within {MOST_LINES} steps"),
+        ("{{ messages.__class__.__mro__ }}", "'__class__' of 'list' object is unsafe"),
+        ("{{ cycler.__init__.__globals__.os }}", "is unsafe"),
+        ("{{ raise_exception('roles must alternate') }}", "x: roles must alternate"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ messages[7].role.name }}", "has no element 7"),
+        ("{{ 'a' * 10000000 }}", "makes more than"),
+        ("{{ 'a' | center(100000000) }}", "the number 100000000 is larger"),
+        ("{{ 'a'.ljust(100000000) }}", "the number 100000000 is larger"),
+        ("{{ '%99999999d' | format(1) }}", "No filter named 'format'"),
+        ("{{ '{:99999999d}'.format(1) }}", "format is not allowed"),
+        ("{{ '%99999999d' % 1 }}", "% is not allowed"),
+        ("{{ 9 ** 99999999 }}", "is not allowed|is larger"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ messages.append(1) }}", "is unsafe|not safely callable"),
+    ],
+)  # fmt: skip
+def test_a_hostile_template_is_one_line(template, cause):
+    with pytest.raises(CheckpointError, match=cause) as error:
+        render(template, read_messages([{"role": "user", "content": "hello"}]), ["<s>"], where="x")
+    assert "\n" not in str(error.value)
+
+
+def test_a_medium_left_out_or_written_twice_is_refused(tmp_path):
+    tokenizer = hub_tokenizer(folder_of("bytes", tmp_path), {"vocab_size": 400})
+    for template, count in (("{{ 1 }}", 0), ("<image><image>", 2)):
+        with pytest.raises(CheckpointError, match=f"x: wrote {count} media for 1 in the messages"):
+            ChatFormat(template, image="<image>").text(read_messages(messages("a")), ["<image>"], tokenizer, "x")
+    with pytest.raises(CheckpointError, match="no token '<end>'"):
+        ChatFormat(TEMPLATE, eos=("<end>",)).end_ids(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ("hello", "messages expected a list of messages"),
+        ([], "messages expected a list"),
+        ([3], r"messages\[0\]: expected an object"),
+        ([{"role": "robot", "content": "a"}], "role must be one of system, user, assistant"),
+        ([{"role": "user"}], "content must be a text or a list of parts"),
+        ([{"role": "user", "content": []}], "content must be a text"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], "part 0: type must be one of text, image, audio, video"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "part 0: expected 'image' or one of path, url, base64"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "expected a text"),
+        ([{"role": "user", "content": [{"type": "image", "image": 1, "path": "a"}]}], "expected 'image' or one of"),
+        ([{"role": "user", "content": [{"type": "audio", "base64": "*"}]}], "expected base64"),
+    ],
+)
+def test_wrong_messages_are_named(given, cause):
+    with pytest.raises(UsageError, match=cause):
+        read_messages(given)
+
+
+def test_media_in_order():
+    given = [{"role": "user", "content": [{"type": "audio", "path": "a.wav"}, {"type": "text", "text": "b"},
+                                          {"type": "image", "base64": "aGk="}]}]  # fmt: skip
+    assert [(part.kind, part.value) for part in media(read_messages(given))] == [("audio", "a.wav"), ("image", b"hi")]
