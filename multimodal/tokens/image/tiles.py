@@ -12,10 +12,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from multimodal.tokens.image.preprocessing import Preprocessing, normalized, preprocess, squared
+from multimodal.tokens.image.preprocessing import Preprocessing, Tiling, normalized, preprocess, squared
 from multimodal.tokens.image.reading import to_rgb
 
 FINER = 1.1  # times the most patches a side, from which LLaVA-OneVision's are interpolated down
+AROUND, OVERVIEW = "<fake_token_around_image>", "<global-img>"  # Idefics3's
 Size = tuple[int, int]  # height, width
 
 
@@ -46,6 +47,18 @@ def tiled(image: Image.Image, record: Preprocessing, several: bool = False) -> T
         parts, grid = _cut(rgb, record.size)
         parts, grid = (parts, (0, 0)) if grid == (1, 1) else ([*parts, _resized(rgb, record.size, record)], grid)
     return Tiled(torch.stack([normalized(part, record) for part in parts]), grid, size)
+
+
+def markup(marker: str, rows: int, grid: Size, tiling: Tiling | None) -> str:
+    """Text of an image with so many rows in all: a `marker` each, with Idefics3's marks around and between tiles."""
+    if tiling is None or tiling.division == "fit":
+        return marker * rows
+    tile = marker * (rows // (grid[0] * grid[1] + 1))
+    lines = [
+        "".join(f"{AROUND}<row_{row + 1}_col_{column + 1}>{tile}" for column in range(grid[1])) + "\n"
+        for row in range(grid[0])
+    ]
+    return "".join(lines) + "\n" * bool(lines) + f"{AROUND}{OVERVIEW}{tile}{AROUND}"
 
 
 def best_size(size: Size, sizes: tuple[Size, ...]) -> Size:

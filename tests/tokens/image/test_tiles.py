@@ -9,7 +9,7 @@ from PIL import Image
 from multimodal.errors import CheckpointError, ImageError
 from multimodal.system.records import from_record, to_record
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing, Tiling, placement, preprocess
-from multimodal.tokens.image.tiles import kept_patches, tiled
+from multimodal.tokens.image.tiles import kept_patches, markup, tiled
 
 HALF = (0.5, 0.5, 0.5)
 EDGE = {"height": 28, "width": 28}
@@ -106,3 +106,13 @@ def test_a_square_that_would_not_fit_in_memory_is_refused():
     record = Preprocessing((28, 28), "square", "bicubic", HALF, HALF, 0, 1.0)
     with pytest.raises(ImageError, match="20000x1 is too large to pad to a square"):
         preprocess(Image.new("RGB", (20000, 1)), record)
+
+
+def test_marks_of_idefics_tiles():
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    for rows, columns in ((0, 0), (1, 2), (3, 2)):
+        expected = get_image_prompt_string(rows, columns, 4, "<fake_token_around_image>", "<image>", "<global-img>")
+        count = 4 * (rows * columns + 1)
+        assert markup("<image>", count, (rows, columns), Tiling("split", longest=28)) == expected
+    assert markup("<image>", 3, (1, 1), FIT.tiling) == markup("<image>", 3, (0, 0), None) == "<image>" * 3

@@ -1,0 +1,103 @@
+"""Folders of any-to-text models as transformers writes them: weights, tokenizer, image processor, chat template."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from multimodal import load
+from multimodal.errors import CheckpointError
+from multimodal.tokens.image.preprocessing import Tiling
+from multimodal.tokens.image.tiles import tiled
+from multimodal.weights.any.chat import chat_template
+from multimodal.weights.folder import load_folder, save_folder
+from tests.helpers.references.any_to_text import PINPOINTS, case
+
+HALF = [0.5, 0.5, 0.5]
+EDGE = {"height": 28, "width": 28}
+
+
+def processor(name: str):
+    """The reference's image processor."""
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+    if name == "LLaVA":
+        return LlavaImageProcessorPil(size={"shortest_edge": 28}, crop_size=EDGE, do_pad=True)
+    if name == "LLaVA-OneVision":
+        return LlavaOnevisionImageProcessorPil(
+            size=EDGE, image_grid_pinpoints=PINPOINTS, image_mean=HALF, image_std=HALF
+        )
+    return Idefics3ImageProcessorPil(
+        size={"longest_edge": 56}, max_image_size={"longest_edge": 28}, image_mean=HALF, image_std=HALF
+    )
+
+
+@pytest.mark.parametrize("name", ["LLaVA", "LLaVA-OneVision", "SmolVLM", "Qwen2-Audio", "Voxtral"])
+@torch.no_grad()
+def test_a_folder_that_transformers_writes_gives_the_references_rows_of_an_image(tmp_path, name):
+    reference, image = case(name).reference, Image.fromarray(np.arange(70 * 31 * 3, dtype=np.uint8).reshape(31, 70, 3))
+    reference.save_pretrained(tmp_path / "hub")
+    theirs = processor(name) if name in ("LLaVA", "LLaVA-OneVision", "SmolVLM") else None
+    if theirs is not None:
+        theirs.save_pretrained(tmp_path / "hub")
+    save_folder(load(tmp_path / "hub"), tmp_path / "ours")
+    checkpoint = load_folder(tmp_path / "ours")
+    assert checkpoint.model.config == case(name).family.load(case(name).tensors, case(name).config, "file").model.config
+    if theirs is None:
+        assert checkpoint.preprocessing is None
+        return
+    record, model = checkpoint.preprocessing, checkpoint.model
+    made = tiled(image, record)
+    given = theirs(image, return_tensors="pt")
+    expected = reference.model.get_image_features(**{k: v for k, v in given.items() if k != "batch_num_images"})
+    most = record.tiling.most if record.tiling else 9
+    rows = model.assemble(model.encode_images(made.pixels), made.grid, made.size, most)
+    assert (rows - expected.pooler_output[0]).abs().max() <= 1e-5
+
+
+def test_steps_that_are_not_ours_are_refused(tmp_path):
+    case("SmolVLM").reference.save_pretrained(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    sizes = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}, "image_mean": HALF}
+    known = sizes | {"image_std": HALF, "resample": 1, "do_image_splitting": True}
+    path.write_text(json.dumps(known))
+    assert load(tmp_path).preprocessing.tiling == Tiling("split", longest=56)
+    for change in ({"do_image_splitting": False}, {"size": {"height": 28, "width": 28}}, {"resample": 0}):
+        path.write_text(json.dumps(known | change))
+        with pytest.raises(CheckpointError, match=r"preprocessor_config.json: these steps are not supported"):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "named"),
+    [
+        ("LLaVA", {"vision_feature_layer": [1, 2]}, r"vision_feature_layer \[1, 2\] is not supported"),
+        ("LLaVA", {"image_token_index": 99}, "placeholder 99 is outside the vocabulary"),
+        ("LLaVA", {"vision_config": {"model_type": "pixtral"}}, "vision_config of kind 'pixtral'"),
+        ("LLaVA", {"text_config": {"model_type": "gemma"}}, "text_config of kind 'gemma'"),
+        ("LLaVA-OneVision", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy 'default'"),
+        ("Voxtral", {"projector_hidden_act": "mish"}, "projector_hidden_act 'mish'"),
+    ],
+)
+def test_what_the_model_cannot_express_is_refused_by_name(name, changed, named):
+    made = case(name)
+    with pytest.raises(CheckpointError, match=named):
+        made.family.load(made.tensors, made.config | changed, "file")
+
+
+def test_the_chat_template_of_a_folder(tmp_path):
+    assert chat_template(tmp_path) is chat_template(None) is None
+    record = {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
+    assert chat_template(tmp_path) == "d"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert chat_template(tmp_path) == "j"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert chat_template(tmp_path) == "{{ messages }}"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: cannot be read as text"):
+        chat_template(tmp_path)
