@@ -31,7 +31,9 @@ __all__ = sorted(_HOME_OF)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'multimodal' has no attribute {name!r}")
+        from multimodal.errors import did_you_mean
+
+        raise AttributeError(f"module 'multimodal' has no attribute {name!r}{did_you_mean(name, __all__)}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

@@ -1,6 +1,6 @@
 r"""Fine-tune any checkpoint that `load` accepts: ViT and CLIP on images, Whisper and joint Conformer on speech.
 
-    data=../shared/data
+    data=data
     python recipes/finetune.py --model assets/clip-vit-16 --task classify --data $data/vision/caltech101/train \
         --val $data/vision/caltech101/val --run tune --out clip-caltech --steps 300 --threads 1
     python recipes/finetune.py --model assets/asr-conformer-en --data $data/speech/an4/train.jsonl \

@@ -1,6 +1,6 @@
 r"""Train an FT-Transformer (Gorishniy et al. 2021) on a table, and gradient boosting on the same parts to compare.
 
-    data=../shared/data/tabular
+    data=data/tabular
     python recipes/finetune_table.py --data $data/california_housing.csv.gz --target median_house_value \
         --steps 4000 --evaluate_every 200 --run housing-run --out housing --threads 1
     python recipes/finetune_table.py --data $data/adult-train.csv.gz --test $data/adult-test.csv.gz \

@@ -1,5 +1,6 @@
 """Files that flags and arguments name: inputs and outputs."""
 
+import glob
 import os
 import sys
 from argparse import Namespace
@@ -32,6 +33,17 @@ def found_files(arguments: list[str], find: Callable[[list[str]], list[Path]]) -
         except UsageError as error:
             code = fail(error)
     return list(files), code
+
+
+def is_missing(name: str) -> bool:
+    """Return True for the name of a file that does not exist, False for a glob or the standard input."""
+    try:
+        os.lstat(name)
+    except FileNotFoundError:
+        return name not in ("", "-") and not glob.has_magic(name)
+    except (OSError, ValueError):  # reading it tells the cause
+        pass
+    return False
 
 
 def trust(options: Namespace) -> "Trust":

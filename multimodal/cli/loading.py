@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from multimodal.weights.folder import Checkpoint
 
 
-def loaded(options: Namespace) -> "Checkpoint":
-    """The checkpoint of `--model`; see `choose_device`."""
+def loaded(options: Namespace, task: str | None = None) -> "Checkpoint":
+    """The checkpoint of `--model`; see `choose_device`. `task`: see `load`."""
     from multimodal.weights.load import load  # slow: not for --help
 
     choose_device(options)
-    return load(options.model, options.architecture, getattr(options, "preprocessing", None))
+    return load(options.model, options.architecture, getattr(options, "preprocessing", None), task=task)
 
 
 def choose_device(options: Namespace) -> None:

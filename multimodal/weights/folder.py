@@ -85,6 +85,10 @@ class Checkpoint:
     def kind(self) -> str:
         return kind_of(self.model)
 
+    def __repr__(self) -> str:
+        count = sum(one.numel() for one in self.model.parameters())
+        return f"Checkpoint({self.source!r}, {type(self.model).__name__}, {count / 1e6:,.1f} M parameters)"
+
     def required_tokenizer(self) -> Tokenizer:
         """Raises CheckpointError for a checkpoint without a tokenizer."""
         if self.tokenizer is None:

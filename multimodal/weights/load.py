@@ -31,8 +31,9 @@ CONFIGS = ("open_clip_config.json", "config.json", "params.json")
 
 
 def load(
-    name_or_path: str | Path, architecture: str | None = None, preprocessing: str | Path | Preprocessing | None = None
-) -> Checkpoint:
+    name_or_path: str | Path, architecture: str | None = None,
+    preprocessing: str | Path | Preprocessing | None = None, *, task: str | None = None,
+) -> Checkpoint:  # fmt: skip
     """Load a model in eval mode with its tokenizer, preprocessing and card.
 
     `name_or_path`: a shipped or public name (`multimodal models` lists them), a folder of ours or in the layout of
@@ -40,14 +41,16 @@ def load(
     `hf-hub:owner/name@revision`, or `open_clip:MODEL:TAG`; files here go before the hub. `architecture`: OpenCLIP or
     timm name of a bare weights file. `preprocessing`: of images, if the checkpoint states none: openai, imagenet,
     inception, siglip, a JSON file like a checkpoint folder's `preprocessing.json`, or a Preprocessing.
+    `task`: whose models an error suggests first for an unknown name, such as "transcribe".
     Raises UsageError for an unknown name, CheckpointError for an unusable file."""
     with memory.naming(name_or_path):
-        return with_preprocessing(open_checkpoint(name_or_path, architecture), preprocessing)
+        return with_preprocessing(open_checkpoint(name_or_path, architecture, task=task), preprocessing)
 
 
 def open_checkpoint(
-    name_or_path: str | Path, architecture: str | None = None, config: Path | None = None, pickled: bool = False
-) -> Checkpoint:
+    name_or_path: str | Path, architecture: str | None = None, config: Path | None = None, pickled: bool = False,
+    task: str | None = None,
+) -> Checkpoint:  # fmt: skip
     """`load` without `preprocessing`. `config`: a foreign configuration, in place of the one beside the weights.
     `pickled`: read pickled weights too, as `convert` does."""
     if not isinstance(name_or_path, str | Path):
@@ -70,7 +73,7 @@ def open_checkpoint(
         raise CheckpointError(f"{shown(text)}: no such file")
     if isinstance(name_or_path, str) and (source := repository_of(text)):
         return _load_path(_snapshot(*source, pickled), architecture, config, pickled)
-    raise UsageError(unknown(text))
+    raise UsageError(unknown(text, task))
 
 
 def families() -> dict[str, Family]:
@@ -181,10 +184,10 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def unknown(name: str) -> str:
+def unknown(name: str, task: str | None = None) -> str:
     from multimodal.models.presets import PRESETS
 
-    names = ", ".join(near(name, shipped())) or "multimodal models lists them"
+    names = ", ".join(near(name, shipped(), task)) or "multimodal models lists them"
     if name in PRESETS:
         return f"model {name!r}: a size without weights (see multimodal info); near: {names}"
     return f"model {name[:80]!r}: neither a path nor a known model (near: {names})"

@@ -1,10 +1,10 @@
 """Synthetic speech in several languages with English translations: parallel sentences spoken by espeak-ng.
 
-    m=../shared/data/text/multi30k
+    m=data/text/multi30k
     for l in en de fr cs; do python recipes/speech/speak_languages.py speech/train-$l.jsonl --language $l \\
         --texts $m/train.$l.gz --english $m/train.en.gz --count 10000 --pieces 2000; done
     python recipes/speech/speak_languages.py speech/test-de.jsonl --language de --texts $m/test_2016_flickr.de.gz \\
-        --english $m/test_2016_flickr.en.gz --count 1000 --seed 1
+        --english $m/test_2016_flickr.en.gz --count 1000 --most_words 99 --seed 1
 
 Writes wav files beside a JSONL manifest of {"audio_filepath", "duration", "text", "voice", "language", "translation"}
 (`translation` is null for English and for pieces). Line n of `--english` translates line n of `--texts`. `--pieces` are

@@ -1,6 +1,6 @@
 r"""Train the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
 
-    data=../shared/data/speech
+    data=data/speech
     python recipes/speech/train_asr.py --train $data/speechocean762/train.jsonl $data/an4/train.jsonl \
         $data/fsdd/train.jsonl synth/train.jsonl --valid $data/speechocean762/valid.jsonl --run run-asr \
         --out asr-first

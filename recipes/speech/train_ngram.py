@@ -1,6 +1,6 @@
 r"""Train an n-gram language model of words, for the beams of a recogniser (`multimodal transcribe --lm`).
 
-    data=../shared/data/speech
+    data=data/speech
     python recipes/speech/train_ngram.py words.arpa --order 3 \
         --texts $data/an4/train.jsonl $data/speechocean762/train.jsonl
 

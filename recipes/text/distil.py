@@ -1,6 +1,6 @@
 r"""Distil a text model (Sanh et al. 2019) into a student with half of its layers; a second student learns alone.
 
-    data=../shared/data/text
+    data=data/text
     python recipes/text/distil.py --teacher lm --data $data/tinyshakespeare/input.txt --run distil-run --out lm-small \
         --threads 1
 

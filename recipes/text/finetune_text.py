@@ -1,6 +1,6 @@
 r"""Fine-tune any encoder or causal language model to classify texts.
 
-    data=../shared/data/text/sst2
+    data=data/text/sst2
     python recipes/text/finetune_text.py --model mlm --data $data/train.tsv.gz --val $data/dev.tsv.gz --steps 600 \
         --run sst2-run --out sst2 --threads 1
 

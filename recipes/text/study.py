@@ -1,6 +1,6 @@
 r"""Compare variants of one design choice: train the same small language model with each, and plot the perplexities.
 
-    data=../shared/data/text/tinyshakespeare/input.txt
+    data=data/text/tinyshakespeare/input.txt
     python recipes/text/study.py --study positions --data $data --run positions-study
     python recipes/text/study.py --study attention --data $data --run attention-study
     python recipes/text/study.py --study depth --data $data --run depth-study

@@ -1,6 +1,6 @@
 r"""Train a sentence encoder: sentences that mean the same get vectors that point the same way, in several languages.
 
-    data=../shared/data
+    data=data
     python recipes/text/train_embedder.py --train $data/text/multi30k/train --val $data/text/multi30k/val \
         --test $data/text/multi30k/test_2016_flickr --paraphrases $data/vision/flickr8k-1000/train.jsonl \
         --run embedder-run --out embedder --threads 1

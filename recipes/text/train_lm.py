@@ -1,6 +1,6 @@
 r"""Train a language model: causal, or with a prefix that all tokens see (Raffel et al. 2020, figure 4).
 
-    data=../shared/data/text
+    data=data/text
     python recipes/text/train_lm.py --data $data/tinyshakespeare/input.txt --layers 4 --dropout 0.15 --steps 1300 \
         --warmup 100 --average 0.995 --evaluate_every 600 --run lm-run --out lm --threads 1
     multimodal generate --model lm --prompt "ROMEO:" --temperature 0.8

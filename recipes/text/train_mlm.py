@@ -1,6 +1,6 @@
 r"""Train a text encoder: BERT's masked tokens, with `--nsp` also next sentences, or ELECTRA's replaced tokens.
 
-    data=../shared/data/text
+    data=data/text
     python recipes/text/train_mlm.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
         --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --val_lines $data/multi30k/val.en.gz --steps 1500 \
         --val_windows 1500 --evaluate_every 250 --run mlm-run --out mlm --threads 1

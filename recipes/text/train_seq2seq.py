@@ -1,6 +1,6 @@
 r"""Train an encoder-decoder to restore corrupted texts: T5's span corruption, or another objective of T5 or BART.
 
-    data=../shared/data/text
+    data=data/text
     python recipes/text/train_seq2seq.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
         --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --steps 500 --val_windows 500 --evaluate_every 250 \
         --run seq2seq-run --out seq2seq --threads 1

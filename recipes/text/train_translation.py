@@ -1,6 +1,6 @@
 r"""Train one model that translates between all pairs of several languages, each marked by a token, as M2M100.
 
-    data=../shared/data/text/multi30k
+    data=data/text/multi30k
     python recipes/text/train_translation.py --train $data/train --val $data/val --test $data/test_2016_flickr \
         --often en-de=3 --run translation-run --out translator --threads 1
     multimodal translate "A dog runs on the beach." --from en --to de --model translator

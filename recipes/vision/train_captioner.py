@@ -1,6 +1,6 @@
 r"""Train a captioner (the image encoder of a contrastive checkpoint under a new text decoder) or a CoCa.
 
-    data=../shared/data
+    data=data
     python recipes/vision/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
         --classes recipes/data/classes.jsonl --sentences $data/text/multi30k/train.en.gz \

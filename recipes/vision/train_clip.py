@@ -1,6 +1,6 @@
 r"""Train a contrastive image-text model, such as the shipped `assets/clip-vit-16`.
 
-    data=../shared/data/vision
+    data=data/vision
     python recipes/vision/train_clip.py --run clip-run --out clip-vit-16 --data "$data/tiny-imagenet/train-*.tar" \
         $data/caltech101/train $data/flickr8k-1000/train.jsonl \
         --val $data/tiny-imagenet/val-0000.tar $data/caltech101/val

@@ -1,7 +1,7 @@
 r"""Train a language model of pixels (Chen et al. 2020): colours of a palette, row by row. It completes half images,
 and a linear probe of its middle layer classifies them.
 
-    data=../shared/data/vision
+    data=data/vision
     python recipes/vision/train_igpt.py --data $data/cifar10-test --more "$data/tiny-imagenet/train-*.tar" \
         --run igpt-run --out igpt --threads 1
 

@@ -1,6 +1,6 @@
 r"""Train a vision transformer to classify images, from random weights or from any ViT or CLIP that `load` accepts.
 
-    data=../shared/data/vision/tiny-imagenet
+    data=data/vision/tiny-imagenet
     python recipes/vision/train_vit.py --data "$data/train-*.tar" --val $data/val-0000.tar \
         --run vit-run --out vit-tiny --threads 1
 

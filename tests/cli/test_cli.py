@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from multimodal.cli.main import main
+from multimodal.cli.vision.classify import split_labels
 from tests.helpers.commands import one_line, run
 
 
@@ -36,6 +37,24 @@ def test_classify_csv_and_top_and_comma_labels(capsys, models, images):
     assert code == 0
     assert len(rows) == 2
     assert rows[0].keys() == {"file", "label", "score"}
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [(["a,b"], ["a", "b"]), (["a", "dog,", "a", "cat"], ["a dog", " a cat"]), (["a dog", "a, b"], ["a dog", "a, b"])],
+)
+def test_labels_that_the_shell_split_at_their_spaces_are_joined(values, labels):
+    assert split_labels(values) == labels
+
+
+@pytest.mark.parametrize("command", ["classify no.jpg --labels a b", "caption no.jpg", "transcribe no.mp3"])
+def test_a_missing_input_is_named_before_torch_is_imported(command):
+    start = "import sys; from multimodal.cli.main import main\ntry: main(sys.argv[1:])\n"
+    start += "finally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", start, *command.split()], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    assert "error: no." in done.stderr
+    assert "no such file" in done.stderr
 
 
 def test_labels_and_templates_from_files(capsys, models, images, tmp_path):

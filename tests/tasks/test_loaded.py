@@ -48,6 +48,21 @@ def made(models):
     }
 
 
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        (
+            lambda: inspect.unwrap(Classifier.__init__)(Classifier.__new__(Classifier), ["red"]),
+            r"\['red'\]; for labels: labels=",
+        ),
+        (lambda: multimodal.translate("x", "de", "en"), "'de': is a language; name languages as source="),
+    ],
+)
+def test_arguments_in_the_wrong_order_are_explained(call, cause):
+    with pytest.raises(UsageError, match=cause):
+        call()
+
+
 KINDS = ("classifier", "captioner", "embedder", "generator", "translator", "transcriber")
 
 

@@ -303,8 +303,19 @@ def test_public_names():
         (home, name) for home, names in multimodal._HOMES.items() for name in names
     )
     assert all(callable(getattr(multimodal, name)) for name in multimodal.__all__)
-    with pytest.raises(AttributeError):
-        multimodal.missing  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean Classifier"):
+        multimodal.Clasifier  # noqa: B018
+
+
+def test_a_checkpoint_prints_as_one_line():
+    text = repr(multimodal.load("clip-vit-16"))
+    assert text.endswith("clip-vit-16', CLIP, 3.7 M parameters)")
+
+
+@pytest.mark.parametrize(("task", "nearest"), [("transcribe", "whisper-base"), ("translate", "t5-base")])
+def test_an_unknown_name_suggests_models_of_the_task_first(task, nearest):
+    with pytest.raises(multimodal.MultimodalError, match=rf"near: {nearest}"):
+        multimodal.load("base", task=task)
 
 
 def test_an_architecture_for_a_folder_that_says_its_own_is_said_to_be_unused():

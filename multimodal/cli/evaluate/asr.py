@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
     if options.whole_recordings:
         return _whole_recordings(options)
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "transcribe")
     given = {name: value for name, value in vars(options).items() if name not in OWN}
     # utterances are cut already; cutting again costs letters at their edges
     asked = api_options({"vad_filter": False} | given, checkpoint)
@@ -96,7 +96,7 @@ def _whole_recordings(options: Namespace) -> int:
     taken = {"language", "beam_size", "device", "threads", "architecture", "model"}
     if other := sorted(vars(options).keys() - taken - {*OWN}):
         raise UsageError(f"--{other[0]}: does not apply to --whole_recordings")
-    checkpoint, beam_size = loaded(options), getattr(options, "beam_size", None)
+    checkpoint, beam_size = loaded(options, "transcribe"), getattr(options, "beam_size", None)
     checkpoint.model.to(options.device)
     options.data = [options.manifest]
 

@@ -115,7 +115,7 @@ def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[Capti
         if asked:
             raise UsageError(f"--{next(iter(asked))}: is for a captioner, and --predictions has captions already")
         return read_captions(Path(options.predictions), referenced), {"predictions": options.predictions}
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "caption")
     shown = Progress("captions")
     try:
         found = write_captions(

@@ -87,7 +87,7 @@ class EvaluateRun:
         from multimodal.tasks.encode.features import encoder, model_digest
 
         options = self.options
-        checkpoint = loaded(options)
+        checkpoint = loaded(options, "classify")
         encoder(checkpoint, kind)
         self.source, self.preprocessing = checkpoint.source, checkpoint.preprocessing.to_dict()
         self.digest = model_digest(checkpoint) if options.features_cache else None

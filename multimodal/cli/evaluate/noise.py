@@ -25,6 +25,6 @@ def add_flags(p: Parser) -> None:
 def run(options: Namespace) -> int:
     from multimodal.tasks.evaluate.speech.whisper_windows import evaluate_noise
 
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "transcribe")
     checkpoint.model.to(options.device)
     return print_figures(options, checkpoint.source, lambda _: SetFigures(evaluate_noise(checkpoint, options.windows)))

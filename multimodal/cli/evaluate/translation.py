@@ -33,7 +33,7 @@ def add_flags(p: Parser) -> None:
 def run(options: Namespace) -> int:
     from multimodal.tasks.evaluate.translation import evaluate_translation
 
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "translate")
     checkpoint.model.to(options.device)
     search = TranslateOptions.among(vars(options))
     return print_figures(options, checkpoint.source, lambda file: SetFigures(evaluate_translation(

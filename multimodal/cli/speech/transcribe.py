@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.console import console
-from multimodal.cli.files import found_files, output_file, output_folder, outputs_of
+from multimodal.cli.files import found_files, is_missing, output_file, output_folder, outputs_of
 from multimodal.cli.loading import choose_device
 from multimodal.cli.output import fail
 from multimodal.cli.parser import Parser, boolean, or_none
@@ -128,6 +128,8 @@ def run(options: Namespace) -> int:
     import shutil  # slow: not for --help
     import tempfile
 
+    if options.audio and all(map(is_missing, options.audio)):  # before torch is imported
+        return max(fail(f"{name}: no such file (cannot be opened)") for name in options.audio)
     from multimodal.tasks.transcribe.transcribe import transcribe_many
 
     vars(options).setdefault("device", "auto")
@@ -307,7 +309,7 @@ def _checkpoint(options: Namespace) -> "Checkpoint":
         os.environ["HF_HUB_CACHE"] = folder  # read when huggingface_hub is first imported, which only a download does
         if os.path.exists(inside := os.path.join(folder, name)):
             name = inside
-    return load(name, given["architecture"])
+    return load(name, given["architecture"], task="transcribe")
 
 
 def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str, Any]:

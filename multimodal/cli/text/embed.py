@@ -83,20 +83,22 @@ class _Input(NamedTuple):
 
 
 def run(options: Namespace) -> int:
+    images = options.images is not None
+    files, code = found(options.images, options) if images else ([], 0)
+    if images and not files:  # before torch is imported
+        return code
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.encode.attempts import item_error
 
-    images = options.images is not None
-    files, code = found(options.images, options) if images else ([], 0)
     outputs = outputs_of(options, files, but=("texts", "images"))
     output = output_file(options.output, "--output", (), outputs)
     if not images:
         given = list(text_lines(options.texts, options.file))
         if not given:
             raise UsageError(f"{options.file or 'standard input'}: has no lines")
-    elif not files:
-        return code
-    checkpoint = prepare_for_inference(loaded(options), options.compute_type, options.device)
+    checkpoint = prepare_for_inference(
+        loaded(options, "embed-images" if images else "embed"), options.compute_type, options.device
+    )
     if images:
         count, good, made, failed = _embedded_images(options, checkpoint, files)
     else:

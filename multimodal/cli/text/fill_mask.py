@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.text.fill_mask import fill_mask, masked_model
 
-    checkpoint = masked_model(loaded(options))
+    checkpoint = masked_model(loaded(options, "fill-mask"))
     checkpoint = prepare_for_inference(checkpoint, options.compute_type, options.device)
     results, code = [], 0
     for text in options.texts:

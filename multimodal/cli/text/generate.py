@@ -91,7 +91,7 @@ def run(options: Namespace) -> int:
     )
     if not lines:
         raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
-    checkpoint = prepared(loaded(options), options.compute_type, options.device)
+    checkpoint = prepared(loaded(options, "generate"), options.compute_type, options.device)
     write = TextWriter(checkpoint, settings)
     asked = _Asked(write, examples, lone=len(lines) == 1)
     if choices:

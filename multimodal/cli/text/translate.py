@@ -69,7 +69,7 @@ def run(options: Namespace) -> int:
         raise UsageError(f"--output {options.output}: cannot be written (no such folder)")
     output = output_file(options.output, "--output", (), outputs_of(options, but=("texts", "source", "target")))
     lines = list(text_lines(options.texts, options.file))
-    checkpoint = prepare_for_inference(loaded(options), options.compute_type, options.device)
+    checkpoint = prepare_for_inference(loaded(options, "translate"), options.compute_type, options.device)
     chosen = TranslateOptions(**TranslateOptions.among(vars(options)))
     translator = TranslationWriter(checkpoint, options.source, options.target, chosen)
     told: list[tuple[str, SourceText, Translation]] = []

@@ -90,12 +90,12 @@ def check(p: Parser, options: Namespace) -> None:
 
 
 def run(options: Namespace) -> int:
+    files, code = found(options.images, options)
+    if not files:  # before torch is imported
+        return code
     from multimodal.tasks.caption.caption import CaptionWriter, prepared
     from multimodal.tasks.encode.features import model_digest
 
-    files, code = found(options.images, options)
-    if not files:
-        return code
     if options.regions is not None:
         no_videos(files, "--regions")
     if options.format == "txt-per-image" and not getattr(options, "per_clip", False):
@@ -103,7 +103,7 @@ def run(options: Namespace) -> int:
     outputs = outputs_of(options, files, but=("images",))
     if options.format != "txt-per-image":
         results_place(options, outputs)
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "caption")
     chosen = CaptionOptions.among(vars(options))
     appended = options.output is not None and options.format != "txt-per-image"
     digest = model_digest(checkpoint) if appended else ""

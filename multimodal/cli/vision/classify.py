@@ -66,7 +66,12 @@ def add_flags(p: Parser) -> None:
 
 
 def _labels(g: argparse._ArgumentGroup) -> None:
-    g.add_argument("--labels", nargs="+", metavar="LABEL", help="labels; one value with commas is split")
+    g.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="labels; commas split one value, and several if one ends in a comma",
+    )
     g.add_argument("--labels_file", metavar="FILE", help="labels, one per line; or .json: a list of labels, or an "
                    "object that maps each label to a list of prompts")  # fmt: skip
     g.add_argument("--templates", metavar="SET", help="clip80, clip7, none, or a file of prompts with {} for the "
@@ -139,12 +144,14 @@ def _check_output(p: Parser, options: Namespace) -> None:
 
 
 def run(options: Namespace) -> int:
+    files, code = found(options.images, options)
+    if options.images and not files:  # before torch is imported
+        return code
     from multimodal.tasks.classify.classifier_file import place_of_classifier, save_classifier
     from multimodal.tasks.classify.classify import classifier_of
     from multimodal.tasks.encode.features import model_digest
 
     labels, templates = labels_and_templates(options)
-    files, code = found(options.images, options)
     if options.heatmap is not None:
         no_videos(files, "--heatmap")
     outputs = outputs_of(options, files, but=("images",))
@@ -159,7 +166,7 @@ def run(options: Namespace) -> int:
         files = without_heat_maps(files, options.heatmap)
     if not files and options.images:
         return code
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "classify")
     if labels is not None:
         console.step(f"Encoding {len(labels):,} labels …")
     classifier = classifier_of(
@@ -346,7 +353,13 @@ def labels_and_templates(options: Namespace) -> tuple[list[str] | None, Any]:
         return labels, templates if prompts is None else prompts
     if options.labels is None:
         return None, templates
-    return options.labels[0].split(",") if len(options.labels) == 1 else options.labels, templates
+    return split_labels(options.labels), templates
+
+
+def split_labels(values: list[str]) -> list[str]:
+    """Labels of `--labels`: several values, or one with commas, which the shell split at its spaces if not quoted."""
+    whole = len(values) == 1 or any(value.strip().startswith(",") or value.strip().endswith(",") for value in values)
+    return " ".join(values).split(",") if whole else values
 
 
 def _templates(value: str | None) -> str | list[str] | None:

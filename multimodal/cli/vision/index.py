@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
     if not files:
         return code
     name = os.path.abspath(options.model) if os.path.exists(options.model) else options.model
-    checkpoint = loaded(options)
+    checkpoint = loaded(options, "classify")
     with _reporting(options.output):
         built = _built(options, files, checkpoint, name)
     for error in built.refused:

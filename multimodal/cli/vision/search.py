@@ -68,7 +68,8 @@ def run(options: Namespace) -> int:
     checkpoint = model_for(found, load(options.model or record.model, options.architecture or record.architecture))
     queries, code = _queries(options, prepare_for_inference(checkpoint, options.compute_type, options.device))
     if options.top > len(found):
-        warnings.warn(f"--top {options.top}: the index holds {len(found)} images", stacklevel=1)
+        images = "1 image" if len(found) == 1 else f"{len(found)} images"
+        warnings.warn(f"--top {options.top}: the index holds {images}", stacklevel=1)
     if not queries:
         return code
     results = list(_results(found, queries, options.top, options.exact))

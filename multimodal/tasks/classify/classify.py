@@ -58,6 +58,8 @@ class Classifier(LoadedModel):
     ):  # fmt: skip
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         ClassifyOptions.checked({"top": top})
+        if isinstance(model, list | tuple | set):
+            raise UsageError(f"model: expected a name or a path (got {shown(model)}; for labels: labels=[...])")
         checkpoint = loaded(model, "classify")
         made = classifier_of(
             checkpoint, labels, templates, classifier, device=device_of(device, checkpoint), compute_type=compute_type

@@ -89,7 +89,7 @@ def loaded(model: Model | None, task: str) -> Checkpoint:
     """The checkpoint, loaded if it is a name or path; None is the default model of a task. Raises UsageError."""
     if model is None:
         model = required_model(task).model
-    return model if isinstance(model, Checkpoint) else load(model)
+    return model if isinstance(model, Checkpoint) else load(model, task=task)
 
 
 def device_of(name: str | torch.device | None, checkpoint: Checkpoint) -> torch.device:

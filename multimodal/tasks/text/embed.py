@@ -32,7 +32,7 @@ def embed(
     Raises UsageError for an unsuitable model or pooling, TextError for an empty text, CheckpointError. Warns (TextCut)
     of texts cut to the context."""
     EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens)  # checks them
-    checkpoint = load(model) if isinstance(model, str | Path) else model
+    checkpoint = load(model, task="embed") if isinstance(model, str | Path) else model
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")
     for number, text in enumerate(texts, 1):

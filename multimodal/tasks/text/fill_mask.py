@@ -26,7 +26,7 @@ def fill_mask(
 
     The mask is spelled as in the tokenizer, such as [MASK] or <mask>. Raises UsageError for another kind of model,
     TextError for a text that is empty, has no mask or exceeds the context, CheckpointError."""
-    checkpoint = masked_model(load(model) if isinstance(model, str | Path) else model)
+    checkpoint = masked_model(load(model, task="fill-mask") if isinstance(model, str | Path) else model)
     texts = texts_of(texts, "texts")
     network, tokenizer = checkpoint.model, checkpoint.tokenizer
     if not 1 <= top_k <= network.config.vocabulary:

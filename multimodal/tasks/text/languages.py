@@ -59,6 +59,11 @@ def _code(language: str) -> str:
         return language.strip().lower()
 
 
+def is_language(name: str) -> bool:
+    """Return True for a code or English name of a language that Whisper knows."""
+    return _code(name) in LANGUAGES
+
+
 def _near(asked: str, codes: list[str]) -> str:
     """Languages of a model with a similar code or English name."""
     names = {name: code for code in codes for name in (code.lower(), LANGUAGES.get(code)) if name}

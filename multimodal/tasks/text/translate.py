@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Unpack, overload
 
 import torch
@@ -19,7 +20,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
-from multimodal.tasks.text.languages import direction
+from multimodal.tasks.text.languages import direction, is_language
 from multimodal.tasks.text.options import TranslateOptions
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from multimodal.weights.folder import Checkpoint
@@ -137,6 +138,8 @@ class Translator(LoadedModel):
         device: str | torch.device | None = "auto", compute_type: str = "auto", **options: Unpack[TranslateArguments],
     ):  # fmt: skip
         chosen = TranslateOptions(**options)
+        if isinstance(model, str) and is_language(model) and not Path(model).exists():
+            raise UsageError(f"model {model!r}: is a language; name languages as source=, target= (model comes first)")
         checkpoint = loaded(model, "translate")
         check_translator(checkpoint)
         checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))

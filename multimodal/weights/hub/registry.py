@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from multimodal.system.assets import DEFAULT_MODELS
+
 
 class HubModel(NamedTuple):
     """`parameters`: as its authors state them, or counted from its configuration. `figure`: as published, with the
@@ -120,6 +122,9 @@ MODELS = [HubModel(task, *row) for task, rows in {
     ],
 }.items() for row in rows]  # fmt: skip
 
+SAME = {"embed-images": "classify", "index": "classify", "noise": "transcribe"}  # tasks that take the same models
+LEAST_LIKENESS, OWN_TASK = 0.4, 0.35  # of names, as difflib's ratio; what it counts for to be of the task
+
 # of each shipped model that a command takes without --model: its parameters, and the registry's model for real use
 DEMONSTRATIONS = {
     "clip-vit-16": ("3.7 M", "siglip-base"), "asr-conformer-en": ("3.6 M", "whisper-small"),
@@ -142,7 +147,18 @@ def find(name: str) -> HubModel | None:
     return spellings().get(name.lower())
 
 
-def near(name: str, others: Iterable[str]) -> list[str]:
-    """The names of the registry, and of `others`, that are most like this one, best first."""
+def near(name: str, others: Iterable[str], task: str | None = None) -> list[str]:
+    """The three names of the registry, and of `others`, that are most like this one, best first; models of the task
+    rank higher."""
     known = {other.lower(): other for other in (*(m.repository for m in MODELS), *(m.name for m in MODELS), *others)}
-    return [known[match] for match in difflib.get_close_matches(name.lower()[:80], known, n=3, cutoff=0.4)]
+    task = SAME.get(task or "", task)
+    own = {n.lower() for m in MODELS if m.task == task for n in (m.name, m.repository)} | {
+        DEFAULT_MODELS.get(task or "")
+    }
+    matcher = difflib.SequenceMatcher(b=name.lower()[:80])
+    ranked = []
+    for other in known:
+        matcher.set_seq1(other)
+        if (likeness := matcher.ratio()) >= LEAST_LIKENESS:
+            ranked.append((likeness + OWN_TASK * (other in own), other))
+    return [known[other] for _, other in sorted(ranked, reverse=True)[:3]]
