@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "multimodal.errors": ["MultimodalError"],
     "multimodal.inference.prepare": ["prepare_for_inference"],
+    "multimodal.tasks.ask.asker": ["Asker", "ask"],
     "multimodal.tasks.caption.caption": ["Captioner", "caption", "caption_many"],
     "multimodal.tasks.classify.classify": ["Classifier", "classify", "classify_many"],
     "multimodal.tasks.text.embedder": ["Embedder", "embed_many"],

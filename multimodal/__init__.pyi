@@ -2,6 +2,8 @@
 
 from multimodal.errors import MultimodalError as MultimodalError
 from multimodal.inference.prepare import prepare_for_inference as prepare_for_inference
+from multimodal.tasks.ask.asker import Asker as Asker
+from multimodal.tasks.ask.asker import ask as ask
 from multimodal.tasks.caption.caption import Captioner as Captioner
 from multimodal.tasks.caption.caption import caption as caption
 from multimodal.tasks.caption.caption import caption_many as caption_many

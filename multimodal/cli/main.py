@@ -24,6 +24,7 @@ COMMANDS = {
     "transcribe": ("speech.transcribe", "speech to text"),
     "evaluate": ("evaluate.evaluate", "evaluate a model on labelled data"),
     "caption": ("vision.caption", "describe images with a captioner checkpoint"),
+    "ask": ("text.ask", "answer questions about images, sound and video with an any-to-text checkpoint"),
     "index": ("vision.index", "build or update a search index of images"),
     "search": ("vision.search", "search an image index by text or by image"),
     "generate": ("text.generate", "generate text with a language model checkpoint"),

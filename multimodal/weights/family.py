@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from multimodal.errors import CheckpointError
+from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.fit import check_size, check_vocabulary
@@ -23,8 +24,8 @@ class Family:
 
     `defaults`: values of keys that a configuration leaves out, after `complete` has added what shapes imply.
     `config_from(config, tensors)` builds our frozen configuration and raises CheckpointError for what is not stated,
-    rather than guess. `tokenizer`, `preprocessing` and `card` (facts for the card) read the folder, None for a bare
-    file. `needs`: configuration file without which heads are unknown."""
+    rather than guess. `tokenizer`, `preprocessing`, `chat` and `card` (facts for the card) read the folder, None for a
+    bare file. `needs`: configuration file without which heads are unknown."""
 
     name: str
     model: type[nn.Module]
@@ -33,6 +34,7 @@ class Family:
     rows: Callable[[Any], list[NameRow]]
     tokenizer: Callable[[Path | None, dict[str, Any]], Tokenizer | None] = lambda folder, config: None
     preprocessing: Callable[[Path | None, dict[str, Any]], Preprocessing | None] = lambda folder, config: None
+    chat: Callable[[Path | None, Tokenizer | None], ChatFormat | None] = lambda folder, tokenizer: None
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
     card: Callable[[Path | None], dict[str, Any]] = lambda folder: {}
     needs: str = ""
@@ -66,7 +68,8 @@ class Family:
             if preprocessing is not None:
                 check_size(preprocessing, ours, where)
             card = {"format": self.name, **self.card(folder)}
-        return Checkpoint(model.eval(), tokenizer, preprocessing, where, card)
+            chat = self.chat(folder, tokenizer)
+        return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)
 
     @contextmanager
     def _naming(self, where: str) -> Iterator[None]:

@@ -1,5 +1,5 @@
-"""The project's checkpoint folder: model.safetensors, config.json, tokenizer, preprocessing.json, card.json, and last
-manifest.json with the sha256 of each of them."""
+"""The project's checkpoint folder: model.safetensors, config.json, tokenizer, preprocessing.json, chat.json, card.json,
+and last manifest.json with the sha256 of each of them."""
 
 import hashlib
 import json
@@ -35,6 +35,7 @@ from multimodal.system import memory
 from multimodal.system.files import ascii_only, path_of, read_json, shown
 from multimodal.system.records import from_record, to_record
 from multimodal.system.signals import at_stop, unbroken
+from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.arrays import ImageInput, as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ class Checkpoint:
     """A model in eval mode with its tokenizer and preprocessing.
 
     `source`: where it came from. `card`: facts for people (licence, training data, figures). `prepared`: compute dtype
-    and device set by `prepare_for_inference`; None: as loaded."""
+    and device set by `prepare_for_inference`; None: as loaded. `chat`: how it writes messages."""
 
     model: nn.Module
     tokenizer: Tokenizer | None = None
@@ -80,6 +81,7 @@ class Checkpoint:
     source: str = ""
     card: dict[str, Any] = field(default_factory=dict)
     prepared: tuple[str, torch.device] | None = None
+    chat: ChatFormat | None = None
 
     @property
     def kind(self) -> str:
@@ -184,6 +186,8 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
         write_durably(made / "config.json", _json(to_record(config)))
         if checkpoint.preprocessing:
             write_durably(made / "preprocessing.json", _json(checkpoint.preprocessing.to_dict()))
+        if checkpoint.chat:
+            write_durably(made / "chat.json", _json(to_record(checkpoint.chat)))
         if checkpoint.card:
             write_durably(made / "card.json", _json(checkpoint.card))
 
@@ -236,7 +240,8 @@ def load_folder(folder: Path) -> Checkpoint:
     if (path := folder / "preprocessing.json").exists():
         preprocessing = from_record(Preprocessing, read_json(path), str(path))
         check_size(preprocessing, value, str(path))
-    card = folder / "card.json"
+    chat, card = folder / "chat.json", folder / "card.json"
+    chat = from_record(ChatFormat, read_json(chat), str(chat)) if chat.exists() else None
     card = check_card(read_json(card), str(card)) if card.exists() else {}
     tensors = read_tensors(folder / "model.safetensors")
     try:
@@ -247,7 +252,7 @@ def load_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{where}: the model cannot be built ({ascii_only(repr(error))[:200]})") from None
     weights = str(folder / "model.safetensors")
     fill(model, from_stored(tensors, weights) if record.store == "int8" else tensors, weights)
-    return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card)
+    return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card, chat=chat)
 
 
 def _saved_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import multimodal
-from multimodal import Captioner, Classifier, Embedder, Generator, Transcriber, Translator
+from multimodal import Asker, Captioner, Classifier, Embedder, Generator, Transcriber, Translator
 from multimodal.errors import AudioError, DataError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.tasks.caption.options import CaptionOptions
 from multimodal.tasks.encode import arguments as typed
@@ -245,6 +245,7 @@ def test_typed_arguments_are_the_options(arguments, options):
     [
         (typed.CaptionerArguments, Captioner), (typed.ClassifierArguments, Classifier),
         (typed.EmbedderArguments, Embedder), (typed.GeneratorArguments, Generator),
+        (typed.AskerArguments, Asker),
         (typed.TranslatorArguments, Translator),
     ],
 )  # fmt: skip

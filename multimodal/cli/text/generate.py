@@ -10,7 +10,7 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import text_lines
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.output import fail, plain, print_json, printable
 from multimodal.cli.parser import Parser, boolean
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
@@ -135,7 +135,7 @@ class _Asked:
 
 def _stream(asked: _Asked, name: str, line: str | bytes) -> int:
     for part in asked.write.stream(asked.text(name, line)):
-        print(_plain(part), end="", flush=True)
+        print(plain(part), end="", flush=True)
     print()
     return 0
 
@@ -175,7 +175,7 @@ def _continued(write: "TextWriter", rows: list[list[int]]) -> "list[list[Continu
 def _print(made: "list[Continuation]", lone: bool) -> None:
     """A line a text, and an empty one for a prompt that is broken; one text alone as it is."""
     if lone and len(made) == 1:
-        print(_plain(made[0].text))
+        print(plain(made[0].text))
     else:
         texts = [printable(one.text) for one in made] or [""] * (not lone)
         print("".join(f"{text}\n" for text in texts), end="", flush=True)
@@ -211,8 +211,3 @@ def _choices(options: Namespace, asked: _Asked, lines: list[tuple[str, str | byt
 def _rounded(one: "Continuation | Choice") -> dict[str, float]:
     """Six digits, which is what float32 has."""
     return {name: float(f"{getattr(one, name):.6g}") for name in ("score", "logprob")}
-
-
-def _plain(text: str) -> str:
-    """Line breaks and tabs as they are; what else would steer a terminal as escapes."""
-    return "".join(c if c in "\n\t" else printable(c) for c in text)

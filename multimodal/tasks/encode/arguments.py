@@ -42,6 +42,14 @@ class GenerateArguments(DecodingArguments, total=False):
     on_long: str
 
 
+class AskArguments(GenerateArguments, total=False):
+    """`GenerateOptions` and `VideoOptions`."""
+
+    every_s: float | None
+    max_frames: int | None
+    scenes: float | None
+
+
 class TranscribeArguments(TypedDict, total=False):
     """`WhisperOptions` and `CtcOptions`."""
 
@@ -145,6 +153,12 @@ class EmbedderArguments(ImageArguments, total=False):
     pooling: str | None
     normalize: bool | None
     batch_tokens: int | None
+
+
+class AskerArguments(AskArguments, MachineArguments, total=False):
+    """`Asker`."""
+
+    urls: bool
 
 
 class GeneratorArguments(GenerateArguments, MachineArguments, total=False):

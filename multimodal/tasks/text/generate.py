@@ -128,7 +128,7 @@ class TextWriter:
         self.checkpoint, self.options, self.tokenizer = checkpoint, options, checkpoint.tokenizer
         network = checkpoint.model
         self.encoder = network if isinstance(network, EncoderDecoder) else None
-        self.decoder: TextTransformer = network if self.encoder is None else network.decoder
+        self.decoder: TextTransformer = getattr(network, "decoder", network)
         self.eos = -1 if self.tokenizer.eos_id is None else self.tokenizer.eos_id
         # context of the prompt: an encoder-decoder's answer has its own
         config = self.decoder.config if self.encoder is None else self.encoder.config.encoder
@@ -227,10 +227,14 @@ class TextWriter:
 
     def stream(self, prompt: str) -> Iterator[str]:
         """Yield the continuation piece by piece."""
-        if self.options.beam_size > 1 or self.options.num_return > 1:
-            raise UsageError("stream: expected beam_size 1 and num_return 1")
+        self.check_stream()
         row = self.ids(prompt)
         return self._streamed(row, self.max_new(row))
+
+    def check_stream(self) -> None:
+        """Raise UsageError for options whose text is known only at the end."""
+        if self.options.beam_size > 1 or self.options.num_return > 1:
+            raise UsageError("stream: expected beam_size 1 and num_return 1")
 
     @torch.inference_mode()
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:

@@ -3,13 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from multimodal.errors import CheckpointError
-from multimodal.system.files import optional_json, read_json, shown
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart
 from multimodal.tokens.chat.template import render
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -55,25 +53,3 @@ class ChatFormat:
 def media(messages: Sequence[Message]) -> Iterator[MessagePart]:
     """Parts that are no text, in order."""
     return (part for message in messages for part in message.parts if part.kind != "text")
-
-
-def hub_template(folder: Path) -> tuple[str, dict[str, str]] | None:
-    """The chat template of a Hugging Face folder and the names of tokens that it may read; None without a template.
-    Raises CheckpointError for a file that is no text, and for several templates without a `default`."""
-    record = optional_json(folder / RECORD)
-    found = record.get("chat_template")
-    if (path := folder / "chat_template.jinja").is_file():
-        try:
-            found = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read as text ({error})") from None
-    elif (path := folder / "chat_template.json").is_file():
-        found = read_json(path).get("chat_template")
-    if isinstance(found, list):  # of {"name": …, "template": …}
-        found = next((one.get("template") for one in found if one.get("name") == "default"), found)
-    if found is None:
-        return None
-    if not isinstance(found, str):
-        raise CheckpointError(f"{folder}: chat_template: expected a text ({shown(found)})")
-    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in record.items()}
-    return found, {key: value for key, value in named.items() if key.endswith("_token") and isinstance(value, str)}

@@ -3,6 +3,7 @@
 Traps: both have Whisper's encoder. Qwen2-Audio masks padding in it, means pairs of states and norms them after; Voxtral
 attends to padding, and merges four states to one row."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.whisper import WhisperEncoderConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.any.chat import chat_format
 from multimodal.weights.any.parts import (
     activation,
     decoder_config,
@@ -103,6 +105,7 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 QWEN2_AUDIO = Family(
     "qwen2-audio", AnyToText, (*HAS, "multi_modal_projector.linear.weight"), qwen2_config, qwen2_rows, tokenizer,
     needs="config.json", defaults={"audio_token_index": 151646}, types=("qwen2_audio",),
+    chat=partial(chat_format, audio="<|AUDIO|>"),
 )  # fmt: skip
 VOXTRAL = Family(
     "voxtral", AnyToText, (*HAS, "multi_modal_projector.linear_1.weight"), voxtral_config, voxtral_rows, tokenizer,

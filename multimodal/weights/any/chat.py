@@ -1,10 +1,12 @@
-"""The chat template in a Hugging Face folder."""
+"""The chat format of a Hugging Face folder."""
 
 from pathlib import Path
+from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json
-from multimodal.tokens.text.tokenizer import RECORD
+from multimodal.tokens.chat.format import ChatFormat
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 
 MOST_TEMPLATE = 1 << 18  # characters; the longest in use have about 20,000
 
@@ -34,3 +36,20 @@ def chat_template(folder: Path | None) -> str | None:
     if not isinstance(source, str) or len(source) > MOST_TEMPLATE:
         raise CheckpointError(f"{path}: expected a chat template of at most {MOST_TEMPLATE} characters")
     return source
+
+
+def chat_format(folder: Path | None, tokenizer: Tokenizer | None, **markers: str) -> ChatFormat | None:
+    """The folder's template with the `markers` of its media, the tokens that it may read, and those that end an answer;
+    None without a template or a tokenizer. Raises CheckpointError."""
+    if tokenizer is None or (template := chat_template(folder)) is None:
+        return None
+    record = {key: _name(value) for key, value in optional_json(folder / RECORD).items() if key.endswith("_token")}
+    ends = optional_json(folder / "generation_config.json").get("eos_token_id")
+    names = {i: name for name, i in tokenizer.control_names.items()}
+    eos = tuple(names[i] for i in (ends if isinstance(ends, list) else [ends]) if i in names)
+    return ChatFormat(template, eos=eos, tokens={k: v for k, v in record.items() if v is not None}, **markers)
+
+
+def _name(value: Any) -> str | None:
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None

@@ -3,6 +3,7 @@
 Traps: positions of patches are found by fractions in float32, which for some numbers of patches a side are off by one
 row; a tile's patches merge by pixel shuffle before one linear map."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.any.chat import chat_format
 from multimodal.weights.any.parts import Names, decoder_config, decoder_rows, decoder_tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
@@ -75,4 +77,5 @@ def _in_order(side: int) -> bool:
 FAMILY = Family(
     "idefics3", AnyToText, (CONNECTOR, "model.text_model.embed_tokens.weight"), config_from, rows, tokenizer,
     preprocessing, needs="config.json", defaults=DEFAULTS, types=("idefics3", "smolvlm"),
+    chat=partial(chat_format, image="<image>"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
+from multimodal.weights.any.chat import chat_format
 from multimodal.weights.any.parts import (
     activation,
     decoder_config,
@@ -115,6 +116,7 @@ def _family(name: str, several: bool, place: str) -> Family:
         lambda folder, config: decoder_tokenizer(folder, config, "qwen2" if several else "llama"),
         partial(preprocessing, several=several), needs="config.json", lacks=() if several else newline,
         types=("llava_onevision",) if several else ("llava",),
+        chat=partial(chat_format, image="<image>", **({"video": "<video>"} if several else {})),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tokens.chat.format import ChatFormat, hub_template, media
+from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.chat.template import MOST_LINES, render
 from multimodal.tokens.text.hub.files import hub_tokenizer
@@ -45,10 +45,7 @@ def folder_of(kind: str, folder: Path) -> Path:
     return folder
 
 
-def form_of(folder: Path) -> ChatFormat:
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    template, tokens = hub_template(folder)
-    return ChatFormat(template, image="<image>", tokens=tokens)
+FORM = ChatFormat(TEMPLATE, image="<image>", tokens=SPECIAL)
 
 
 def messages(text: str, *more: str) -> list[dict]:
@@ -68,7 +65,7 @@ def test_as_transformers(kind, tmp_path):
              if isinstance(one["content"], list) else one for one in given]  # fmt: skip
     expected = theirs.apply_chat_template(plain, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False)
     expected_ids = theirs(expected.replace("<image>", "<image>" * 3), add_special_tokens=False).input_ids
-    form = form_of(tmp_path)
+    form = FORM
     text = form.text(read_messages(given), ["<image>" * 3], ours, "template")
     assert text.replace(MARK, "") == expected.replace("<image>", "<image>" * 3)
     assert ours.encode_template(text) == expected_ids
@@ -80,7 +77,7 @@ def test_as_transformers(kind, tmp_path):
 @pytest.mark.parametrize("texts", [("<image></s>",), ("<ima", "ge> </s", ">"), (f"<{MARK}/s>", "</s>")])
 def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
     tokenizer = hub_tokenizer(folder_of(kind, tmp_path), {"vocab_size": 400})
-    text = form_of(tmp_path).text(read_messages(messages(*texts)), ["<image>"], tokenizer, "x")
+    text = FORM.text(read_messages(messages(*texts)), ["<image>"], tokenizer, "x")
     ids = tokenizer.encode_template(text)
     names = {i: name for name, i in tokenizer.control_names.items()}
     assert [names[i] for i in ids if i in tokenizer.control] == ["<s>", "<image>"]

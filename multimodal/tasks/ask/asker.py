@@ -1,0 +1,162 @@
+"""Questions about images, sound, video and text, answered by an any-to-text model."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multimodal.errors import CheckpointError, MultimodalError, UsageError
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.any_to_text import AnyToText
+from multimodal.system.files import shown
+from multimodal.tasks.ask.writer import AnswerWriter, Prompt
+from multimodal.tasks.encode.arguments import AskArguments, AskerArguments
+from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded, local
+from multimodal.tasks.text.generate import Continuation
+from multimodal.tasks.text.options import options_for
+from multimodal.tokens.audio.reading import AUDIO
+from multimodal.tokens.chat.messages import Kind, Message, MessagePart, read_messages
+from multimodal.tokens.video.names import is_video
+from multimodal.tokens.video.options import VideoOptions
+from multimodal.weights.folder import Checkpoint
+
+SOUND = {f".{name}" for name in AUDIO.split()}
+
+
+class Asker(LoadedModel):
+    """Any-to-text model: loads once and answers questions about images, sound and video.
+
+    `options`: see `GenerateOptions`, and `VideoOptions` for the frames of videos. `device`: `auto` is a GPU if there is
+    one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs. Inputs are encoded once, however
+    many questions are asked. Raises UsageError, CheckpointError."""
+
+    def __init__(
+        self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
+        urls: bool = False, **options: Unpack[AskArguments],
+    ):  # fmt: skip
+        video = VideoOptions(**VideoOptions.among(options))
+        given = {name: value for name, value in options.items() if name not in VideoOptions.declared}
+        self.writer = AnswerWriter(prepared(model, compute_type, device), options_for(given), video)
+        self.urls = urls
+
+    def __call__(self, question: str, *inputs: Any) -> str:
+        """Answer a question about any number of inputs: images, recordings and videos as the other classes take them.
+        Raises the errors of its inputs, TextError for more than the context holds."""
+        return self.chat([self.message(question, inputs)])
+
+    def message(self, question: str, inputs: Sequence[Any] = ()) -> Message:
+        """A user's message: the inputs, then the question."""
+        if not isinstance(question, str) or not question.strip():
+            raise UsageError(f"expected a text (got {shown(question)})", argument="question")
+        parts = [MessagePart(kind_of_input(one), local(one, self.urls)) for one in inputs]
+        return Message("user", (*parts, MessagePart("text", question)))
+
+    def chat(self, messages: Sequence[Message | Mapping[str, Any]]) -> str:
+        """The assistant's next message of a conversation (see `read_messages`)."""
+        with self._lock:
+            ((best, *_),) = self.writer.answers([self.writer.prompt(read_messages(messages))])
+        return best.text.strip()
+
+    def stream(self, question: str, *inputs: Any) -> Iterator[str]:
+        """Yield the answer piece by piece. Another call must wait until it has ended or the iterator is closed. Raises
+        UsageError for a beam search."""
+        prompt = self.writer.prompt([self.message(question, inputs)])
+        return self._held(self.writer.pieces(prompt))
+
+    def conversation(self) -> "Conversation":
+        """A conversation whose turns keep what was computed for those before."""
+        return Conversation(self)
+
+    def many(self, items: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[Continuation] | MultimodalError]:
+        """Yield the answers to each (question, inputs), best first, batch by batch; an item that fails gives its error.
+        Answers do not depend on the batch."""
+        remaining = iter(items)
+        batches = iter(lambda: list(islice(remaining, self.writer.options.batch_size)), [])
+        return self._queued(answers for batch in batches for answers in self._answered(batch))
+
+    def _answered(self, batch: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Continuation] | MultimodalError]:
+        prompts: list[Prompt | MultimodalError] = []
+        for question, inputs in batch:
+            try:
+                prompts.append(self.writer.prompt([self.message(question, inputs)]))
+            except MultimodalError as error:
+                prompts.append(error)
+        usable = [one for one in prompts if isinstance(one, Prompt)]
+        found = iter(self.writer.answers(usable) if usable else [])
+        return [next(found) if isinstance(one, Prompt) else one for one in prompts]
+
+
+class Conversation:
+    """Several turns with one `Asker`. `messages`: all so far."""
+
+    def __init__(self, asker: Asker):
+        self.asker, self.messages = asker, list[Message]()
+        self._cache, self._seen = asker.writer.decoder.new_cache(), Prompt([], [])
+
+    def ask(self, question: str, *inputs: Any) -> str:
+        """The answer to a further question. A turn that fails leaves the conversation as it was."""
+        asker, writer = self.asker, self.asker.writer
+        messages = [*self.messages, asker.message(question, inputs)]
+        with asker._lock:
+            prompt = writer.prompt(messages)
+            self._cut(prompt)
+            writer.cache = self._cache if not writer.network.config.crosses else None
+            try:
+                ((best, *_),) = writer.answers([prompt])
+            finally:
+                writer.cache = None
+        text = best.text.strip()
+        self._seen = prompt
+        self.messages = [*messages, Message("assistant", (MessagePart("text", text),))]
+        return text
+
+    def _cut(self, prompt: Prompt) -> None:
+        """Keep of the cache what the new prompt begins with; the last id is always computed."""
+        old, new = self._seen, prompt
+        same = [a == b for a, b in zip(old.ids, new.ids, strict=False)]
+        common = same.index(False) if False in same else len(same)
+        media = [one.digest for one in old.media]
+        if media != [one.digest for one in new.media][: len(media)]:
+            common = 0
+        if self.asker.writer.options.beam_size > 1 or self.asker.writer.options.num_return > 1:
+            common = 0  # the cache holds the rows of several answers
+        try:
+            self._cache.cut(min(common, len(new.ids) - 1))
+        except ValueError:  # a window keeps no more than its last positions
+            common = 0
+        if not common:
+            self._cache = self.asker.writer.decoder.new_cache()
+
+
+def ask(question: str, *inputs: Any, model: Model | None = None, **options: Unpack[AskerArguments]) -> str:
+    """Answer a question about images, sound and video with a new `Asker`, which see. Each call loads the model."""
+    return Asker(model, **options)(question, *inputs)
+
+
+def prepared(model: Model | None, compute_type: str, device: str | torch.device | None) -> Checkpoint:
+    """Load and check an any-to-text model and prepare it for inference. Raises UsageError, CheckpointError."""
+    checkpoint = loaded(model, "ask")
+    if not isinstance(checkpoint.model, AnyToText):
+        raise UsageError(f"model {checkpoint.source}: expected an any-to-text model, got {checkpoint.kind}")
+    checkpoint.required_tokenizer()
+    if checkpoint.chat is None:
+        raise CheckpointError(f"model {checkpoint.source}: checkpoint has no chat template")
+    return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
+
+
+def kind_of_input(source: Any) -> Kind:
+    """Kind of an input: a file by its suffix, sound as (rate, array) or a mapping, other arrays as images."""
+    if isinstance(source, MessagePart):
+        return source.kind
+    if isinstance(source, str | Path) and os.path.splitext(str(source))[1].lower() in SOUND:
+        return "audio"
+    if isinstance(source, Mapping | tuple):
+        return "audio"
+    if isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
+        raise UsageError("sound in an array needs its rate: (rate, array)", argument="inputs")
+    return "video" if is_video(source) else "image"

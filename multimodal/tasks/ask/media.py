@@ -1,0 +1,168 @@
+"""Images, sound and video of a conversation: read, encoded once, and written among the text as placeholders."""
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.errors import AudioError, CheckpointError, TextError, UsageError
+from multimodal.models.any_to_text import AnyToText
+from multimodal.models.whisper import WhisperEncoderConfig
+from multimodal.tokens.audio.arrays import Samples, as_audio
+from multimodal.tokens.audio.log_mel import HOP, RATE, WHISPER_SAMPLES, filterbank_batch, log_mel_windows
+from multimodal.tokens.audio.reading import read_audio
+from multimodal.tokens.chat.format import ChatFormat, media
+from multimodal.tokens.chat.messages import Kind, Message, MessagePart
+from multimodal.tokens.image.arrays import as_image
+from multimodal.tokens.image.tiles import Tiled, markup, tiled
+from multimodal.tokens.video.options import VideoOptions
+from multimodal.tokens.video.reading import Frame, frames, read_info
+from multimodal.weights.folder import Checkpoint
+
+KEPT = 256 << 20  # bytes of encoded rows that are kept
+MOST_SECONDS = 3600.0  # of sound in one recording
+
+
+class Medium(NamedTuple):
+    """`tensors`: pixels of an image's tiles or a video's frames, or windows of sound; `lengths`: frames of each window
+    that are not padding."""
+
+    kind: Kind
+    tensors: Float[Tensor, "N _ _ _"] | Float[Tensor, "N _ _"]
+    lengths: Int[Tensor, "N"] | None = None
+    tile: Tiled | None = None
+
+
+class Encoded(NamedTuple):
+    """Rows of a medium for the decoder, their text, and the digest of what was encoded."""
+
+    rows: Float[Tensor, "R D"]
+    markup: str
+    digest: bytes
+
+
+class MediaEncoder:
+    """Reader and encoder of a checkpoint's media. What was encoded before is not encoded again."""
+
+    def __init__(self, checkpoint: Checkpoint, video: VideoOptions):
+        self.checkpoint, self.video = checkpoint, video
+        self.model: AnyToText = checkpoint.model
+        self.format: ChatFormat = checkpoint.chat
+        self.kept: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def opened(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with each video that the model does not take as one medium as its frames with their times, and
+        its sound among them. Raises UsageError for a kind of input that the model does not take."""
+        return [replace(one, parts=tuple(part for p in one.parts for part in self._opened(p))) for one in messages]
+
+    def _opened(self, part: MessagePart) -> Iterator[MessagePart]:
+        if part.kind == "video" and self.format.video is None and self.format.image is not None:
+            yield from self._frames(part.value)
+            return
+        if part.kind != "text" and part.kind not in self.format.markers:
+            known = ", ".join(self.format.markers) or "text alone"
+            raise UsageError(f"model {self.checkpoint.source}: takes no {part.kind} (it takes {known})")
+        yield part
+
+    def _frames(self, source: Any) -> Iterator[MessagePart]:
+        """Frames in order of time, each after its time; a window of sound stands before the frames that it begins
+        with."""
+        sound = self._sound_of(source)
+        for frame in frames(source, self.video):
+            while sound and sound[0][0] <= frame.time:
+                yield MessagePart("audio", sound.pop(0)[1])
+            yield MessagePart("text", f"{frame.time:.1f} s: ")
+            yield MessagePart("image", frame.image)
+        yield from (MessagePart("audio", samples) for _, samples in sound)
+
+    def _sound_of(self, source: Any) -> list[tuple[float, Samples]]:
+        """(start in s, samples) of windows of a video's audio track."""
+        if self.format.audio is None or (start := read_info(source).audio_start) is None:
+            return []
+        wave, size = self._wave(source), self.window
+        return [
+            (start + first / RATE, Samples(wave[None, first : first + size].numpy(), RATE))
+            for first in range(0, len(wave), size)
+        ]
+
+    @property
+    def window(self) -> int:
+        """Samples of a window of sound."""
+        config = self.model.config.audio
+        return 2 * config.context * HOP if isinstance(config, WhisperEncoderConfig) else WHISPER_SAMPLES
+
+    def check_count(self, messages: Sequence[Message], most: int, where: str) -> None:
+        """Raise TextError if the images alone cannot fit a context of `most` tokens, before they are read."""
+        config, count = self.model.config, sum(part.kind == "image" for part in media(messages))
+        if config.crosses or not count or config.image is None:
+            return
+        grid = config.image.grid
+        each = config.image_connector.count(math.prod(grid) + config.image_prefix * config.image.prefix, grid)
+        if count * each > most:
+            told = f"{count} images need at least {count * each} tokens"
+            raise TextError(f"{where}: {told}, the model's context is {most}")
+
+    def __call__(self, messages: Sequence[Message]) -> list[Encoded]:
+        """Encode the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
+        parts = list(media(messages))
+        several = sum(part.kind == "image" for part in parts) > 1
+        return [self._encoded(self._read(part, several)) for part in parts]
+
+    def _read(self, part: MessagePart, several: bool) -> Medium:
+        if part.kind == "audio":
+            return self._windows(self._wave(part.value))
+        record = self.checkpoint.preprocessing
+        if record is None:
+            raise CheckpointError(f"model {self.checkpoint.source}: checkpoint has no preprocessing")
+        if part.kind == "image":
+            tile = tiled(as_image(part.value), record, several)
+            return Medium("image", tile.pixels, tile=tile)
+        read: list[Frame] = list(frames(part.value, self.video))
+        return Medium("video", torch.cat([tiled(one.image, record, True).pixels for one in read]))
+
+    def _wave(self, source: Any) -> Float[Tensor, "T"]:
+        sound = as_audio(source)
+        if isinstance(sound, Samples):
+            return torch.cat(list(sound.stream(30.0)))
+        wave = read_audio(sound, max_seconds=MOST_SECONDS + 1)
+        if len(wave) > MOST_SECONDS * RATE:
+            raise AudioError(f"{sound if not isinstance(sound, bytes) else '<bytes>'}: is longer than an hour")
+        return wave
+
+    def _windows(self, wave: Float[Tensor, "T"]) -> Medium:
+        config = self.model.config.audio
+        if isinstance(config, WhisperEncoderConfig):
+            return Medium("audio", *log_mel_windows(wave, config.bands, self.window))
+        return Medium("audio", *filterbank_batch(list(wave.split(self.window)), config.bands))
+
+    def _encoded(self, one: Medium) -> Encoded:
+        digest = hashlib.sha256(one.tensors.contiguous().numpy().tobytes()).digest()
+        if one.tile is not None:
+            digest += repr((one.tile.grid, one.tile.size)).encode()
+        if (rows := self.kept.get(digest)) is None:
+            rows = self.kept[digest] = self._rows(one)
+        self.kept.move_to_end(digest)
+        while len(self.kept) > 1 and sum(x.nbytes for x in self.kept.values()) > KEPT:
+            self.kept.popitem(last=False)
+        marker = "" if self.model.config.crosses else self.format.markers[one.kind]
+        if one.tile is None:
+            return Encoded(rows, marker * len(rows), digest)
+        return Encoded(rows, markup(marker, len(rows), one.tile.grid, self.checkpoint.preprocessing.tiling), digest)
+
+    @torch.inference_mode()
+    def _rows(self, one: Medium) -> Float[Tensor, "R D"]:
+        device = self.model.decoder.device
+        tensors = one.tensors.to(device)
+        if one.kind == "audio":
+            return torch.cat(self.model.encode_audio(tensors, one.lengths.to(device)))
+        rows = torch.cat([self.model.encode_images(part) for part in tensors.split(16)])
+        if one.kind == "video":
+            return self.model.assemble_frames(rows)
+        tiling = self.checkpoint.preprocessing.tiling
+        return self.model.assemble(rows, one.tile.grid, one.tile.size, tiling.most if tiling is not None else 9)

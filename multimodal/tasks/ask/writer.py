@@ -1,0 +1,103 @@
+"""Answers of an any-to-text model to rendered conversations."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.blocks.cache import Cache
+from multimodal.decoding.sampling import LogitsProcessor, Step, left_pad
+from multimodal.errors import TextError
+from multimodal.inference.cuda_graphs import fast_step
+from multimodal.models.any_to_text import AnyToText
+from multimodal.tasks.ask.media import Encoded, MediaEncoder
+from multimodal.tasks.text.generate import Continuation, TextWriter
+from multimodal.tasks.text.options import GenerateOptions
+from multimodal.tokens.chat.messages import Message
+from multimodal.tokens.video.options import VideoOptions
+from multimodal.weights.folder import Checkpoint
+
+
+class Prompt(NamedTuple):
+    """Ids of a conversation with placeholders, and its media in order."""
+
+    ids: list[int]
+    media: list[Encoded]
+
+
+class AnswerWriter(TextWriter):
+    """Any-to-text model with options; called with prompts, it returns the answers to each, best first."""
+
+    def __init__(self, checkpoint: Checkpoint, options: GenerateOptions, video: VideoOptions):
+        super().__init__(checkpoint, options)
+        self.network: AnyToText = checkpoint.model
+        self.media = MediaEncoder(checkpoint, video)
+        self.ends = checkpoint.chat.end_ids(self.tokenizer)
+        self.eos = self.ends[0] if self.ends else -1
+        self.cache: Cache | None = None  # of a conversation: the state after its last turn
+        self.pending: list[Tensor] = []  # media of the prompts that `start` gets
+
+    def prompt(self, messages: Sequence[Message], name: str = "messages") -> Prompt:
+        """Read and encode a conversation. Raises TextError for one that exceeds the context, and the errors of its
+        media."""
+        opened = self.media.opened(messages)
+        most = self.limit or self.context
+        self.media.check_count(opened, most, name)
+        media = self.media(opened)
+        where = f"model {self.checkpoint.source}: chat template"
+        text = self.checkpoint.chat.text(opened, [one.markup for one in media], self.tokenizer, where)
+        ids = self.tokenizer.encode_template(text)
+        if not ids:
+            raise TextError(f"{name}: the chat template made no token of them")
+        if len(ids) > most:
+            raise TextError(f"{name}: have {len(ids)} tokens, the model's context is {most}")
+        return Prompt(ids, media)
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[list[Continuation]]:
+        """Answers to each prompt, best first."""
+        self.pending = [self._rows(one.media) for one in prompts]
+        return self([one.ids for one in prompts])
+
+    def pieces(self, prompt: Prompt) -> Iterator[str]:
+        """Yield the answer piece by piece. Raises UsageError for a beam search or several answers."""
+        self.check_stream()
+        self.pending = [self._rows(prompt.media)]
+        return self._streamed(prompt.ids, self.max_new(prompt.ids))
+
+    def _rows(self, media: Sequence[Encoded]) -> Float[Tensor, "R D"]:
+        width = self.network.config.decoder.width
+        empty = torch.zeros(0, width, device=self.decoder.device)
+        return torch.cat([empty, *(one.rows for one in media)])
+
+    def start(
+        self, prompts: list[list[int]], most: int | None = None
+    ) -> tuple[Step, Cache, Int[Tensor, "B T"]]:  # fmt: skip
+        ids, start = left_pad(prompts, self.decoder.device)
+        if self.network.config.crosses:
+            source, valid = self.network.source(self.pending)
+            return *fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1), ids
+        step, cache = fast_step(self.decoder, None, start, ids.shape[1] + most, None, last=1)
+        if self.cache is not None:
+            step, cache = lambda ids, cache: self.decoder(ids, cache=cache, last=1), self.cache
+        embedded = [self.network.embed(ids, self.pending)]
+
+        def first_embedded(ids: Int[Tensor, "B T"], cache: Cache) -> Float[Tensor, "B N V"]:
+            if not embedded:
+                return step(ids, cache)
+            new = cache.length  # positions that the conversation has computed
+            return self.decoder(ids[:, new:], cache=cache, last=1, embedded=embedded.pop()[:, new:])
+
+        return first_embedded, cache, ids
+
+    def _processors(self, start: int) -> list[LogitsProcessor]:
+        others = self.ends[1:]
+
+        def one_end(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+            """Move the probability of the other tokens that end an answer to the first."""
+            logits[:, self.eos] = logits[:, self.ends].logsumexp(-1)
+            logits[:, others] = -torch.inf
+            return logits
+
+        return [*([one_end] if others else []), *super()._processors(start)]
