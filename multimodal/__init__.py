@@ -24,6 +24,7 @@ _HOMES = {
     "multimodal.tasks.text.translate": ["Translator", "translate"],
     "multimodal.tasks.transcribe.transcribe": ["Transcriber", "transcribe", "transcribe_many"],
     "multimodal.weights.folder": ["Checkpoint"],
+    "multimodal.weights.hub.listing": ["list_models"],
     "multimodal.weights.load": ["load"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

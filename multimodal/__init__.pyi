@@ -21,6 +21,7 @@ from multimodal.tasks.transcribe.transcribe import Transcriber as Transcriber
 from multimodal.tasks.transcribe.transcribe import transcribe as transcribe
 from multimodal.tasks.transcribe.transcribe import transcribe_many as transcribe_many
 from multimodal.weights.folder import Checkpoint as Checkpoint
+from multimodal.weights.hub.listing import list_models as list_models
 from multimodal.weights.load import load as load
 
 __version__: str

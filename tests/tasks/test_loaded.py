@@ -279,6 +279,8 @@ def test_columns_in_columns_out(made, models, tmp_path):
     vectors = made["embedder"][0](paths)["vector"]
     assert vectors.shape == (2, made["embedder"][0].images(RED).shape[1])
     np.testing.assert_array_equal(np.isnan(vectors).all(1), [False, True])
+    for broken in ({"path": np.array(["absent.png"])}, {"text": np.array([""])}):
+        assert made["embedder"][0](broken)["vector"].shape == (1, vectors.shape[1])
     assert made["embedder"][0]({"text": np.array(["red", ""], object)})["error"].tolist() == ["", "text 2: is empty"]
     spoken = made["transcriber"][0]({"audio": np.stack([TONE.numpy()] * 2)})
     assert spoken["text"].tolist() == [made["transcriber"][0](TONE)["text"]] * 2

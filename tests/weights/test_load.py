@@ -307,6 +307,12 @@ def test_public_names():
         multimodal.Clasifier  # noqa: B018
 
 
+def test_models_are_listed():
+    listed = multimodal.list_models()
+    assert "clip-vit-16" in listed["shipped"]
+    assert "whisper-small" in [model["name"] for model in listed["public"]]
+
+
 def test_a_checkpoint_prints_as_one_line():
     text = repr(multimodal.load("clip-vit-16"))
     assert text.endswith("clip-vit-16', CLIP, 3.7 M parameters)")

@@ -8,7 +8,6 @@ from typing import Any
 from multimodal.cli import flags
 from multimodal.cli.output import print_json, printable
 from multimodal.cli.parser import Parser
-from multimodal.system.assets import shipped
 
 EXAMPLES = """examples:
   multimodal models                              # what ships, and good public models
@@ -37,17 +36,9 @@ def run(options: Namespace) -> int:
 
 
 def _known() -> dict[str, Any]:
-    from multimodal.models.presets import PRESETS
-    from multimodal.system.files import optional_json
-    from multimodal.weights.hub.registry import MODELS
-    from multimodal.weights.load import families
+    from multimodal.weights.hub.listing import list_models  # slow: not for --help
 
-    return {
-        "shipped": {name: optional_json(path / "card.json").get("summary", "") for name, path in shipped().items()},
-        "public": [model._asdict() for model in MODELS],
-        "sizes": list(PRESETS),
-        "formats": ["multimodal", *families()],
-    }
+    return list_models()
 
 
 def _print_known(records: dict[str, Any]) -> None:

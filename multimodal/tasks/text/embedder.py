@@ -81,9 +81,10 @@ class Embedder(LoadedModel):
         """Columns vector and error of a batch of columns: bytes, image or path, or text (see `encode/columns.py`). A
         video is one row."""
         name, values = source_column(batch)
-        results = [result for _, result in self._many(values, "text" if name == "text" else "image", one_each=True)]
-        width = next((len(one) for one in results if isinstance(one, np.ndarray)), 0)
-        failed = {"vector": np.full(width, np.nan, np.float32)}
+        kind: Kind = "text" if name == "text" else "image"
+        results = [result for _, result in self._many(values, kind, one_each=True)]
+        width = next((len(one) for one in results if isinstance(one, np.ndarray)), None)
+        failed = {"vector": np.full(self._width(kind) if width is None else width, np.nan, np.float32)}
         return result_columns(batch, results, lambda vector: {"vector": vector}, failed)
 
     def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
@@ -149,6 +150,12 @@ class Embedder(LoadedModel):
                 result = results[item.position]
                 failed = isinstance(result, Exception)
                 yield item.key, item_error(result, f"text {item.position + 1}", TextError) if failed else result
+
+    def _width(self, kind: Kind) -> int:
+        if kind == "text":
+            return self.texts("a").shape[1]
+        model = self._checkpoint("image").model
+        return model.config.embed if isinstance(model, CLIP) else model.config.width
 
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         checkpoint = self._checkpoint("text")
