@@ -59,7 +59,10 @@ def test_the_german_sample_is_written_translated_and_its_language_found():
 COMMANDS = {
     "caption": (["caption", "PHOTO"], r"\b(man|woman|person|people|boy|girl)\b"),
     "generate": (["generate", "A man in a", "--max_new_tokens", "8"], r"\b(shirt|hat|jacket|suit)\b"),
-    "fill-mask": (["fill-mask", "A man is riding a [MASK]."], r"A man is riding a \w+\.\n  0\.\d+  \w"),
+    "fill-mask": (
+        ["fill-mask", "A man is riding a [MASK]."],
+        r"riding a (bike|motorcycle|bicycle|horse)\.\n  0\.\d+  \w",
+    ),
     "translate": (["translate", "A dog runs on the beach.", "--from", "en", "--to", "de"], r"Hund .*Strand"),
     "embed": (["embed", "A dog runs on the beach."], r'"vector": \[-?0\.\d+, '),
 }
