@@ -1,19 +1,20 @@
 """Runs and commands that are stopped or killed at random moments go on as if they had not been."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes.programs import forked
+from tests.helpers.paths import ROOT
 
 
 def result(program: str, folder: Path, count: int, seed: int = 0) -> dict:
-    module = f"import runpy; runpy.run_module('tests.helpers.processes.{program}', run_name='__main__', alter_sys=True)"
-    with forked(module, folder, count, seed, limit=20 * count + 200) as run:
-        out, err = run.communicate(timeout=20 * count + 300)
-    assert run.returncode == 0, err[-3000:]
-    return json.loads(out)
+    command = [sys.executable, "-m", f"tests.helpers.processes.{program}", folder, str(count), str(seed)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20 * count + 200)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
 
 
 @pytest.mark.slow

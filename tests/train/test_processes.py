@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from multimodal.data.loader import shuffled
 from multimodal.errors import UsageError
 from multimodal.train.checkpoint import atomic as states
 from tests.helpers import tiny_run
+from tests.helpers.paths import ROOT
 from tests.helpers.processes import several_cases
-from tests.helpers.processes.programs import LIMIT, forked
+from tests.helpers.processes.programs import LIMIT, started
 from tests.helpers.processes.several import spawn
 from tests.helpers.processes.several_cases import ADAMW
 
@@ -175,15 +177,20 @@ start(main)
 
 @pytest.mark.parametrize(
     ("number", "workers", "group"),
-    [(signal.SIGTERM, 2, True), (signal.SIGUSR1, 0, False), (signal.SIGINT, 2, True)],
+    [
+        pytest.param(signal.SIGTERM, 2, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 0, False, marks=pytest.mark.slow),
+        (signal.SIGINT, 2, True),
+    ],
     ids=["SIGTERM", "SIGUSR1", "SIGINT"],
 )
 def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
     """Once while it trains, and again while it saves; to the process, or to its workers too."""
-    flags = ["--run", tmp_path / "run", "--steps", "100000", "--workers", workers]
-    with forked(PROGRAM, *flags, stdin=subprocess.PIPE) as run:
+    flags = ["--run", tmp_path / "run", "--steps", "100000", "--workers", str(workers)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with started([sys.executable, "-c", PROGRAM, *flags], cwd=ROOT, text=True, **pipes) as run:
         send = (lambda: os.killpg(run.pid, number)) if group else (lambda: run.send_signal(number))
-        assert run.stdout.readline() == "training\n"
+        assert run.stdout.readline() == "training\n", run.stderr.read()
         send()
         assert run.stdout.readline() == "saving\n"
         send()

@@ -114,7 +114,7 @@ def test_a_folder_as_transformers_saves_it(tmp_path):
     sizes = {"size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}
     CLIPImageProcessor(**sizes).save_pretrained(tmp_path)
     checkpoint = load(tmp_path)
-    assert checkpoint.preprocessing == CLIP_PIXELS.replace(size=(24, 24))
+    assert checkpoint.preprocessing == CLIP_PIXELS.replace(size=(24, 24), offset="floor")
     assert checkpoint.tokenizer is None  # a vocabulary of 50 is not CLIP's
     assert clip_hf.FAMILY.export(checkpoint.model)["logit_scale"].equal(made.tensors["logit_scale"])
 
@@ -125,7 +125,9 @@ def test_siglip_squashes_its_images(tmp_path):
     case("Hugging Face SigLIP").reference.save_pretrained(tmp_path)
     SiglipImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
     half = (0.5, 0.5, 0.5)
-    assert load(tmp_path).preprocessing == Preprocessing((24, 24), "squash", "bicubic", half, half, 0, 1.0)
+    assert load(tmp_path).preprocessing == Preprocessing(
+        (24, 24), "squash", "bicubic", half, half, 0, 1.0, offset="floor"
+    )
 
 
 def test_steps_of_an_image_processor_that_are_not_known_are_refused(tmp_path):

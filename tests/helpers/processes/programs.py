@@ -52,7 +52,8 @@ def forked(
     """Start `python -c PROGRAM ARGUMENTS` as a fork of this process, which has imported what takes seconds; stdout and
     stderr are pipes of text.
 
-    `env`: variables beside those of this process. What a start or the interpreter's end does needs a new process."""
+    `env`: variables beside those of this process. What a start or the interpreter's end does needs a new process; so
+    does training, since autograd may have threads here."""
 
     def run() -> NoReturn:
         os.closerange(3, 256)  # also the pipe by which Popen waits for a program of another name
