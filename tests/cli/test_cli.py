@@ -51,7 +51,8 @@ def test_labels_that_the_shell_split_at_their_spaces_are_joined(values, labels):
 def test_a_missing_input_is_named_before_torch_is_imported(command):
     start = "import sys; from multimodal.cli.main import main\ntry: main(sys.argv[1:])\n"
     start += "finally: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", start, *command.split()], capture_output=True, text=True)
+    call = [sys.executable, "-c", start, *command.split()]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, "False\n")
     assert "error: no." in done.stderr
     assert "no such file" in done.stderr

@@ -204,9 +204,9 @@ def test_foreign_figures_and_reports_are_refused_before_the_work(words, capsys, 
     assert (here / name).read_text() == "mine"
 
 
-def test_results_are_never_appended_to_an_input(capsys, here, models):
+def test_results_are_never_appended_to_an_input(capsys, here, images):
     (here / "labels.csv").write_text("file,label,score\n")  # as our results begin
-    code, _, err = run(capsys, "classify", models, "--labels_file", "labels.csv", "-o", "labels.csv", "-m", "none")
+    code, _, err = run(capsys, "classify", images, "--labels_file", "labels.csv", "-o", "labels.csv", "-m", "none")
     assert code == 1
     assert "labels.csv: is an input" in err.splitlines()[-1]
     assert (here / "labels.csv").read_text() == "file,label,score\n"
