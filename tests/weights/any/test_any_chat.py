@@ -1,0 +1,117 @@
+"""Answers to messages about images: the ids of transformers' processor and the tokens of its `generate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from multimodal.tasks.ask.asker import Asker
+from multimodal.tokens.chat.messages import read_messages
+from tests.helpers.tiny import randomized
+from tests.weights.any.test_any_folders import processor
+
+NAMES = ("<image>", "<video>", "<pad>", "</s>", "<|im_start|>", "<|im_end|>", "<end_of_utterance>",
+         "<fake_token_around_image>", "<global-img>",
+         *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)))  # fmt: skip
+IDS = {name: 256 + i for i, name in enumerate(NAMES)}
+TEXT = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": IDS["</s>"], "pad_token_id": 258,
+        "bos_token_id": None}  # fmt: skip
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+          "image_size": 28, "patch_size": 7}  # fmt: skip
+TEMPLATES = {
+    "LLaVA": "{% for m in messages %}{{ m['role'].upper() }}: {% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}<image>\n{% else %}{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}ASSISTANT:",
+    "LLaVA-OneVision": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}"
+    "{% for p in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
+    "{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + p['text'] }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant\n' }}",
+    "Idefics3": "<|im_start|>{% for m in messages %}{{ m['role'] | capitalize }}:{% for p in m['content'] %}"
+    "{% if p['type'] == 'text' %}{{ p['text'] }}{% else %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{{ 'Assistant:' }}",
+}
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
+                                merges=[]))  # fmt: skip
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens(list(NAMES))
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>")
+    assert fast.convert_tokens_to_ids(list(NAMES)) == list(IDS.values())
+    return fast
+
+
+def reference(name: str) -> tuple[torch.nn.Module, Any]:
+    """Model and processor."""
+    import transformers
+
+    image, words = processor(name), tokenizer()
+    if name == "Idefics3":
+        config = transformers.Idefics3Config(
+            vision_config=VISION, text_config={"model_type": "llama", **TEXT}, image_token_id=IDS["<image>"],
+            scale_factor=2, pad_token_id=258,
+        )  # fmt: skip
+        model = transformers.Idefics3ForConditionalGeneration(config)
+        made = transformers.Idefics3Processor(image, words, image_seq_len=4, chat_template=TEMPLATES[name])
+    elif name == "LLaVA":
+        config = transformers.LlavaConfig(
+            vision_config=transformers.CLIPVisionConfig(**VISION), text_config=transformers.LlamaConfig(**TEXT),
+            image_token_index=IDS["<image>"],
+        )  # fmt: skip
+        model = transformers.LlavaForConditionalGeneration(config)
+        made = transformers.LlavaProcessor(
+            image, words, patch_size=7, vision_feature_select_strategy="default", chat_template=TEMPLATES[name],
+            num_additional_image_tokens=1,
+        )  # fmt: skip
+    else:
+        config = transformers.LlavaOnevisionConfig(
+            vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+            text_config=transformers.Qwen2Config(**TEXT), image_token_index=IDS["<image>"],
+            video_token_index=IDS["<video>"], image_grid_pinpoints=image.image_grid_pinpoints,
+        )  # fmt: skip
+        model = transformers.LlavaOnevisionForConditionalGeneration(config)
+        made = transformers.LlavaOnevisionProcessor(
+            image,
+            words,
+            transformers.LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28}),
+            num_image_tokens=16,
+            vision_feature_select_strategy="full",
+            chat_template=TEMPLATES[name],
+        )
+    return randomized(model), made
+
+
+def saved(name: str, folder: Path, model: torch.nn.Module, made: Any) -> Path:
+    model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    made.image_processor.save_pretrained(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATES[name]}))
+    return folder
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@torch.no_grad()
+def test_answers_are_transformers(name, tmp_path):
+    torch.manual_seed(0)
+    model, made = reference(name)
+    asker = Asker(saved(name, tmp_path, model, made), compute_type="float32", max_new_tokens=6)
+    images = [Image.fromarray(np.arange(h * w * 3, dtype=np.uint8).reshape(h, w, 3)) for h, w in ((31, 70), (50, 20))]
+    for given in (images[:1], images):
+        parts = [{"type": "image"} for _ in given] + [{"type": "text", "text": "What is this? "}]
+        text = made.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+        theirs = made(images=[given], text=text, return_tensors="pt", add_special_tokens=False)
+        ours = [{**part, "image": image} for part, image in zip(parts, given, strict=False)] + parts[-1:]
+        prompt = asker.writer.prompt(read_messages([{"role": "user", "content": ours}]))
+        assert prompt.ids == theirs["input_ids"][0].tolist()
+        expected = model.generate(**theirs, do_sample=False, max_new_tokens=6)[0, len(prompt.ids) :].tolist()
+        expected = expected[: expected.index(IDS["</s>"])] if IDS["</s>"] in expected else expected
+        text = asker.writer.tokenizer.decode(expected).rstrip("\ufffd")
+        assert asker.writer.answers([prompt])[0][0].text == text
