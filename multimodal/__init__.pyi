@@ -10,11 +10,15 @@ from multimodal.tasks.caption.caption import caption_many as caption_many
 from multimodal.tasks.classify.classify import Classifier as Classifier
 from multimodal.tasks.classify.classify import classify as classify
 from multimodal.tasks.classify.classify import classify_many as classify_many
+from multimodal.tasks.text.answer import Answerer as Answerer
+from multimodal.tasks.text.answer import answer as answer
 from multimodal.tasks.text.embedder import Embedder as Embedder
 from multimodal.tasks.text.embedder import embed_many as embed_many
 from multimodal.tasks.text.generate import Generator as Generator
 from multimodal.tasks.text.generate import generate as generate
 from multimodal.tasks.text.generate import generate_many as generate_many
+from multimodal.tasks.text.tag import Tagger as Tagger
+from multimodal.tasks.text.tag import tag as tag
 from multimodal.tasks.text.translate import Translator as Translator
 from multimodal.tasks.text.translate import translate as translate
 from multimodal.tasks.transcribe.transcribe import Transcriber as Transcriber

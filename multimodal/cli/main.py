@@ -29,6 +29,8 @@ COMMANDS = {
     "search": ("vision.search", "search an image index by text or by image"),
     "generate": ("text.generate", "generate text with a language model checkpoint"),
     "fill-mask": ("text.fill_mask", "predict the masked words of a text"),
+    "tag": ("text.tag", "find names and other entities in texts"),
+    "answer": ("text.answer", "answer a question from a text, or choose its answer"),
     "embed": ("text.embed", "embed texts or images as vectors"),
     "translate": ("text.translate", "translate texts with an encoder-decoder checkpoint"),
     "inspect": ("checkpoints.inspect",

@@ -87,6 +87,8 @@ class TextTransformer(nn.Module):
         self.tied_bias = bias
         self.pool = Pool(config.width, config.pool) if config.pool else None
         self.classes = nn.Linear(config.width, config.classes) if config.classes else None
+        self.tags = nn.Linear(config.width, config.tags) if config.tags else None
+        self.spans = nn.Linear(config.width, 2) if config.spans else None
         self.detect = ReplacedTokenHead(config.width, block.activation) if config.detect else None
 
     def stem(

@@ -74,7 +74,8 @@ class TextConfig:
     (T5: 1/√D).
 
     `pool`: activation of a pooler on the first token's state (BERT: tanh). `classes`: outputs of a linear classifier on
-    the pooled state. `detect`: a head with one logit per token (ELECTRA)."""
+    the pooled state; one output scores a choice. `tags`: outputs of a linear classifier of each token. `spans`: logits
+    of each token to begin and to end an answer. `detect`: a head with one logit per token (ELECTRA)."""
 
     vocabulary: int
     context: int
@@ -94,6 +95,8 @@ class TextConfig:
     pool: str | None = None
     classes: int = 0
     detect: bool = False
+    tags: int = 0
+    spans: bool = False
 
     @property
     def width(self) -> int:

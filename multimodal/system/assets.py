@@ -12,6 +12,7 @@ DEFAULT_MODELS = {
     "classify": "clip-vit-16", "transcribe": "asr-conformer-en", "caption": "captioner-mini", "generate": "gpt-mini",
     "fill-mask": "bert-mini", "embed": "sentence-mini", "embed-images": "clip-vit-16", "translate": "translator-mini",
     "index": "clip-vit-16", "noise": "whisper-mini", "classification": None, "ask": None,
+    "tag": None, "answer": None,
 }  # fmt: skip
 
 

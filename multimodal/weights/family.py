@@ -36,7 +36,7 @@ class Family:
     preprocessing: Callable[[Path | None, dict[str, Any]], Preprocessing | None] = lambda folder, config: None
     chat: Callable[[Path | None, Tokenizer | None], ChatFormat | None] = lambda folder, tokenizer: None
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
-    card: Callable[[Path | None], dict[str, Any]] = lambda folder: {}
+    card: Callable[[Path | None, dict[str, Any]], dict[str, Any]] = lambda folder, config: {}
     needs: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
     types: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Family:
             check_vocabulary(tokenizer, ours, where)
             if preprocessing is not None:
                 check_size(preprocessing, ours, where)
-            card = {"format": self.name, **self.card(folder)}
+            card = {"format": self.name, **self.card(folder, config)}
             chat = self.chat(folder, tokenizer)
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)
 

@@ -14,8 +14,8 @@ from multimodal.data.datasets.tables import read_table
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.evaluate.classification import class_logits, predictions
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
-from multimodal.train.objectives.text.classes import classifier
 from multimodal.train.objectives.text.denoising import sentinels
+from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
@@ -139,7 +139,7 @@ def test_a_classifier_learns_its_labels_and_says_them(recipes, data):
 def test_of_a_causal_model_the_last_token_tells():
     tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abc"], VOCABULARY, 2, 3)
     known = randomized(TextTransformer(TEXTS["learned"]))
-    model, fresh = classifier(Checkpoint(known, tokenizer), 3, 0.0)
+    model, fresh = with_head(Checkpoint(known, tokenizer), 0.0, classes=3)
     assert fresh == ["classes"]
     assert torch.equal(model.embed.weight, known.embed.weight)
     torch.nn.init.normal_(model.classes.weight)

@@ -18,7 +18,7 @@ from multimodal.errors import AudioError, DataError, ImageError, MultimodalError
 from multimodal.tasks.caption.options import CaptionOptions
 from multimodal.tasks.encode import arguments as typed
 from multimodal.tasks.encode.loaded import check_on_error
-from multimodal.tasks.text.options import GenerateOptions, TranslateOptions
+from multimodal.tasks.text.options import AnswerOptions, GenerateOptions, TagOptions, TranslateOptions
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
 from tests.helpers.folders import every_kind
 
@@ -233,6 +233,8 @@ def test_a_checkpoints_first_steps(models):
         (typed.CaptionArguments, CaptionOptions.declared),
         (typed.GenerateArguments, GenerateOptions.declared),
         (typed.TranslateArguments, TranslateOptions.declared),
+        (typed.TagArguments, TagOptions.declared),
+        (typed.AnswerArguments, AnswerOptions.declared),
         (typed.TranscribeArguments, WhisperOptions.declared | CtcOptions.declared),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError
 from multimodal.train.losses import detection_loss, token_loss
-from multimodal.weights.load import families
+from multimodal.weights.load import families, recognise
 from tests.helpers.parity import record
 from tests.helpers.references.encoders import CASES, CONTEXT, PAD, VOCABULARY, case, outputs
 
@@ -47,7 +47,10 @@ def ours(name: str, model: nn.Module, ids: Tensor, valid: Tensor, segments: Tens
     made |= {"pooled": model.pooled(states)} if model.pool else {}
     made |= {"logits": model.logits(states)} if model.config.tied is not None else {}
     made |= {"classes": model.classes(model.pooled(states))} if model.classes else {}
-    return made | ({"detect": model.detect(states)} if model.detect else {})
+    made |= {name: head(states) for name in ("detect", "tags", "spans") if (head := getattr(model, name))}
+    if "choices" in name:
+        made["classes"] = made["classes"].T
+    return made
 
 
 def differences(theirs: dict[str, Tensor], mine: dict[str, Tensor], valid: Tensor) -> dict[str, float]:
@@ -180,13 +183,10 @@ def test_configurations_that_do_not_fit_are_refused_in_one_line(name, change, ca
     assert "\n" not in str(error.value)
 
 
-def test_a_bias_of_two_names_that_differ_and_a_classifier_of_tokens_are_refused():
+def test_a_bias_of_two_names_that_differ_and_a_file_without_configuration_are_refused():
     tensors, name = case("BERT").tensors, "cls.predictions.decoder.bias"
     with pytest.raises(CheckpointError, match=re.escape(f"file: tensor {name!r} differs from")):
         load("BERT", tensors | {name: tensors[name] + 1})
-    tensors = case("BERT, classes").tensors
-    with pytest.raises(CheckpointError, match="token classifiers"):
-        load("BERT, classes", {key: value for key, value in tensors.items() if "pooler" not in key})
     for name in ("BERT", "BERT, encoder"):
         with pytest.raises(CheckpointError, match=r"without config\.json"):
             families()[case(name).family].load(case(name).tensors, {}, "file")
@@ -198,3 +198,37 @@ def test_an_unused_pooler_beside_a_classifier_is_left_out():
              for part in ("weight", "bias")}  # fmt: skip
     model = load("RoBERTa, classes", tensors | spare)
     assert torch.equal(model.pool.linear.weight, tensors["classifier.dense.weight"])
+
+
+HEADS = ("tags", "answers", "choices")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith(HEADS)])
+def test_heads_are_recognised_and_exported_to_the_bit(name):
+    made = case(name)
+    family = recognise(made.tensors, made.config, "file")
+    assert family.name == made.family
+    again = family.export(family.load(made.tensors, made.config, "file").model)
+    assert again.keys() == made.tensors.keys()
+    assert all(torch.equal(again[key], made.tensors[key]) for key in again)
+
+
+def test_a_pooler_beside_a_token_classifier_is_kept_if_the_configuration_names_the_class():
+    """Old files of BertForTokenClassification hold the encoder's pooler."""
+    made, pooler = case("BERT, tags"), case("BERT, encoder").tensors
+    tensors = made.tensors | {f"bert.{key}": value for key, value in pooler.items() if key.startswith("pooler")}
+    named = made.config | {
+        "architectures": ["BertForTokenClassification"],
+        "id2label": {"1": "B-X", "0": "O", "2": "I-X"},
+    }
+    checkpoint = families()["bert"].load(tensors, named, "file")
+    assert (checkpoint.model.config.tags, checkpoint.model.config.classes) == (3, 0)
+    assert checkpoint.card["labels"] == ["O", "B-X", "I-X"]
+    assert families()["bert"].load(tensors, made.config | {"architectures": None}, "file").model.config.classes == 3
+
+
+def test_answers_need_a_start_and_an_end():
+    tensors = case("BERT, answers").tensors
+    wide = {"qa_outputs.weight": torch.zeros(3, 24), "qa_outputs.bias": torch.zeros(3)}
+    with pytest.raises(CheckpointError, match="expected 2 rows"):
+        load("BERT, answers", tensors | wide)

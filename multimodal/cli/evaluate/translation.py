@@ -31,7 +31,7 @@ def add_flags(p: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from multimodal.tasks.evaluate.translation import evaluate_translation
+    from multimodal.tasks.evaluate.text.translation import evaluate_translation
 
     checkpoint = loaded(options, "translate")
     checkpoint.model.to(options.device)

@@ -103,6 +103,23 @@ class TranscribeArguments(TypedDict, total=False):
     lm_bonus: float
 
 
+class TagArguments(TypedDict, total=False):
+    """`TagOptions`."""
+
+    merge: str
+    overlap: int
+
+
+class AnswerArguments(TypedDict, total=False):
+    """`AnswerOptions`."""
+
+    top_k: int
+    null: bool
+    max_answer_tokens: int
+    window: int
+    overlap: int
+
+
 class TranslateArguments(TypedDict, total=False):
     """`TranslateOptions`."""
 

@@ -72,6 +72,28 @@ class FillMaskOptions(OptionSet):
     top_k: int = option(5, "tokens listed for each mask", "K", low=1)
 
 
+class TagOptions(OptionSet):
+    """`merge`: `simple` groups neighbouring tokens of one label; the others first give all tokens of a word one label,
+    that of its first token, of its mean probabilities or of its most certain token (transformers'
+    `aggregation_strategy`)."""
+
+    merge: str = option("simple", "how tokens become entities: neighbours of one label (simple), or words with the "
+                        "label of their first token, mean or most certain token",
+                        choices=("simple", "first", "average", "max"))  # fmt: skip
+    overlap: int = option(64, "tokens that neighbouring windows of a long text share", "N", low=0)
+
+
+class AnswerOptions(OptionSet):
+    """`null`: the answer may be that there is none. `window`: tokens, with the question, at most the model's
+    context. transformers' question-answering pipeline has the same defaults."""
+
+    top_k: int = option(1, "answers listed, the best first", "K", low=1)
+    null: bool = option(False, "allow the empty answer, for questions without one in the context")
+    max_answer_tokens: int = option(15, "longest answer in tokens", "N", low=1)
+    window: int = option(384, "tokens of a window of a long context, with the question", "N", low=4)
+    overlap: int = option(128, "tokens that neighbouring windows share (at most half a window)", "N", low=0)
+
+
 class PerplexityOptions(OptionSet):
     """Windows of a text."""
 

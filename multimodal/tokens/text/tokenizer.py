@@ -36,6 +36,19 @@ class TextBatch(NamedTuple):
     cut: list[int]  # tokens cut from each text
 
 
+class Piece(NamedTuple):
+    """A token of a text: `token` as the vocabulary writes it, the characters that it covers, without blanks at its
+    ends, and those of its word, where words are what the pipeline splits before it looks up tokens. `subword`: it
+    continues a word."""
+
+    id: int
+    token: str
+    start: int
+    end: int
+    word: tuple[int, int]
+    subword: bool
+
+
 class Tokenizer(ABC):
     """Base class. `encode` returns plain ids only: no text becomes a control id.
 
@@ -51,6 +64,7 @@ class Tokenizer(ABC):
     language_in_source: bool = False  # target language before the source, else before the output
     sentinel_ids: tuple[int, ...] = ()  # of masked spans, in order
     control: frozenset[int] = frozenset()  # ids that no text yields
+    pair_ends: int = 1  # eos between the two texts of a pair
     context: int | None = None  # default length of a batch
     pad_to_length: bool = False  # pad batches to `context`, else to the longest text
 
@@ -69,6 +83,14 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without control ids. Raises TextError for a lone surrogate."""
         return self._encode(checked(text))
+
+    def pieces(self, text: str) -> list[Piece]:
+        """Tokens of a text with their places in it. Raises CheckpointError for a tokenizer without places."""
+        raise CheckpointError(f"{type(self).__name__}: its tokens have no places in the text, which this task needs")
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """Text of tokens as `pieces` writes them."""
+        raise NotImplementedError
 
     @property
     def control_names(self) -> Mapping[str, int]:
@@ -93,14 +115,20 @@ class Tokenizer(ABC):
         return self._decode([i for i in ids if not (skip_control and (i in self.control or i == self.unknown_id))])
 
     def pair(
-        self, first: str | Sequence[int], second: str | Sequence[int], length: int | None = None, ends: int = 1
+        self,
+        first: str | Sequence[int],
+        second: str | Sequence[int],
+        length: int | None = None,
+        ends: int | None = None,
     ) -> tuple[list[int], list[int]]:
         """Ids and segments of two texts, or of their ids, in one row: bos first eos second eos, with the second text
-        and last eos in segment 1 (Devlin et al. 2019, figure 2). `ends`: number of eos between them (RoBERTa: 2).
+        and last eos in segment 1 (Devlin et al. 2019, figure 2). `ends`: number of eos between them (default: the
+        tokenizer's own; RoBERTa: 2).
 
         A row longer than `length` (default: `context`) is cut at the end of the longer text, or of both to about equal
         length, with a TextCut warning. Raises TextError."""
         start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+        ends = self.pair_ends if ends is None else ends
         a, b = (self.encode(text) if isinstance(text, str) else list(text) for text in (first, second))
         length = self.context if length is None else length
         room = len(a) + len(b) if length is None else length - len(start) - (ends + 1) * len(end)

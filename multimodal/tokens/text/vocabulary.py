@@ -41,7 +41,10 @@ _KEYS: dict[str, dict[str, Any]] = {
         "strip_accents": bool | None, "split_chinese": bool,
     },
 }  # fmt: skip
-_OPTIONAL: dict[str, dict[str, Any]] = {"bpe": {"languages": list[str]}, "hub": {"pad_to_length": bool}}
+_OPTIONAL: dict[str, dict[str, Any]] = {
+    "bpe": {"languages": list[str]},
+    "hub": {"pad_to_length": bool, "pair_ends": int},
+}
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {
     "clip": CLIPTokenizer,

@@ -1,14 +1,15 @@
 """BERT's WordPiece (Devlin et al. 2019), which BLIP and GIT also use, with training."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.files import optional_json, read_json
 from multimodal.tokens.text.chunks import BackendChunkCache
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
+from multimodal.tokens.text.pieces import pieces_of
+from multimodal.tokens.text.tokenizer import RECORD, Piece, Tokenizer, checked, naming, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -106,6 +107,12 @@ class WordPieceTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         tokens = [self.vocab[i] if i < len(self.vocab) else f"[{i}]" for i in ids]
         return self._backend.decoder.decode(tokens) if tokens else ""
+
+    def pieces(self, text: str) -> list[Piece]:
+        return pieces_of(self._backend, checked(text), self.unknown_id)
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        return self._backend.decoder.decode(list(tokens)) if tokens else ""
 
     def save(self, folder: Path | str) -> None:
         """Write `vocab.txt` and the record."""

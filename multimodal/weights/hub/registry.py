@@ -96,6 +96,16 @@ MODELS = [HubModel(task, *row) for task, rows in {
         ("distilbert-base-uncased", "distilbert/distilbert-base-uncased", "66 M", APACHE, "BERT in 6 layers",
          "77.0 mean on GLUE's dev sets, fine-tuned (Sanh et al. 2019)", ("distilbert",)),
     ],
+    "tag": [
+        ("bert-base-ner", "dslim/bert-base-NER", "108 M", MIT, "English people, places, organisations",
+         "91.3 F1 on CoNLL-2003's test set (model card)"),
+    ],
+    "answer": [
+        ("distilbert-squad", "distilbert/distilbert-base-cased-distilled-squad", "65 M", APACHE,
+         "English questions about a text; fast", "87.1 F1 on SQuAD 1.1's dev set (model card)"),
+        ("roberta-squad2", "deepset/roberta-base-squad2", "124 M", BY,
+         "English; also says that a text has no answer", "82.9 F1 on SQuAD 2.0's dev set (model card)"),
+    ],
     "embed": [
         ("minilm", "sentence-transformers/all-MiniLM-L6-v2", "22.7 M", APACHE, "English sentences; fastest"),
         ("bge-small-en", "BAAI/bge-small-en-v1.5", "33.4 M", MIT, "English search and similarity", f"62.17 {MTEB}"),

@@ -131,7 +131,7 @@ def _hf_rows(config: WhisperConfig) -> list[NameRow]:
     return [*rows, repeat(head, embedding) if config.decoder.tied else NameRow(head, "decoder.head.weight")]
 
 
-def _hf_card(folder: Path | None) -> dict[str, Any]:
+def _hf_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Attention heads for word timestamps, which Hugging Face stores beside the weights."""
     heads = optional_json(folder / "generation_config.json").get("alignment_heads") if folder else None
     return {} if heads is None else {"alignment_heads": heads}

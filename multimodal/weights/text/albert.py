@@ -1,5 +1,5 @@
 """ALBERT in transformers' names (Lan et al. 2020): AlbertForPreTraining (masked tokens and sentence order),
-AlbertForMaskedLM, AlbertForSequenceClassification, AlbertModel.
+AlbertForMaskedLM, AlbertForSequenceClassification, AlbertModel, and its classifiers of tokens, answers and choices.
 
 Traps: a group of blocks shares its weights among its layers; only one group, or as many as layers, is supported. The
 map from the embedding width exists even if both widths are equal. The bias of the logits has two names."""
@@ -35,7 +35,7 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
     shared = inner if groups == 1 else None
     stack = replace(made.stack, layers=layers * inner, shared=shared)
     made = replace(made, stack=stack, embed_width=config["embedding_size"])
-    return bert.with_classes(made, tensors, {f"{prefix}pooler": "tanh"}, ORDER, "classifier")
+    return bert.with_classes(made, tensors, config, {f"{prefix}pooler": "tanh"}, ORDER, "classifier")
 
 
 def rows(config: TextConfig, prefix: str) -> list[NameRow]:
@@ -48,6 +48,7 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
         *HEAD.rows(prefix + bert.WORD, config),
         *(weight_and_bias(f"{prefix}pooler", "pool.linear") if config.pool else []),
         *(weight_and_bias(classes, "classes") if config.classes else []),
+        *bert.token_heads(config),
     ]
 
 

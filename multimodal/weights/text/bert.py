@@ -27,6 +27,7 @@ from multimodal.weights.vision import clip_hf
 
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 WORD = "embeddings.word_embeddings.weight"
+TAGS, SPANS = "classifier", "qa_outputs"
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
 FEED = {"intermediate.dense": "feed.up", "output.dense": "feed.down", "output.LayerNorm": "feed_branch.norm"}
 SIZES = {
@@ -100,16 +101,37 @@ def encoder_config(
     return replace(tower, causal=bool(text["is_decoder"]), head_bias=tied is not None, segments=segments)
 
 
-def with_classes(config: TextConfig, tensors: Tensors, pools: dict[str, str], *names: str) -> TextConfig:
-    """Add the classifier called one of `names`, after one of `pools` (linear map: activation). Raises CheckpointError
-    for a token classifier, which has no pooler, and for a decoder, which would pool its last token."""
+def with_classes(
+    config: TextConfig, tensors: Tensors, text: dict[str, Any], pools: dict[str, str], *names: str
+) -> TextConfig:
+    """Add the classifier called one of `names`, after one of `pools` (linear map: activation), the classifier of tokens
+    (`TAGS` without a pooler, or beside an unused one if the configuration names its class) and that of answers. Raises
+    CheckpointError for a decoder with a pooler, which would pool its last token, and for a head of another size."""
     pool = next((activation for name, activation in pools.items() if f"{name}.weight" in tensors), None)
     classes = next((len(tensors[f"{name}.weight"]) for name in names if f"{name}.weight" in tensors), 0)
+    tags = 0
+    if f"{TAGS}.weight" in tensors and (pool is None or is_tagger(text)):
+        tags, classes = len(tensors[f"{TAGS}.weight"]), 0
     if classes and pool is None:
-        raise CheckpointError("token classifiers (without a pooler) are not supported")
+        raise CheckpointError(f"a classifier of {classes} classes without a pooler is not supported")
     if pool and config.causal:
         raise CheckpointError("config.json: is_decoder True with a pooler (of the first token) is not supported")
-    return replace(config, pool=pool, classes=classes)
+    spans = f"{SPANS}.weight" in tensors
+    if spans and (size := len(tensors[f"{SPANS}.weight"])) != 2:
+        raise CheckpointError(
+            f"tensor '{SPANS}.weight': expected 2 rows, the start and the end of an answer, got {size}"
+        )
+    return replace(config, pool=pool, classes=classes, tags=tags, spans=spans)
+
+
+def is_tagger(config: dict[str, Any]) -> bool:
+    """Return True if a foreign configuration names a classifier of tokens."""
+    return any(str(name).endswith("ForTokenClassification") for name in config.get("architectures") or ())
+
+
+def token_heads(config: TextConfig) -> list[NameRow]:
+    """Rows of the classifiers of tokens and of answers."""
+    return linears(({TAGS: "tags"} if config.tags else {}) | ({SPANS: "spans"} if config.spans else {}))
 
 
 def same(tensors: Tensors, name: str, other: str, absent: bool) -> bool:
@@ -155,12 +177,20 @@ def families(
 
     def made(name: str, prefix: str, types: tuple[str, ...]) -> Family:
         own = (partial(function, prefix=prefix) for function in (config_from, rows))
-        common = {"tokenizer": encoder_tokenizer, "card": sentence_card, "needs": "config.json"}
+        common = {"tokenizer": encoder_tokenizer, "card": encoder_card, "needs": "config.json"}
         return Family(
             name, TextTransformer, (prefix + WORD,), *own, **common | parts, defaults=SIZES | defaults, types=types
         )
 
     return made(types[0], f"{types[0]}.", ("", *types)), made(f"{types[0]}-model", "", types)
+
+
+def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a sentence-transformers folder, and the names of the classes in the order of their numbers."""
+    names = config.get("id2label")
+    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
+        return sentence_card(folder)
+    return sentence_card(folder) | {"labels": [str(names[number]) for number in sorted(names, key=int)]}
 
 
 def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) -> Tokenizer | None:

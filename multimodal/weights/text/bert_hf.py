@@ -1,5 +1,5 @@
 """BERT in transformers' names (Devlin et al. 2019): BertForPreTraining, BertForMaskedLM, BertModel,
-BertForSequenceClassification, BertForNextSentencePrediction.
+BertForSequenceClassification, BertForNextSentencePrediction, and its classifiers of tokens, answers and choices.
 
 Traps: `cls.predictions.decoder.bias` repeats `cls.predictions.bias`. The next-sentence head is a classifier on the
 pooler, like a fine-tuned one under another name. A bare BertModel has no `bert.` prefix. Google's files on the hub call
@@ -18,9 +18,9 @@ HEAD = bert.Head(f"{MASKED}.transform.dense", f"{MASKED}.transform.LayerNorm", f
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError for token classifiers and cross-attention."""
+    """Raises CheckpointError for cross-attention, and as `bert.with_classes` does."""
     made = bert.encoder_config(config, tensors, prefix, HEAD)
-    return bert.with_classes(made, tensors, {f"{prefix}pooler.dense": "tanh"}, NEXT, "classifier")
+    return bert.with_classes(made, tensors, config, {f"{prefix}pooler.dense": "tanh"}, NEXT, "classifier")
 
 
 def rows(config: TextConfig, prefix: str, classes: str | None = None) -> list[NameRow]:
@@ -31,6 +31,7 @@ def rows(config: TextConfig, prefix: str, classes: str | None = None) -> list[Na
         *(weight_and_bias(f"{prefix}pooler.dense", "pool.linear") if config.pool else []),
         *HEAD.rows(prefix + bert.WORD, config),
         *(weight_and_bias(classes, "classes") if config.classes else []),
+        *bert.token_heads(config),
     ]
 
 

@@ -1,5 +1,5 @@
 """DistilBERT in transformers' names (Sanh et al. 2019): DistilBertForMaskedLM, DistilBertForSequenceClassification,
-DistilBertModel.
+DistilBertModel, and its classifiers of tokens, answers and choices.
 
 Traps: config.json has its own names for the sizes and lacks the norms' epsilon. No segments. The classifier has a ReLU
 where BERT's pooler has tanh. Sinusoids are stored in the file."""
@@ -25,7 +25,7 @@ BLOCK = {
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does."""
     made = bert.encoder_config(config, tensors, prefix, HEAD)
-    return bert.with_classes(made, tensors, {"pre_classifier": "relu"}, "classifier")
+    return bert.with_classes(made, tensors, config, {"pre_classifier": "relu"}, "classifier")
 
 
 def rows(config: TextConfig, prefix: str) -> list[NameRow]:
@@ -35,6 +35,7 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
         *under(f"{prefix}transformer.layer.{{}}.", "stack.blocks.{}.", linears(BLOCK)),
         *HEAD.rows(prefix + bert.WORD, config),
         *(classifier if config.classes else []),
+        *bert.token_heads(config),
     ]
 
 

@@ -45,7 +45,7 @@ def rows(config: EncoderDecoderConfig) -> list[NameRow]:
     ]
 
 
-def card(folder: Path | None) -> dict[str, Any]:
+def card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Source and target language."""
     record = optional_json(folder / RECORD) if folder else {}
     sides = record.get("source_lang"), record.get("target_lang")

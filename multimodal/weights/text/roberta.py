@@ -1,9 +1,11 @@
 """RoBERTa, XLM-RoBERTa and CamemBERT in transformers' names (Liu et al. 2019).
 
 Traps: the first position is row `pad_token_id` + 1 of its table; earlier rows are kept but never read. The head has
-GELU whatever the blocks have. The classifier has its own pooler; some files also hold the encoder's, unused."""
+GELU whatever the blocks have. The classifier has its own pooler; some files also hold the encoder's, unused. Choices
+(RobertaForMultipleChoice) are scored from the encoder's."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,21 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
         raise CheckpointError(f"config.json: pad_token_id {pad!r} must be a row before the last position")
     made = replace(made, positions=PositionConfig(first=pad + 1), context=made.context - pad - 1)
     pools = {"classifier.dense": "tanh", f"{prefix}pooler.dense": "tanh"}
-    return bert.with_classes(made, tensors, pools, "classifier.out_proj")
+    return bert.with_classes(made, tensors, config, pools, "classifier.out_proj", bert.TAGS)
 
 
-def rows(config: TextConfig, prefix: str) -> list[NameRow]:
+def rows(config: TextConfig, prefix: str, choice: bool = False) -> list[NameRow]:
+    """`choice`: the classifier scores the encoder's pooled state."""
+    own = config.classes and not choice
     pooler, unused = f"{prefix}pooler.dense", "the classifier has its own pooler"
     spare = [NameRow(f"{pooler}.{part}", reason=unused, optional=True) for part in ("weight", "bias")]
     return [
         *bert.tower_rows(prefix, segments=config.segments),
         *HEAD.rows(prefix + bert.WORD, config),
-        *(weight_and_bias("classifier.dense" if config.classes else pooler, "pool.linear") if config.pool else []),
-        *([*weight_and_bias("classifier.out_proj", "classes"), *spare] if config.classes else []),
+        *(weight_and_bias("classifier.dense" if own else pooler, "pool.linear") if config.pool else []),
+        *([*weight_and_bias("classifier.out_proj", "classes"), *spare] if own else []),
+        *(weight_and_bias("classifier", "classes") if config.classes and choice else []),
+        *bert.token_heads(config),
     ]
 
 
@@ -44,4 +50,8 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 
 TYPES = ("roberta", "xlm-roberta", "camembert")
-FAMILY, MODEL = bert.families(TYPES, config_from, rows, DEFAULTS, tokenizer=tokenizer)
+_HEADS, MODEL = bert.families(TYPES, config_from, rows, DEFAULTS, tokenizer=tokenizer)
+_POOLED = (f"{bert.TAGS}.weight", "roberta.pooler.dense.weight")
+_choice = lambda tensors: all(name in tensors for name in _POOLED) and len(tensors[_POOLED[0]]) == 1
+FAMILY = replace(_HEADS, only=lambda tensors: not _choice(tensors))
+CHOICE = replace(_HEADS, name="roberta-choice", rows=partial(rows, prefix="roberta.", choice=True), only=_choice)

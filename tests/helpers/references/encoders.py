@@ -48,16 +48,21 @@ def outputs(case: Case, ids: Tensor, valid: Tensor, segments: Tensor, places: Te
     """Reference outputs by the names that the tests use."""
     more = {"token_type_ids": segments} if case.segments else {}
     more |= {"position_ids": places} if places is not None else {}
-    made = case.reference(ids, attention_mask=valid.long(), output_hidden_states=True, **more, **labels)
+    given = {"input_ids": ids, "attention_mask": valid.long(), **more}
+    if type(case.reference).__name__.endswith("ForMultipleChoice"):  # each text is a choice of one question
+        given = {name: rows[None] for name, rows in given.items()}
+    made = case.reference(**given, output_hidden_states=True, **labels)
     found = {f"states {i}": states for i, states in enumerate(made.hidden_states)}
     for name, key in (("prediction_logits", "logits"), ("seq_relationship_logits", "classes"),
                       ("sop_logits", "classes"), ("pooler_output", "pooled"), ("loss", "loss")):  # fmt: skip
         if made.get(name) is not None:
             found[key] = made[name]
+    if made.get("start_logits") is not None:
+        found["spans"] = torch.stack([made.start_logits, made.end_logits], -1)
     if (logits := made.get("logits")) is not None:
-        found[{2: "classes", 3: "logits"}[logits.ndim] if "ForPreTraining" not in str(type(made)) else "detect"] = (
-            logits
-        )
+        kind = {"ForTokenClassification": "tags", "ForPreTraining": "detect"}
+        name = next((own for end, own in kind.items() if type(case.reference).__name__.endswith(end)), None)
+        found[name or {2: "classes", 3: "logits"}[logits.ndim]] = logits
     return found
 
 
@@ -112,6 +117,21 @@ CASES: dict[str, Callable[[], Case]] = {
                                     NARROW | {"hidden_act": "gelu_new"}),
     "ELECTRA, classes": _made("electra", "ElectraForSequenceClassification", "ElectraConfig", NARROW | LABELS),
     "ELECTRA, encoder": _made("electra-model", "ElectraModel", "ElectraConfig", NARROW | {"embedding_size": 24}),
+} | {
+    f"{name}, {kind}": _made(family, f"{model}For{head}", f"{model}Config", sizes | labels, segments=segments)
+    for name, family, model, sizes, segments in (
+        ("BERT", "bert", "Bert", SIZES, True), ("RoBERTa", "roberta", "Roberta", ROBERTA, False),
+        ("ALBERT", "albert", "Albert", NARROW, True), ("DistilBERT", "distilbert", "DistilBert", DISTIL, False),
+        ("ELECTRA", "electra", "Electra", NARROW, True),
+    )
+    for kind, head, labels in (("tags", "TokenClassification", LABELS), ("answers", "QuestionAnswering", {}))
+} | {
+    "BERT, choices": _made("bert", "BertForMultipleChoice", "BertConfig", SIZES),
+    "RoBERTa, choices": _made("roberta-choice", "RobertaForMultipleChoice", "RobertaConfig", ROBERTA, segments=False),
+    "ALBERT, choices": _made("albert", "AlbertForMultipleChoice", "AlbertConfig", NARROW),
+    "DistilBERT, choices": _made("distilbert", "DistilBertForMultipleChoice", "DistilBertConfig", DISTIL,
+                                 segments=False),
+    "ELECTRA, choices": _made("electra-choice", "ElectraForMultipleChoice", "ElectraConfig", NARROW),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Prepr
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
-from multimodal.train.objectives.text.classes import classifier
+from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
@@ -129,7 +129,7 @@ def test_accuracy_of_an_image_classifier(capsys, tmp_path):
 def test_accuracy_of_a_text_classifier(capsys, tmp_path):
     tokenizer = WordPieceTokenizer.train(SENTENCES, 60, context=24)
     encoder = TextTransformer(TEXTS["learned"].__class__(**vars(TEXTS["learned"]) | {"vocabulary": 60}))
-    model, _ = classifier(Checkpoint(encoder, tokenizer), 2, 0.0)
+    model, _ = with_head(Checkpoint(encoder, tokenizer), 0.0, classes=2)
     torch.nn.init.zeros_(model.classes.weight)
     model.classes.bias.data = torch.tensor([1.0, 0.0])
     save_folder(Checkpoint(model, tokenizer, card={"labels": ["no", "yes"]}), tmp_path / "texts")

@@ -142,7 +142,10 @@ def _made(
         ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
         # an eos that only config.json states is an ordinary token in the file
         control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
-        return HubTokenizer(pipeline, control, size, context=context, pad_to_length=pad_to_length, **ids)
+        ends = _between(pipeline.get("post_processor"))
+        return HubTokenizer(
+            pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends, **ids
+        )
 
 
 def _ids(
@@ -187,6 +190,20 @@ def _around(post: dict[str, Any] | None) -> tuple[list[str], list[str]]:
     if kind not in (None, "ByteLevel"):
         raise CheckpointError(f"post_processor {str(kind)[:40]!r} is not supported")
     return [], []
+
+
+def _between(post: dict[str, Any] | None) -> int:
+    """Number of tokens that a post-processor puts between the texts of a pair; 1 if it does not say."""
+    kind = (post or {}).get("type")
+    if kind == "Sequence":
+        return max((_between(part) for part in post["processors"]), default=1)
+    if kind == "RobertaProcessing":
+        return 2
+    if kind != "TemplateProcessing":
+        return 1
+    kinds = [next(iter(item)) for item in post["pair"]]
+    first, *_, last = [number for number, name in enumerate(kinds) if name == "Sequence"] or [0, 2]
+    return max(1, last - first - 1)
 
 
 def _named(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, str]]:

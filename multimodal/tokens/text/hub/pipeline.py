@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,8 @@ from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache, encode_whole
 from multimodal.tokens.text.hub.patterns import check_pattern, check_time, no_panic, patterns_of
 from multimodal.tokens.text.languages import languages_of, sentinels_of
-from multimodal.tokens.text.tokenizer import MARK, RECORD, Tokenizer, checked, write_record, write_text
+from multimodal.tokens.text.pieces import pieces_of
+from multimodal.tokens.text.tokenizer import MARK, RECORD, Piece, Tokenizer, checked, write_record, write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,7 +31,7 @@ class HubTokenizer(Tokenizer):
     def __init__(
         self, pipeline: dict[str, Any], control: dict[str, int], vocab_size: int, pad_id: int,
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
-        unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False,
+        unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False, pair_ends: int = 1,
     ):  # fmt: skip
         """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
         `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
@@ -40,7 +41,7 @@ class HubTokenizer(Tokenizer):
         self.names, self.vocab_size, self.context = dict(control), vocab_size, context
         self.language_ids, self.sentinel_ids = languages_of(control), sentinels_of(control)
         self.pad_id, self.bos_id, self.eos_id, self.pad_to_length = pad_id, bos_id, eos_id, pad_to_length
-        self.mask_id, self.unknown_id = mask_id, unknown_id
+        self.mask_id, self.unknown_id, self.pair_ends = mask_id, unknown_id, pair_ends
         for name in IDS:
             if (value := getattr(self, name)) is not None and not 0 <= value < vocab_size:
                 raise CheckpointError(f"{name} {value} is outside the vocabulary of {vocab_size}")
@@ -98,11 +99,20 @@ class HubTokenizer(Tokenizer):
         with no_panic(f"ids {ids[:5]}", TextError):
             return decoder.decode(tokens) if tokens else ""
 
+    def pieces(self, text: str) -> list[Piece]:
+        with no_panic(f"text {text[:40]!r}", TextError):
+            return pieces_of(self._backend, checked(text), self.unknown_id)
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        decoder = self._backend.decoder
+        return decoder.decode(list(tokens)) if tokens and decoder else " ".join(tokens)
+
     def save(self, folder: Path | str) -> None:
         """Write the pipeline without control tokens, and the record with them."""
         write_text(Path(folder) / FILE, self._backend.to_str(pretty=True))
         settings = {name: getattr(self, name) for name in ("vocab_size", *IDS, "context")}
         optional = {"pad_to_length": True} if self.pad_to_length else {}
+        optional |= {"pair_ends": self.pair_ends} if self.pair_ends != 1 else {}
         write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})
 
 

@@ -1,0 +1,62 @@
+"""`multimodal tag`: find the entities in texts."""
+
+from argparse import Namespace
+
+from multimodal.cli import flags
+from multimodal.cli.files import text_lines
+from multimodal.cli.loading import loaded
+from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.parser import Parser
+from multimodal.errors import TextError, UsageError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.text.options import TagOptions
+
+EXAMPLES = """examples:
+  multimodal tag "Angela Merkel visited New York." --model bert-base-ner
+  multimodal tag --file articles.txt --model my-tagger/ --merge first --format json -o entities.json
+"""
+
+
+def add_flags(p: Parser) -> None:
+    p.usage, p.epilog = "%(prog)s (TEXT [TEXT ...] | --file FILE) --model MODEL [flags]", EXAMPLES
+    p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
+    p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8; - for stdin)")
+    add_option_flags(p, TagOptions, defaults=True)
+    flags.results(p, "table", "json")
+    g = p.add_argument_group("model and machine")
+    flags.model(g, "tag")
+    flags.machine(g)
+
+
+def check(p: Parser, options: Namespace) -> None:
+    if bool(options.texts) == (options.file is not None):
+        p.error("give one of TEXT and --file")
+    if "-" in options.texts and len(options.texts) > 1:
+        p.error("-: stands alone, for the lines of stdin")
+
+
+def run(options: Namespace) -> int:
+    from multimodal.tasks.text.tag import Tagger
+
+    given = list(text_lines(options.texts, options.file))
+    if not given:
+        raise UsageError(f"{options.file or 'standard input'}: has no lines")
+    tagger = Tagger(loaded(options, "tag"), device=options.device, compute_type=options.compute_type,
+                    **TagOptions.among(vars(options)))  # fmt: skip
+    records, code = [], 0
+    for name, text in given:
+        try:
+            if isinstance(text, bytes):
+                raise TextError("is not UTF-8 text")
+            (entities,) = tagger(text)
+        except TextError as error:
+            code = fail(f"{name}: {str(error).removeprefix('text 1: ')}")
+            continue
+        records.append({"text": text, "entities": [one._asdict() for one in entities]})
+        if options.format == "table":
+            print(printable(text))
+            for one in entities:
+                print(f"  {one.score:.4f}  {printable(one.label)}  {printable(text[one.start : one.end])}")
+    if options.format == "json":
+        print_json(records)
+    return code

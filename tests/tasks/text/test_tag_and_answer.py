@@ -1,0 +1,126 @@
+"""Entities, answers and choices: equal to transformers on the same folder, and refusals in one line."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.tasks.text.answer import answer, choose_answer
+from multimodal.tasks.text.tag import Tagger, tag
+from multimodal.weights.load import load
+from tests.helpers.references.token_heads import LABELS, TEXT, answers, byte_folder, wordpiece_folder
+
+QUESTION = "Where did the orchestra of Vienna play ?"
+FOLDERS = {"wordpiece": wordpiece_folder, "bytes": byte_folder}
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def taggers(kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(kind)
+    return folder, FOLDERS[kind](folder, "TokenClassification")
+
+
+@pytest.mark.parametrize("merge", ["simple", "first", "average", "max"])
+def test_entities_equal_the_pipeline(taggers, merge):
+    from transformers import AutoTokenizer
+    from transformers.pipelines.token_classification import TokenClassificationPipeline
+
+    folder, model = taggers
+    pipeline = TokenClassificationPipeline(model=model, tokenizer=AutoTokenizer.from_pretrained(folder),
+                                           aggregation_strategy=merge, device="cpu")  # fmt: skip
+    texts = [TEXT, "Zzz Vienna", "New  York's Zoo, naïve!"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a byte vocabulary has no words
+        theirs = pipeline(texts)
+    for text, own, mine in zip(texts, theirs, tag(texts, folder, merge=merge), strict=True):
+        assert [(e["entity_group"], e["word"], e["start"], e["end"]) for e in own] == [
+            (e.label, e.word, e.start, e.end) for e in mine
+        ], text
+        assert [e["score"] for e in own] == pytest.approx([e.score for e in mine], abs=1e-5)
+    assert len(theirs[0]) > 1
+
+
+def test_a_long_text_is_tagged_in_windows_as_by_the_pipeline(tmp_path):
+    from transformers import AutoTokenizer
+    from transformers.pipelines.token_classification import TokenClassificationPipeline
+
+    model = wordpiece_folder(tmp_path, "TokenClassification", context=40)
+    pipeline = TokenClassificationPipeline(
+        model=model, tokenizer=AutoTokenizer.from_pretrained(tmp_path), aggregation_strategy="first", stride=7,
+        device="cpu",
+    )  # fmt: skip
+    theirs, (mine,) = pipeline(TEXT), tag([TEXT], tmp_path, merge="first", overlap=7)
+    assert [(e["entity_group"], e["start"], e["end"]) for e in theirs] == [(e.label, e.start, e.end) for e in mine]
+    assert [e["score"] for e in theirs] == pytest.approx([e.score for e in mine], abs=1e-5)
+    assert mine[-1].end > 150
+
+
+@pytest.mark.parametrize(("length", "overlap", "null", "top_k"),
+                         [(384, 128, False, 1), (384, 128, True, 4), (70, 20, True, 3), (60, 8, False, 6)])  # fmt: skip
+def test_answers_equal_the_pipeline(kind, tmp_path, length, overlap, null, top_k):
+    model = FOLDERS[kind](tmp_path, "QuestionAnswering")
+    theirs = answers(tmp_path, model, QUESTION, TEXT, length, overlap, 15, top_k, null)
+    mine = answer(QUESTION, TEXT, tmp_path, top_k=top_k, null=null, window=length, overlap=overlap)
+    assert [(one.text, one.start, one.end) for one in mine] == [(text, *place) for text, _, *place in theirs]
+    assert [one.score for one in mine] == pytest.approx([score for _, score, *_ in theirs], abs=1e-5)
+
+
+def test_choices_equal_the_reference(kind, tmp_path):
+    from transformers import AutoTokenizer
+
+    model = FOLDERS[kind](tmp_path, "MultipleChoice").eval()
+    choices = ["in the street", "at the university of the angels", "Zoo"]
+    made = AutoTokenizer.from_pretrained(tmp_path)([QUESTION] * 3, choices, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        scores = model(**{name: rows[None] for name, rows in made.items()}).logits[0].softmax(-1).tolist()
+    mine = choose_answer(QUESTION, choices, tmp_path)
+    assert [scores[one.number] for one in mine] == pytest.approx([one.score for one in mine], abs=1e-5)
+    assert [one.score for one in mine] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+    assert [choices[one.number] for one in mine] == [one.text for one in mine]
+
+
+def test_a_tagger_keeps_its_model_and_gives_equal_entities(taggers):
+    folder, _ = taggers
+    tagger = Tagger(folder, merge="first")
+    for mine, single in zip(tagger([TEXT, "Vienna"]), tag([TEXT, "Vienna"], folder, merge="first"), strict=True):
+        assert [one[:1] + one[2:] for one in mine] == [one[:1] + one[2:] for one in single]
+
+
+def test_models_and_texts_that_do_not_fit_are_refused(tmp_path):
+    wordpiece_folder(tmp_path / "tags", "TokenClassification", context=20)
+    wordpiece_folder(tmp_path / "answers", "QuestionAnswering", context=20)
+    for call, cause in (
+        (lambda: tag(["a"], tmp_path / "answers"), "expected a token classifier, got text without one"),
+        (lambda: answer("a", "b", tmp_path / "tags"), "expected a model that finds answers"),
+        (lambda: choose_answer("a", ["b", "c"], tmp_path / "tags"), "expected a multiple-choice model"),
+    ):
+        with pytest.raises(UsageError, match=cause):
+            call()
+    with pytest.raises(TextError, match="leave no room in 20"):
+        answer(TEXT, "the street", tmp_path / "answers")
+    with pytest.raises(TextError, match="context: is empty"):
+        answer("a", " ", tmp_path / "answers")
+    with pytest.raises(TextError, match="text 2: is empty"):
+        tag(["a", ""], tmp_path / "tags")
+    config = json.loads((tmp_path / "tags" / "config.json").read_text())
+    (tmp_path / "tags" / "config.json").write_text(json.dumps(config | {"id2label": {"0": "O"}}))
+    with pytest.raises(CheckpointError, match=r"must name the 5 labels of the tokens \(has 1\)"):
+        tag(["a"], tmp_path / "tags")
+
+
+def test_a_saved_folder_keeps_labels_heads_and_the_pair_s_ends(taggers, tmp_path, kind):
+    from multimodal.weights.folder import save_folder
+
+    folder, _ = taggers
+    save_folder(load(folder), tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    assert again.card["labels"] == LABELS
+    assert again.tokenizer.pair_ends == {"wordpiece": 1, "bytes": 2}[kind]
+    assert tag([TEXT], tmp_path / "ours") == tag([TEXT], folder)
