@@ -26,8 +26,8 @@ class ContextWindow(NamedTuple):
 
 
 def pieces_of(backend: "tokenizers.Tokenizer", text: str, unknown_id: int | None) -> list[Piece]:
-    """Tokens of a text. A token continues a word as in transformers' token classification: by the vocabulary's prefix of
-    continuations ("##"), else by the lack of a blank before it."""
+    """Tokens of a text. A token continues a word as in transformers' token classification: by the vocabulary's prefix
+    of continuations ("##"), else by the lack of a blank before it."""
     marked, pieces = bool(getattr(backend.model, "continuing_subword_prefix", None)), []
     found = backend.encode(text, add_special_tokens=False)
     for number, (i, token, place) in enumerate(zip(found.ids, found.tokens, found.offsets, strict=True)):
