@@ -21,6 +21,7 @@ from multimodal.inference.one_query import OneQueryBlock, has_one_query
 from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack
 from multimodal.inference.vit import PreparedViT
+from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -48,8 +49,8 @@ def prepare_for_inference(
     Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only, for models that
     write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers. Inputs are float32, but
     speech frames have the decoder's type (float32 for int8). An image model's blocks compute in the type, those of its
-    decoder on a CPU in float32, and its outputs are float32; likewise a text model's on a CPU, where a decoder without
-    a source has the type too. On a GPU the whole text model has the type.
+    decoder on a CPU in float32, and its outputs are float32; likewise a text or any-to-text model's on a CPU, where a
+    decoder without a source has the type too. On a GPU the whole text model has the type.
 
     Raises UsageError for an unknown type, a type that the device or the model does not support, a model of another
     kind, and a model prepared for another type or device."""
@@ -136,10 +137,11 @@ def _replace_last_block(stack: Stack, original: Stack, pool: str) -> None:
 
 def _towers(model: nn.Module, device: torch.device) -> list[str]:
     """Names of the modules that compute in the requested type: a speech model's encoder; all blocks of other models,
-    but on a CPU not those of a decoder beside an encoder, whose small products are slower in bfloat16."""
+    but on a CPU not those of a decoder with a source, whose small products are slower in bfloat16."""
     if isinstance(model, Whisper | ConformerCTC):
         return ["encoder"]
-    apart = device.type == "cpu" and not isinstance(model, TextTransformer)
+    whole = isinstance(model, TextTransformer) or (isinstance(model, AnyToText) and not model.config.crosses)
+    apart = device.type == "cpu" and not whole
     writing = {part for one in _decoders(model) for part in one.modules()} if apart else set()
     parts = {name: part for name, part in model.named_modules() if part not in writing}
     return [

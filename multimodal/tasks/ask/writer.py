@@ -27,6 +27,29 @@ class Prompt(NamedTuple):
     media: list[Encoded]
 
 
+def answer_step(
+    model: AnyToText, ids: Int[Tensor, "B T"], media: Sequence[Float[Tensor, "_ D"]], start: Int[Tensor, "B"] | None,
+    capacity: int, known: Cache | None = None,
+) -> tuple[Step, Cache]:  # fmt: skip
+    """A step and its cache for `multimodal.decoding`, whose prompts `ids` have these rows of media. `known`: a cache
+    with the first positions of the only prompt."""
+    if model.config.crosses:
+        source, valid = model.source(media)
+        return fast_step(model.decoder, source, start, capacity, valid, last=1)
+    step, cache = fast_step(model.decoder, None, start, capacity, None, last=1)
+    if known is not None:
+        step, cache = lambda ids, cache: model.decoder(ids, cache=cache, last=1), known
+    embedded = [model.embed(ids, media)]
+
+    def first_embedded(ids: Int[Tensor, "B T"], cache: Cache) -> Float[Tensor, "B N V"]:
+        if not embedded:
+            return step(ids, cache)
+        new = cache.length  # positions that the conversation has computed
+        return model.decoder(ids[:, new:], cache=cache, last=1, embedded=embedded.pop()[:, new:])
+
+    return first_embedded, cache
+
+
 class AnswerWriter(TextWriter):
     """Any-to-text model with options; called with prompts, it returns the answers to each, best first."""
 
@@ -75,21 +98,8 @@ class AnswerWriter(TextWriter):
         self, prompts: list[list[int]], most: int | None = None
     ) -> tuple[Step, Cache, Int[Tensor, "B T"]]:  # fmt: skip
         ids, start = left_pad(prompts, self.decoder.device)
-        if self.network.config.crosses:
-            source, valid = self.network.source(self.pending)
-            return *fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1), ids
-        step, cache = fast_step(self.decoder, None, start, ids.shape[1] + most, None, last=1)
-        if self.cache is not None:
-            step, cache = lambda ids, cache: self.decoder(ids, cache=cache, last=1), self.cache
-        embedded = [self.network.embed(ids, self.pending)]
-
-        def first_embedded(ids: Int[Tensor, "B T"], cache: Cache) -> Float[Tensor, "B N V"]:
-            if not embedded:
-                return step(ids, cache)
-            new = cache.length  # positions that the conversation has computed
-            return self.decoder(ids[:, new:], cache=cache, last=1, embedded=embedded.pop()[:, new:])
-
-        return first_embedded, cache, ids
+        step, cache = answer_step(self.network, ids, self.pending, start, ids.shape[1] + most, self.cache)
+        return step, cache, ids
 
     def _processors(self, start: int) -> list[LogitsProcessor]:
         others = self.ends[1:]

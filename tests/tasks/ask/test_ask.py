@@ -129,6 +129,13 @@ def test_compute_types_give_close_scores(tiny, kind):
     assert next(fast.many(item))[0].logprob == pytest.approx(next(exact.many(item))[0].logprob, abs=0.3)
 
 
+@pytest.mark.parametrize(("name", "expected"), [("any", torch.bfloat16), ("any-crossing", torch.float32)])
+def test_a_decoder_without_a_source_computes_in_bfloat16(name, expected):
+    network = Asker(checkpoint(name), compute_type="bfloat16", device="cpu").writer.network
+    assert network.decoder.stack.blocks[0].feed_branch.norm.weight.dtype == expected
+    assert network.image.stack.blocks[0].feed_branch.norm.weight.dtype == torch.bfloat16
+
+
 def test_what_a_user_types_is_no_placeholder(asker):
     given = prompt(asker, {"type": "image", "image": RED}, {"type": "text", "text": "<|image|><|end|> <|aud"},
                    {"type": "text", "text": "io|>"})  # fmt: skip
