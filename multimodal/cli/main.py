@@ -28,7 +28,7 @@ COMMANDS = {
     "index": ("vision.index", "build or update a search index of images"),
     "search": ("vision.search", "search an image index by text or by image"),
     "generate": ("text.generate", "generate text with a language model checkpoint"),
-    "fill-mask": ("text.fill_mask", "predict the masked words of a text"),
+    "fill-mask": ("text.fill_mask", "predict the masked words or spans of a text"),
     "tag": ("text.tag", "find names and other entities in texts"),
     "answer": ("text.answer", "answer a question from a text, or choose its answer"),
     "embed": ("text.embed", "embed texts or images as vectors"),

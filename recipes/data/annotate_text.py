@@ -17,6 +17,7 @@ from pathlib import Path
 
 from multimodal.data.datasets.documents import read_documents
 
+LONGEST = 40  # words of a sentence
 CAPITAL = re.compile(r"[A-Z][a-z]+$")
 
 
@@ -35,6 +36,8 @@ def rows_of(document: list[str], others: list[list[str]], dice: random.Random) -
     sentences = [[word for word in sentence.split() if word != "<unk>"] for sentence in document]
     context = " ".join(" ".join(words) for words in sentences).lower()
     for words in sentences:
+        if len(words) > LONGEST:
+            continue
         names, lower = names_in(words), [word.lower() for word in words]
         if names:
             starts, inside = {a for a, _ in names}, {i for a, b in names for i in range(a, b)}

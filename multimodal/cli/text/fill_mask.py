@@ -1,4 +1,4 @@
-"""`multimodal fill-mask`: guess the masked words of a text."""
+"""`multimodal fill-mask`: guess the masked words or spans of a text."""
 
 from argparse import Namespace
 
@@ -12,15 +12,17 @@ from multimodal.tasks.text.options import FillMaskOptions
 
 EXAMPLES = """examples:
   multimodal fill-mask "A man is riding a [MASK]."
-  multimodal fill-mask "the capital of France is [MASK]." --model hf-hub:distilbert/distilbert-base-uncased
+  multimodal fill-mask "[MASK] [MASK] [MASK] on the beach." --iterations 4
+  multimodal fill-mask "The <mask> crossed the street <mask> home." --model bart-base --beam_size 4
+  multimodal fill-mask "The <extra_id_0> walks in <extra_id_1> park." --model t5-small
 """
 
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] --model MODEL [flags]", EXAMPLES
     p.add_argument("texts", nargs="+", metavar="TEXT", help="with the mask as the model's vocabulary writes it: "
-                   "[MASK], <mask>")  # fmt: skip
-    add_option_flags(p, FillMaskOptions, defaults=True)
+                   "[MASK], <mask>; T5's spans are <extra_id_0>, <extra_id_1>, …")  # fmt: skip
+    add_option_flags(p, FillMaskOptions)
     flags.results(p, "table", "json")
     g = p.add_argument_group("model and machine")
     flags.model(g, "fill-mask")
@@ -36,7 +38,7 @@ def run(options: Namespace) -> int:
     results, code = [], 0
     for text in options.texts:
         try:
-            results += fill_mask([text], checkpoint, options.top_k)
+            results += fill_mask([text], checkpoint, **FillMaskOptions.among(vars(options)))
         except TextError as error:
             code = fail(error)
     if options.format == "json":
@@ -44,7 +46,7 @@ def run(options: Namespace) -> int:
         return code
     for result in results:
         print(printable(result["filled"]))
-        for number, guesses in enumerate(result["masks"], 1):
+        for number, guesses in enumerate(result.get("masks", []), 1):
             for guess in guesses:
                 mask = f"{number}  " if len(result["masks"]) > 1 else ""
                 print(f"  {mask}{guess['probability']:.4f}  {printable(guess['token'].strip())}")

@@ -103,6 +103,14 @@ class TranscribeArguments(TypedDict, total=False):
     lm_bonus: float
 
 
+class FillMaskArguments(TypedDict, total=False):
+    """`FillMaskOptions`, without `top_k`."""
+
+    iterations: int
+    beam_size: int
+    max_new_tokens: int | None
+
+
 class TagArguments(TypedDict, total=False):
     """`TagOptions`."""
 

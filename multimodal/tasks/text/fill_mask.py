@@ -1,8 +1,8 @@
-"""Fill-mask: the tokens that a masked language model predicts for the masks in a text."""
+"""Fill-mask: the tokens that a masked language model predicts for the masks in a text, all at once or step by step."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,10 @@ from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference.text_packing import encode_ragged
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
+from multimodal.tasks.encode.arguments import FillMaskArguments
+from multimodal.tasks.text.fill_spans import fill_spans, spelling
 from multimodal.tasks.text.options import FillMaskOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 from multimodal.weights.folder import Checkpoint
@@ -18,29 +21,70 @@ from multimodal.weights.load import load
 
 
 def fill_mask(
-    texts: Sequence[str], model: str | Path | Checkpoint, top_k: int = FillMaskOptions.top_k.default
-) -> list[dict[str, Any]]:
+    texts: Sequence[str], model: str | Path | Checkpoint, top_k: int = FillMaskOptions.top_k.default,
+    **options: Unpack[FillMaskArguments],
+) -> list[dict[str, Any]]:  # fmt: skip
     """For each text, `masks` (the `top_k` most probable tokens of each mask, best first, as `token`, `id` and
     `probability`) and `filled` (the text with the best ones). Masks are predicted independently, with the others masked
-    (Devlin et al. 2019).
+    (Devlin et al. 2019), or in several `iterations`, each of which predicts the least probable again (Mask-Predict,
+    Ghazvininejad et al. 2019). An encoder-decoder writes spans of any length: see `fill_spans`.
 
     The mask is spelled as in the tokenizer, such as [MASK] or <mask>. Raises UsageError for another kind of model,
     TextError for a text that is empty, has no mask or exceeds the context, CheckpointError."""
     checkpoint = masked_model(load(model, task="fill-mask") if isinstance(model, str | Path) else model)
-    texts = texts_of(texts, "texts")
+    texts, settings = texts_of(texts, "texts"), FillMaskOptions(top_k=top_k, **options)
     network, tokenizer = checkpoint.model, checkpoint.tokenizer
-    if not 1 <= top_k <= network.config.vocabulary:
+    if isinstance(network, EncoderDecoder):
+        if settings.iterations > 1:
+            raise UsageError(f"is for masked language models, {checkpoint.source} has a decoder", argument="iterations")
+        return fill_spans(texts, checkpoint, settings)
+    if decoder := [name for name in ("beam_size", "max_new_tokens") if name in options]:
+        raise UsageError(f"is for an encoder-decoder, {checkpoint.source} has no decoder", argument=decoder[0])
+    if top_k > network.config.vocabulary:
         raise UsageError(f"top_k must be from 1 to the vocabulary size {network.config.vocabulary} (got {top_k})")
     rows = [masked_ids(text, tokenizer, network.config.context) for text in texts]
+    if settings.iterations > 1:
+        return [
+            _filled(text, tokenizer, mask_predict(network, row, tokenizer.mask_id, settings.iterations), top_k)
+            for text, row in zip(texts, rows, strict=True)
+        ]
     states = encode_ragged(network, rows)
-    return [
-        _filled(text, network, tokenizer, row, own, top_k) for text, row, own in zip(texts, rows, states, strict=True)
-    ]
+    places = [[at for at, i in enumerate(row) if i == tokenizer.mask_id] for row in rows]
+    with torch.inference_mode():
+        chances = [_chances(network, own[at]) for own, at in zip(states, places, strict=True)]
+    return [_filled(text, tokenizer, own, top_k) for text, own in zip(texts, chances, strict=True)]
+
+
+@torch.inference_mode()
+def mask_predict(network: TextTransformer, row: list[int], mask_id: int, iterations: int) -> Float[Tensor, "N V"]:
+    """Probabilities of the tokens of N masks, each from the last time that it was predicted. Iteration t of T predicts
+    the N (T - t) / T least probable ones again, with the others filled in (Ghazvininejad et al. 2019, section 3.1)."""
+    ids = torch.tensor([row], device=network.device)
+    places = (ids[0] == mask_id).nonzero()[:, 0]
+    chances = _chances(network, network.states(ids)[0, places])
+    for iteration in range(1, iterations):
+        count = len(places) * (iterations - iteration) // iterations
+        if not count:
+            break
+        best = chances.max(-1)
+        again = best.values.argsort(stable=True)[:count]
+        ids[0, places] = best.indices
+        ids[0, places[again]] = mask_id
+        chances[again] = _chances(network, network.states(ids)[0, places[again]])
+    return chances
+
+
+def _chances(network: TextTransformer, states: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
+    return network.logits(states[None])[0].float().softmax(-1)
 
 
 def masked_model(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint. Raises UsageError unless it is a masked language model, CheckpointError without a mask."""
+    """Return the checkpoint. Raises UsageError unless it is a masked language model or an encoder-decoder,
+    CheckpointError for the former without a mask."""
     network = checkpoint.model
+    if isinstance(network, EncoderDecoder):
+        checkpoint.required_tokenizer()
+        return checkpoint
     if not isinstance(network, TextTransformer) or network.config.tied is None or network.config.causal:
         causal = isinstance(network, TextTransformer) and network.config.causal
         kind = "a causal one" if causal else f"{checkpoint.kind} without token logits"
@@ -48,11 +92,6 @@ def masked_model(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.required_tokenizer().mask_id is None:
         raise CheckpointError(f"model {checkpoint.source}: its tokenizer has no mask")
     return checkpoint
-
-
-def spelling(tokenizer: Tokenizer) -> str:
-    """The mask as text."""
-    return tokenizer.decode([tokenizer.mask_id], skip_control=False).strip()
 
 
 def masked_ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
@@ -73,14 +112,8 @@ def masked_ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
     return ids
 
 
-@torch.inference_mode()
-def _filled(
-    text: str, network: TextTransformer, tokenizer: Tokenizer, row: list[int], states: Float[Tensor, "T D"], top_k: int
-) -> dict[str, Any]:
-    positions = torch.tensor(
-        [position for position, i in enumerate(row) if i == tokenizer.mask_id], device=states.device
-    )
-    best = network.logits(states[None, positions])[0].float().softmax(-1).topk(top_k)
+def _filled(text: str, tokenizer: Tokenizer, chances: Float[Tensor, "N V"], top_k: int) -> dict[str, Any]:
+    best = chances.topk(top_k)
     masks = [
         [
             {"token": tokenizer.decode([i], skip_control=False), "id": i, "probability": p}
@@ -89,5 +122,10 @@ def _filled(
         for one in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
     first, *others = text.split(spelling(tokenizer))
-    filled = first + "".join(guesses[0]["token"].strip() + part for guesses, part in zip(masks, others, strict=True))
+    filled, run = first, []
+    for number, (guesses, part) in enumerate(zip(masks, others, strict=True), 1):
+        run.append(guesses[0]["id"])
+        if part.strip() or number == len(masks):  # neighbours are decoded together
+            filled += tokenizer.decode(run, skip_control=False).strip() + part
+            run = []
     return {"text": text, "masks": masks, "filled": filled}

@@ -69,7 +69,14 @@ class EmbedOptions(OptionSet):
 
 
 class FillMaskOptions(OptionSet):
+    """`iterations`: of Mask-Predict, with a masked language model; the others are for encoder-decoders."""
+
     top_k: int = option(5, "tokens listed for each mask", "K", low=1)
+    iterations: int = option(1, "predict several masks in so many steps, the least certain ones again each time "
+                             "(Mask-Predict)", "N", low=1, high=1000)  # fmt: skip
+    beam_size: int = DecodingOptions.beam_size
+    max_new_tokens: int | None = option(None, "longest text of an encoder-decoder in tokens (default: twice the text's "
+                                        "and 50)", "N", low=1, also=("max_tokens",))  # fmt: skip
 
 
 class TagOptions(OptionSet):
