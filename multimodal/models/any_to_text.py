@@ -73,12 +73,18 @@ class AnyToText(nn.Module):
 
     def encode_images(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B M D"]:
         """Rows of each image. Raises ValueError without an image encoder."""
+        return self.image_connector(*self.image_states(images))
+
+    def image_states(
+        self, images: Float[Tensor, "B 3 height width"]
+    ) -> tuple[Float[Tensor, "B N S"], tuple[int, int]]:  # fmt: skip
+        """States that the connector takes, and the grid of patches."""
         if self.image is None:
             raise ValueError("the model has no image encoder")
         x = self.image.tokens(images, layers=self.config.image_layers)
         x = x if self.config.image_prefix else x[:, self.config.image.prefix :]
         patch = self.config.image.patch
-        return self.image_connector(x, (images.shape[-2] // patch, images.shape[-1] // patch))
+        return x, (images.shape[-2] // patch, images.shape[-1] // patch)
 
     def assemble(
         self, rows: Float[Tensor, "N M D"], grid: tuple[int, int], size: tuple[int, int], most: int = 9
@@ -113,17 +119,24 @@ class AnyToText(nn.Module):
     def encode_audio(self, features: Float[Tensor, "B _ _"], lengths: Int[Tensor, "B"]) -> list[Float[Tensor, "_ D"]]:
         """Rows of each recording. `features`: log-mel [B bands F] for Whisper's encoder, filterbank [B F bands] for a
         Conformer; `lengths`: frames that are not padding. Raises ValueError without an audio encoder."""
+        return self.connect_audio(*self.audio_states(features, lengths))
+
+    def audio_states(
+        self, features: Float[Tensor, "B _ _"], lengths: Int[Tensor, "B"]
+    ) -> tuple[Float[Tensor, "B T S"], Int[Tensor, "B"]]:  # fmt: skip
+        """States of the encoder and their number in each recording."""
         if self.audio is None:
             raise ValueError("the model has no audio encoder")
         if isinstance(self.audio, ConformerEncoder):
-            x, counts = self.audio(features, lengths)
-        else:
-            counts = (lengths - 1) // 2 + 1
-            masked = self.config.audio_masked and bool((lengths < features.shape[-1]).any())
-            x = self.audio(features, valid=padding(counts, (features.shape[-1] - 1) // 2 + 1) if masked else None)
-        # neighbours merge, so each recording ends where it ends alone
-        rows = zip(x, counts.tolist(), strict=True)
-        return [self.audio_connector(row[None, :count])[0] for row, count in rows]
+            return self.audio(features, lengths)
+        counts = (lengths + 1) // 2
+        masked = self.config.audio_masked and bool((lengths < features.shape[-1]).any())
+        valid = padding(counts, (features.shape[-1] + 1) // 2) if masked else None
+        return self.audio(features, valid=valid), counts
+
+    def connect_audio(self, x: Float[Tensor, "B T S"], counts: Int[Tensor, "B"]) -> list[Float[Tensor, "_ D"]]:
+        """Rows of each recording from its states: neighbours merge, so each ends where it ends alone."""
+        return [self.audio_connector(row[None, :n])[0] for row, n in zip(x, counts.tolist(), strict=True)]
 
     def embed(self, ids: Int[Tensor, "B T"], media: Sequence[Float[Tensor, "_ D"]]) -> Float[Tensor, "B T D"]:
         """Token embeddings, with each row's `media` (its rows in order) in the places of its placeholders. Raises

@@ -39,6 +39,10 @@ class ConformerEncoderConfig:
     def width(self) -> int:
         return self.block.attention.width
 
+    def states(self, frames: int) -> int:
+        """Number of states of so many frames."""
+        return -(-frames // self.subsample)
+
 
 class ConformerEncoder(nn.Module):
     """Convolutional subsampling and a stack of Conformer blocks."""

@@ -39,6 +39,10 @@ class WhisperEncoderConfig:
     def width(self) -> int:
         return self.stack.block.attention.width
 
+    def states(self, frames: int) -> int:
+        """Number of states of so many frames."""
+        return -(-frames // 2)
+
 
 class WhisperEncoder(nn.Module):
     """Frame stem, fixed sinusoids and a stack."""

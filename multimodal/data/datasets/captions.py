@@ -59,38 +59,48 @@ class PrepareCaption:
             raise DataError("neither a caption nor a label")
         ids = self.tokenizer.encode(tidy(texts[_below(len(texts), random)]))[: self.context - 2]
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
-        return CaptionExample(None if is_alone(sample) else self._pixels(self._image(sample), random), ids)
+        return CaptionExample(
+            None if is_alone(sample) else augmented(self._image(sample), self.record, self.settings, random), ids
+        )
 
     def _image(self, sample: Sample) -> Image.Image:
         if sample.name not in self.kept:
-            image = read_image(sample.media)
-            ratio = 1.25 * max(self.record.size) / min(image.size)
-            if ratio >= 1:
-                return image  # small: decodes fast
-            image = image.resize([round(side * ratio) for side in image.size], Image.Resampling.BILINEAR)
+            image = smaller(read_image(sample.media), self.record)
             self.room -= image.width * image.height * 3
             if self.room < 0:
                 return image
             self.kept[sample.name] = image
         return self.kept[sample.name]
 
-    def _pixels(self, image: Image.Image, random: torch.Generator) -> Float[Tensor, "3 H W"]:
-        s, (height, width) = self.settings, self.record.size
-        area, aspect, x, y, flip, brighter, sharper = torch.rand(7, generator=random).tolist()
-        area = (s.smallest_crop + (1 - s.smallest_crop) * area) * image.width * image.height
-        aspect = math.exp((2 * aspect - 1) * math.log(4 / 3)) * width / height
-        wide, high = min(image.width, (area * aspect) ** 0.5), min(image.height, (area / aspect) ** 0.5)
-        left, top = x * (image.width - wide), y * (image.height - high)
-        box = (left, top, left + wide, top + high)
-        cut = image.resize((width, height), Image.Resampling.BILINEAR, box)
-        if flip < s.flip:
-            cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(height, width, 3)
-        pixels = pixels.permute(2, 0, 1).float().div_(255)
-        gain, contrast = (1 + (2 * value - 1) * s.colour for value in (brighter, sharper))
-        pixels = ((pixels - pixels.mean()) * contrast + pixels.mean()) * gain
-        mean, std = torch.tensor(self.record.mean), torch.tensor(self.record.std)
-        return (pixels - mean[:, None, None]) / std[:, None, None]
+
+def smaller(image: Image.Image, record: Preprocessing) -> Image.Image:
+    """The image, if it is large, resized to a quarter more than the model's size: most crops are not enlarged."""
+    ratio = 1.25 * max(record.size) / min(image.size)
+    return (
+        image if ratio >= 1 else image.resize([round(side * ratio) for side in image.size], Image.Resampling.BILINEAR)
+    )
+
+
+def augmented(
+    image: Image.Image, record: Preprocessing, s: CaptionAugmentSettings, random: torch.Generator
+) -> Float[Tensor, "3 H W"]:
+    """Pixels of a random crop, mirrored or not, with another brightness and contrast."""
+    height, width = record.size
+    area, aspect, x, y, flip, brighter, sharper = torch.rand(7, generator=random).tolist()
+    area = (s.smallest_crop + (1 - s.smallest_crop) * area) * image.width * image.height
+    aspect = math.exp((2 * aspect - 1) * math.log(4 / 3)) * width / height
+    wide, high = min(image.width, (area * aspect) ** 0.5), min(image.height, (area / aspect) ** 0.5)
+    left, top = x * (image.width - wide), y * (image.height - high)
+    box = (left, top, left + wide, top + high)
+    cut = image.resize((width, height), Image.Resampling.BILINEAR, box)
+    if flip < s.flip:
+        cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(height, width, 3)
+    pixels = pixels.permute(2, 0, 1).float().div_(255)
+    gain, contrast = (1 + (2 * value - 1) * s.colour for value in (brighter, sharper))
+    pixels = ((pixels - pixels.mean()) * contrast + pixels.mean()) * gain
+    mean, std = torch.tensor(record.mean), torch.tensor(record.std)
+    return (pixels - mean[:, None, None]) / std[:, None, None]
 
 
 def _below(count: int, random: torch.Generator) -> int:

@@ -20,6 +20,7 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart
 from multimodal.tokens.image.arrays import as_image
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.tiles import Tiled, markup, tiled
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.tokens.video.reading import Frame, frames, read_info
@@ -59,9 +60,9 @@ class MediaEncoder:
     def opened(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with each video that the model does not take as one medium as its frames with their times, and
         its sound among them. Raises UsageError for a kind of input that the model does not take."""
-        return [replace(one, parts=tuple(part for p in one.parts for part in self._opened(p))) for one in messages]
+        return [replace(one, parts=tuple(part for p in one.parts for part in self.opened_parts(p))) for one in messages]
 
-    def _opened(self, part: MessagePart) -> Iterator[MessagePart]:
+    def opened_parts(self, part: MessagePart) -> Iterator[MessagePart]:
         if part.kind == "video" and self.format.video is None and self.format.image is not None:
             yield from self._frames(part.value)
             return
@@ -112,9 +113,10 @@ class MediaEncoder:
         """Encode the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
         parts = list(media(messages))
         several = sum(part.kind == "image" for part in parts) > 1
-        return [self._encoded(self._read(part, several)) for part in parts]
+        return [self._encoded(self.read(part, several)) for part in parts]
 
-    def _read(self, part: MessagePart, several: bool) -> Medium:
+    def read(self, part: MessagePart, several: bool) -> Medium:
+        """What the encoder takes of one part. `several`: it is one of several images. Raises the errors of its kind."""
         if part.kind == "audio":
             return self._windows(self._wave(part.value))
         record = self.checkpoint.preprocessing
@@ -150,10 +152,14 @@ class MediaEncoder:
         self.kept.move_to_end(digest)
         while len(self.kept) > 1 and sum(x.nbytes for x in self.kept.values()) > KEPT:
             self.kept.popitem(last=False)
+        return Encoded(rows, self.markup(one, len(rows)), digest)
+
+    def markup(self, one: Medium, rows: int) -> str:
+        """Text of a medium with so many rows: its markers, in the model's frame."""
         marker = "" if self.model.config.crosses else self.format.markers[one.kind]
         if one.tile is None:
-            return Encoded(rows, marker * len(rows), digest)
-        return Encoded(rows, markup(marker, len(rows), one.tile.grid, self.checkpoint.preprocessing.tiling), digest)
+            return marker * rows
+        return markup(marker, rows, one.tile.grid, self.checkpoint.preprocessing.tiling)
 
     @torch.inference_mode()
     def _rows(self, one: Medium) -> Float[Tensor, "R D"]:
@@ -162,7 +168,25 @@ class MediaEncoder:
         if one.kind == "audio":
             return torch.cat(self.model.encode_audio(tensors, one.lengths.to(device)))
         rows = torch.cat([self.model.encode_images(part) for part in tensors.split(16)])
-        if one.kind == "video":
-            return self.model.assemble_frames(rows)
-        tiling = self.checkpoint.preprocessing.tiling
-        return self.model.assemble(rows, one.tile.grid, one.tile.size, tiling.most if tiling is not None else 9)
+        return assembled(self.model, one, rows, self.checkpoint.preprocessing)
+
+
+def assembled(
+    model: AnyToText, one: Medium, rows: Float[Tensor, "N M D"], record: Preprocessing
+) -> Float[Tensor, "R D"]:  # fmt: skip
+    """Rows of an image or a video from those of its tiles or frames."""
+    if one.kind == "video":
+        return model.assemble_frames(rows)
+    return model.assemble(rows, one.tile.grid, one.tile.size, record.tiling.most if record.tiling is not None else 9)
+
+
+def row_count(model: AnyToText, one: Medium, record: Preprocessing | None) -> int:
+    """Number of rows that a medium becomes, without encoding it."""
+    config = model.config
+    if one.kind == "audio":
+        return sum(config.audio_connector.count(config.audio.states(length)) for length in one.lengths.tolist())
+    grid = tuple(side // config.image.patch for side in one.tensors.shape[-2:])
+    each = config.image_connector.count(math.prod(grid) + config.image_prefix * config.image.prefix, grid)
+    if model.newline is None:
+        return len(one.tensors) * each
+    return len(assembled(model, one, torch.zeros(len(one.tensors), each, config.decoder.width), record))

@@ -9,6 +9,15 @@ from multimodal.tokens.chat.messages import Kind, Message, MessagePart
 from multimodal.tokens.chat.template import render
 from multimodal.tokens.text.tokenizer import Tokenizer
 
+ROLES, END = ("<|user|>", "<|assistant|>", "<|system|>"), "<|end|>"
+MARKERS: dict[Kind, str] = {"image": "<|image|>", "audio": "<|audio|>"}
+CONTROLS = (*ROLES, END, *MARKERS.values())
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}<|{{ p.type }}|>{% endif %}{% endfor %}"
+    "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
 
 @dataclass(frozen=True)
 class ChatFormat:
@@ -53,3 +62,8 @@ class ChatFormat:
 def media(messages: Sequence[Message]) -> Iterator[MessagePart]:
     """Parts that are no text, in order."""
     return (part for message in messages for part in message.parts if part.kind != "text")
+
+
+def plain_format(image: bool, audio: bool) -> ChatFormat:
+    """The format of models that are trained here, for tokenizers that have `CONTROLS`."""
+    return ChatFormat(PLAIN, MARKERS["image"] if image else None, MARKERS["audio"] if audio else None, eos=(END,))

@@ -83,6 +83,10 @@ class BytePairTokenizer(Tokenizer):
         record = {"kind": "bpe", "vocab_size": self.vocab_size, "lowercase": self.lowercase, **optional}
         write_record(folder, record)
 
+    def pipeline(self) -> dict[str, Any]:
+        """The content of `tokenizer.json`."""
+        return json.loads(self._backend.to_str())
+
     def token_bytes(self) -> list[bytes]:
         """Bytes of each id in order; a control token's are its name."""
         names = sorted(self._backend.get_vocab(), key=self._backend.get_vocab().get)

@@ -1,0 +1,97 @@
+"""Conversations to train and to evaluate any-to-text models: JSON lines of messages and the answers to the last one.
+
+    {"messages": [{"role": "user", "content": [{"type": "image", "path": "a.jpg"}, {"type": "text", "text": "What is
+    this?"}]}], "answers": ["a dog", "a puppy"], "task": "classes", "metric": "exact"}
+
+Or the last message is the assistant's, its only answer. `task` and `metric` matter to `multimodal evaluate answers`."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from multimodal.data.manifests import Line, read_list
+from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import PackedRows, Source, SourceRow, joined
+from multimodal.errors import DataError, MultimodalError, UsageError
+from multimodal.system.outputs import opened_output
+from multimodal.tokens.chat.messages import SOURCES, read_messages
+
+KINDS = ("image", "audio", "video")
+
+
+def open_chats(data: str | Path | Sequence[str | Path], trust: Trust = OWN_FOLDER) -> Source:
+    """Open JSON lines of conversations; `texts` of a row are its answers, `fields["messages"]` those before them with
+    the paths of files resolved. `trust`: see `open_source`. Raises DataError."""
+    if not isinstance(data, str | Path):
+        return joined([open_chats(one, trust) for one in data])
+    if not Path(data).is_file():
+        raise DataError(f"{data}: no such file")
+    base = str(Path(data).parent)
+    return PackedRows(str(data), (_row(line, base, trust) for line in read_list(Path(data))))
+
+
+def _row(line: Line, base: str, trust: Trust) -> SourceRow:
+    if line.fault:
+        return SourceRow("", fault=line.fault, place=line.number)
+    try:
+        messages, answers = _split(line.values)
+        messages = [_placed(message, base, trust) for message in messages]
+        read_messages(messages)
+    except MultimodalError as error:
+        return SourceRow("", fault=" ".join(str(error).split()), place=line.number)
+    fields = {"messages": messages} | {n: line.values[n] for n in ("task", "metric") if line.values.get(n) is not None}
+    return SourceRow("", "", None, answers, fields, place=line.number)
+
+
+def _split(values: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Messages up to the last of the user, and the answers to it."""
+    messages, answers = values.get("messages"), values.get("answers")
+    read_messages(messages)
+    if messages[-1]["role"] == "assistant":
+        last = read_messages(messages[-1:])[0]
+        if answers is not None or any(part.kind != "text" for part in last.parts):
+            raise UsageError("answers: expected either them or a last message of the assistant, in text")
+        messages, answers = messages[:-1], [last.text]
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+        raise UsageError("answers: expected a list of texts, or a last message of the assistant")
+    if not messages or messages[-1]["role"] != "user":
+        raise UsageError("messages: the one before the answer must be the user's")
+    return messages, answers
+
+
+def _placed(message: dict[str, Any], base: str, trust: Trust) -> dict[str, Any]:
+    """The message with the paths of its files. Raises DataError for one that leaves the folder."""
+    if isinstance(message["content"], str):
+        return message
+    parts = []
+    for part in message["content"]:
+        part = dict(part)
+        for key in part.keys() & {*KINDS, *SOURCES} - {"base64"}:
+            if part.get("type") in KINDS and isinstance(part[key], str):
+                part[key], refused = trust.placed(part[key], base)
+                if refused := refused or trust.strays(part[key], [os.path.realpath(base)]):
+                    raise DataError(f"{part[key]}: {refused}")
+        parts.append(part)
+    return message | {"content": parts}
+
+
+def question(
+    text: str, answers: Sequence[str], task: str, metric: str = "exact", **media: str | Path
+) -> dict[str, Any]:  # fmt: skip
+    """A row that asks about `media`, such as image="a.jpg", or about nothing."""
+    parts = [{"type": kind, "path": str(path)} for kind, path in media.items()]
+    content: Any = [*parts, {"type": "text", "text": text}] if parts else text
+    return {"task": task, "metric": metric, "messages": [{"role": "user", "content": content}], "answers": [*answers]}
+
+
+def write_chats(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as JSON lines, keeping a file that another program wrote; return their number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with opened_output(path, "keep") as file:
+        for row in rows:
+            file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+            count += 1
+    return count

@@ -1,0 +1,280 @@
+"""Any-to-text training: conversations to batches, the objective, and a new model of trained encoders."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+
+from multimodal.blocks.connector import ConnectorConfig
+from multimodal.blocks.stack import transformer
+from multimodal.data.batching import PaddedText, pad_rows, pad_text, round_up
+from multimodal.data.datasets.captions import CaptionAugmentSettings, augmented, smaller
+from multimodal.data.datasets.text import IGNORED
+from multimodal.data.sources import Sample
+from multimodal.errors import CheckpointError, DataError, TextError
+from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
+from multimodal.models.clip import CLIP
+from multimodal.models.conformer import ConformerEncoder
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.models.vit import ViT
+from multimodal.models.whisper import WhisperEncoder
+from multimodal.tasks.ask.media import MediaEncoder, Medium, assembled, row_count
+from multimodal.tokens.chat.format import CONTROLS, END, media, plain_format
+from multimodal.tokens.chat.messages import Message, MessagePart, read_messages
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.image.reading import read_image
+from multimodal.tokens.image.tiles import Tiled
+from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
+from multimodal.tokens.text.hub.pipeline import HubTokenizer
+from multimodal.tokens.video.options import VideoOptions
+from multimodal.train.losses import vocabulary_loss
+from multimodal.train.objective import Summed
+from multimodal.train.objectives.text.language import gpt2_weights, projection
+from multimodal.weights.folder import Checkpoint
+
+KEPT = 3 << 30  # bytes of decoded media that a process keeps
+
+
+class ChatExample(NamedTuple):
+    """Ids of a conversation with its answer; targets: the id after each, IGNORED outside the answers."""
+
+    ids: list[int]
+    targets: list[int]
+    media: list[Medium]
+
+
+@dataclass(frozen=True)
+class ChatBatch(PaddedText):
+    """`media`: of all rows in order, `counts` of each row."""
+
+    targets: Int[Tensor, "B T"]
+    media: list[Medium]
+    counts: list[int]
+    sizes: list[int]  # lengths on the host
+
+
+class PrepareChat:
+    """Draws one of a row's answers, augments its images (not the frames of its videos) and writes both as ids.
+
+    Decoded images, sound and frames are kept, up to `KEPT` bytes, since decoding takes longer than a small model's
+    step. Raises TextError for a conversation that exceeds the context."""
+
+    def __init__(self, checkpoint: Checkpoint, video: VideoOptions, augment: CaptionAugmentSettings):
+        self.checkpoint, self.augment = checkpoint, augment
+        self.encoder, self.tokenizer = MediaEncoder(checkpoint, video), checkpoint.required_tokenizer()
+        self.end = checkpoint.chat.end_ids(self.tokenizer)[0]
+        self.kept: dict[str, Any] = {}
+        self.room = KEPT
+
+    def __call__(self, sample: Sample, random: torch.Generator) -> ChatExample:
+        messages = [self._opened(one) for one in read_messages(sample.fields["messages"])]
+        parts = list(media(messages))
+        inputs = [self._medium(part, len(parts) > 1, random) for part in parts]
+        answer = sample.texts[int(torch.randint(len(sample.texts), (), generator=random))]
+        answers = [(i, one.text) for i, one in enumerate(messages) if one.role == "assistant"]
+        ids, targets = list[int](), list[int]()
+        for position, text in [*answers, (len(messages), answer)]:
+            prompt = self._prompt(messages[:position], inputs)
+            if prompt[: len(ids)] != ids:
+                raise DataError("the chat template writes earlier turns otherwise once they are answered")
+            said = [*self.tokenizer.encode(text), self.end]
+            targets += [IGNORED] * (len(prompt) - len(ids) - 1) + said
+            ids = prompt + said
+            targets.append(IGNORED)
+        if len(ids) - 1 > (most := self.checkpoint.model.config.decoder.context):
+            raise TextError(f"has {len(ids) - 1} tokens, the model's context is {most}")
+        return ChatExample(ids[:-1], targets[: len(ids) - 1], inputs)
+
+    def _prompt(self, messages: Sequence[Message], inputs: Sequence[Medium]) -> list[int]:
+        own = inputs[: sum(1 for _ in media(messages))]
+        record, model = self.checkpoint.preprocessing, self.checkpoint.model
+        written = [self.encoder.markup(one, row_count(model, one, record)) for one in own]
+        text = self.checkpoint.chat.text(messages, written, self.tokenizer, "chat template")
+        return self.tokenizer.encode_template(text)
+
+    def _opened(self, message: Message) -> Message:
+        parts = list[MessagePart]()
+        for part in message.parts:
+            if part.kind == "video" and isinstance(part.value, str):
+                parts += self._keep(part.value, lambda part=part: list(self.encoder.opened_parts(part)))
+            else:
+                parts += self.encoder.opened_parts(part)
+        return replace(message, parts=tuple(parts))
+
+    def _medium(self, part: MessagePart, several: bool, random: torch.Generator) -> Medium:
+        record, source = self.checkpoint.preprocessing, part.value
+        if part.kind == "image" and isinstance(source, str) and record.tiling is None:
+            image = self._keep(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
+            pixels = augmented(image, record, self.augment, random)[None]
+            return Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width)))
+        if isinstance(source, str):
+            return self._keep(source, lambda: self.encoder.read(part, several))
+        return self.encoder.read(part, several)
+
+    def _keep(self, name: str, read: Any) -> Any:
+        if name not in self.kept:
+            value = read()
+            self.room -= _size(value)
+            if self.room < 0:
+                return value
+            self.kept[name] = value
+        return self.kept[name]
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_size(part.value) for part in value)
+    if isinstance(value, Image.Image):
+        return value.width * value.height * 3
+    return value.tensors.nbytes if isinstance(value, Medium) else 1024
+
+
+def collate(examples: Sequence[ChatExample]) -> ChatBatch:
+    text = pad_text([example.ids for example in examples])
+    targets = pad_rows([example.targets for example in examples], IGNORED)
+    inputs = [one for example in examples for one in example.media]
+    counts, sizes = [len(example.media) for example in examples], [len(example.ids) for example in examples]
+    return ChatBatch(text.ids, text.lengths, targets, inputs, counts, sizes)
+
+
+def alike(sizes: Sequence[int]) -> list[list[int]]:
+    """Rows in groups of like length, within a factor of two: a short answer beside a video would be mostly padding."""
+    groups: dict[int, list[int]] = {}
+    for row, size in enumerate(sizes):
+        groups.setdefault(max(size, 32).bit_length(), []).append(row)
+    return list(groups.values())
+
+
+class Answering(Summed):
+    """Next-token cross-entropy over answers. Encoders that are frozen whole run without gradient, in eval mode."""
+
+    def __init__(self, model: AnyToText, record: Preprocessing | None):
+        super().__init__(model)
+        self.record = record
+
+    def train(self, mode: bool = True) -> "Answering":
+        super().train(mode)
+        for part in (self.model.image, self.model.audio):
+            if part is not None and not _trained(part):
+                part.eval()
+        return self
+
+    def forward(self, batch: ChatBatch) -> dict[str, Tensor]:
+        own = iter(self._rows(batch.media))
+        empty = torch.zeros(0, self.model.config.decoder.width, device=batch.ids.device)
+        joined = [torch.cat([empty, *(next(own) for _ in range(count))]) for count in batch.counts]
+        return {"loss": sum(self._loss(batch, rows, joined) for rows in alike(batch.sizes))}
+
+    def _loss(self, batch: ChatBatch, rows: list[int], joined: Sequence[Float[Tensor, "_ D"]]) -> Float[Tensor, ""]:
+        """Summed loss of some rows, cut to the longest of them."""
+        decoder, most = self.model.decoder, round_up(max(batch.sizes[row] for row in rows), 8)
+        ids, targets, valid = (x[rows, :most] for x in (batch.ids, batch.targets, batch.valid))
+        inputs = [joined[row] for row in rows]
+        if self.model.config.crosses:
+            states = decoder.states(ids, *self.model.source(inputs), valid)
+        else:
+            states = decoder.states(ids, valid=valid, embedded=self.model.embed(ids, inputs))
+        learned = targets != IGNORED
+        return vocabulary_loss(*projection(decoder, states[learned]), targets[learned], 4096)
+
+    def counts(self, batch: ChatBatch) -> dict[str, int | Tensor]:
+        return {"loss": (batch.targets != IGNORED).sum()}
+
+    def _rows(self, inputs: Sequence[Medium]) -> list[Float[Tensor, "_ D"]]:
+        """Rows of each medium; all images are encoded at once, and all sound."""
+        seen = [one for one in inputs if one.kind != "audio"]
+        heard = [one for one in inputs if one.kind == "audio"]
+        images, sounds = iter(self._seen(seen)), iter(self._heard(heard))
+        return [next(sounds if one.kind == "audio" else images) for one in inputs]
+
+    def _seen(self, inputs: Sequence[Medium]) -> list[Tensor]:
+        if not inputs:
+            return []
+        pixels = torch.cat([one.tensors for one in inputs])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and _trained(self.model.image)):
+            states, grid = self.model.image_states(pixels)
+        parts = self.model.image_connector(states, grid).split([len(one.tensors) for one in inputs])
+        return [assembled(self.model, one, rows, self.record) for one, rows in zip(inputs, parts, strict=True)]
+
+    def _heard(self, inputs: Sequence[Medium]) -> list[Tensor]:
+        if not inputs:
+            return []
+        features = nn.utils.rnn.pad_sequence([window for one in inputs for window in one.tensors], batch_first=True)
+        lengths = torch.cat([one.lengths for one in inputs])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and _trained(self.model.audio)):
+            states, counts = self.model.audio_states(features, lengths)
+        rows = iter(self.model.connect_audio(states, counts))
+        return [torch.cat([next(rows) for _ in range(len(one.tensors))]) for one in inputs]
+
+
+@dataclass(frozen=True)
+class AnySettings:
+    """Sizes of a new model."""
+
+    vocabulary: int = 1280
+    width: int = 144
+    layers: int = 4
+    heads: int = 4
+    context: int = 512
+    dropout: float = 0.0
+    image_layers: int = 0  # first layers of the image encoder to use, without its final norm (0: all, with it)
+    shuffle: int = 2  # a square of that many patches a side becomes one row
+    stack: int = 2  # so many states of sound become one row
+
+
+def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[str], s: AnySettings) -> Checkpoint:
+    """A new decoder and connectors on copies of the encoders of trained models, with a vocabulary learned from `texts`.
+
+    Raises CheckpointError for a model without such an encoder or its preprocessing."""
+    tower, encoder = _image_encoder(image), _audio_encoder(audio)
+    tokenizer = _tokenizer(BytePairTokenizer.train(texts, s.vocabulary), CONTROLS)
+    stack = transformer(s.width, s.layers, s.heads, 4 * s.width, dropout=s.dropout)
+    decoder = TextConfig(
+        tokenizer.vocab_size, s.context, stack, causal=True, tied=True, positions=PositionConfig("rotary")
+    )
+    connector = lambda part, **merging: part and ConnectorConfig(part.config.width, s.width, hidden=s.width, **merging)
+    form = plain_format(image=tower is not None, audio=encoder is not None)
+    model = AnyToText(AnyToTextConfig(
+        decoder, tuple(tokenizer.control_names[name] for name in form.markers.values()), tower and tower.config,
+        connector(tower, shuffle=s.shuffle), s.image_layers or None, audio=encoder and encoder.config,
+        audio_connector=connector(encoder, stack=s.stack),
+    ))  # fmt: skip
+    gpt2_weights(model.decoder)
+    for own, trained in ((model.image, tower), (model.audio, encoder)):
+        if own is not None:
+            own.load_state_dict(trained.state_dict())
+    return Checkpoint(model, tokenizer, image.preprocessing if image else None, chat=form)
+
+
+def _image_encoder(known: Checkpoint | None) -> ViT | None:
+    if known is None:
+        return None
+    tower = known.model.image if isinstance(known.model, CLIP) else known.model
+    if not isinstance(tower, ViT) or known.preprocessing is None:
+        raise CheckpointError(f"{known.source}: expected a model with an image encoder and its preprocessing")
+    return tower
+
+
+def _audio_encoder(known: Checkpoint | None) -> WhisperEncoder | ConformerEncoder | None:
+    if known is None:
+        return None
+    found = known.model if isinstance(known.model, ConformerEncoder) else getattr(known.model, "encoder", None)
+    if not isinstance(found, WhisperEncoder | ConformerEncoder):
+        raise CheckpointError(f"{known.source}: expected a model with an audio encoder")
+    return found
+
+
+def _tokenizer(learned: BytePairTokenizer, names: Sequence[str]) -> HubTokenizer:
+    """The learned tokenizer with control tokens after its own."""
+    own = learned.vocab_size
+    control = {name: i for i, name in enumerate(SPECIALS)} | {name: own + i for i, name in enumerate(names)}
+    return HubTokenizer(learned.pipeline(), control, own + len(names), pad_id=0, eos_id=control[END])
+
+
+def _trained(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())

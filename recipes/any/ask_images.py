@@ -1,0 +1,111 @@
+r"""Questions about images, as conversations to train and to evaluate an any-to-text model: captions and classes.
+
+    d=data/vision
+    python recipes/any/ask_images.py questions/train --captioned $d/flickr8k-1000/train.jsonl \
+        --labelled "$d/tiny-imagenet/train-*.tar" $d/caltech101/train --classes recipes/data/classes.jsonl \
+        $d/tiny-imagenet/classes.jsonl
+    python recipes/any/ask_images.py questions/test --captioned $d/flickr8k-1000/test.jsonl \
+        --labelled "$d/tiny-imagenet/val-*.tar" $d/caltech101/val --classes recipes/data/classes.jsonl \
+        $d/tiny-imagenet/classes.jsonl --limit 1000
+
+Writes `captions.jsonl` (all captions of an image are its answers), `classes.jsonl` ("What is this?") and
+`yes_no.jsonl`: of each labelled image one question that is true and one that is not, about its class or a class above
+it in WordNet.
+Images from tars are written beside them, others are named by their absolute path (train with `--trust_paths`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from multimodal.data.datasets.captions import tidy
+from multimodal.data.datasets.chats import question, write_chats
+from multimodal.data.datasets.class_names import VAGUE, Concept, class_names, evenly
+from multimodal.data.loader import generator
+from multimodal.data.sources import Sample, Source, open_source
+from multimodal.train import log, start
+
+DESCRIBE = ("Describe the image.", "What does the picture show?", "Write a caption.")
+NAME = ("What is this?", "What is in the picture?", "Name the object in the picture.")
+TRUE = ("Is there {} in the picture?", "Is this {}?", "Does the picture show {}?")
+LEVELS = 4  # above a class of which is asked
+
+
+@dataclass(frozen=True)
+class ImageQuestions:
+    out: tyro.conf.Positional[Path]  # folder
+    captioned: tuple[str, ...] = ()  # images with captions
+    labelled: tuple[str, ...] = ()  # images with classes
+    classes: tuple[Path, ...] = ()  # JSONL of class names
+    limit: int = 0  # labelled images, evenly spread; 0: all
+    seed: int = 0
+
+
+def with_article(name: str) -> str:
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def placed(sample: Sample, folder: Path) -> Path:
+    """The image's own file, or one written from its bytes."""
+    if isinstance(sample.media, Path):
+        return sample.media.resolve()
+    path = folder / Path(sample.name.rpartition("!")[2]).name
+    path.write_bytes(sample.media)
+    return Path(folder.name) / path.name
+
+
+def chosen(options: tuple[str, ...] | list[str], random: torch.Generator) -> str:
+    return options[int(torch.randint(len(options), (), generator=random))]
+
+
+def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
+    for key in range(len(source)):
+        sample, random = source.read(key), generator(s.seed, "captions", key)
+        path = placed(sample, s.out / "images")
+        answers = [tidy(text) for text in sample.texts]
+        yield question(chosen(DESCRIBE, random), answers, "captions", "cider", image=path)
+
+
+def labelled(source: Source, keys: list[int], s: ImageQuestions) -> Iterator[tuple[Path, str, torch.Generator]]:
+    for key in keys:
+        sample = source.read(key)
+        yield placed(sample, s.out / "images"), sample.label, generator(s.seed, "classes", key)
+
+
+def seen_terms(concept: Concept) -> list[str]:
+    return [concept.names[0], *[h for h in concept.hypernyms if h not in VAGUE][:LEVELS]]
+
+
+def yes_no(path: Path, label: str, names: Mapping[str, Concept], random: torch.Generator) -> Iterator[dict[str, Any]]:
+    own, others = names[label], sorted(names.keys() - {label})
+    true = chosen(seen_terms(own), random)
+    while (false := chosen(seen_terms(names[chosen(others, random)]), random)).lower() in own.terms():
+        pass
+    for term, answer in ((true, "yes"), (false, "no")):
+        yield question(chosen(TRUE, random).format(with_article(term)), [answer], "yes or no", image=path)
+
+
+def main(s: ImageQuestions) -> None:
+    (s.out / "images").mkdir(parents=True, exist_ok=True)
+    made = {}
+    if s.captioned:
+        made["captions"] = captions(open_source(s.captioned), s)
+    if s.labelled:
+        source, names = open_source(s.labelled), class_names(s.classes, s.labelled)
+        keys = evenly(range(len(source)), s.limit) if s.limit else list(range(len(source)))
+        items = list(labelled(source, keys, s))
+        made["classes"] = (
+            question(chosen(NAME, random), list(map(with_article, names[label].names)), "classes", image=path)
+            for path, label, random in items
+        )
+        made["yes_no"] = (one for path, label, random in items for one in yes_no(path, label, names, random))
+    for name, rows in made.items():
+        log.info("%s: %d questions", name, write_chats(s.out / f"{name}.jsonl", rows))
+
+
+if __name__ == "__main__":
+    start(main)

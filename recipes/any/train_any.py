@@ -1,0 +1,144 @@
+r"""Train an any-to-text model: connectors and a text decoder on trained image and audio encoders.
+
+    q=questions/train
+    python recipes/any/train_any.py --data $q/texts.jsonl=96 --image clip-vit-16 --audio asr-conformer-en \
+        --freeze image audio image_connector audio_connector --steps 1500 --run text-run --out any-text
+    data="$q/captions.jsonl=24 $q/classes.jsonl=16 $q/yes_no.jsonl=24 $q/an4.jsonl=8 $q/fsdd.jsonl=2 \
+        $q/speechocean762.jsonl=8 $q/languages.jsonl=16 $q/clips.jsonl=16 $q/texts.jsonl=24"
+    python recipes/any/train_any.py --data $data --init any-text --freeze image audio decoder --steps 300 \
+        --run connect-run --out any-connect --trust_paths
+    python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 4000 \
+        --run any-run --out any --trust_paths
+
+`ask_images.py`, `ask_speech.py`, `ask_texts.py` and `ask_clips.py` make such data; own data has the same form: JSON
+lines of `messages` as chat models take them, the last one the assistant's. `--data FILE=COUNT`: so many rows of the
+file in each batch. The first command teaches a new decoder text, the second the connectors alone, the third both.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from multimodal.data.datasets.captions import CaptionAugmentSettings, SourcePart, together
+from multimodal.data.datasets.chats import open_chats
+from multimodal.data.loader import generator
+from multimodal.data.remote.trust import Trust
+from multimodal.errors import CheckpointError, MultimodalError, UsageError
+from multimodal.models.any_to_text import AnyToText
+from multimodal.system.files import read_json
+from multimodal.tokens.chat.messages import read_messages
+from multimodal.tokens.video.options import VideoOptions
+from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.lora import freeze
+from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
+
+
+@dataclass(frozen=True)
+class AnyRun:
+    data: tuple[str, ...]  # FILE=COUNT: JSON lines of conversations, and how many of them a batch has
+    out: Path  # folder for the checkpoint with the lowest validation loss
+    init: str | None = None  # any-to-text model to train further
+    image: str | None = None  # of a new model: whose image encoder it uses, such as clip-vit-16
+    audio: str | None = None  # of a new model: whose audio encoder it uses, such as asr-conformer-en
+    freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
+    hold: float = 0.02  # share of each file held out for validation
+    most_held: int = 64  # rows of each file to validate with
+    frames: int = 8  # of a video
+    card: Path | None = None  # JSON file of facts for the checkpoint's card
+    model: AnySettings = AnySettings()
+    augment: CaptionAugmentSettings = CaptionAugmentSettings()
+    trust: Trust = Trust()
+    loop: LoopSettings = LoopSettings(
+        Path("any-run"), 4000, OptimSettings(3e-3, "muon", warmup=50, weight_decay=0.05, average=0.99),
+        evaluate_every=500,
+    )  # fmt: skip
+
+
+def parts_of(s: AnyRun) -> tuple[list[SourcePart], list[SourcePart]]:
+    """The files to train on, and what is held out of each. Raises UsageError for a file without a count."""
+    train, val = [], []
+    for one in s.data:
+        path, equals, count = one.rpartition("=")
+        if not equals or not count.isdecimal() or not int(count):
+            raise UsageError(f"{one}: expected FILE=COUNT, with a count of rows in a batch", argument="data")
+        own, held = SourcePart.whole(open_chats(path, s.trust), int(count)).held_out(s.hold)
+        step = -(-len(held.keys) // s.most_held)
+        train.append(own)
+        val.append(replace(held, keys=held.keys[::step]))
+        log.info("%s: %d rows, %d to validate with", path, len(own.keys), len(val[-1].keys))
+    return train, val
+
+
+def texts_of(parts: list[SourcePart]) -> Iterator[str]:
+    for part in parts:
+        for row in part.rows():
+            yield from row.texts
+            if not row.fault:
+                yield from (message.text for message in read_messages(row.fields["messages"]))
+
+
+def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
+    if s.init is None:
+        image, audio = (load(name) if name else None for name in (s.image, s.audio))
+        return begin(image, audio, texts_of(parts), s.model)
+    if s.image or s.audio:
+        raise UsageError("init: has its own encoders, which image and audio would replace", argument="init")
+    known = load(s.init)
+    if not isinstance(known.model, AnyToText) or known.chat is None:
+        raise CheckpointError(f"{s.init}: expected an any-to-text model with a chat format, got {known.kind}")
+    return known
+
+
+@torch.no_grad()
+def loss_of(objective: Answering, batches: dict[str, list]) -> dict[str, float]:
+    """Mean loss per token of each file, and their mean."""
+    found = {}
+    for name, own in batches.items():
+        total = sum(float(objective(batch)["loss"]) for batch in own)
+        found[f"{name}_loss"] = total / sum(int(objective.counts(batch)["loss"]) for batch in own)
+    return {"loss": sum(found.values()) / len(found)} | found
+
+
+def held_batches(s: AnyRun, val: list[SourcePart], prepare: PrepareChat) -> dict[str, list]:
+    """Validation batches of each file, prepared in one fixed way. Items that cannot be read are left out."""
+    made: dict[str, list] = {}
+    for one, part in zip(s.data, val, strict=True):
+        examples = []
+        for key in part.keys:
+            try:
+                examples.append(prepare(part.source.read(key), generator("held out", key)))
+            except MultimodalError as error:
+                log.warning("broken item skipped: %s", " ".join(str(error).split()))
+        if not examples:
+            raise UsageError(f"{one}: no row to validate with can be read", argument="data")
+        name = Path(one.rpartition("=")[0]).stem
+        made[name] = [collate(examples[i : i + 16]) for i in range(0, len(examples), 16)]
+    return made
+
+
+def main(s: AnyRun) -> None:
+    torch.manual_seed(s.loop.seed)
+    parts, val = parts_of(s)
+    known = initial(s, parts)
+    freeze(known.model, s.freeze)
+    prepare = PrepareChat(known, VideoOptions(max_frames=s.frames), s.augment)
+    source, plan = together(parts, s.loop.seed)
+    objective = Answering(known.model, known.preprocessing)
+    held = held_batches(s, val, prepare)
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        return loss_of(Answering(model, known.preprocessing).eval(), held)
+
+    card = (read_json(s.card) if s.card else known.card) | {"ask": {"max_frames": s.frames}}
+    judge = KeepBest(s.loop, measure, lambda found: -found["loss"], replace(known, card=card), newest=True)
+    Loop(s.loop, objective, s.loop.loader(source, plan, prepare, collate), judge).fit()
+    finish(s, judge.load(), [one.rpartition("=")[0] for one in s.data], store="float16")
+
+
+if __name__ == "__main__":
+    start(main)
