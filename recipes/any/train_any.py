@@ -131,8 +131,11 @@ def main(s: AnyRun) -> None:
     objective = Answering(known.model, known.preprocessing)
     held = held_batches(s, val, prepare)
 
+    judging = Answering(known.model, known.preprocessing)  # keeps its own states
+
     def measure(model: nn.Module) -> dict[str, float]:
-        return loss_of(Answering(model, known.preprocessing).eval(), held)
+        judging.model = model
+        return loss_of(judging.eval(), held)
 
     card = (read_json(s.card) if s.card else known.card) | {"ask": {"max_frames": s.frames}}
     judge = KeepBest(s.loop, measure, lambda found: -found["loss"], replace(known, card=card), newest=True)

@@ -37,7 +37,14 @@ from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.language import gpt2_weights, projection
 from multimodal.weights.folder import Checkpoint
 
-KEPT = 3 << 30  # bytes of decoded media that a process keeps
+KEPT = 3 << 30  # bytes of decoded media that a process keeps, and of states of frozen encoders
+
+
+class Input(NamedTuple):
+    """`name`: of a medium that is the same each time; None for one that is augmented."""
+
+    medium: Medium
+    name: str | None = None
 
 
 class ChatExample(NamedTuple):
@@ -45,17 +52,24 @@ class ChatExample(NamedTuple):
 
     ids: list[int]
     targets: list[int]
-    media: list[Medium]
+    inputs: list[Input]
 
 
 @dataclass(frozen=True)
 class ChatBatch(PaddedText):
-    """`media`: of all rows in order, `counts` of each row."""
+    """`inputs`: of all rows in order, `counts` of each row."""
 
     targets: Int[Tensor, "B T"]
-    media: list[Medium]
+    inputs: list[Input]
     counts: list[int]
     sizes: list[int]  # lengths on the host
+
+
+class _VideoPart(NamedTuple):
+    """A frame of a video, or a window of its sound."""
+
+    value: Any
+    name: str
 
 
 class PrepareChat:
@@ -74,7 +88,7 @@ class PrepareChat:
     def __call__(self, sample: Sample, random: torch.Generator) -> ChatExample:
         messages = [self._opened(one) for one in read_messages(sample.fields["messages"])]
         parts = list(media(messages))
-        inputs = [self._medium(part, len(parts) > 1, random) for part in parts]
+        inputs = [self._input(part, len(parts) > 1, random) for part in parts]
         answer = sample.texts[int(torch.randint(len(sample.texts), (), generator=random))]
         answers = [(i, one.text) for i, one in enumerate(messages) if one.role == "assistant"]
         ids, targets = list[int](), list[int]()
@@ -90,8 +104,8 @@ class PrepareChat:
             raise TextError(f"has {len(ids) - 1} tokens, the model's context is {most}")
         return ChatExample(ids[:-1], targets[: len(ids) - 1], inputs)
 
-    def _prompt(self, messages: Sequence[Message], inputs: Sequence[Medium]) -> list[int]:
-        own = inputs[: sum(1 for _ in media(messages))]
+    def _prompt(self, messages: Sequence[Message], inputs: Sequence[Input]) -> list[int]:
+        own = [one.medium for one in inputs[: sum(1 for _ in media(messages))]]
         record, model = self.checkpoint.preprocessing, self.checkpoint.model
         written = [self.encoder.markup(one, row_count(model, one, record)) for one in own]
         text = self.checkpoint.chat.text(messages, written, self.tokenizer, "chat template")
@@ -100,21 +114,28 @@ class PrepareChat:
     def _opened(self, message: Message) -> Message:
         parts = list[MessagePart]()
         for part in message.parts:
-            if part.kind == "video" and isinstance(part.value, str):
-                parts += self._keep(part.value, lambda part=part: list(self.encoder.opened_parts(part)))
-            else:
+            source = part.value
+            if part.kind != "video" or not isinstance(source, str):
                 parts += self.encoder.opened_parts(part)
+                continue
+            opened = self._keep(source, lambda part=part: list(self.encoder.opened_parts(part)))
+            parts += (
+                one if one.kind == "text" else replace(one, value=_VideoPart(one.value, f"{source} {i}"))
+                for i, one in enumerate(opened)
+            )
         return replace(message, parts=tuple(parts))
 
-    def _medium(self, part: MessagePart, several: bool, random: torch.Generator) -> Medium:
+    def _input(self, part: MessagePart, several: bool, random: torch.Generator) -> Input:
         record, source = self.checkpoint.preprocessing, part.value
-        if part.kind == "image" and isinstance(source, str) and record.tiling is None:
+        if isinstance(source, _VideoPart):
+            return Input(self.encoder.read(replace(part, value=source.value), several), source.name)
+        if not isinstance(source, str):
+            return Input(self.encoder.read(part, several))
+        if part.kind == "image" and record.tiling is None:
             image = self._keep(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
             pixels = augmented(image, record, self.augment, random)[None]
-            return Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width)))
-        if isinstance(source, str):
-            return self._keep(source, lambda: self.encoder.read(part, several))
-        return self.encoder.read(part, several)
+            return Input(Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width))))
+        return Input(self._keep(source, lambda: self.encoder.read(part, several)), source)
 
     def _keep(self, name: str, read: Any) -> Any:
         if name not in self.kept:
@@ -137,8 +158,8 @@ def _size(value: Any) -> int:
 def collate(examples: Sequence[ChatExample]) -> ChatBatch:
     text = pad_text([example.ids for example in examples])
     targets = pad_rows([example.targets for example in examples], IGNORED)
-    inputs = [one for example in examples for one in example.media]
-    counts, sizes = [len(example.media) for example in examples], [len(example.ids) for example in examples]
+    inputs = [one for example in examples for one in example.inputs]
+    counts, sizes = [len(example.inputs) for example in examples], [len(example.ids) for example in examples]
     return ChatBatch(text.ids, text.lengths, targets, inputs, counts, sizes)
 
 
@@ -151,11 +172,12 @@ def alike(sizes: Sequence[int]) -> list[list[int]]:
 
 
 class Answering(Summed):
-    """Next-token cross-entropy over answers. Encoders that are frozen whole run without gradient, in eval mode."""
+    """Next-token cross-entropy over answers. Encoders that are frozen whole run without gradient, in eval mode, and
+    once for each medium that is not augmented, up to `KEPT` bytes of states."""
 
     def __init__(self, model: AnyToText, record: Preprocessing | None):
         super().__init__(model)
-        self.record = record
+        self.record, self.kept, self.room = record, dict[str, Any](), KEPT
 
     def train(self, mode: bool = True) -> "Answering":
         super().train(mode)
@@ -165,7 +187,7 @@ class Answering(Summed):
         return self
 
     def forward(self, batch: ChatBatch) -> dict[str, Tensor]:
-        own = iter(self._rows(batch.media))
+        own = iter(self._rows(batch.inputs))
         empty = torch.zeros(0, self.model.config.decoder.width, device=batch.ids.device)
         joined = [torch.cat([empty, *(next(own) for _ in range(count))]) for count in batch.counts]
         return {"loss": sum(self._loss(batch, rows, joined) for rows in alike(batch.sizes))}
@@ -185,31 +207,52 @@ class Answering(Summed):
     def counts(self, batch: ChatBatch) -> dict[str, int | Tensor]:
         return {"loss": (batch.targets != IGNORED).sum()}
 
-    def _rows(self, inputs: Sequence[Medium]) -> list[Float[Tensor, "_ D"]]:
-        """Rows of each medium; all images are encoded at once, and all sound."""
-        seen = [one for one in inputs if one.kind != "audio"]
-        heard = [one for one in inputs if one.kind == "audio"]
-        images, sounds = iter(self._seen(seen)), iter(self._heard(heard))
-        return [next(sounds if one.kind == "audio" else images) for one in inputs]
+    def _rows(self, inputs: Sequence[Input]) -> list[Float[Tensor, "_ D"]]:
+        """Rows of each input. All that has no name is encoded at once."""
+        model, found = self.model, list[Any]([None] * len(inputs))
+        seen = [i for i, one in enumerate(inputs) if one.medium.kind != "audio"]
+        heard = [i for i, one in enumerate(inputs) if one.medium.kind == "audio"]
+        for group, encode, part in ((seen, self._seen, model.image), (heard, self._heard, model.audio)):
+            frozen = part is not None and not _trained(part)
+            fresh = [i for i in group if not frozen or inputs[i].name is None]
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+                for i, states in zip(fresh, encode([inputs[j].medium for j in fresh]), strict=True):
+                    found[i] = states
+                for i in sorted(set(group) - set(fresh)):
+                    found[i] = self._keep(inputs[i].name, lambda i=i, encode=encode: encode([inputs[i].medium])[0])
+        if seen:
+            grid = tuple(side // model.config.image.patch for side in inputs[seen[0]].medium.tensors.shape[-2:])
+            rows = model.image_connector(torch.cat([found[i] for i in seen]), grid)
+            for i, own in zip(seen, rows.split([len(found[i]) for i in seen]), strict=True):
+                found[i] = assembled(model, inputs[i].medium, own, self.record)
+        for i in heard:
+            found[i] = torch.cat([model.audio_connector(window[None])[0] for window in found[i]])
+        return found
 
-    def _seen(self, inputs: Sequence[Medium]) -> list[Tensor]:
+    def _keep(self, name: str, encode: Any) -> Any:
+        """States of a medium that frozen encoders give each time; encoded alone, they do not depend on the batch."""
+        if name not in self.kept:
+            states = encode()
+            self.room -= sum(one.nbytes for one in states)
+            if self.room < 0:
+                return states
+            self.kept[name] = states
+        return self.kept[name]
+
+    def _seen(self, inputs: Sequence[Medium]) -> list[Float[Tensor, "_ N S"]]:
         if not inputs:
             return []
-        pixels = torch.cat([one.tensors for one in inputs])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and _trained(self.model.image)):
-            states, grid = self.model.image_states(pixels)
-        parts = self.model.image_connector(states, grid).split([len(one.tensors) for one in inputs])
-        return [assembled(self.model, one, rows, self.record) for one, rows in zip(inputs, parts, strict=True)]
+        states, _ = self.model.image_states(torch.cat([one.tensors for one in inputs]))
+        return list(states.split([len(one.tensors) for one in inputs]))
 
-    def _heard(self, inputs: Sequence[Medium]) -> list[Tensor]:
+    def _heard(self, inputs: Sequence[Medium]) -> list[list[Float[Tensor, "_ S"]]]:
+        """States of each window of each recording."""
         if not inputs:
             return []
         features = nn.utils.rnn.pad_sequence([window for one in inputs for window in one.tensors], batch_first=True)
-        lengths = torch.cat([one.lengths for one in inputs])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and _trained(self.model.audio)):
-            states, counts = self.model.audio_states(features, lengths)
-        rows = iter(self.model.connect_audio(states, counts))
-        return [torch.cat([next(rows) for _ in range(len(one.tensors))]) for one in inputs]
+        states, counts = self.model.audio_states(features, torch.cat([one.lengths for one in inputs]))
+        windows = iter([row[:count].clone() for row, count in zip(states, counts.tolist(), strict=True)])
+        return [[next(windows) for _ in range(len(one.tensors))] for one in inputs]
 
 
 @dataclass(frozen=True)
