@@ -8,7 +8,7 @@ from multimodal.system.records import from_record
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts that the program uses. The tasks check the options of `transcribe` and `caption`."""
+    """Facts that the program uses. The tasks check the options of `transcribe`, `caption` and `ask`."""
 
     name: str = ""
     summary: str = ""
@@ -23,6 +23,7 @@ class CardFacts:
     translation: dict[str, str | None] | None = None
     transcribe: dict[str, Any] | None = None
     caption: dict[str, Any] | None = None
+    ask: dict[str, Any] | None = None
     table: dict[str, Any] | None = None
     alignment_heads: tuple[tuple[int, int], ...] | None = None
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -46,12 +46,13 @@ from multimodal.weights.files.store_options import Store
 from multimodal.weights.files.stored import from_stored, to_stored
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.fit import check_size, check_vocabulary
+from multimodal.weights.shared import SharedPart, own_tensors, shared_tensors, shipped_folder
 from multimodal.weights.table import check_finite, check_like
 
 FORMAT = 1
 MOST_LAYERS = 1000
 LEAST_TENSORS = 4  # a layer: two of attention, two of the feed-forward
-TOKENIZER = "tokenizer_config.json"
+TOKENIZER, WEIGHTS = "tokenizer_config.json", "model.safetensors"
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig),
     "clip": (CLIP, CLIPConfig),
@@ -82,6 +83,7 @@ class Checkpoint:
     card: dict[str, Any] = field(default_factory=dict)
     prepared: tuple[str, torch.device] | None = None
     chat: ChatFormat | None = None
+    shared: tuple[SharedPart, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -133,13 +135,16 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Record:
     """`config.json`. `tokenizer`: sha256 of each file of the tokenizer that the model was trained with. `store`: number
-    type of the weights; None in older folders, which hold floats."""
+    type of the weights; None in older folders, which hold floats. `shared`: parts that are not in the folder, and
+    `models`: sha256 of the weights of the models that have them."""
 
     format: int
     kind: str
     config: dict[str, Any]
     tokenizer: dict[str, str] = field(default_factory=dict)
     store: Store | None = None
+    shared: tuple[SharedPart, ...] = ()
+    models: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -155,7 +160,7 @@ class Manifest:
     sha256: dict[str, str]
 
     def __post_init__(self) -> None:
-        if not {"config.json", "model.safetensors"} <= self.sha256.keys():
+        if not {"config.json", WEIGHTS} <= self.sha256.keys():
             raise CheckpointError("must list config.json and model.safetensors")
         if wrong := [name for name in self.sha256 if Path(name).name != name or "\0" in name]:
             raise CheckpointError(f"lists {shown(wrong[0])}, which is outside this folder")
@@ -179,10 +184,13 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
 
     check_vocabulary(checkpoint.tokenizer, checkpoint.model.config, str(folder))
     with _replacing(folder) as made:
-        tensors = to_stored(checkpoint.original().state_dict(), store, checkpoint.source or str(folder))
-        write_durably(made / "model.safetensors", save(tensors))
+        where, shared = checkpoint.source or str(folder), checkpoint.shared
+        state = checkpoint.original().state_dict()
+        tensors = to_stored(own_tensors(state, _shared(shared, state, where), where), store, where)
+        write_durably(made / WEIGHTS, save(tensors))
         tokenizer = _saved_tokenizer(checkpoint.tokenizer, made)
-        config = Record(FORMAT, checkpoint.kind, to_record(checkpoint.model.config), tokenizer, store)
+        config = Record(FORMAT, checkpoint.kind, to_record(checkpoint.model.config), tokenizer, store, shared,
+                        {one.model: sha256(shipped_folder(one, where) / WEIGHTS) for one in shared})  # fmt: skip
         write_durably(made / "config.json", _json(to_record(config)))
         if checkpoint.preprocessing:
             write_durably(made / "preprocessing.json", _json(checkpoint.preprocessing.to_dict()))
@@ -243,16 +251,29 @@ def load_folder(folder: Path) -> Checkpoint:
     chat, card = folder / "chat.json", folder / "card.json"
     chat = from_record(ChatFormat, read_json(chat), str(chat)) if chat.exists() else None
     card = check_card(read_json(card), str(card)) if card.exists() else {}
-    tensors = read_tensors(folder / "model.safetensors")
+    tensors = read_tensors(folder / WEIGHTS)
     try:
-        model = build(model_class, value, len(tensors))
+        model = build(model_class, value, len(tensors) if not record.shared else None)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"{where}: the model cannot be built ({ascii_only(repr(error))[:200]})") from None
-    weights = str(folder / "model.safetensors")
-    fill(model, from_stored(tensors, weights) if record.store == "int8" else tensors, weights)
-    return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card, chat=chat)
+    weights = str(folder / WEIGHTS)
+    tensors = from_stored(tensors, weights) if record.store == "int8" else tensors
+    fill(model, tensors | _shared_as_saved(record, model.state_dict(), where), weights)
+    return Checkpoint(model.eval(), tokenizer, preprocessing, str(folder), card, chat=chat, shared=record.shared)
+
+
+def _shared(parts: Sequence[SharedPart], own: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    return shared_tensors(parts, own, lambda path: load_folder(path).model, where)
+
+
+def _shared_as_saved(record: Record, own: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Shared tensors. Raises CheckpointError if a model that has them is another than when the folder was written."""
+    for one in record.shared:
+        if sha256(shipped_folder(one, where) / WEIGHTS) != record.models.get(one.model):
+            raise CheckpointError(f"{where}: {one.part} is of another version of {one.model} than the shipped one")
+    return _shared(record.shared, own, where)
 
 
 def _saved_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:

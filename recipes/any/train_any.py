@@ -1,13 +1,13 @@
 r"""Train an any-to-text model: connectors and a text decoder on trained image and audio encoders.
 
     q=questions/train
-    python recipes/any/train_any.py --data $q/texts.jsonl=96 --image clip-vit-16 --audio asr-conformer-en \
-        --freeze image audio image_connector audio_connector --steps 1500 --run text-run --out any-text
+    python recipes/any/train_any.py --data $q/texts.jsonl=96 --image clip-vit-16 --audio asr-conformer-en --share \
+        --freeze image audio image_connector audio_connector --steps 600 --run text-run --out any-text
     data="$q/captions.jsonl=24 $q/classes.jsonl=16 $q/yes_no.jsonl=24 $q/an4.jsonl=8 $q/fsdd.jsonl=2 \
         $q/speechocean762.jsonl=8 $q/languages.jsonl=16 $q/clips.jsonl=16 $q/texts.jsonl=24"
-    python recipes/any/train_any.py --data $data --init any-text --freeze image audio decoder --steps 300 \
-        --run connect-run --out any-connect --trust_paths
-    python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 4000 \
+    python recipes/any/train_any.py --data $data --init any-text --freeze image audio decoder --steps 150 \
+        --optimizer adamw --rate 2e-3 --run connect-run --out any-connect --trust_paths
+    python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 2600 \
         --run any-run --out any --trust_paths
 
 `ask_images.py`, `ask_speech.py`, `ask_texts.py` and `ask_clips.py` make such data; own data has the same form: JSON
@@ -36,6 +36,7 @@ from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
+from multimodal.weights.shared import SharedPart
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class AnyRun:
     init: str | None = None  # any-to-text model to train further
     image: str | None = None  # of a new model: whose image encoder it uses, such as clip-vit-16
     audio: str | None = None  # of a new model: whose audio encoder it uses, such as asr-conformer-en
+    share: bool = False  # of a new model: frozen encoders of shipped models stay out of its checkpoints
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     hold: float = 0.02  # share of each file held out for validation
     most_held: int = 64  # rows of each file to validate with
@@ -85,13 +87,25 @@ def texts_of(parts: list[SourcePart]) -> Iterator[str]:
 def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
     if s.init is None:
         image, audio = (load(name) if name else None for name in (s.image, s.audio))
-        return begin(image, audio, texts_of(parts), s.model)
-    if s.image or s.audio:
-        raise UsageError("init: has its own encoders, which image and audio would replace", argument="init")
+        made = begin(image, audio, texts_of(parts), s.model)
+        return replace(made, shared=shared_encoders(s.image, image, s.audio, audio)) if s.share else made
+    if s.image or s.audio or s.share:
+        raise UsageError(f"{s.init}: has its own encoders, so image, audio and share have no part", argument="init")
     known = load(s.init)
+    known = replace(known, shared=tuple(one for one in known.shared if one.part in s.freeze))
     if not isinstance(known.model, AnyToText) or known.chat is None:
         raise CheckpointError(f"{s.init}: expected an any-to-text model with a chat format, got {known.kind}")
     return known
+
+
+def shared_encoders(
+    image_name: str | None, image: Checkpoint | None, audio_name: str | None, audio: Checkpoint | None
+) -> tuple[SharedPart, ...]:
+    """Where a new model's encoders are in the models they come from."""
+    known = (("image", image_name, image), ("audio", audio_name, audio))
+    places = {"image": "image" if image and image.kind == "clip" else "",
+              "audio": "encoder" if audio and hasattr(audio.model, "encoder") else ""}  # fmt: skip
+    return tuple(SharedPart(part, name, places[part]) for part, name, own in known if own is not None)
 
 
 @torch.no_grad()

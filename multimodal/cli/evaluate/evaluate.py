@@ -16,6 +16,7 @@ KINDS = {
     "linear-probe": ("evaluate.linear_probe",
                      "accuracy of logistic regression on frozen features of a CLIP or ViT"),
     "few-shot": ("evaluate.few_shot", "linear probe with few images per class; for a CLIP also Tip-Adapter"),
+    "answers": ("evaluate.answers", "accuracy of an any-to-text model's answers, by task"),
     "captions": ("evaluate.captions", "BLEU, ROUGE-L, CIDEr-D and CLIPScore of captions"),
 }  # fmt: skip
 

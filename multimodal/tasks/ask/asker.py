@@ -1,7 +1,7 @@
 """Questions about images, sound, video and text, answered by an any-to-text model."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,7 +18,7 @@ from multimodal.tasks.ask.writer import AnswerWriter, Prompt
 from multimodal.tasks.encode.arguments import AskArguments, AskerArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded, local
 from multimodal.tasks.text.generate import Continuation
-from multimodal.tasks.text.options import options_for
+from multimodal.tasks.text.options import GenerateOptions, options_for
 from multimodal.tokens.audio.reading import AUDIO
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart, read_messages
 from multimodal.tokens.video.names import is_video
@@ -31,7 +31,8 @@ SOUND = {f".{name}" for name in AUDIO.split()}
 class Asker(LoadedModel):
     """Any-to-text model: loads once and answers questions about images, sound and video.
 
-    `options`: see `GenerateOptions`, and `VideoOptions` for the frames of videos. `device`: `auto` is a GPU if there is
+    `options`: see `GenerateOptions`, and `VideoOptions` for the frames of videos; defaults come from "ask" in the
+    model's card. `device`: `auto` is a GPU if there is
     one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs. Inputs are encoded once, however
     many questions are asked. Raises UsageError, CheckpointError."""
 
@@ -39,9 +40,8 @@ class Asker(LoadedModel):
         self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
         urls: bool = False, **options: Unpack[AskArguments],
     ):  # fmt: skip
-        video = VideoOptions(**VideoOptions.among(options))
-        given = {name: value for name, value in options.items() if name not in VideoOptions.declared}
-        self.writer = AnswerWriter(prepared(model, compute_type, device), options_for(given), video)
+        checkpoint = prepared(model, compute_type, device)
+        self.writer = AnswerWriter(checkpoint, *settings(checkpoint, options))
         self.urls = urls
 
     def __call__(self, question: str, *inputs: Any) -> str:
@@ -75,15 +75,32 @@ class Asker(LoadedModel):
     def many(self, items: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[Continuation] | MultimodalError]:
         """Yield the answers to each (question, inputs), best first, batch by batch; an item that fails gives its error.
         Answers do not depend on the batch."""
+        return self._many(items, lambda item: [self.message(*item)])
+
+    def chat_many(
+        self, conversations: Iterable[Sequence[Message | Mapping[str, Any]]]
+    ) -> Iterator[list[Continuation] | MultimodalError]:  # fmt: skip
+        """Yield the assistant's next messages of each conversation, as `many`."""
+        return self._many(conversations, read_messages)
+
+    @torch.inference_mode()
+    def loss(self, messages: Sequence[Message | Mapping[str, Any]], answer: str) -> tuple[float, int]:
+        """Negative log-probability (nats) of an answer with its end, and its number of tokens."""
+        with self._lock:
+            return self.writer.loss(self.writer.prompt(read_messages(messages)), answer)
+
+    def _many(self, items: Iterable[Any], read: Callable[[Any], list[Message]]) -> Iterator[Any]:
         remaining = iter(items)
         batches = iter(lambda: list(islice(remaining, self.writer.options.batch_size)), [])
-        return self._queued(answers for batch in batches for answers in self._answered(batch))
+        return self._queued(answers for batch in batches for answers in self._answered(batch, read))
 
-    def _answered(self, batch: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Continuation] | MultimodalError]:
+    def _answered(
+        self, batch: Sequence[Any], read: Callable[[Any], list[Message]]
+    ) -> list[list[Continuation] | MultimodalError]:  # fmt: skip
         prompts: list[Prompt | MultimodalError] = []
-        for question, inputs in batch:
+        for item in batch:
             try:
-                prompts.append(self.writer.prompt([self.message(question, inputs)]))
+                prompts.append(self.writer.prompt(read(item)))
             except MultimodalError as error:
                 prompts.append(error)
         usable = [one for one in prompts if isinstance(one, Prompt)]
@@ -147,6 +164,24 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
     if checkpoint.chat is None:
         raise CheckpointError(f"model {checkpoint.source}: checkpoint has no chat template")
     return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
+
+
+def settings(checkpoint: Checkpoint, given: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]:
+    """`given` options, else those of the card, else the defaults. Any choice of frames replaces all of the card's.
+    Raises UsageError; CheckpointError for the card's."""
+    own = checkpoint.card.get("ask") or {}
+    try:
+        _settings(own)
+    except UsageError as error:
+        raise CheckpointError(f"{checkpoint.source}: card, ask: {error}") from None
+    if VideoOptions.among(given):
+        own = {name: value for name, value in own.items() if name not in VideoOptions.declared}
+    return _settings({**own, **given})
+
+
+def _settings(values: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]:
+    others = {name: value for name, value in values.items() if name not in VideoOptions.declared}
+    return options_for(others), VideoOptions(**VideoOptions.among(values))
 
 
 def kind_of_input(source: Any) -> Kind:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -88,6 +89,13 @@ class AnswerWriter(TextWriter):
         self.check_stream()
         self.pending = [self._rows(prompt.media)]
         return self._streamed(prompt.ids, self.max_new(prompt.ids))
+
+    def loss(self, prompt: Prompt, answer: str) -> tuple[float, int]:
+        """Negative log-probability (nats) of an answer with its end, and its number of tokens."""
+        said = [*self.tokenizer.encode(answer), *self.ends[:1]]
+        ids = torch.tensor([[*prompt.ids, *said]], device=self.decoder.device)
+        logits = self.network(ids[:, :-1], [self._rows(prompt.media)])[0, -len(said) :].float()
+        return float(F.cross_entropy(logits, ids[0, -len(said) :], reduction="sum")), len(said)
 
     def _rows(self, media: Sequence[Encoded]) -> Float[Tensor, "R D"]:
         width = self.network.config.decoder.width

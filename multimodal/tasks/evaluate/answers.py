@@ -1,0 +1,138 @@
+"""Answers of an any-to-text model to questions with known ones: accuracy, word error rate, CIDEr, BLEU or perplexity of
+each task."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from multimodal.data.sources import Source
+from multimodal.errors import DataError, MultimodalError
+from multimodal.tasks.ask.asker import Asker
+from multimodal.tasks.evaluate.caption_scores import caption_scores
+from multimodal.tasks.evaluate.scores import bleu, word_errors
+from multimodal.tokens.chat.messages import Kind
+
+ARTICLES = {"a", "an", "the"}
+
+
+@dataclass(frozen=True)
+class AnsweredQuestion:
+    """`references`: the answers that count as right. `loss`: of a task measured by perplexity, nats and tokens of the
+    first reference."""
+
+    name: str
+    task: str
+    metric: str
+    question: str
+    answer: str
+    references: tuple[str, ...]
+    loss: tuple[float, int] | None = None
+
+    @property
+    def right(self) -> bool:
+        return plain(self.answer) in map(plain, self.references)
+
+
+@dataclass(frozen=True)
+class AnswerEvaluation:
+    rows: list[AnsweredQuestion]
+    broken: list[str]
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Figures of each task, in %; `constant`: accuracy of the best single answer to all its questions."""
+        tasks: dict[str, list[AnsweredQuestion]] = {}
+        for row in self.rows:
+            tasks.setdefault(row.task, []).append(row)
+        return {task: {"questions": len(rows)} | METRICS[rows[0].metric](rows) for task, rows in tasks.items()}
+
+
+def plain(text: str) -> str:
+    """Lower-case words without articles and punctuation."""
+    return " ".join(word for word in re.findall(r"[\w']+", text.lower()) if word not in ARTICLES)
+
+
+def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    likely = Counter(one for row in rows for one in set(map(plain, row.references)))
+    share = lambda count: round(100 * count / len(rows), 2)
+    return {"accuracy": share(sum(row.right for row in rows)), "constant": share(max(likely.values()))}
+
+
+def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    found = word_errors([row.references[0] for row in rows], [row.answer for row in rows])
+    return {name: round(100 * value, 2) for name, value in found.items()}
+
+
+def _cider(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    found = caption_scores([row.answer for row in rows], [row.references for row in rows])
+    return {name: round(found[name], 2) for name in ("bleu4", "rouge_l", "cider")}
+
+
+def _bleu(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    return {"bleu": bleu([row.references[0] for row in rows], [row.answer for row in rows])}
+
+
+def _perplexity(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    nats, tokens = (sum(row.loss[i] for row in rows) for i in range(2))
+    return {"perplexity": round(math.exp(nats / tokens), 2)}
+
+
+METRICS: dict[str, Callable[[Sequence[AnsweredQuestion]], dict[str, float]]] = {
+    "exact": _exact, "wer": _wer, "cider": _cider, "bleu": _bleu, "perplexity": _perplexity
+}  # fmt: skip
+
+
+def evaluate_answers(
+    source: Source, asker: Asker, without: Sequence[Kind] = (), watch: Callable[[int, int], None] = lambda *_: None
+) -> AnswerEvaluation:
+    """Ask each question of `source` (see `open_chats`); `without`: kinds of input that are left out, to see whether the
+    answers used them. Raises DataError for an unknown metric, or if no question could be asked."""
+    rows, broken, keys = list[AnsweredQuestion](), list[str](), list[int]()
+    conversations: list[list[dict[str, Any]]] = []
+    for key in range(len(source)):
+        row = source.row(key)
+        if row.fault:
+            broken.append(f"{row.place}: {row.fault}")
+            continue
+        if (metric := row.fields.get("metric", "exact")) not in METRICS:
+            raise DataError(f"{row.place}: unknown metric {metric!r} (known: {', '.join(METRICS)})")
+        keys.append(key)
+        conversations.append([_left(message, without) for message in row.fields["messages"]])
+    found = asker.chat_many(conversations)
+    for key, messages, answers in zip(keys, conversations, found, strict=True):
+        row = source.row(key)
+        if isinstance(answers, MultimodalError):
+            broken.append(f"{row.place}: {' '.join(str(answers).split())}")
+        else:
+            task, metric = row.fields.get("task", "questions"), row.fields.get("metric", "exact")
+            loss = asker.loss(messages, row.texts[0]) if metric == "perplexity" else None
+            said = answers[0].text.strip()
+            rows.append(AnsweredQuestion(row.place, task, metric, _asked(messages), said, tuple(row.texts), loss))
+        watch(len(rows), len(keys))
+    if not rows:
+        raise DataError(f"{len(broken)} questions, of which none could be asked (the first: {(broken or ['none'])[0]})")
+    return AnswerEvaluation(rows, broken)
+
+
+def _left(message: dict[str, Any], without: Sequence[Kind]) -> dict[str, Any]:
+    if isinstance(message["content"], str) or not without:
+        return message
+    return message | {"content": [part for part in message["content"] if part["type"] not in without]}
+
+
+def _asked(messages: Sequence[dict[str, Any]]) -> str:
+    return " ".join(_texts(messages[-1]["content"]))
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    else:
+        for part in content:
+            yield (
+                part["text"]
+                if part["type"] == "text"
+                else next(f"[{part[key]}]" for key in (part["type"], "path", "url", "base64") if key in part)
+            )
