@@ -81,7 +81,7 @@ class PrepareChat:
     def __init__(self, checkpoint: Checkpoint, video: VideoOptions, augment: CaptionAugmentSettings):
         self.checkpoint, self.augment = checkpoint, augment
         self.encoder, self.tokenizer = MediaEncoder(checkpoint, video), checkpoint.required_tokenizer()
-        self.end = checkpoint.chat.end_ids(self.tokenizer)[0]
+        self.end = self._end()
         self.kept: dict[str, Any] = {}
         self.room = KEPT
 
@@ -103,6 +103,14 @@ class PrepareChat:
         if len(ids) - 1 > (most := self.checkpoint.model.config.decoder.context):
             raise TextError(f"has {len(ids) - 1} tokens, the model's context is {most}")
         return ChatExample(ids[:-1], targets[: len(ids) - 1], inputs)
+
+    def _end(self) -> int:
+        """The token after an answer in the template, if it ends answers; else the first that does."""
+        said = [Message("user", (MessagePart("text", "a"),)), Message("assistant", (MessagePart("text", "b"),))]
+        start = len(self._prompt(said[:1], [])) + len(self.tokenizer.encode("b"))
+        ends = self.checkpoint.chat.end_ids(self.tokenizer)
+        after = self._prompt(said, [])[start : start + 1]
+        return after[0] if after and after[0] in ends else ends[0]
 
     def _prompt(self, messages: Sequence[Message], inputs: Sequence[Input]) -> list[int]:
         own = [one.medium for one in inputs[: sum(1 for _ in media(messages))]]

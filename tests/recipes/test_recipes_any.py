@@ -1,0 +1,125 @@
+"""The any-to-text recipes: questions made of small sets, a model that learns them, and runs that resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from multimodal import Asker, load
+from multimodal.blocks.stack import transformer
+from multimodal.data.datasets.chats import open_chats, question, write_chats
+from multimodal.models.vit import ViT, ViTConfig
+from multimodal.tasks.evaluate.answers import evaluate_answers
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.video.reading import frames, read_info
+from multimodal.train.recipe_cli import start
+from multimodal.weights.folder import Checkpoint, save_folder
+from tests.helpers.tiny_run import assert_same_states
+
+COLOURS = ("red", "blue", "lime")
+RECORD = Preprocessing((32, 32), "squash", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Questions about plain images and in text alone, and an image encoder."""
+    folder = tmp_path_factory.mktemp("any")
+    rows = []
+    for colour in COLOURS:
+        for number in range(6):
+            Image.new("RGB", (40 + number, 40), colour).save(folder / f"{colour}{number}.png")
+            rows.append(question("Which colour?", [colour], "colours", image=f"{colour}{number}.png"))
+    write_chats(folder / "colours.jsonl", rows)
+    write_chats(folder / "texts.jsonl", [question(f"{n} + 1", [str(n + 1)], "sums", "bleu") for n in range(12)])
+    torch.manual_seed(0)
+    encoder = ViT(ViTConfig((32, 32), 16, transformer(32, 1, 4, 64), "mean", False)).eval()
+    save_folder(Checkpoint(encoder, None, RECORD), folder / "encoder")
+    return folder
+
+
+def flags(data: Path, run: str, steps: int, *more: str, **changes) -> list[str]:
+    values = {
+        "init": None, "image": data / "encoder", "run": data / run, "out": data / f"{run}-out", "steps": steps,
+        "hold": 0.2, "vocabulary": 280, "width": 32, "layers": 1, "heads": 2, "context": 64, "shuffle": 1,
+        "smallest_crop": 1, "colour": 0, "rate": 1e-2, "warmup": 2, "average": 0.8, "evaluate_every": 40,
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    values |= changes
+    pairs = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+    return ["--data", f"{data}/colours.jsonl=9", f"{data}/texts.jsonl=3", *pairs, *more]
+
+
+def test_two_stages_learn_colours_that_need_the_image(load_recipe, data):
+    recipe = load_recipe("train_any")
+    start(recipe.main, flags(data, "text", 20, "--freeze", "image", "image_connector"))
+    before = load(data / "text-out").model.decoder.state_dict()
+    parts = ("--freeze", "image", "decoder", "--optimizer", "adamw")
+    start(recipe.main, flags(data, "connect", 20, *parts, init=data / "text-out", image=None))
+    after = load(data / "connect-out").model
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.decoder.state_dict().items())
+    start(recipe.main, flags(data, "all", 120, "--freeze", "image", init=data / "connect-out", image=None))
+    asker = Asker(data / "all-out", compute_type="float32", max_new_tokens=8)
+    found = {without: evaluate_answers(open_chats(data / "colours.jsonl"), asker, without).figures()["colours"]
+             for without in ((), ("image",))}  # fmt: skip
+    assert found[()]["accuracy"] > 95
+    assert found[("image",)]["accuracy"] == found[()]["constant"] == pytest.approx(100 / 3, abs=0.01)
+    assert load(data / "all-out").card["ask"] == {"max_frames": 8}
+
+
+def test_a_resumed_run_equals_an_unbroken_one(load_recipe, data):
+    recipe = load_recipe("train_any")
+    for run, more, steps in (("whole", [], 6), ("part", [], 3), ("part", ["--resume"], 6)):
+        start(recipe.main, flags(data, run, steps, *more, "--freeze", "image", schedule="wsd", warmup=0, dropout=0.1))
+    assert_same_states(data / "whole", data / "part", 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"data": "colours.jsonl"}, "colours.jsonl: expected FILE=COUNT"),
+        ({"data": "none.jsonl=3"}, "none.jsonl: no such file"),
+        ({"init": "clip-vit-16"}, "--init clip-vit-16: has its own encoders"),
+        ({"init": "clip-vit-16", "image": None}, "clip-vit-16: expected an any-to-text model with a chat format, got"),
+        ({"image": "bert-mini"}, "bert-mini: expected a model with an image encoder and its preprocessing"),
+        ({"audio": "clip-vit-16"}, "clip-vit-16: expected a model with an audio encoder"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(load_recipe, data, last_line, changes, line):
+    changes = dict(changes)
+    file = changes.pop("data", None)
+    given = flags(data, "bad", 2, **changes)
+    if file is not None:
+        given = ["--data", str(data / file), *given[3:]]
+    assert line in last_line(lambda: start(load_recipe("train_any").main, given))
+
+
+def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
+    for name in ("cat", "ship"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8), "red").save(tmp_path / "set" / name / f"{number}.png")
+    lines = [{"id": "cat", "names": ["cat"], "hypernyms": ["animal"]}, {"id": "ship", "names": ["ship", "vessel"]}]
+    (tmp_path / "names.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    args = [str(tmp_path / "q"), "--labelled", str(tmp_path / "set"), "--classes", str(tmp_path / "names.jsonl")]
+    start(load_recipe("ask_images").main, args)
+    rows = [json.loads(line) for line in (tmp_path / "q" / "yes_no.jsonl").read_text().splitlines()]
+    assert len(rows) == 12
+    for row in rows:
+        image, text = row["messages"][0]["content"]
+        term = text["text"].rstrip("?").removesuffix(" in the picture").split()[-1]
+        true = term in (["cat", "animal"] if "/cat/" in image["path"] else ["ship"])
+        assert row["answers"] == ["yes" if true else "no"]
+    classes = [json.loads(line)["answers"] for line in (tmp_path / "q" / "classes.jsonl").read_text().splitlines()]
+    assert ["a ship", "a vessel"] in classes
+
+
+def test_clips_show_what_is_asked(load_recipe, tmp_path):
+    start(load_recipe("ask_clips").main, [str(tmp_path / "clips.jsonl"), "--count", "4", "--narrated", "0"])
+    source = open_chats(tmp_path / "clips.jsonl")
+    assert len(source) == 8  # two questions a clip
+    path = source.read(0).fields["messages"][0]["content"][0]["path"]
+    assert read_info(path).duration == pytest.approx(4)
+    first, *_ = frames(path)
+    assert first.image.size == (96, 96)
