@@ -26,6 +26,7 @@ from PIL import Image, ImageDraw, ImageEnhance
 
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.sources import Source, open_source
+from multimodal.system.files import read_json
 from multimodal.tokens.image.reading import read_image
 from multimodal.train import log, start
 
@@ -37,6 +38,7 @@ WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 NUMBERS = ("zero", "one", "two", "three")
 SLOTS = 8  # equal parts of a clip; a blinking shape is away for whole parts
 NOUNS, DEEDS = ("dog", "child", "man", "woman", "boy", "girl"), ("runs", "sleeps", "plays", "jumps", "sits", "walks")
+NARRATION = read_json(Path(__file__).parents[1] / "data" / "questions.json")["narration"][0]
 PLACES = ("in the park", "on the beach", "in the street", "at home", "in the snow")
 
 
@@ -181,7 +183,7 @@ def made(number: int, s: ClipQuestions, stills: Source | None) -> list[dict[str,
     if draw.random() < s.narrated:
         said = sentence(draw)
         sound = spoken(said, draw)
-        asked.append(("What is said?", said, "narration"))
+        asked.append((NARRATION, said, "narration"))
     path = s.out.with_suffix("") / f"{number:05d}.mp4"
     encode(path, frames, sound)
     name = f"{path.parent.name}/{path.name}"

@@ -27,11 +27,10 @@ from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.datasets.class_names import VAGUE, Concept, class_names, evenly
 from multimodal.data.loader import generator
 from multimodal.data.sources import Sample, Source, open_source
+from multimodal.system.files import read_json
 from multimodal.train import log, start
 
-DESCRIBE = ("Describe the image.", "What does the picture show?", "Write a caption.")
-NAME = ("What is this?", "What is in the picture?", "Name the object in the picture.")
-TRUE = ("Is there {} in the picture?", "Is this {}?", "Does the picture show {}?")
+QUESTIONS: dict[str, list[str]] = read_json(Path(__file__).parents[1] / "data" / "questions.json")
 LEVELS = 4  # above a class of which is asked
 
 
@@ -58,7 +57,7 @@ def placed(sample: Sample, folder: Path) -> Path:
     return Path(folder.name) / path.name
 
 
-def chosen(options: tuple[str, ...] | list[str], random: torch.Generator) -> str:
+def chosen(options: list[str], random: torch.Generator) -> str:
     return options[int(torch.randint(len(options), (), generator=random))]
 
 
@@ -67,7 +66,7 @@ def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
         sample, random = source.read(key), generator(s.seed, "captions", key)
         path = placed(sample, s.out / "images")
         answers = [tidy(text) for text in sample.texts]
-        yield question(chosen(DESCRIBE, random), answers, "captions", "cider", image=path)
+        yield question(chosen(QUESTIONS["describe"], random), answers, "captions", "cider", image=path)
 
 
 def labelled(source: Source, keys: list[int], s: ImageQuestions) -> Iterator[tuple[Path, str, torch.Generator]]:
@@ -86,7 +85,7 @@ def yes_no(path: Path, label: str, names: Mapping[str, Concept], random: torch.G
     while (false := chosen(seen_terms(names[chosen(others, random)]), random)).lower() in own.terms():
         pass
     for term, answer in ((true, "yes"), (false, "no")):
-        yield question(chosen(TRUE, random).format(with_article(term)), [answer], "yes or no", image=path)
+        yield question(chosen(QUESTIONS["true"], random).format(with_article(term)), [answer], "yes or no", image=path)
 
 
 def main(s: ImageQuestions) -> None:
@@ -99,7 +98,9 @@ def main(s: ImageQuestions) -> None:
         keys = evenly(range(len(source)), s.limit) if s.limit else list(range(len(source)))
         items = list(labelled(source, keys, s))
         made["classes"] = (
-            question(chosen(NAME, random), list(map(with_article, names[label].names)), "classes", image=path)
+            question(
+                chosen(QUESTIONS["name"], random), list(map(with_article, names[label].names)), "classes", image=path
+            )
             for path, label, random in items
         )
         made["yes_no"] = (one for path, label, random in items for one in yes_no(path, label, names, random))

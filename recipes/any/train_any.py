@@ -101,7 +101,7 @@ def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
 def shared_encoders(
     image_name: str | None, image: Checkpoint | None, audio_name: str | None, audio: Checkpoint | None
 ) -> tuple[SharedPart, ...]:
-    """Where a new model's encoders are in the models they come from."""
+    """A new model's encoders as parts of the models they come from."""
     known = (("image", image_name, image), ("audio", audio_name, audio))
     places = {"image": "image" if image and image.kind == "clip" else "",
               "audio": "encoder" if audio and hasattr(audio.model, "encoder") else ""}  # fmt: skip

@@ -33,7 +33,7 @@ def test_paths_are_of_the_list_and_the_last_answer_is_the_assistants(tmp_path):
 
 
 def test_what_is_written_is_read(tmp_path):
-    rows = [question("What is said?", ["yes"], "speech", "wer", audio="a.wav"), question("2 + 2?", ["4"], "sums")]
+    rows = [question("Which word?", ["yes"], "speech", "wer", audio="a.wav"), question("2 + 2?", ["4"], "sums")]
     assert write_chats(tmp_path / "made" / "q.jsonl", rows) == 2
     source = open_chats(tmp_path / "made" / "q.jsonl")
     assert source.read(0).fields["metric"] == "wer"

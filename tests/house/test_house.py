@@ -21,7 +21,7 @@ ROOMS = ("errors", "system", "tokens", "blocks", "models", "decoding", "weights"
          "serve", "cli")  # fmt: skip
 # within tasks; those of one level do not know each other
 LEVELS = {"figures": 0, "report": 0, "encode": 1, "classify": 2, "caption": 2, "text": 2, "retrieve": 2,
-          "transcribe": 2, "ask": 3, "evaluate": 3, "inspect": 4}  # fmt: skip
+          "transcribe": 2, "ask": 3, "evaluate": 4, "inspect": 5}  # fmt: skip
 
 
 def sources() -> dict[str, Source]:

@@ -11,7 +11,7 @@ from multimodal import Asker, load
 from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.chats import open_chats, question, write_chats
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tasks.evaluate.answers import evaluate_answers
+from multimodal.tasks.evaluate.text.answers import evaluate_answers
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.video.reading import frames, read_info
 from multimodal.train.recipe_cli import start
@@ -108,8 +108,8 @@ def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
     assert len(rows) == 12
     for row in rows:
         image, text = row["messages"][0]["content"]
-        term = text["text"].rstrip("?").removesuffix(" in the picture").split()[-1]
-        true = term in (["cat", "animal"] if "/cat/" in image["path"] else ["ship"])
+        shown = {"cat", "animal"} if "/cat/" in image["path"] else {"ship"}
+        true = bool(shown & set(text["text"].rstrip("?").split()))
         assert row["answers"] == ["yes" if true else "no"]
     classes = [json.loads(line)["answers"] for line in (tmp_path / "q" / "classes.jsonl").read_text().splitlines()]
     assert ["a ship", "a vessel"] in classes

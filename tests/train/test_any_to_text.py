@@ -20,8 +20,8 @@ from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, PrepareChat, alike, collate
 from multimodal.weights.folder import Checkpoint
 from tests.helpers.data.audio_files import chirp, wav
+from tests.helpers.data.chats import checkpoint
 from tests.helpers.data.video_files import ramp, video
-from tests.helpers.tiny_any import checkpoint
 
 PLAIN = CaptionAugmentSettings(1.0, 0.0, 0.0)
 

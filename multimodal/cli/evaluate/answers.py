@@ -15,7 +15,7 @@ from multimodal.tasks.text.options import GenerateOptions
 from multimodal.tokens.video.options import VideoOptions
 
 if TYPE_CHECKING:
-    from multimodal.tasks.evaluate.answers import AnswerEvaluation
+    from multimodal.tasks.evaluate.text.answers import AnswerEvaluation
 
 MOST_SHOWN = 20  # answers of each task in a report
 EXAMPLES = """examples:
@@ -44,7 +44,7 @@ def add_flags(p: Parser) -> None:
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.chats import open_chats, write_chats
     from multimodal.tasks.ask.asker import Asker
-    from multimodal.tasks.evaluate.answers import evaluate_answers
+    from multimodal.tasks.evaluate.text.answers import evaluate_answers
     from multimodal.tasks.report.page import Section
 
     output = output_file(options.answers, "--answers", (".jsonl",), outputs_of(options, but=("answers",)))

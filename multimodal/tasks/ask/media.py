@@ -116,7 +116,7 @@ class MediaEncoder:
         return [self._encoded(self.read(part, several)) for part in parts]
 
     def read(self, part: MessagePart, several: bool) -> Medium:
-        """What the encoder takes of one part. `several`: it is one of several images. Raises the errors of its kind."""
+        """Pixels or frames of one part. `several`: it is one of several images. Raises the errors of its kind."""
         if part.kind == "audio":
             return self._windows(self._wave(part.value))
         record = self.checkpoint.preprocessing

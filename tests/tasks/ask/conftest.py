@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multimodal.weights.folder import Checkpoint, save_folder
-from tests.helpers.tiny_any import checkpoint
+from tests.helpers.data.chats import checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from multimodal.tasks.text.options import options_for
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.weights.folder import load_folder
 from tests.helpers.commands import one_line, run
+from tests.helpers.data.chats import checkpoint
 from tests.helpers.data.video_files import ramp, video
-from tests.helpers.tiny_any import checkpoint
 
 NEW = {"max_new_tokens": 6}
 RED, BLUE = (Image.new("RGB", (12, 8), colour) for colour in ("red", "blue"))

@@ -1,0 +1,81 @@
+"""Figures of answers, by hand, and the command on a tiny model."""
+
+import json
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+from multimodal import Asker
+from multimodal.data.datasets.chats import open_chats, question, write_chats
+from multimodal.errors import DataError
+from multimodal.tasks.evaluate.text.answers import AnsweredQuestion, AnswerEvaluation, evaluate_answers
+from multimodal.weights.folder import save_folder
+from tests.helpers.commands import run
+from tests.helpers.data.chats import checkpoint
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return checkpoint()
+
+
+def row(answer: str, *references: str, task: str = "classes", metric: str = "exact") -> AnsweredQuestion:
+    return AnsweredQuestion("", task, metric, "?", answer, references)
+
+
+def test_figures_are_those_by_hand():
+    rows = [
+        row("A dog.", "a dog", "a puppy"), row("the puppy", "a dog", "a puppy"), row("cat", "a ship"),
+        row("ship", "ship"), row("dogs run", "dogs run home", task="speech", metric="wer"),
+        row("ein Hund", "ein Hund", task="german", metric="bleu"),
+        AnsweredQuestion("", "text", "perplexity", "?", "", ("x",), (math.log(2) * 6, 6)),
+    ]  # fmt: skip
+    figures = AnswerEvaluation(rows, []).figures()
+    assert figures["classes"] == {"questions": 4, "accuracy": 75, "constant": 50}
+    assert figures["speech"]["wer"] == 33.33
+    assert figures["text"]["perplexity"] == 2
+    assert list(figures) == ["classes", "speech", "german", "text"]
+
+
+def test_inputs_can_be_left_out_and_a_broken_item_leaves_the_others(tiny, tmp_path):
+    Image.new("RGB", (12, 8), "red").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"none")
+    rows = [question("which?", ["red"], "colours", image=name) for name in ("a.png", "b.png")]
+    rows.append(question("which?", ["red"], "text", "perplexity"))
+    write_chats(tmp_path / "q.jsonl", rows)
+    asker = Asker(tiny, compute_type="float32", max_new_tokens=3)
+    source = open_chats(tmp_path / "q.jsonl")
+    found = evaluate_answers(source, asker)
+    assert found.rows[0].answer == asker("which?", tmp_path / "a.png")
+    assert len(found.rows) == 2
+    assert "q.jsonl line 2" in found.broken[0]
+    alone = evaluate_answers(source, asker, ("image",))
+    assert [one.answer for one in alone.rows] == [asker("which?")] * 3
+    nats, tokens = found.rows[1].loss
+    ids = [*asker.writer.prompt([asker.message("which?")]).ids, *tiny.tokenizer.encode("red"), asker.writer.ends[0]]
+    with torch.inference_mode():
+        logits = tiny.model(torch.tensor([ids]), [torch.zeros(0, 16)])[0].log_softmax(-1)
+    assert tokens == 4
+    assert nats == pytest.approx(-sum(float(logits[i - 1, ids[i]]) for i in range(len(ids) - 4, len(ids))), abs=1e-3)
+
+
+def test_an_unknown_metric_is_named(tiny, tmp_path):
+    write_chats(tmp_path / "q.jsonl", [question("?", ["a"], "x", "f1")])
+    with pytest.raises(DataError, match=r"q\.jsonl line 1: unknown metric 'f1' \(known: exact, wer"):
+        evaluate_answers(open_chats(tmp_path / "q.jsonl"), Asker(tiny))
+
+
+def test_the_command_prints_tasks_and_writes_answers(tiny, tmp_path, capsys):
+    save_folder(tiny, tmp_path / "tiny")
+    write_chats(tmp_path / "q.jsonl", [question("1 + 1", ["2"], "sums")])
+    given = [str(tmp_path / "q.jsonl"), "--model", str(tmp_path / "tiny"), "--format", "json", "--max_new_tokens", "3",
+             "--answers", str(tmp_path / "a.jsonl"), "--report", str(tmp_path / "r.md")]  # fmt: skip
+    code, out, _ = run(capsys, "evaluate", "answers", *given)
+    assert code == 0
+    (figures,) = json.loads(out)["sets"].values()
+    assert figures["sums"]["questions"] == 1
+    (answer,) = (json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines())
+    assert answer["references"] == ["2"]
+    assert "sums" in (tmp_path / "r.md").read_text()
