@@ -42,11 +42,11 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import check_card
 from multimodal.weights.encode import image_features, text_features
+from multimodal.weights.files.shared import SharedPart, own_tensors, shared_tensors, shipped_folder
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.files.stored import from_stored, to_stored
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.fit import check_size, check_vocabulary
-from multimodal.weights.shared import SharedPart, own_tensors, shared_tensors, shipped_folder
 from multimodal.weights.table import check_finite, check_like
 
 FORMAT = 1

@@ -34,9 +34,9 @@ from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate
+from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
-from multimodal.weights.shared import SharedPart
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from multimodal import load
 from multimodal.errors import CheckpointError
 from multimodal.system import assets
 from multimodal.train.objectives.any_to_text import AnySettings, begin
+from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
-from multimodal.weights.shared import SharedPart
 
 SHARED = (SharedPart("image", "clip-vit-16", "image"),)
 
@@ -50,6 +50,6 @@ def test_what_differs_is_not_shared(made, tmp_path):
 def test_another_version_of_the_shipped_model_is_refused(made, tmp_path, monkeypatch):
     save_folder(made, tmp_path / "any")
     known = assets.shipped()
-    monkeypatch.setattr("multimodal.weights.shared.shipped", lambda: {"clip-vit-16": known["captioner-mini"]})
+    monkeypatch.setattr("multimodal.weights.files.shared.shipped", lambda: {"clip-vit-16": known["captioner-mini"]})
     with pytest.raises(CheckpointError, match="image is of another version of clip-vit-16 than the shipped one"):
         load_folder(tmp_path / "any")
