@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # what commands write; every other text among their options may name an input
 OUTPUTS = {
-    "output", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
+    "output", "explain", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
     "regions", "features_cache", "model_dir",
 }  # fmt: skip
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "fill-mask": ("text.fill_mask", "predict the masked words or spans of a text"),
     "tag": ("text.tag", "find names and other entities in texts"),
     "answer": ("text.answer", "answer a question from a text, or choose its answer"),
+    "clean": ("text.clean", "clean text for language models by C4's rules, without duplicates"),
     "embed": ("text.embed", "embed texts or images as vectors"),
     "translate": ("text.translate", "translate texts with an encoder-decoder checkpoint"),
     "inspect": ("checkpoints.inspect",

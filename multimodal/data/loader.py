@@ -9,10 +9,8 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 import warnings
@@ -294,9 +292,6 @@ def _same(micro: _Micro | _Failure) -> _Micro | _Failure:
     return micro
 
 
-PARENT = 0.5  # seconds between checks that a worker's parent lives
-
-
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
     """Block signals, also in a worker forked inside, until its `calm_worker`."""
@@ -314,16 +309,3 @@ def calm_worker(_: int = 0) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
-
-
-def end_with_parent() -> None:
-    """End this process soon after its parent, even if that was killed."""
-    signal.set_wakeup_fd(-1)  # inherited from the parent
-    parent = multiprocessing.parent_process().pid
-
-    def follow() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT)
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True, name="parent").start()

@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from multimodal.data.loader import BROKEN, end_with_parent
+from multimodal.data.loader import BROKEN
 from multimodal.data.sources import PATHS, Sample, Source, duration_of
 from multimodal.errors import DataError
+from multimodal.system.processes import end_with_parent
 from multimodal.tokens.audio.reading import SAMPLE_RATE, stream_audio
 from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
 from multimodal.tokens.image.reading import SUFFIXES as IMAGES

@@ -93,7 +93,7 @@ def opened_output(path: Path, stopped: Literal["drop", "keep", "place"] = "drop"
         with at_stop(partial(_stopped, part, path, stopped)):
             yield part
         with _naming(path):
-            _put(part, path)
+            place(part, path)
     except BaseException:
         if line := _stopped(part, path, stopped):
             warnings.warn(line, stacklevel=3)
@@ -108,7 +108,7 @@ def _stopped(part: IO[bytes], path: Path, stopped: str) -> str | None:
         part.flush()
         written = os.path.getsize(part.name)
         if stopped == "place" and written:
-            _put(part, path)
+            place(part, path)
         elif stopped == "keep" and written:
             return f"{path}: stopped; what was written so far is in {part.name}"
     with suppress(OSError):
@@ -116,7 +116,8 @@ def _stopped(part: IO[bytes], path: Path, stopped: str) -> str | None:
     return None
 
 
-def _put(part: IO[bytes], path: Path) -> None:
+def place(part: IO[bytes], path: Path) -> None:
+    """Move an open temporary file to `path`, marked as ours. Raises OSError."""
     with unbroken():
         part.flush()
         os.fsync(part.fileno())
