@@ -103,7 +103,7 @@ def output_file(path: str | None, flag: str, endings: Collection[str], outputs: 
     if path is None:
         return None
     file = Path(path)
-    if endings and file.suffix.lower() not in endings:
+    if endings and not file.name.lower().endswith(tuple(endings)):
         raise UsageError(f"{flag} {path}: must end in {' or '.join(endings)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

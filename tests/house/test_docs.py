@@ -81,6 +81,9 @@ def files(tmp_path_factory) -> Path:
     Image.new("RGB", (96, 64), (30, 90, 160)).save(folder / "photo.jpg")
     Image.new("RGB", (240, 60), (30, 90, 160)).save(folder / "panorama.jpg")
     (folder / "names.txt").write_text("dog\ncat\n")
+    page = "A lemon is a small yellow fruit. It grows on a small tree. It is used for its juice."
+    (folder / "pages.jsonl").write_text(json.dumps({"text": f"Menu\n{page}"}) + "\n")
+    (folder / "lemon.txt").write_text(f"Menu\n{page}\n\nHome\n")
     (folder / "prompts.json").write_text(json.dumps({"dog": ["a dog"], "cat": ["a cat", "my cat"]}))
     sound = speech()
     stills = [np.roll(np.asarray(Image.open(folder / "photo.jpg")), 9 * number, 2) for number in range(20)]

@@ -76,7 +76,7 @@ def test_the_lemon_page_keeps_its_article(capsys, tmp_path):
 
 def test_ten_thousand_pages_agree_with_the_rules_written_out(capsys, tmp_path):
     pages, bad = written_out.made_pages(10_000), ["swearword", "bad words"]
-    file, output, why = tmp_path / "pages.jsonl", tmp_path / "clean.jsonl", tmp_path / "why.jsonl"
+    file, output, why = tmp_path / "pages.jsonl", tmp_path / "clean.jsonl.zst", tmp_path / "why.jsonl.gz"
     file.write_text("".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(pages)))
     (tmp_path / "bad").write_text("\n".join([*bad, ""]))
     report = counted(capsys, file, "-o", output, "--explain", why, "--bad_words", tmp_path / "bad")
