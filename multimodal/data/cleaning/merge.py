@@ -105,7 +105,7 @@ class Merge:
         return lines
 
     def _find(self, spans: list[int]) -> dict[int, Place]:
-        """Those of any spans that stand before."""
+        """Look up spans among those that stand before."""
         return self.state.spans(spans) | {key: self._added[key] for key in spans if key in self._added}
 
     def _shortened(self, page: CleanedPage, number: int, line: str, gone: dict[int, Place]) -> str:
