@@ -4,7 +4,7 @@ r"""Train a captioner (the image encoder of a contrastive checkpoint under a new
     python recipes/vision/train_captioner.py --data $data/vision/flickr8k-1000/train.jsonl \
         --labelled "$data/vision/tiny-imagenet/train-*.tar" $data/vision/caltech101/train \
         --classes recipes/data/classes.jsonl --sentences $data/text/multi30k/train.en.gz \
-        --without $data/vision/flickr8k-1000/test.jsonl --init assets/clip-vit-16 --freeze image --encoder_layers 4 \
+        --without $data/vision/flickr8k-1000/test.jsonl --init clip-vit-16 --freeze image --share --encoder_layers 4 \
         --batch_labelled 1 --steps 3000 --average 0.995 --evaluate_every 300 --run captioner-run --out captioner \
         --card recipes/data/captioner_card.json
     multimodal evaluate captions $data/vision/flickr8k-1000/test.jsonl --model captioner --beam_size 4
@@ -67,6 +67,7 @@ from multimodal.train.lora import freeze
 from multimodal.train.objective import Objective
 from multimodal.train.objectives import captioning, coca
 from multimodal.train.objectives.captioning import DecoderSettings
+from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -84,6 +85,9 @@ class CaptionerRun:
     family: Literal["captioner", "coca"] = "captioner"  # coca: also contrasts, and keeps the text tower of --init
     init: str = "clip-vit-16"  # model whose image encoder is used, or a model of the family to train further
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
+    share: bool = (
+        False  # leave the frozen image encoder of a shipped --init out of the checkpoint, which takes it there
+    )
     batch: int = 20  # images with captions; labelled images and sentences are added
     batch_labelled: int = 4
     batch_sentences: int = 24
@@ -138,6 +142,8 @@ def check(settings: CaptionerRun) -> None:
     for part in (settings, settings.decoder):
         for flag in (f for f in fields(part) if f.name in other and getattr(part, f.name) != f.default):
             raise UsageError(f"--{flag.name}: has no part in --family {settings.family}")
+    if settings.share and "image" not in settings.freeze:
+        raise UsageError("needs --freeze image", argument="share")
 
 
 def begin(settings: CaptionerRun, texts: Iterable[str]) -> tuple[Checkpoint, Objective, Callable]:
@@ -169,6 +175,8 @@ def main(settings: CaptionerRun) -> None:
     def measure(model: nn.Module) -> dict[str, float]:
         return caption_scores(captions(images, replace(initial, model=model), settings.beams), references)
 
+    if settings.share:
+        initial = replace(initial, shared=(SharedPart("image", settings.init, "image"),))
     kept = replace(initial, card={name: initial.card[name] for name in ("templates",) if name in initial.card})
     judge = KeepBest(loop, measure, lambda scores: scores["cider"], kept, {"images": len(val.keys)}, newest=True)
     Loop(loop, objective, loader, judge).fit()
