@@ -3,8 +3,8 @@ r"""Train an any-to-text model: connectors and a text decoder on trained image a
     q=questions/train
     python recipes/any/train_any.py --data $q/texts.jsonl=96 --image clip-vit-16 --audio asr-conformer-en --share \
         --freeze image audio image_connector audio_connector --steps 600 --run text-run --out any-text
-    data="$q/captions.jsonl=24 $q/classes.jsonl=16 $q/yes_no.jsonl=24 $q/an4.jsonl=8 $q/fsdd.jsonl=2 \
-        $q/speechocean762.jsonl=8 $q/languages.jsonl=16 $q/clips.jsonl=16 $q/texts.jsonl=24"
+    data="$q/captions.jsonl=20 $q/classes.jsonl=28 $q/yes_no.jsonl=40 $q/an4.jsonl=10 $q/fsdd.jsonl=2 \
+        $q/speechocean762.jsonl=4 $q/languages.jsonl=10 $q/clips.jsonl=16 $q/texts.jsonl=12"
     python recipes/any/train_any.py --data $data --init any-text --freeze image audio decoder --steps 150 \
         --optimizer adamw --rate 2e-3 --run connect-run --out any-connect --trust_paths
     python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 2600 \
@@ -112,11 +112,11 @@ def shared_encoders(
 
 @torch.no_grad()
 def loss_of(objective: Answering, batches: dict[str, list]) -> dict[str, float]:
-    """Mean loss per token of each file, and their mean."""
+    """Mean loss of each file, and their mean."""
     found = {}
     for name, own in batches.items():
         total = sum(float(objective(batch)["loss"]) for batch in own)
-        found[f"{name}_loss"] = total / sum(int(objective.counts(batch)["loss"]) for batch in own)
+        found[f"{name}_loss"] = total / sum(float(objective.counts(batch)["loss"]) for batch in own)
     return {"loss": sum(found.values()) / len(found)} | found
 
 

@@ -63,6 +63,7 @@ class ChatBatch(PaddedText):
     inputs: list[Input]
     counts: list[int]
     sizes: list[int]  # lengths on the host
+    answers: list[int]  # tokens of each row that are learned
 
 
 class _VideoPart(NamedTuple):
@@ -168,7 +169,8 @@ def collate(examples: Sequence[ChatExample]) -> ChatBatch:
     targets = pad_rows([example.targets for example in examples], IGNORED)
     inputs = [one for example in examples for one in example.inputs]
     counts, sizes = [len(example.inputs) for example in examples], [len(example.ids) for example in examples]
-    return ChatBatch(text.ids, text.lengths, targets, inputs, counts, sizes)
+    answers = [sum(target != IGNORED for target in example.targets) for example in examples]
+    return ChatBatch(text.ids, text.lengths, targets, inputs, counts, sizes, answers)
 
 
 def alike(sizes: Sequence[int]) -> list[list[int]]:
@@ -180,8 +182,11 @@ def alike(sizes: Sequence[int]) -> list[list[int]]:
 
 
 class Answering(Summed):
-    """Next-token cross-entropy over answers. Encoders that are frozen whole run without gradient, in eval mode, and
-    once for each medium that is not augmented, up to `KEPT` bytes of states."""
+    """Next-token cross-entropy over answers; a row of n tokens weighs √n, so that a yes counts beside a long sentence
+    (InternVL 2.5, Chen et al. 2024, section 3.3).
+
+    Encoders that are frozen whole run without gradient, in eval mode, and once for each medium that is not augmented,
+    up to `KEPT` bytes of states."""
 
     def __init__(self, model: AnyToText, record: Preprocessing | None):
         super().__init__(model)
@@ -209,11 +214,16 @@ class Answering(Summed):
             states = decoder.states(ids, *self.model.source(inputs), valid)
         else:
             states = decoder.states(ids, valid=valid, embedded=self.model.embed(ids, inputs))
-        learned = targets != IGNORED
-        return vocabulary_loss(*projection(decoder, states[learned]), targets[learned], 4096)
+        total, answers = torch.zeros((), device=ids.device), [batch.answers[row] for row in rows]
+        for size in sorted(set(answers) - {0}):  # rows of one weight
+            own = [i for i, n in enumerate(answers) if n == size]
+            learned = targets[own] != IGNORED
+            loss = vocabulary_loss(*projection(decoder, states[own][learned]), targets[own][learned])
+            total = total + loss * size**-0.5
+        return total
 
     def counts(self, batch: ChatBatch) -> dict[str, int | Tensor]:
-        return {"loss": (batch.targets != IGNORED).sum()}
+        return {"loss": torch.tensor(sum(n**0.5 for n in batch.answers), device=batch.ids.device)}
 
     def _rows(self, inputs: Sequence[Input]) -> list[Float[Tensor, "_ D"]]:
         """Rows of each input. All that has no name is encoded at once."""
