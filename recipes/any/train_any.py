@@ -87,8 +87,8 @@ def texts_of(parts: list[SourcePart]) -> Iterator[str]:
 def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
     if s.init is None:
         image, audio = (load(name) if name else None for name in (s.image, s.audio))
-        if s.share and not {"image", "audio"} <= {*s.freeze}:
-            raise UsageError("needs --freeze image audio", argument="share")
+        if s.share and (loose := [part for part in ("image", "audio") if getattr(s, part) and part not in s.freeze]):
+            raise UsageError(f"needs --freeze {' '.join(loose)}", argument="share")
         made = begin(image, audio, texts_of(parts), s.model)
         return replace(made, shared=shared_encoders(s.image, image, s.audio, audio)) if s.share else made
     if s.image or s.audio or s.share:

@@ -47,7 +47,7 @@ def flags(data: Path, run: str, steps: int, *more: str, **changes) -> list[str]:
         "threads": torch.get_num_threads(),
     }  # fmt: skip
     values |= changes
-    pairs = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+    pairs = [part for n, value in values.items() if value is not None for part in (f"--{n}", str(value)) if part]
     return ["--data", f"{data}/colours.jsonl=9", f"{data}/texts.jsonl=3", *pairs, *more]
 
 
@@ -75,6 +75,15 @@ def test_a_resumed_run_equals_an_unbroken_one(load_recipe, data):
     assert_same_states(data / "whole", data / "part", 6)
 
 
+def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
+    args = flags(data, "shared", 1, "--freeze", "image", "--share", image="clip-vit-16", shuffle=2)
+    start(load_recipe("train_any").main, args)
+    assert sum(file.stat().st_size for file in (data / "shared-out").iterdir()) < 200_000
+    again = flags(data, "again", 1, init=data / "shared-out", image=None)  # trained, the encoder is its own
+    start(load_recipe("train_any").main, again)
+    assert not load(data / "again-out").shared
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -82,6 +91,7 @@ def test_a_resumed_run_equals_an_unbroken_one(load_recipe, data):
         ({"data": "none.jsonl=3"}, "none.jsonl: no such file"),
         ({"init": "clip-vit-16"}, "--init clip-vit-16: has its own encoders"),
         ({"init": "clip-vit-16", "image": None}, "clip-vit-16: expected an any-to-text model with a chat format, got"),
+        ({"share": ""}, "--share needs --freeze image"),
         ({"image": "bert-mini"}, "bert-mini: expected a model with an image encoder and its preprocessing"),
         ({"audio": "clip-vit-16"}, "clip-vit-16: expected a model with an audio encoder"),
     ],
