@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import AudioError, CheckpointError, TextError, UsageError
@@ -32,12 +33,14 @@ MOST_SECONDS = 3600.0  # of sound in one recording
 
 class Medium(NamedTuple):
     """`tensors`: pixels of an image's tiles or a video's frames, or windows of sound; `lengths`: frames of each window
-    that are not padding."""
+    that are not padding; `shown`: what the pixels are of, with the `times` of a video's frames."""
 
     kind: Kind
     tensors: Float[Tensor, "N _ _ _"] | Float[Tensor, "N _ _"]
     lengths: Int[Tensor, "N"] | None = None
     tile: Tiled | None = None
+    shown: tuple[Image.Image, ...] = ()
+    times: tuple[float, ...] = ()
 
 
 class Encoded(NamedTuple):
@@ -77,10 +80,11 @@ class MediaEncoder:
         sound = self._sound_of(source)
         for frame in frames(source, self.video):
             while sound and sound[0][0] <= frame.time:
-                yield MessagePart("audio", sound.pop(0)[1])
+                start, samples = sound.pop(0)
+                yield MessagePart("audio", samples, start)
             yield MessagePart("text", f"{frame.time:.1f} s: ")
-            yield MessagePart("image", frame.image)
-        yield from (MessagePart("audio", samples) for _, samples in sound)
+            yield MessagePart("image", frame.image, frame.time)
+        yield from (MessagePart("audio", samples, start) for start, samples in sound)
 
     def _sound_of(self, source: Any) -> list[tuple[float, Samples]]:
         """(start in s, samples) of windows of a video's audio track."""
@@ -111,9 +115,13 @@ class MediaEncoder:
 
     def __call__(self, messages: Sequence[Message]) -> list[Encoded]:
         """Encode the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
+        return [self._encoded(one) for one in self.read_all(messages)]
+
+    def read_all(self, messages: Sequence[Message]) -> list[Medium]:
+        """Read the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
         parts = list(media(messages))
         several = sum(part.kind == "image" for part in parts) > 1
-        return [self._encoded(self.read(part, several)) for part in parts]
+        return [self.read(part, several) for part in parts]
 
     def read(self, part: MessagePart, several: bool) -> Medium:
         """Pixels or frames of one part. `several`: it is one of several images. Raises the errors of its kind."""
@@ -123,10 +131,12 @@ class MediaEncoder:
         if record is None:
             raise CheckpointError(f"model {self.checkpoint.source}: checkpoint has no preprocessing")
         if part.kind == "image":
-            tile = tiled(as_image(part.value), record, several)
-            return Medium("image", tile.pixels, tile=tile)
+            image = as_image(part.value)
+            tile = tiled(image, record, several)
+            return Medium("image", tile.pixels, tile=tile, shown=(image,))
         read: list[Frame] = list(frames(part.value, self.video))
-        return Medium("video", torch.cat([tiled(one.image, record, True).pixels for one in read]))
+        pixels = torch.cat([tiled(one.image, record, True).pixels for one in read])
+        return Medium("video", pixels, None, None, tuple(x.image for x in read), tuple(x.time for x in read))
 
     def _wave(self, source: Any) -> Float[Tensor, "T"]:
         sound = as_audio(source)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.sampling import LogitsProcessor, Step, left_pad
+from multimodal.decoding.sampling import LogitsProcessor, Step, greedy, left_pad
 from multimodal.errors import TextError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.models.any_to_text import AnyToText
@@ -83,6 +83,14 @@ class AnswerWriter(TextWriter):
         """Answers to each prompt, best first."""
         self.pending = [self._rows(one.media) for one in prompts]
         return self([one.ids for one in prompts])
+
+    def answer_ids(self, prompt: Prompt) -> list[int]:
+        """Ids of the greedy answer, without those that end it."""
+        self.pending = [self._rows(prompt.media)]
+        limit = self.max_new(prompt.ids)
+        step, cache, ids = self.start([prompt.ids], limit)
+        processors = self._processors(ids.shape[1])
+        return greedy(step, ids, cache, eos=self.eos, max_new=limit, processors=processors).ids[0]
 
     def pieces(self, prompt: Prompt) -> Iterator[str]:
         """Yield the answer piece by piece. Raises UsageError for a beam search or several answers."""

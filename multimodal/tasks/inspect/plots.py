@@ -1,6 +1,7 @@
 """Figures of attention maps, filters, similarities and distances."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from multimodal.tasks.figures import fonts, new_figure, overlay, png, shown, written
+from multimodal.tasks.inspect.answer_places import Seen
 from multimodal.tasks.inspect.maps import Axis
 from multimodal.tasks.inspect.numbers import HeadSelection
 from multimodal.tokens.image.preprocessing import Preprocessing
@@ -73,6 +75,38 @@ def plot_images(
             name, values = drawn[number]
             one.imshow(np.asarray(overlay(small, values, record, patch)))
             _title(one, name, 8 if side > 1.5 else 6)
+    return png(figure)
+
+
+def plot_answer(seen: Sequence[Seen], tokens: Axis, title: str) -> bytes:
+    """A panel for each medium: the mean of the answer's tokens over an image, each token over sound and text."""
+    images = [one for one in seen if one.keys.grid is not None]
+    strips = [one for one in seen if one.keys.grid is None and one.weights.shape[1]]
+    across = min(4, max(1, len(images)))
+    down = -(-len(images) // across)
+    tall = max(1.4, 0.16 * len(tokens.names) + 0.7)
+    size = max(7.0, 2.6 * across), min(60.0, 2.6 * down + tall * len(strips) + 0.6)
+    figure = new_figure(size, title, DPI)
+    grid = figure.add_gridspec(down + len(strips), across, height_ratios=[2.6] * down + [tall] * len(strips))
+    for number, one in enumerate(images):
+        axes = figure.add_subplot(grid[number // across, number % across])
+        axes.set_axis_off()
+        small = one.image.copy()
+        small.thumbnail((480, 480), Image.Resampling.BICUBIC)
+        heat = one.maps.mean(0).unflatten(0, one.keys.grid)
+        axes.imshow(np.asarray(overlay(small, heat, one.record, one.patch)))
+        _title(axes, f"{Path(one.name).name} ({float(one.share.mean()):.1%})", 8)
+    for number, one in enumerate(strips):
+        axes = figure.add_subplot(grid[down + number, :])
+        count, wide = one.weights.shape
+        across_ = (one.start, one.start + wide * one.keys.step) if one.keys.unit == "second" else (-0.5, wide - 0.5)
+        image = axes.imshow(one.maps.numpy(), cmap=COLOURS, aspect="auto", interpolation="nearest",
+                            extent=(*across_, count - 0.5, -0.5))  # fmt: skip
+        _title(axes, f"{Path(one.name).name} ({float(one.share.mean()):.1%})", 8)
+        _ticks(axes, "x", one.keys, wide, wide <= NAMED)
+        _ticks(axes, "y", tokens, count, count <= NAMED)
+        axes.set_xlabel(_what(one.keys, "attended to"), fontsize=8)
+        figure.colorbar(image, ax=axes, pad=0.01)
     return png(figure)
 
 

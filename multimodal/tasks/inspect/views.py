@@ -51,8 +51,9 @@ def _titled(checkpoint: Checkpoint, what: str, request: AlignmentRequest | None 
     return f"{model}: {what} {Path(request.input).name if files else request.input}"
 
 
-def _rounded(values: Tensor) -> Any:
-    return [_rounded(row) for row in values] if values.ndim else float(f"{float(values):.5g}")
+def rounded(values: Tensor) -> Any:
+    """Nested lists of five digits."""
+    return [rounded(row) for row in values] if values.ndim else float(f"{float(values):.5g}")
 
 
 def _sides(seen: AttentionMap) -> dict[str, Any]:
@@ -71,12 +72,12 @@ def _attention(checkpoint: Checkpoint, request: AlignmentRequest, options: ViewO
     record = {"what": "attention", "layers": maps.layers, "heads": maps.heads, **_sides(seen)}
     lines = _summary(seen, maps)
     if seen.keys.grid is None:
-        record["weights"] = _rounded(maps.weights)
+        record["weights"] = rounded(maps.weights)
         lines += _strongest(seen, maps)
         return View(record, lines, lambda: plots.plot_maps(maps, seen.queries, seen.keys, title))
     tower = tower_of(checkpoint.model)
     over = numbers.over_image(maps.weights, seen.keys, tower.config.class_token)
-    record |= {"of": "class token" if tower.config.class_token else "mean of patches", "maps": _rounded(over)}
+    record |= {"of": "class token" if tower.config.class_token else "mean of patches", "maps": rounded(over)}
     title = f"{title} ({record['of']}, each map in its own scale)"
     tiles = [(_panel(maps, i, j), over[i, j]) for i in range(len(maps.layers)) for j in range(len(maps.heads))]
     across = len(maps.heads) if len(maps.layers) > 1 else min(5, len(maps.heads) + 1)
@@ -130,7 +131,7 @@ def _strongest(seen: AttentionMap, maps: HeadSelection) -> list[str]:
 def _distance(checkpoint: Checkpoint, request: AlignmentRequest, options: ViewOptions) -> View:
     seen = attention(checkpoint, request.input)
     found, unit = numbers.mean_distances(seen), UNITS[seen.keys.unit]
-    record = {"what": "distance", "unit": unit, "distances": _rounded(found)}
+    record = {"what": "distance", "unit": unit, "distances": rounded(found)}
     lines = [f"mean attention distance ({unit}): rows are layers, columns are heads"]
     lines += [f"{layer:3}  " + " ".join(f"{float(value):8.2f}" for value in row) for layer, row in enumerate(found)]
     title = _titled(checkpoint, "attention distance over", request)
@@ -144,11 +145,11 @@ def _alignment(checkpoint: Checkpoint, request: AlignmentRequest, options: ViewO
     record = {"what": "alignment", "layers": maps.layers, "heads": maps.heads, **_sides(seen)}
     title = _titled(checkpoint, "alignment with", request)
     if seen.keys.grid is None:
-        record["weights"] = _rounded(maps.weights)
+        record["weights"] = rounded(maps.weights)
         lines = _strongest(seen, maps) or _heads_alone(maps)
         return View(record, lines, lambda: plots.plot_maps(maps, seen.queries, seen.keys, title))
     over = maps.weights.mean((0, 1)).unflatten(-1, seen.keys.grid)  # T rows columns
-    record["maps"] = _rounded(over)
+    record["maps"] = rounded(over)
     rows, columns = seen.keys.grid
     lines = []
     for name, one in zip(seen.queries.names, over, strict=True):
@@ -185,7 +186,7 @@ def _filters(checkpoint: Checkpoint, options: ViewOptions) -> View:
     if not is_image_model(checkpoint.model):
         raise UsageError(f"filters: expected an image model, got {checkpoint.kind}", argument="what")
     components, shares = numbers.filters(tower_of(checkpoint.model))
-    record = {"what": "filters", "shares": _rounded(shares), "components": _rounded(components)}
+    record = {"what": "filters", "shares": rounded(shares), "components": rounded(components)}
     lines = ["principal components of the patch filters, and their share of the variance"]
     lines += [f"{number:4}  {100 * float(share):6.2f} %" for number, share in enumerate(shares)]
     title = _titled(checkpoint, "principal components of the patch filters")
@@ -197,7 +198,7 @@ def _positions(checkpoint: Checkpoint, options: ViewOptions) -> View:
     part = model.encoder if isinstance(model, Whisper | EncoderDecoder) else model
     values, axis = numbers.position_similarity(tower_of(model) if is_image_model(model) else part)
     record = {"what": "positions", "unit": axis.unit, "grid": axis.grid, "step": axis.step}
-    record["similarity"] = _rounded(values)
+    record["similarity"] = rounded(values)
     lines = ["mean cosine of position embeddings by their distance"]
     for apart in [2**i for i in range(int(math.log2(max(2, len(values) - 1))) + 1)]:
         if axis.grid is None and apart < len(values):
@@ -230,8 +231,8 @@ def _induction(checkpoint: Checkpoint, options: ViewOptions) -> View:
     found = induction(model, vocabulary, length, begin=begin)
     scores = found.prefix_matching
     ranked = [divmod(int(place), scores.shape[1]) for place in scores.flatten().argsort(descending=True)]
-    heads = [{"layer": i, "head": j, "prefix_matching": _rounded(scores[i, j]),
-              "previous_token": _rounded(found.previous[i, j])} for i, j in ranked]  # fmt: skip
+    heads = [{"layer": i, "head": j, "prefix_matching": rounded(scores[i, j]),
+              "previous_token": rounded(found.previous[i, j])} for i, j in ranked]  # fmt: skip
     record = {"what": "induction", "length": length, "heads": heads, "losses": found.losses}
     lines = [f"random sequences of {length} tokens, repeated once", "layer  head  prefix matching  previous token"]
     lines += [f"{one['layer']:5}  {one['head']:4}  {one['prefix_matching']:15.3f}  {one['previous_token']:14.3f}"

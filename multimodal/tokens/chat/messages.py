@@ -14,10 +14,12 @@ SOURCES = ("path", "url", "base64")  # keys beside the kind's own name under whi
 
 @dataclass(frozen=True)
 class MessagePart:
-    """`value`: a text, or the source of an image, a recording or a video."""
+    """`value`: a text, or the source of an image, a recording or a video. `time`: of a frame or the first sample in its
+    video, in seconds."""
 
     kind: Kind
     value: Any
+    time: float | None = None
 
 
 @dataclass(frozen=True)
