@@ -1,4 +1,4 @@
-"""Where an answer looked: attention of its tokens over patches of images and frames, seconds of sound, and text."""
+"""Attention of an answer: over patches of images and frames, seconds of sound, and text."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Where an answer looked: shares sum to 1, rows of every connector lead back to patches and seconds."""
+"""Attention of an answer: shares sum to 1, rows of every connector lead back to patches and seconds."""
 
 import json
 from dataclasses import replace
