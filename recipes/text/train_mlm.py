@@ -1,10 +1,14 @@
-r"""Train a text encoder: BERT's masked tokens, with `--nsp` also next sentences, or ELECTRA's replaced tokens.
+r"""Train a text encoder: BERT's masked tokens, ALBERT with the order of sentences, or ELECTRA's replaced tokens.
 
     data=data/text
     python recipes/text/train_mlm.py --data $data/wikitext2/valid.txt.gz --val $data/wikitext2/test.txt.gz \
         --lines $data/multi30k/train.en.gz $data/sst2/train.tsv.gz --val_lines $data/multi30k/val.en.gz --steps 1500 \
         --val_windows 1500 --evaluate_every 250 --run mlm-run --out mlm --threads 1
     multimodal fill-mask --model mlm "A man is riding a [MASK]."  # bike 0.41, bicycle 0.17
+
+`--pairs next` adds BERT's next sentences, `--pairs order` ALBERT's; ALBERT is `--embed_width 64 --shared_layers --pairs
+order`. `--unit` masks tokens, whole words, spans (SpanBERT, with `--boundary` its second objective) or collocations
+(PMI masking): docs/text.md compares them.
 
 Cost: 32 minutes of a core shared with other work (AMD EPYC with AVX-512 bf16), 3.8 GB. On held-out texts 19.5 %
 of the masked tokens are predicted right, at a perplexity of 291: 805,000 tokens are little text for BERT. The
@@ -22,7 +26,7 @@ from torch import nn
 from multimodal.data.batching import fixed_batches
 from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.documents import documents_in, plain_texts, windows
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
@@ -36,10 +40,12 @@ from multimodal.train.objectives.text.masked import (
     MaskedBatch,
     MaskedLanguage,
     MaskedTexts,
+    Pairs,
     bert,
     masked_figures,
 )
 from multimodal.train.objectives.text.masking import Masker, MaskSettings
+from multimodal.train.objectives.text.span_boundary import SpanBoundary, SpanEncoder
 from multimodal.weights.folder import Checkpoint
 
 
@@ -51,7 +57,10 @@ class MaskedModelRun:
     lines: tuple[Path, ...] = ()  # independent texts, one per line; of a .tsv the first column
     val_lines: tuple[Path, ...] = ()
     objective: Literal["mlm", "electra"] = "mlm"
-    nsp: bool = False  # also predict next sentences
+    pairs: Pairs | None = None  # also predict next sentences (BERT), or the order of two parts (ALBERT)
+    boundary: bool = False  # also predict masked tokens from their span's neighbours (SpanBERT)
+    embed_width: int | None = None  # width of the embeddings, narrower than the model (ALBERT: 128)
+    shared_layers: bool = False  # all layers are one block (ALBERT)
     tokenizer: str | None = None  # a folder's; by default a WordPiece vocabulary learned from the texts
     vocabulary: int = 8192
     budget: int = 4096  # padded tokens per micro-batch
@@ -64,13 +73,18 @@ class MaskedModelRun:
         Path("mlm-run"), 2000, OptimSettings(2e-3, "muon", warmup=100), evaluate_every=250
     )
 
+    def __post_init__(self):
+        demand("boundary", self.boundary, not (self.boundary and self.pairs), "off with --pairs")
+        width, own = self.encoder.width, self.embed_width
+        demand("embed_width", own, own is None or 1 <= own <= width, f"1 to {width}, the model's width")
+
 
 def masking(s: MaskedModelRun) -> MaskSettings:
     """Masking of the objective; ELECTRA's generator sees [MASK] alone. Raises UsageError for contradicting flags."""
     if s.objective != "electra":
         return s.mask
-    if s.nsp:
-        raise UsageError("--nsp: ELECTRA has no next-sentence head")
+    if given := [name for name in ("pairs", "boundary", "embed_width", "shared_layers") if getattr(s, name)]:
+        raise UsageError(f"--{given[0]}: has no part in ELECTRA's objective")
     if (s.mask.masked, s.mask.random) != (MaskSettings.masked, MaskSettings.random):
         raise UsageError("--masked, --random: ELECTRA's generator sees [MASK] alone")
     return replace(s.mask, masked=1.0, random=0.0)
@@ -85,16 +99,26 @@ def vocabulary(s: MaskedModelRun, documents: list[list[str]]) -> Tokenizer:
 def begin(s: MaskedModelRun, size: int) -> Objective:
     if s.objective == "electra":
         return ReplacedTokens(electra(size, s.encoder, s.generator), s.detect)
-    return MaskedLanguage(TextTransformer(bert(size, s.encoder, s.nsp)))
+    config = bert(size, s.encoder, s.pairs is not None, s.embed_width, s.shared_layers)
+    if s.boundary:
+        return SpanBoundary(SpanEncoder(config))
+    return MaskedLanguage(TextTransformer(config), s.pairs or "next")
 
 
-def measure(model: nn.Module, batches: list[MaskedBatch]) -> dict[str, float]:
-    return (detection_figures if isinstance(model, Electra) else masked_figures)(model, batches)
+def measure(s: MaskedModelRun, model: nn.Module, batches: list[MaskedBatch]) -> dict[str, float]:
+    if isinstance(model, Electra):
+        return detection_figures(model, batches)
+    return masked_figures(encoder_of(model), batches, s.pairs or "next")
+
+
+def encoder_of(model: nn.Module) -> TextTransformer:
+    """The part to keep."""
+    return getattr(model, "discriminator", getattr(model, "encoder", model))
 
 
 def examples_of(model: nn.Module, tokenizer: Tokenizer, batches: list[MaskedBatch]) -> list[str]:
     """Masked texts with the model's predictions and the original tokens."""
-    net = model.generator if isinstance(model, Electra) else model
+    net = model.generator if isinstance(model, Electra) else encoder_of(model)
     batch, lines = batches[len(batches) // 2], []
     with torch.inference_mode():
         for row in range(min(8, len(batch.ids))):
@@ -108,27 +132,26 @@ def examples_of(model: nn.Module, tokenizer: Tokenizer, batches: list[MaskedBatc
 
 
 def main(s: MaskedModelRun) -> dict[str, Any]:
-    mask, loop, room = masking(s), s.loop, s.encoder.context - 2 - s.nsp
+    mask, loop, room = masking(s), s.loop, s.encoder.context - 2 - bool(s.pairs)
     torch.manual_seed(loop.seed)
     texts, held = documents_in(s.data, s.lines), documents_in(s.val, s.val_lines)
     tokenizer = vocabulary(s, texts)
     masker, collate = Masker(tokenizer, mask), CollateMasked(tokenizer.pad_id, s.encoder.context)
-    source, val = (
-        MaskedTexts(windows(documents, tokenizer, room), masker, s.encoder.context, s.nsp, loop.seed)
-        for documents in (texts, held)
-    )
+    parts = [windows(documents, tokenizer, room) for documents in (texts, held)]
+    masker.learn(window.ids for window in parts[0])
+    source, val = (MaskedTexts(part, masker, s.encoder.context, s.pairs, loop.seed) for part in parts)
     log.info("%d windows of %d tokens, %d held out", len(source), sum(w.size for w in source.windows), len(val))
     numbers = evenly(range(len(val)), s.val_windows)
     batches = fixed_batches(lambda number, random: val.prepare((0, number), random), collate, numbers)
     objective = begin(s, tokenizer.vocab_size)
     loader = loop.loader(source, source.plan(s.budget * loop.accumulate), source.prepare, collate)
-    trained = Loop(loop, objective, loader, lambda model, step: measure(model, batches)).fit()
-    figures = measure(trained, batches)
-    model = trained.discriminator if isinstance(trained, Electra) else trained
+    trained = Loop(loop, objective, loader, lambda model, step: measure(s, model, batches)).fit()
+    figures = measure(s, trained, batches)
     files = [str(path) for path in (*s.data, *s.lines)]
     card = {"objective": s.objective, "data": files, "figures": {" ".join(map(str, (*s.val, *s.val_lines))): figures}}
     shown = examples_of(trained, tokenizer, batches)
-    finish(s, Checkpoint(model, tokenizer, card=card), [*files, *s.val, *s.val_lines], shown, figures=figures)
+    made = Checkpoint(encoder_of(trained), tokenizer, card=card)
+    finish(s, made, [*files, *s.val, *s.val_lines], shown, figures=figures)
     return figures
 
 

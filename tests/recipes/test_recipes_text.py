@@ -17,6 +17,7 @@ from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.denoising import sentinels
 from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.recipe_cli import start
+from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
@@ -88,13 +89,45 @@ def test_an_encoder_learns_the_text_and_fills_its_masks(recipes, data):
 
 def test_a_resumed_run_equals_an_unbroken_one(recipes, data):
     for folder, changes in (("whole", {}), ("part", {"steps": 3}), ("part", {"resume": True})):
-        options = {"steps": 6, "dropout": 0.2, "schedule": "wsd", "nsp": True, "ways": 2, "average": 0.5, "warmup": 0}
+        options = {"steps": 6, "dropout": 0.2, "schedule": "wsd", "pairs": "next", "ways": 2, "average": 0.5,
+                   "warmup": 0}  # fmt: skip
         mlm(recipes, data, folder, **(options | changes))
     assert_same_states(data / "whole", data / "part", 6)
     rows = [json.loads(line) for line in (data / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["next"] == pytest.approx(math.log(2), abs=0.1)
     model = load_folder(data / "whole-out").model
     assert (model.config.segments, model.config.pool, model.config.classes) == (2, "tanh", 2)
+
+
+def test_albert_learns_with_one_block_and_goes_to_transformers(recipes, data):
+    from safetensors.torch import load_file
+    from transformers import AlbertConfig, AlbertForPreTraining
+
+    options = {"pairs": "order", "embed_width": 8, "shared_layers": True, "layers": 3, "rate": 1e-2, "steps": 30}
+    figures = mlm(recipes, data, "albert", **options)
+    assert 0 <= figures["order_accuracy"] <= 1
+    made = load_folder(data / "albert-out")
+    config = made.model.config
+    assert (config.embed_width, config.stack.shared, config.stack.layers, len(made.model.stack.blocks)) == (8, 1, 3, 1)
+    convert(data / "albert-out", data / "albert.safetensors", to="albert")
+    theirs = AlbertForPreTraining(AlbertConfig(
+        vocab_size=config.vocabulary, embedding_size=8, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=128, max_position_embeddings=24, hidden_act="gelu")).eval()  # fmt: skip
+    theirs.load_state_dict(load_file(data / "albert.safetensors"), strict=False)
+    ids = made.tokenizer.batch(["the dog ran to the sea"]).ids
+    with torch.no_grad():
+        mine = made.model.logits(made.model.states(ids))
+        assert torch.allclose(theirs(ids).prediction_logits, mine, atol=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["spans", "pmi"])
+def test_spans_and_collocations_are_masked_and_their_boundaries_learned(recipes, data, unit):
+    options = {"unit": unit, "often": 2, "share": 0.3, "boundary": unit == "spans"}
+    figures = mlm(recipes, data, unit, steps=40, rate=1e-2, **options)
+    assert figures["accuracy"] > 0.1
+    assert load_folder(data / f"{unit}-out").kind == "text"
+    rows = [json.loads(line) for line in (data / unit / "metrics.jsonl").read_text().splitlines()]
+    assert ("boundary" in rows[0]) == (unit == "spans")
 
 
 def test_electra_leaves_its_discriminator(recipes, data):
@@ -171,7 +204,10 @@ def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, fig
     [
         ("mlm", {"data": "none.txt"}, "none.txt: cannot be read"),
         ("mlm", {"data": "empty.txt"}, "empty.txt: holds no text (1 characters)"),
-        ("mlm", {"objective": "electra", "nsp": True}, "--nsp: ELECTRA has no next-sentence head"),
+        ("mlm", {"objective": "electra", "pairs": "next"}, "--pairs: has no part in ELECTRA's objective"),
+        ("mlm", {"pairs": "order", "boundary": True}, "--boundary True: must be off with --pairs (see"),
+        ("mlm", {"embed_width": 64}, "--embed_width 64: must be 1 to 32, the model's width (see"),
+        ("mlm", {"unit": "pmi", "often": 999}, "--often 999: no group of words occurs so often"),
         ("mlm", {"tokenizer": "bytes"}, "--tokenizer has no mask_id"),
         ("text", {"columns": ("sentence", "mood")}, "rows.tsv: has no column sentence"),
         ("text", {"val": "other.tsv"}, "other.tsv: label '7' is not among the training texts' labels (0, 1)"),
@@ -196,7 +232,7 @@ def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypa
     table = {"data": "table.csv", "target": "y", "width": 16, "heads": 2}
     with pytest.raises(SystemExit) as end:
         run(recipes[recipe], data, "bad", **({"mlm": text, "text": rows, "table": table}[recipe] | flags), steps=1)
-    assert end.value.code == 1
+    assert end.value.code == (2 if line.endswith("(see") else 1)
     last = capsys.readouterr().err.splitlines()[-1]
     assert ".py: error: " in last
     assert line in last

@@ -14,6 +14,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
+from multimodal.train.objectives.text.collocations import collocations
 from multimodal.train.objectives.text.electra import ReplacedTokens, detection_figures, drawn, electra, run
 from multimodal.train.objectives.text.masked import (
     NEXT,
@@ -25,7 +26,15 @@ from multimodal.train.objectives.text.masked import (
     bert,
     masked_figures,
 )
-from multimodal.train.objectives.text.masking import Masker, MaskSettings, chosen_tokens
+from multimodal.train.objectives.text.masking import (
+    Masker,
+    MaskSettings,
+    chosen_tokens,
+    grouped,
+    random_spans,
+    words_of,
+)
+from multimodal.train.objectives.text.span_boundary import SpanBoundary, SpanEncoder, boundaries
 from tests.helpers.data.contrast import EXACT, gradient
 from tests.helpers.tiny import randomized
 
@@ -35,7 +44,7 @@ TOKENIZER = WordPieceTokenizer(PIECES, len(PIECES), 2, 3, 32)
 SMALL = EncoderSettings(16, 1, 2, 32, 0.0)
 
 
-def source(settings: MaskSettings | None = None, pairs: bool = False) -> MaskedTexts:
+def source(settings: MaskSettings | None = None, pairs: str | None = None) -> MaskedTexts:
     """Four documents of five sentences, each word of which says what document it is of."""
     made = [
         SentenceWindow(document, tuple([5 + 4 * document + i % 4] * (2 + i) for i in range(5))) for document in range(4)
@@ -56,7 +65,7 @@ def test_whole_words_are_guessed_or_not_and_are_not_too_many():
     starts = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1], dtype=torch.bool)
     able, word, sizes = torch.ones(20, dtype=torch.bool), starts.cumsum(0), Counter()
     for seed in range(200):
-        chosen = chosen_tokens(able, 0.15, generator(seed), starts)
+        chosen = chosen_tokens(able, 0.15, generator(seed), words_of(able, starts))
         assert 1 <= int(chosen.sum()) <= 3
         for number in word.unique():
             assert chosen[word == number].all() or not chosen[word == number].any()
@@ -95,7 +104,7 @@ def test_static_masks_come_back_and_dynamic_ones_do_not():
 
 
 def test_batches_are_the_same_for_any_number_of_workers():
-    made, found = source(MaskSettings(), pairs=True), []
+    made, found = source(MaskSettings(), pairs="next"), []
     for workers in (0, 2):
         loader = Loader(made, made.plan(80), made.prepare, CollateMasked(0, 64), seed=3, workers=workers)
         steps = loader.start(0)
@@ -106,7 +115,7 @@ def test_batches_are_the_same_for_any_number_of_workers():
 
 
 def test_half_of_the_pairs_follow_and_the_others_are_of_another_document():
-    made, told = source(MaskSettings(share=0.01), pairs=True), Counter()
+    made, told = source(MaskSettings(share=0.01), pairs="next"), Counter()
     for number in range(len(made)):
         for seed in range(100):
             example = made.prepare((0, number), generator(seed))
@@ -134,23 +143,25 @@ def batch(made: MaskedTexts, numbers: list[int]):
     return CollateMasked(0, 64)([made.prepare((0, number), generator(number)) for number in numbers])
 
 
-@pytest.mark.parametrize("kind", ["masked", "pairs", "electra"])
+@pytest.mark.parametrize("kind", ["masked", "pairs", "electra", "boundary"])
 def test_accumulation_is_exact(kind):
-    made = source(pairs=kind == "pairs")
+    made = source(pairs="next" if kind == "pairs" else None)
     if kind == "electra":
         objective = ReplacedTokens(randomized(electra(len(PIECES), SMALL, 0.5)).double())
+    elif kind == "boundary":
+        objective = SpanBoundary(randomized(SpanEncoder(bert(len(PIECES), SMALL))).double())
     else:
         objective = MaskedLanguage(randomized(TextTransformer(bert(len(PIECES), SMALL, kind == "pairs"))).double())
     loss, whole = gradient(objective, [batch(made, [0, 1, 2, 3])])
     parts, summed = gradient(objective, [batch(made, [2]), batch(made, [0, 3, 1])])
     assert parts == pytest.approx(loss, abs=1e-5)
     for name, grad in whole.items():
-        assert name.endswith("key.bias") or grad.abs().max() > 0, name
+        assert name.endswith(("key.bias", "places.weight")) or grad.abs().max() > 0, name
         assert_close(summed[name], grad, **EXACT)
 
 
 def test_the_loss_is_that_of_the_masked_tokens_alone():
-    made = source(pairs=True)
+    made = source(pairs="next")
     model = randomized(TextTransformer(bert(len(PIECES), SMALL, pairs=True)))
     own, objective = batch(made, [0, 1, 2, 3]), MaskedLanguage(model)
     wanted, told = 0.0, 0.0
@@ -246,4 +257,55 @@ def test_what_cannot_be_masked_is_said():
     with pytest.raises(UsageError, match=r"masked 0\.95: must be 1 at most with random 0\.1"):
         MaskSettings(masked=0.95)
     with pytest.raises(DataError, match="data holds fewer than two documents with two sentences in 1 windows"):
-        MaskedTexts([SentenceWindow(0, ([5], [6]))], Masker(TOKENIZER, MaskSettings()), 32, pairs=True)
+        MaskedTexts([SentenceWindow(0, ([5], [6]))], Masker(TOKENIZER, MaskSettings()), 32, pairs="next")
+
+
+def test_spans_are_whole_words_side_by_side_of_geometric_length():
+    words = [[at] for at in range(1, 400)]
+    lengths: Counter[int] = Counter()
+    for seed in range(40):
+        spans = random_spans(words, MaskSettings(unit="spans"), generator(seed))
+        assert [at for span in spans for at in span] == list(range(1, 400))
+        lengths.update(map(len, spans))
+    assert max(lengths) == 10
+    mean = sum(size * count for size, count in lengths.items()) / lengths.total()
+    assert mean == pytest.approx(sum(0.8**k for k in range(10)), rel=0.05)  # of the clipped distribution
+    broken = random_spans([[1], [2, 3], [7]], MaskSettings(unit="spans", geometric=1e-6), generator(0))
+    assert broken == [[1, 2, 3], [7]]  # a span ends where a token may not be masked
+
+
+def test_collocations_have_a_high_pmi_and_are_masked_whole():
+    dice = torch.Generator().manual_seed(0)
+    texts = []
+    for _ in range(400):
+        text = [(int(i),) for i in torch.randint(5, 25, (12,), generator=dice)]
+        texts.append([*text[:4], (30,), (31, 32), *text[4:8], (33,), (34,), (35,), *text[8:]])
+    found = collocations(texts, 4, 10)
+    assert ((30,), (31, 32)) in found
+    assert not any(len(run) > 3 for run in found)
+    words = [[1], [2, 3], [4], [5]]
+    assert grouped(words, [0, 30, 31, 32, 33, 7], {((30,), (31, 32))}) == [[1, 2, 3], [4], [5]]
+    assert grouped([[1], [3, 4]], [0, 30, 1, 31, 32], {((30,), (31, 32))}) == [[1], [3, 4]]  # not side by side
+
+
+def test_a_token_s_boundary_is_that_of_its_span():
+    chosen = torch.tensor([[0, 1, 1, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1, 0]], dtype=torch.bool)
+    rows, before, after, place = boundaries(chosen)
+    assert rows.tolist() == [0, 0, 0, 1, 1, 1]
+    assert before.tolist() == [0, 0, 3, 2, 2, 2]
+    assert after.tolist() == [3, 3, 5, 6, 6, 6]
+    assert place.tolist() == [0, 1, 0, 0, 1, 2]
+
+
+def test_half_of_the_pairs_keep_their_order_and_the_others_are_swapped():
+    made, told = source(MaskSettings(share=0.01), pairs="order"), Counter()
+    for number in range(4):
+        for seed in range(50):
+            example = made.prepare((0, number), generator(seed))
+            ids = example.ids.clone()
+            ids[example.chosen] = example.targets
+            first, second = (ids[example.segments == part].tolist() for part in (0, 1))
+            first, second = first[1:-1], second[:-1]
+            assert (first + second if example.follows == NEXT else second + first) == made.windows[number].ids
+            told[example.follows] += 1
+    assert told[NEXT] == pytest.approx(100, abs=30)

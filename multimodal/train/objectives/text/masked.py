@@ -5,7 +5,7 @@ epoch, static masking cycles through a fixed number of `ways` per text (BERT's `
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,12 @@ from multimodal.train.device import moved
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.masking import Masker
 
-NEXT, OTHER = 0, 1  # classes of BERT's next-sentence head
+NEXT, OTHER = 0, 1  # classes of BERT's next-sentence head, and of ALBERT's sentence order: kept, swapped
+Pairs = Literal["next", "order"]
 
 
 class MaskedExample(NamedTuple):
-    """`follows`: NEXT or OTHER for the second part; -1 for a text of one part."""
+    """`follows`: NEXT or OTHER for the second part, or the order of both; -1 for a text of one part."""
 
     ids: Int[Tensor, "T"]
     chosen: Bool[Tensor, "T"]
@@ -51,15 +52,16 @@ class MaskedBatch(PaddedText):
 class MaskedTexts:
     """Windows as the loader's source, prepared as masked texts. A key is (way, number); dynamic masking uses way 0.
 
-    `pairs`: windows are split between sentences, and half of the second parts replaced by sentences of similar length
-    from another document (Devlin et al. 2019, section 3.1). Raises DataError for too little text."""
+    `pairs`: windows are split between sentences. Half of the second parts of `next` are replaced by sentences of
+    similar length from another document (Devlin et al. 2019, section 3.1), half of the pairs of `order` swapped (Lan et
+    al. 2020, section 3.1). Raises DataError for too little text."""
 
     def __init__(
-        self, windows: Sequence[SentenceWindow], masker: Masker, context: int, pairs: bool = False, seed: int = 0
+        self, windows: Sequence[SentenceWindow], masker: Masker, context: int, pairs: Pairs | None = None, seed: int = 0
     ):
         self.windows = [w for w in windows if len(w.sentences) > 1] if pairs else list(windows)
         self.masker, self.context, self.pairs, self.seed = masker, context, pairs, seed
-        if not self.windows or (pairs and len({w.document for w in self.windows}) < 2):
+        if not self.windows or (pairs == "next" and len({w.document for w in self.windows}) < 2):
             least = "two documents with two sentences" if pairs else "no text"
             raise DataError(f"holds {'fewer than ' if pairs else ''}{least} in {len(windows)} windows", argument="data")
 
@@ -92,6 +94,8 @@ class MaskedTexts:
         rest = [i for sentence in window.sentences[cut:] for i in sentence]
         if other < 0.5:
             return [own, rest], NEXT
+        if self.pairs == "order":
+            return [rest, own], OTHER
         while (far := self.windows[int(torch.randint(len(self), (), generator=random))]).document == window.document:
             pass
         found: list[int] = []
@@ -102,7 +106,7 @@ class MaskedTexts:
 
     def plan(self, budget: int) -> Plan:
         """Return a plan of batches of similar length with at most `budget` padded tokens."""
-        sizes = [window.size + 2 + self.pairs for window in self.windows]
+        sizes = [window.size + 2 + bool(self.pairs) for window in self.windows]
         ways = max(1, self.masker.settings.ways)
 
         def plan(epoch: int) -> list[list[tuple[int, int]]]:
@@ -134,21 +138,22 @@ def encode(model: TextTransformer, batch: MaskedBatch, ids: Int[Tensor, "B T"]) 
 
 
 class MaskedLanguage(Summed):
-    """Cross-entropy of masked tokens, plus that of the next-sentence head, if the model has one."""
+    """Cross-entropy of masked tokens, plus that of the next-sentence or sentence-order head, if the model has one."""
 
-    def __init__(self, model: TextTransformer):
+    def __init__(self, model: TextTransformer, pairs: Pairs = "next"):
         super().__init__(model)
-        self.weights: Mapping[str, float] = {"masked": 1.0} | ({"next": 1.0} if model.classes else {})
+        self.pairs = pairs
+        self.weights: Mapping[str, float] = {"masked": 1.0} | ({pairs: 1.0} if model.classes else {})
 
     def forward(self, batch: MaskedBatch) -> dict[str, Tensor]:
         logits, follows = outputs(self.model, batch)
         terms = {"masked": F.cross_entropy(logits.float(), batch.targets, reduction="sum")}
         if follows is not None:
-            terms["next"] = F.cross_entropy(follows.float(), batch.follows, reduction="sum")
+            terms[self.pairs] = F.cross_entropy(follows.float(), batch.follows, reduction="sum")
         return terms
 
     def counts(self, batch: MaskedBatch) -> dict[str, int]:
-        return {"masked": len(batch.targets), "next": len(batch.follows)}
+        return {"masked": len(batch.targets), self.pairs: len(batch.follows)}
 
 
 def outputs(model: TextTransformer, batch: MaskedBatch) -> tuple[Float[Tensor, "N V"], Float[Tensor, "B 2"] | None]:
@@ -159,8 +164,8 @@ def outputs(model: TextTransformer, batch: MaskedBatch) -> tuple[Float[Tensor, "
 
 
 @torch.inference_mode()
-def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch]) -> dict[str, float]:
-    """Return cross-entropy (nats), perplexity and accuracy of masked tokens, and next-sentence accuracy."""
+def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch], pairs: Pairs = "next") -> dict[str, float]:
+    """Return cross-entropy (nats), perplexity and accuracy of masked tokens, and of next sentences or their order."""
     loss = right = followed = 0.0
     device = next(model.parameters()).device
     for batch in moved(list(batches), device):
@@ -171,7 +176,7 @@ def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch]) -> di
     tokens, rows = sum(len(b.targets) for b in batches), sum(len(b.lengths) for b in batches)
     mean = torch.tensor(loss / tokens, dtype=torch.float64)
     figures = {"masked": float(mean), "perplexity": float(mean.exp()), "accuracy": right / tokens}
-    return figures | ({"next_accuracy": followed / rows} if model.classes else {})
+    return figures | ({f"{pairs}_accuracy": followed / rows} if model.classes else {})
 
 
 @dataclass(frozen=True)
@@ -192,10 +197,14 @@ class EncoderSettings:
         return replace(made, block=replace(made.block, post_norm=True))
 
 
-def bert(vocabulary: int, s: EncoderSettings, pairs: bool = False) -> TextConfig:
-    """BERT (Devlin et al. 2019), with segments, pooler and next-sentence head for `pairs`."""
+def bert(
+    vocabulary: int, s: EncoderSettings, pairs: bool = False, embed_width: int | None = None, shared: bool = False
+) -> TextConfig:
+    """BERT (Devlin et al. 2019), with segments, pooler and next-sentence head for `pairs`. `embed_width`: of narrower
+    embeddings, `shared`: one block for all layers (ALBERT, Lan et al. 2020)."""
     heads = {"segments": 2, "pool": "tanh", "classes": 2} if pairs else {}
+    stack = replace(s.stack(), shared=1 if shared else None)
     return TextConfig(
-        vocabulary, s.context, s.stack(), causal=False, tied=True, stem_norm=True, transform=True, head_bias=True,
-        stem_dropout=s.dropout, **heads,
+        vocabulary, s.context, stack, causal=False, tied=True, stem_norm=True, transform=True,
+        head_bias=True, stem_dropout=s.dropout, embed_width=embed_width, **heads,
     )  # fmt: skip

@@ -1,6 +1,11 @@
-"""BERT masking: which tokens to predict, and their replacements (Devlin et al. 2019, section 3.1)."""
+"""BERT masking: which tokens to predict, and their replacements (Devlin et al. 2019, section 3.1).
 
+Units of masking are tokens, whole words, random spans (SpanBERT, Joshi et al. 2020) or collocations (PMI masking,
+Levine et al. 2021)."""
+
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,6 +13,7 @@ from torch import Tensor
 
 from multimodal.errors import UsageError, at_least, demand
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.train.objectives.text.collocations import LONGEST, Word, collocations
 
 
 @dataclass(frozen=True)
@@ -17,7 +23,11 @@ class MaskSettings:
     share: float = 0.15  # share of the tokens to predict
     masked: float = 0.8  # share of those replaced by [MASK]
     random: float = 0.1  # share of those replaced by a random token; the rest stays
-    whole_words: bool = False  # mask all tokens of a word or none
+    unit: Literal["tokens", "words", "spans", "pmi"] = "tokens"  # all tokens of a unit are masked, or none
+    geometric: float = 0.2  # spans: chance that a span ends after each of its words
+    longest_span: int = 10  # spans: words, at most
+    collocations: int = 10000  # pmi: word groups with the highest pointwise mutual information in the training texts
+    often: int = 10  # pmi: least occurrences of a group
     ways: int = 0  # fixed masks per text, cycled by epoch (static masking); 0: new masks each epoch (dynamic)
 
     def __post_init__(self):
@@ -25,32 +35,64 @@ class MaskSettings:
         for name in ("masked", "random"):
             demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
         demand("masked", self.masked, self.masked + self.random <= 1, f"1 at most with random {self.random}")
+        demand("geometric", self.geometric, 0 < self.geometric <= 1, "over 0, 1 at most")
         at_least(0, self, "ways")
+        at_least(1, self, "longest_span", "collocations", "often")
 
 
 def chosen_tokens(
-    able: Bool[Tensor, "T"], share: float, random: torch.Generator, starts: Bool[Tensor, "T"] | None = None
+    able: Bool[Tensor, "T"], share: float, random: torch.Generator, units: Sequence[Sequence[int]] | None = None
 ) -> Bool[Tensor, "T"]:
-    """Choose a `share` of the `able` tokens, at least one if there is any.
-
-    With `starts`, the tokens that begin a word, choose whole words in random order up to the same number of tokens
-    (Google's `create_pretraining_data.py`)."""
+    """Choose a `share` of the `able` tokens, at least one if there is any. With `units`, places of tokens, choose whole
+    units in random order up to the same number of tokens (Google's `create_pretraining_data.py`)."""
     places = able.nonzero()[:, 0]
     count = max(1, round(share * len(places))) if len(places) else 0
     chosen = torch.zeros_like(able)
-    if starts is None:
+    if units is None:
         chosen[places[torch.randperm(len(places), generator=random)[:count]]] = True
         return chosen
-    word = starts.cumsum(0)[places].tolist()
-    words: dict[int, list[int]] = {}
-    for place, number in zip(places.tolist(), word, strict=True):
-        words.setdefault(number, []).append(place)
-    groups = list(words.values())
-    for number in torch.randperm(len(groups), generator=random).tolist():
-        if len(groups[number]) <= count:
-            chosen[groups[number]] = True
-            count -= len(groups[number])
+    for number in torch.randperm(len(units), generator=random).tolist():
+        if len(units[number]) <= count:
+            chosen[units[number]] = True
+            count -= len(units[number])
     return chosen
+
+
+def words_of(able: Bool[Tensor, "T"], starts: Bool[Tensor, "T"]) -> list[list[int]]:
+    """Places of the able tokens of each word; `starts` marks the tokens that begin one."""
+    words: dict[int, list[int]] = {}
+    places = able.nonzero()[:, 0]
+    for place, number in zip(places.tolist(), starts.cumsum(0)[places].tolist(), strict=True):
+        words.setdefault(number, []).append(place)
+    return list(words.values())
+
+
+def random_spans(words: Sequence[Sequence[int]], s: MaskSettings, random: torch.Generator) -> list[list[int]]:
+    """Spans of neighbouring words that cover all in random order, of geometric length up to `longest_span` (SpanBERT,
+    section 3.1: here spans are dealt out before their share is drawn, so that they never overlap)."""
+    spans: list[list[int]] = []
+    left = 0
+    for before, word in zip([[-1], *words], words, strict=False):
+        if left == 0 or word[0] != before[-1] + 1:
+            drawn = torch.empty((), dtype=torch.float64).geometric_(s.geometric, generator=random)
+            left = min(int(drawn), s.longest_span)
+            spans.append([])
+        spans[-1] += word
+        left -= 1
+    return spans
+
+
+def grouped(words: Sequence[Sequence[int]], ids: Sequence[int], known: Collection[tuple[Word, ...]]) -> list[list[int]]:
+    """Join neighbouring words that are a collocation, the longest first from the left."""
+    units: list[list[int]] = []
+    spelled, at = [tuple(ids[place] for place in word) for word in words], 0
+    while at < len(words):
+        sizes = range(min(LONGEST, len(words) - at), 1, -1)
+        beside = lambda size: words[at + size - 1][-1] - words[at][0] + 1 == sum(map(len, words[at : at + size]))  # noqa: B023
+        size = next((n for n in sizes if tuple(spelled[at : at + n]) in known and beside(n)), 1)
+        units.append([place for word in words[at : at + size] for place in word])
+        at += size
+    return units
 
 
 class Masker:
@@ -67,19 +109,42 @@ class Masker:
         unknown = tokenizer.unknown_id
         ordinary[[*tokenizer.control, tokenizer.mask_id, *([] if unknown is None else [unknown])]] = False
         self.ordinary, self.starts = ordinary, None
-        if settings.whole_words:
+        self.known: set[tuple[Word, ...]] = set()
+        if settings.unit != "tokens":
             if not hasattr(tokenizer, "vocab"):
-                raise UsageError("needs a tokenizer that marks word starts, such as WordPiece", argument="whole_words")
+                cause = f"{settings.unit}: needs a tokenizer that marks word starts, such as WordPiece"
+                raise UsageError(cause, argument="unit")
             self.starts = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
             self.starts[[i for i, token in enumerate(tokenizer.vocab) if token.startswith("##")]] = False
+
+    def learn(self, texts: Iterable[Sequence[int]]) -> None:
+        """Find the collocations of texts, given as ids, if they are the units. Raises UsageError without any."""
+        if self.settings.unit != "pmi":
+            return
+        rows = (torch.tensor(ids) for ids in texts)
+        words = ([tuple(ids[place].item() for place in word) for word in self._words(ids)] for ids in rows)
+        self.known = collocations(words, self.settings.collocations, self.settings.often)
+        if not self.known:
+            raise UsageError(f"{self.settings.often}: no group of words occurs so often", argument="often")
+
+    def _words(self, ids: Int[Tensor, "T"]) -> list[list[int]]:
+        return words_of(self.ordinary[ids], self.starts[ids])
+
+    def _units(self, ids: Int[Tensor, "T"], random: torch.Generator) -> list[list[int]] | None:
+        if self.settings.unit == "tokens":
+            return None
+        words = self._words(ids)
+        if self.settings.unit == "spans":
+            return random_spans(words, self.settings, random)
+        return grouped(words, ids.tolist(), self.known) if self.settings.unit == "pmi" else words
 
     def __call__(
         self, ids: Int[Tensor, "T"], random: torch.Generator
     ) -> tuple[Int[Tensor, "T"], Bool[Tensor, "T"], Float[Tensor, "N"]]:
         """Return the masked text, the chosen tokens, and for each of those a number from 0 to 1 to draw a replacement
         with."""
-        s, starts = self.settings, None if self.starts is None else self.starts[ids]
-        chosen = chosen_tokens(self.ordinary[ids], s.share, random, starts)
+        s = self.settings
+        chosen = chosen_tokens(self.ordinary[ids], s.share, random, self._units(ids, random))
         kind, draws = torch.rand(2, int(chosen.sum()), generator=random)
         others = self.ordinary.nonzero()[:, 0]
         other = others[torch.randint(len(others), (len(kind),), generator=random)]
