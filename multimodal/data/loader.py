@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils import signal_handling
 
 from multimodal.errors import DataError, MultimodalError, TrainingError
+from multimodal.system.processes import end_with_parent
 from multimodal.system.signals import SIGNALS
 
 log = logging.getLogger(__name__)
