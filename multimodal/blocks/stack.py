@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
+from multimodal.blocks.experts import Experts, ExpertsConfig
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
@@ -34,6 +35,7 @@ class BlockConfig:
     layer_scale: bool = False
     dropout: float = 0.0
     feed_bias: bool | None = None  # of the feed-forward; None: as attention's
+    experts: ExpertsConfig | None = None  # a mixture of feed-forwards in place of one
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Block(nn.Module):
         self.cross_branch = Branch(config, drop_path) if config.cross else None
         source_width = config.cross.source_width or config.cross.width if apart else 0
         self.source_norm = make_norm(config.norm, source_width, config.norm_eps) if apart else None
-        self.feed = feed()
+        self.feed = feed() if config.experts is None else Experts(config.experts, *feed.args)
         self.feed_branch = Branch(config, drop_path)
 
     def forward(

@@ -35,7 +35,8 @@ class GraphDecoder(Replacement, Frozen, TextTransformer):
 
 
 def has_static_step(decoder: TextTransformer) -> bool:
-    return not decoder.config.stack.block.attention.relative
+    block = decoder.config.stack.block
+    return not block.attention.relative and block.experts is None  # the host counts each expert's tokens
 
 
 def fast_step(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import QKV, Attention
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import capturing
+from multimodal.blocks.experts import Experts
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.stack import Block
 from multimodal.inference.modules import Replacement
@@ -136,7 +137,9 @@ def _norm(norm: nn.LayerNorm | nn.RMSNorm) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
-def _feed(feed: FeedForward) -> Callable[[Tensor], Tensor]:
+def _feed(feed: FeedForward | Experts) -> Callable[[Tensor], Tensor]:
+    if isinstance(feed, Experts):
+        return feed.forward
     if not isinstance(feed.activation, nn.Identity) or feed.gate is not None:  # `up` does not apply the activation
         return feed.forward
     up, down = feed.up.forward, feed.down.forward

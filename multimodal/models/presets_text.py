@@ -1,17 +1,18 @@
 """Sizes of the papers' text models, for `presets.PRESETS`.
 
-GPT-2: Radford et al. 2019, table 2, as released. GPT-3: Brown et al. 2020, table 2.1, dense throughout, where the paper
-takes turns with banded attention; two of its rows do not add up, so 1.3B has 16 heads for the printed 24, and 13B is
-5120 wide for 5140. Llama 2: Touvron et al. 2023; Llama 3 8B: Grattafiori et al. 2024; Mistral 7B: Jiang et al. 2023;
-Qwen2: Yang et al. 2024; all four with the halves of heads turned, as in Hugging Face's files. BERT, RoBERTa, ALBERT
-(version 2), DistilBERT and ELECTRA with the heads they were trained with; of ELECTRA the discriminator. T5: Raffel et
-al. 2020, version 1.0. BART: Lewis et al. 2020. M2M100: Fan et al. 2021. Transformer: Vaswani et al. 2017, table 3, with
-37,000 ids in common; the paper names no longest text, here 512."""
+GPT-2: Radford et al. 2019, table 2, as released. GPT-3: Brown et al. 2020, table 2.1, dense throughout, where the
+paper takes turns with banded attention; two of its rows do not add up, so 1.3B has 16 heads for the printed 24, and
+13B is 5120 wide for 5140. Llama 2: Touvron et al. 2023; Llama 3 8B: Grattafiori et al. 2024; Mistral 7B: Jiang et al.
+2023; Mixtral: Jiang et al. 2024; Qwen2: Yang et al. 2024; all five with the halves of heads turned, as in Hugging
+Face's files. BERT, RoBERTa, ALBERT (version 2), DistilBERT and ELECTRA with the heads they were trained with; of
+ELECTRA the discriminator. T5: Raffel et al. 2020, version 1.0. BART: Lewis et al. 2020. M2M100: Fan et al. 2021.
+Transformer: Vaswani et al. 2017, table 3, with 37,000 ids in common; the paper names no longest text, here 512."""
 
 from dataclasses import replace
 from typing import Any
 
 from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.experts import ExpertsConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig, transformer
 from multimodal.models.encoder_decoder import EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
@@ -31,6 +32,12 @@ def llama(
     block = BlockConfig(attention, hidden, "silu", gated=True, norm="rms")
     positions = PositionConfig("rotary", theta=theta)
     return TextConfig(vocabulary, context, StackConfig(block, layers), True, False, positions=positions, window=window)
+
+
+def mixtral(dense: TextConfig, experts: ExpertsConfig) -> TextConfig:
+    """A mixture of experts in place of each feed-forward."""
+    block = replace(dense.stack.block, experts=experts)
+    return replace(dense, stack=replace(dense.stack, block=block))
 
 
 def qwen2(width: int, layers: int, heads: int, kv_heads: int, hidden: int, vocabulary: int = 151936) -> TextConfig:
@@ -128,6 +135,7 @@ TEXT_PRESETS: dict[str, Any] = {
     "llama2_70b": llama(32000, 8192, 80, 64, 8, 28672, 4096),
     "llama3_8b": llama(128256, 4096, 32, 32, 8, 14336, 8192, theta=500000.0),
     "mistral_7b": llama(32000, 4096, 32, 32, 8, 14336, 32768, window=4096),
+    "mixtral_8x7b": mixtral(llama(32000, 4096, 32, 32, 8, 14336, 32768, theta=1e6), ExpertsConfig(8, 2)),
     "qwen2_0.5b": qwen2(896, 24, 14, 2, 4864),
     "qwen2_1.5b": qwen2(1536, 28, 12, 2, 8960),
     "qwen2_7b": qwen2(3584, 28, 28, 4, 18944, vocabulary=152064),

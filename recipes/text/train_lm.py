@@ -75,6 +75,7 @@ class LanguageModelRun:
     vocabulary: int = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
     repeat: float = 0.0  # share of the rows that repeat their first tokens
+    balance: float = 0.01  # weight of the load-balancing loss of a mixture of experts
     induction: bool = False  # score induction heads at each evaluation, and plot when they form
     batch: int = 16  # rows of `context` tokens
     stride: int = 0  # tokens between windows of validation text (0: the context; for a prefix half of it)
@@ -160,7 +161,7 @@ def main(s: LanguageModelRun) -> None:
     def evaluate(net: nn.Module, step: int) -> dict[str, float]:
         return judge(net, step) | (heads(net, step) if heads else {})
 
-    Loop(loop, Language(model), loader, evaluate).fit()
+    Loop(loop, Language(model, balance=s.balance), loader, evaluate).fit()
     best = judge.load()
     lines, images = samples(s, best.model, tokenizer, prompt), []
     if heads:

@@ -140,5 +140,6 @@ def test_gpt3_has_the_papers_parameters(name):
 
 
 def test_each_size_is_compared():
-    assert {*REFERENCES, *VASWANI} == set(TEXT_PRESETS)
+    assert {*REFERENCES, *VASWANI, "mixtral_8x7b"} == set(TEXT_PRESETS)
+    assert parameters("mixtral_8x7b") / 1e9 == pytest.approx(46.7, abs=0.01)  # as its authors announced
     assert preset("gpt2") == replace(preset("gpt3_125m"), context=1024)

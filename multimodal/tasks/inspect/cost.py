@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from multimodal.blocks.experts import even_routing
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
@@ -108,6 +109,7 @@ def _measured(network: nn.Module, sizes: Sizes, kind: str) -> tuple[list[Part], 
         _fake_copy(network) as model,
         torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
         torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"),
+        even_routing(),
         sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]),
     ):
         own = {x.untyped_storage()._cdata for x in [*model.parameters(), *model.buffers()]}

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multimodal.blocks.experts import balance_loss, router_logits
 from multimodal.data.datasets.text import IGNORED, TokenBatch
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.evaluate.perplexity import mask_of
@@ -33,17 +34,27 @@ def guesses_loss(model: TextTransformer, batch: TokenBatch, chunk: int = 4096) -
 
 
 class Language(Summed):
-    """Next-token cross-entropy."""
+    """Next-token cross-entropy. A mixture of experts adds `balance` times its load-balancing loss, which each
+    micro-batch of each process has for itself (Fedus et al. 2022, section 2.2)."""
 
-    def __init__(self, model: TextTransformer, chunk: int = 4096):
+    def __init__(self, model: TextTransformer, chunk: int = 4096, balance: float = 0.01):
         super().__init__(model)
-        self.chunk = chunk
+        self.chunk, self.experts = chunk, model.config.stack.block.experts
+        if self.experts is not None:
+            self.weights = {"loss": 1.0, "balance": balance}
+            self.partly = True  # an expert without tokens has no gradient
 
     def forward(self, batch: TokenBatch) -> dict[str, Tensor]:
-        return {"loss": guesses_loss(self.model, batch, self.chunk)}
+        if self.experts is None:
+            return {"loss": guesses_loss(self.model, batch, self.chunk)}
+        with router_logits() as logits:
+            loss = guesses_loss(self.model, batch, self.chunk)
+        real = None if batch.documents is None else batch.documents.flatten() >= 0
+        return {"loss": loss, "balance": balance_loss(logits, self.experts.top, real) * batch.ids.numel()}
 
     def counts(self, batch: TokenBatch) -> dict[str, int | Tensor]:
-        return {"loss": (batch.targets != IGNORED).sum()}
+        found: dict[str, int | Tensor] = {"loss": (batch.targets != IGNORED).sum()}
+        return found if self.experts is None else found | {"balance": batch.ids.numel()}
 
 
 @torch.no_grad()
@@ -53,7 +64,7 @@ def gpt2_weights(model: TextTransformer, std: float = 0.02) -> None:
     layers = model.config.stack.layers
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            last = name.endswith((".attention.out", ".feed.down"))
+            last = name.endswith((".attention.out", ".feed.down")) or (".experts." in name and name.endswith(".down"))
             nn.init.normal_(module.weight, std=std / math.sqrt(2 * layers) if last else std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.experts import ExpertsConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import UsageError, at_least, demand
 from multimodal.models.presets import preset
@@ -30,11 +31,15 @@ class LanguageModelSettings:
     tied: bool = True  # share embedding and output weights
     dropout: float = 0.0  # of embeddings, residual branches and inside the feed-forward
     attention_dropout: float = 0.0
+    experts: int = 0  # feed-forwards per layer, of which each token uses `experts_per_token`; 0: one
+    experts_per_token: int = 2
 
     def __post_init__(self):
         at_least(1, self, "width", "layers", "heads")
         at_least(2, self, "context")
-        at_least(0, self, "hidden")
+        at_least(0, self, "hidden", "experts")
+        demand("experts_per_token", self.experts_per_token, 1 <= self.experts_per_token <= (self.experts or 10**6),
+               f"1 to {self.experts}, the number of experts")  # fmt: skip
         demand("width", self.width, self.width % self.heads == 0, f"a multiple of heads ({self.heads})")
         demand("kv_heads", self.kv_heads, self.kv_heads >= 0 and (not self.kv_heads or self.heads % self.kv_heads == 0),
                f"0 or a divisor of heads ({self.heads})")  # fmt: skip
@@ -56,7 +61,10 @@ def language_config(s: LanguageModelSettings, vocabulary: int) -> TextConfig:
         s.width, s.heads, s.kv_heads or None, bias=s.bias, shaw=shaw, dropout=s.attention_dropout
     )
     hidden = s.hidden or (-(-8 * s.width // 24) * 8 if s.gated else 4 * s.width)
-    block = BlockConfig(attention, hidden, s.activation, s.gated, s.norm, post_norm=s.post_norm, dropout=s.dropout)
+    experts = ExpertsConfig(s.experts, s.experts_per_token) if s.experts else None
+    block = BlockConfig(
+        attention, hidden, s.activation, s.gated, s.norm, post_norm=s.post_norm, dropout=s.dropout, experts=experts
+    )
     return TextConfig(
         vocabulary, s.context, StackConfig(block, s.layers, final_norm=not s.post_norm), causal=True, tied=s.tied,
         positions=PositionConfig("none" if shaw else s.positions), stem_dropout=s.dropout,

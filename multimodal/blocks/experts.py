@@ -1,0 +1,95 @@
+"""Mixture of experts: many feed-forwards, of which each token uses a few (Shazeer et al. 2017, Jiang et al. 2024)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from multimodal.blocks.layers import FeedForward
+
+_logits: list[Tensor] | None = None
+_even = False
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """`count` feed-forwards, of which a router chooses `top` for each token."""
+
+    count: int
+    top: int
+
+    def __post_init__(self):
+        if not 1 <= self.top <= self.count:
+            raise ValueError(f"experts of a token: must be 1 to {self.count}, the number of experts (got {self.top})")
+
+
+class Experts(nn.Module):
+    """Σ wₑ expertₑ(x) over the `top` experts of highest router probability, which `w` are, normalised to sum 1. Tokens
+    are never dropped; an expert without tokens is not computed."""
+
+    def __init__(self, config: ExpertsConfig, width: int, hidden: int, activation: str, gated: bool = False,
+                 bias: bool = True, dropout: float = 0.0):  # fmt: skip
+        super().__init__()
+        self.top = config.top
+        self.router = nn.Linear(width, config.count, bias=False)
+        self.experts = nn.ModuleList(
+            FeedForward(width, hidden, activation, gated, bias, dropout) for _ in range(config.count)
+        )
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        tokens = x.reshape(-1, x.shape[-1])
+        logits = self.router(tokens)
+        if _logits is not None:
+            _logits.append(logits)
+        weights, chosen = logits.float().softmax(-1).topk(self.top)
+        weights = weights / weights.sum(-1, keepdim=True)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            token, place = self._share(number, len(tokens)) if _even else (chosen == number).nonzero(as_tuple=True)
+            if len(token):
+                made = expert(tokens[token]) * weights[token, place, None]
+                out = out.index_add(0, token, made.to(out.dtype))
+        return out.view_as(x)
+
+    def _share(self, number: int, count: int) -> tuple[Tensor, Tensor]:
+        """An equal share of the tokens."""
+        each = -(-count * self.top // len(self.experts))
+        return (torch.arange(each) + number * each) % count, torch.zeros(each, dtype=torch.long)
+
+
+@contextmanager
+def router_logits() -> Iterator[list[Float[Tensor, "N X"]]]:
+    """Yield a list that receives the router's logits of each layer, tokens in the order of the rows."""
+    global _logits
+    before, _logits = _logits, []
+    try:
+        yield _logits
+    finally:
+        _logits = before
+
+
+@contextmanager
+def even_routing() -> Iterator[None]:
+    """Give each expert an equal share of the tokens, whatever the router says: to count operations without data."""
+    global _even
+    _even = True
+    try:
+        yield
+    finally:
+        _even = False
+
+
+def balance_loss(
+    logits: Sequence[Float[Tensor, "N X"]], top: int, valid: Bool[Tensor, "N"] | None = None
+) -> Float[Tensor, ""]:
+    """Load-balancing loss X Σₑ fₑ Pₑ over all layers together (Fedus et al. 2022, equation 4; transformers' Mixtral):
+    fₑ is the share of tokens that chose expert e, Pₑ its mean probability. It is lowest, `top`, for equal shares."""
+    rows = torch.stack(list(logits)).float()  # L N X
+    chances = rows.softmax(-1)
+    used = torch.zeros_like(chances).scatter(-1, chances.topk(top).indices, 1.0)
+    if valid is not None:
+        chances, used = chances[:, valid], used[:, valid]
+    return (used.mean((0, 1)) * chances.mean((0, 1))).sum() * rows.shape[-1]
