@@ -81,6 +81,9 @@ def files(tmp_path_factory) -> Path:
     Image.new("RGB", (96, 64), (30, 90, 160)).save(folder / "photo.jpg")
     Image.new("RGB", (240, 60), (30, 90, 160)).save(folder / "panorama.jpg")
     (folder / "names.txt").write_text("dog\ncat\n")
+    (folder / "captions.txt").write_text("A dog runs on the beach.\nA man rides a bike.\n")
+    pronoun = {"text": "A man throws a ball to a dog, and _ eats it.", "choices": ["the man", "the dog"], "answer": 1}
+    (folder / "pronouns.jsonl").write_text(json.dumps(pronoun) + "\n")
     page = "A lemon is a small yellow fruit. It grows on a small tree. It is used for its juice."
     (folder / "pages.jsonl").write_text(json.dumps({"text": f"Menu\n{page}"}) + "\n")
     (folder / "lemon.txt").write_text(f"Menu\n{page}\n\nHome\n")

@@ -4,7 +4,7 @@ from multimodal.cli.parser import Parser, add_commands
 
 KINDS = {
     "classification": ("evaluate.classification", "accuracy of a classifier of images, texts or tables"),
-    "text": ("evaluate.text", "perplexity and bits per byte of a language model"),
+    "lm": ("evaluate.lm", "perplexity, last words, cloze choices and pronouns by a language model"),
     "translation": ("evaluate.translation", "BLEU and chrF of a translator"),
     "tagging": ("evaluate.annotated", "precision, recall and F1 of the entities that a tagger finds"),
     "qa": ("evaluate.annotated", "exact match and F1 of answers found in texts, as SQuAD's script"),

@@ -27,6 +27,20 @@ def evaluate_text(
     `context`: tokens of a window (default: those of training). `stride`: tokens by which
     windows move (default: the context; half of it for a prefix language model). Raises UsageError for a model that is
     no causal language model, CheckpointError without a tokenizer, TextError for text outside its vocabulary."""
+    model, context = causal_model(checkpoint, context)
+    prefix = checkpoint.card.get("objective") == "prefix"
+    stride = stride or (max(1, context // 2) if prefix else context)
+    if stride > context:
+        raise UsageError(f"stride must be at most the context of {context} tokens (got {stride})")
+    corpus = TextCorpus.of(texts_in(path, split), checkpoint.tokenizer)
+    scores = text_scores(model, corpus, context=context, stride=stride, prefix=prefix)
+    counts = {"texts": len(corpus), "tokens": len(corpus.ids), "characters": corpus.characters, "bytes": corpus.bytes}
+    return scores | counts | {"context": context, "stride": stride}
+
+
+def causal_model(checkpoint: Checkpoint, context: int | None = None) -> tuple[TextTransformer, int]:
+    """The model of a checkpoint in evaluation mode, and its context if `context` is None; errors as of
+    `evaluate_text`."""
     model = checkpoint.model
     if not isinstance(model, TextTransformer) or not model.config.causal or model.config.tied is None:
         raise UsageError(f"model {checkpoint.source}: expected a causal language model, got {checkpoint.kind}")
@@ -35,14 +49,7 @@ def evaluate_text(
     context = context or model.config.context
     if model.config.limit is not None and context > model.config.limit:
         raise UsageError(f"context must be at most the model's {model.config.limit} tokens (got {context})")
-    prefix = checkpoint.card.get("objective") == "prefix"
-    stride = stride or (max(1, context // 2) if prefix else context)
-    if stride > context:
-        raise UsageError(f"stride must be at most the context of {context} tokens (got {stride})")
-    corpus = TextCorpus.of(texts_in(path, split), checkpoint.tokenizer)
-    scores = text_scores(model.eval(), corpus, context=context, stride=stride, prefix=prefix)
-    counts = {"texts": len(corpus), "tokens": len(corpus.ids), "characters": corpus.characters, "bytes": corpus.bytes}
-    return scores | counts | {"context": context, "stride": stride}
+    return model.eval(), context
 
 
 def _cross_entropy(model: TextTransformer, batch: TokenBatch) -> float:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from multimodal.errors import TextError, UsageError
 from multimodal.tasks.text.generate import TextWriter, prepared
 from multimodal.tasks.text.options import options_for
-from multimodal.tokens.text.tokenizer import texts_of
+from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 from multimodal.weights.folder import Checkpoint
 
 
@@ -83,7 +83,15 @@ def _answer(write: TextWriter, prompt: str, choice: str) -> list[int]:
         # an answer may begin with a token such as BART's begin of text
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         return [*begin, *tokenizer.encode(choice), *([] if tokenizer.eos_id is None else [tokenizer.eos_id])]
-    before = tokenizer.encode(prompt)
     joined = prompt if not prompt or prompt[-1].isspace() or choice[0].isspace() else prompt + " "
-    whole = tokenizer.encode(joined + choice)
-    return whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(choice)
+    return continuation_ids(tokenizer, prompt, joined[len(prompt) :] + choice, alone=choice)[1]
+
+
+def continuation_ids(
+    tokenizer: Tokenizer, before: str, after: str, alone: str | None = None
+) -> tuple[list[int], list[int]]:
+    """Token ids of a text and of what follows it, which may begin with a space. `alone`: what is encoded for `after`
+    where the tokens of the two do not part there."""
+    head, whole = tokenizer.encode(before), tokenizer.encode(before + after)
+    parts = whole[: len(head)] == head
+    return head, whole[len(head) :] if parts else tokenizer.encode(after if alone is None else alone)

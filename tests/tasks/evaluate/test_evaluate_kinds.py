@@ -1,4 +1,4 @@
-"""`multimodal evaluate text|translation|classification|noise` and `asr --whole_recordings`."""
+"""`multimodal evaluate lm|translation|classification|noise` and `asr --whole_recordings`."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def language_model(tmp_path: Path) -> Path:
 
 def test_perplexity_and_bits_per_byte_of_a_language_model(capsys, language_model, tmp_path):
     (tmp_path / "text.txt").write_text("a cat", encoding="utf-8")
-    (made,) = figures(capsys, "text", tmp_path / "text.txt", "-m", language_model).values()
+    (made,) = figures(capsys, "lm", tmp_path / "text.txt", "-m", language_model).values()
     checkpoint = load_folder(language_model)
     ids = torch.tensor([[checkpoint.tokenizer.bos_id, *checkpoint.tokenizer.encode("a cat")]])
     ids = torch.cat([ids, torch.tensor([[checkpoint.tokenizer.eos_id]])], 1)
@@ -64,7 +64,7 @@ def test_files_that_cannot_be_scored_are_named_and_the_others_go_on(capsys, lang
     (tmp_path / "odd.txt").write_text("ß")
     (tmp_path / "text.txt").write_text("a cat\n".replace("\n", ""))
     names = [str(tmp_path / f"{name}.txt") for name in ("empty", "odd", "text")]
-    code, out, err = run(capsys, "evaluate", "text", *names, "-m", language_model, "--report", tmp_path / "r.md")
+    code, out, err = run(capsys, "evaluate", "lm", *names, "-m", language_model, "--report", tmp_path / "r.md")
     assert code == 1
     assert [line.startswith("multimodal: error: ") for line in err.splitlines()] == [True, True]
     assert out.startswith(f"{tmp_path}/text.txt\nloss")
@@ -72,8 +72,8 @@ def test_files_that_cannot_be_scored_are_named_and_the_others_go_on(capsys, lang
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["text", "text.txt", "-m", "clip-vit-16"], "expected a causal language model, got clip"),
-    (["text", "text.txt", "-m", "lm", "--stride", "9"], "stride must be at most the context of 8 tokens (got 9)"),
+    (["lm", "text.txt", "-m", "clip-vit-16"], "expected a causal language model, got clip"),
+    (["lm", "text.txt", "-m", "lm", "--stride", "9"], "stride must be at most the context of 8 tokens (got 9)"),
     (["translation", "text.txt", "--references", "more.txt", "-m", "lm"], "expected 1 lines as in text.txt (got 2)"),
     (["classification", "text.txt", "-m", "lm"], "a text classifier or a tabular model, got text"),
     (["noise", "-m", "asr-conformer-en"], "expected a Whisper model, got joint_conformer"),
