@@ -23,7 +23,7 @@ from multimodal.weights.folder import Checkpoint
 BLANK = re.compile(r"(?<!\w)_+(?!\w)")
 
 
-class Continuation(NamedTuple):
+class ScoredContinuation(NamedTuple):
     """Tokens after a text: summed log-probability, whether each is the most probable one, how many, and whether the
     text before them was cut from the left."""
 
@@ -52,11 +52,11 @@ class Scorer:
         self.first = ends_of(self.tokenizer)[0]
 
     @torch.inference_mode()
-    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[Continuation]:
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[ScoredContinuation]:
         """Score the second text of each pair after the first. Raises TextError for one that is empty, or is longer than
         the context."""
         rows = [self._row(*pair) for pair in pairs]
-        found: dict[int, Continuation] = {}
+        found: dict[int, ScoredContinuation] = {}
         order = sorted(range(len(rows)), key=lambda number: len(rows[number][0]))  # rows of a batch are about as long
         for at in range(0, len(order), self.batch):
             part = order[at : at + self.batch]
@@ -71,7 +71,7 @@ class Scorer:
         ids = [self.first, *head, *tail]
         return ids[-self.context - 1 :], len(tail), len(ids) > self.context + 1
 
-    def _scored(self, rows: Sequence[tuple[list[int], int, bool]]) -> list[Continuation]:
+    def _scored(self, rows: Sequence[tuple[list[int], int, bool]]) -> list[ScoredContinuation]:
         ids = [torch.tensor(row[:-1]) for row, _, _ in rows]
         targets = [torch.tensor([IGNORED] * (len(row) - 1 - tail) + row[len(row) - tail :]) for row, tail, _ in rows]
         given = [torch.arange(len(row) - 1) < len(row) - tail for row, tail, _ in rows]
@@ -86,10 +86,10 @@ class Scorer:
             for state, target, (_, _, cut) in zip(states, batch.targets, rows, strict=True)
         ]
 
-    def _continuation(self, states: Tensor, targets: Tensor, cut: bool) -> Continuation:
+    def _continuation(self, states: Tensor, targets: Tensor, cut: bool) -> ScoredContinuation:
         logits = self.model.logits(states[None])[0].float()
         each = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].double()
-        return Continuation(float(each.sum()), bool((logits.argmax(-1) == targets).all()), len(targets), cut)
+        return ScoredContinuation(float(each.sum()), bool((logits.argmax(-1) == targets).all()), len(targets), cut)
 
 
 def last_word(checkpoint: Checkpoint, path: Path, context: int | None = None) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def winograd(checkpoint: Checkpoint, path: Path, context: int | None = None) -> 
 TASKS = {"last-word": last_word, "cloze": cloze, "winograd": winograd}
 
 
-def _scored_items(score: Scorer, items: list[ClozeItem], pair: Any) -> list[list[Continuation]]:
+def _scored_items(score: Scorer, items: list[ClozeItem], pair: Any) -> list[list[ScoredContinuation]]:
     found = iter(score([pair(item, choice) for item in items for choice in item.choices]))
     return [[next(found) for _ in item.choices] for item in items]
 
@@ -149,7 +149,7 @@ def _accuracy(items: list[ClozeItem], scores: list[list[float]]) -> float:
     )
 
 
-def _figures(items: list[ClozeItem], found: list[list[Continuation]]) -> dict[str, Any]:
+def _figures(items: list[ClozeItem], found: list[list[ScoredContinuation]]) -> dict[str, Any]:
     return {
         "items": len(items), "accuracy": _accuracy(items, [[one.logprob for one in row] for row in found]),
         "chance": mean(1 / len(item.choices) for item in items), "cut": sum(one.cut for row in found for one in row),
