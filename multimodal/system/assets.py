@@ -15,6 +15,8 @@ DEFAULT_MODELS = {
     "tag": None, "answer": None,
 }  # fmt: skip
 
+EXAMPLES = {"ask": "smolvlm-256m"}  # a model of the registry for a task without a shipped one
+
 
 def asset(*parts: str) -> Path:
     """Path of a shipped file or folder, such as `asset("vocabularies", "gpt2.tiktoken.gz")`. Raises CheckpointError."""

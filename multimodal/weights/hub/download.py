@@ -15,7 +15,7 @@ from multimodal.weights.hub.registry import find, near
 
 HUB = "hf-hub:"
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-PARTS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken")  # configurations and tokenizers, at the top
+PARTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.tiktoken")  # configurations, tokenizers, at the top
 POOLING = "1_Pooling/config.json"
 
 

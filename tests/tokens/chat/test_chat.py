@@ -84,6 +84,9 @@ def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
     assert "".join(texts).replace(MARK, "") in tokenizer.decode(ids)
 
 
+DOUBLE = "{{% set n = namespace(x={1}) %}}{{% for i in range(60) %}}{{% set n.x = {0} %}}{{% endfor %}}{{{{ n.x }}}}"
+
+
 @pytest.mark.parametrize(
     ("template", "cause"),
     [
@@ -93,7 +96,8 @@ def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
         ("{{ raise_exception('roles must alternate') }}", "x: roles must alternate"),
         ("{% if %}", "Expected an expression"),
         ("{{ messages[7].role.name }}", "has no element 7"),
-        ("{{ 'a' * 10000000 }}", "makes more than"),
+        ("{{ 'a' * 10000000 }}", "the number 10000000 is larger"),
+        ("{{ [1] * 1000 * 1000 * 2 }}", "makes more than"),
         ("{{ 'a' | center(100000000) }}", "the number 100000000 is larger"),
         ("{{ 'a'.ljust(100000000) }}", "the number 100000000 is larger"),
         ("{{ '%99999999d' | format(1) }}", "No filter named 'format'"),
@@ -102,6 +106,15 @@ def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
         ("{{ 9 ** 99999999 }}", "is not allowed|is larger"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ messages.append(1) }}", "is unsafe|not safely callable"),
+        ("{{ ([range(9) | string | center(99999)] * 9999) | join }}", "join makes more than"),
+        ("{% set x = 'a' * 99999 %}{{ x | replace('a', x) }}{{ x.replace('a', x) }}", "replace makes more than"),
+        ("{% set x = 'a' * 99999 %}{{ x.replace('a', x) }}", "replace makes more than"),
+        ("{% set x = 'a' * 99999 %}{{ (messages | map('string') | list + [x] * 9999) | join(x) }}", "makes more"),
+        (DOUBLE.format("n.x + n.x", "'a' * 9999"), "more than"),
+        (DOUBLE.format("n.x ~ n.x", "'a' * 9999"), "more than"),
+        (DOUBLE.format("[n.x, n.x]", "[1]"), "elements"),
+        (DOUBLE.format("n.x * n.x", "99"), "bits"),
+        ("{{ lipsum(999999) }}", "'lipsum' is undefined"),
     ],
 )  # fmt: skip
 def test_a_hostile_template_is_one_line(template, cause):
