@@ -29,6 +29,7 @@ from multimodal.weights.folder import Checkpoint
 
 KEPT = 256 << 20  # bytes of encoded rows that are kept
 MOST_SECONDS = 3600.0  # of sound in one recording
+FEWER = 4  # frames of a video taken as such that may have the rows of one image
 
 
 class Medium(NamedTuple):
@@ -52,18 +53,31 @@ class Encoded(NamedTuple):
 
 
 class MediaEncoder:
-    """Reader and encoder of a checkpoint's media. What was encoded before is not encoded again."""
+    """Reader and encoder of a checkpoint's media. What was encoded before is not encoded again. `most`: tokens that the
+    context holds; more frames or sound are not read."""
 
-    def __init__(self, checkpoint: Checkpoint, video: VideoOptions):
-        self.checkpoint, self.video = checkpoint, video
+    def __init__(self, checkpoint: Checkpoint, video: VideoOptions, most: int | None = None):
+        self.checkpoint, self.video, self.most = checkpoint, video, most
         self.model: AnyToText = checkpoint.model
         self.format: ChatFormat = checkpoint.chat
         self.kept: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def opened(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with each video that the model does not take as one medium as its frames with their times, and
-        its sound among them. Raises UsageError for a kind of input that the model does not take."""
-        return [replace(one, parts=tuple(part for p in one.parts for part in self.opened_parts(p))) for one in messages]
+        its sound among them. Raises UsageError for a kind of input that the model does not take, TextError for more
+        images than the context holds, before they are read."""
+        count = sum(part.kind == "image" for part in media(messages))
+        self._check_count(count)
+        made = []
+        for one in messages:
+            parts: list[MessagePart] = []
+            for given in one.parts:
+                for part in self.opened_parts(given):
+                    count += part.kind == "image" and part is not given
+                    self._check_count(count)
+                    parts.append(part)
+            made.append(replace(one, parts=tuple(parts)))
+        return made
 
     def opened_parts(self, part: MessagePart) -> Iterator[MessagePart]:
         if part.kind == "video" and self.format.video is None and self.format.image is not None:
@@ -102,26 +116,29 @@ class MediaEncoder:
         config = self.model.config.audio
         return 2 * config.context * HOP if isinstance(config, WhisperEncoderConfig) else WHISPER_SAMPLES
 
-    def check_count(self, messages: Sequence[Message], most: int, where: str) -> None:
-        """Raise TextError if the images alone cannot fit a context of `most` tokens, before they are read."""
-        config, count = self.model.config, sum(part.kind == "image" for part in media(messages))
-        if config.crosses or not count or config.image is None:
+    def _check_count(self, count: int) -> None:
+        """Raise TextError if so many images alone cannot fit the context."""
+        config = self.model.config
+        if self.most is None or config.crosses or not count or config.image is None:
             return
-        grid = config.image.grid
-        each = config.image_connector.count(math.prod(grid) + config.image_prefix * config.image.prefix, grid)
-        if count * each > most:
-            told = f"{count} images need at least {count * each} tokens"
-            raise TextError(f"{where}: {told}, the model's context is {most}")
+        each = config.image_connector.count(self._patches, config.image.grid)
+        if count * each > self.most:
+            raise TextError(f"{count} images need at least {count * each} tokens, the model's context is {self.most}")
+
+    @property
+    def _patches(self) -> int:
+        config = self.model.config
+        return math.prod(config.image.grid) + config.image_prefix * config.image.prefix
 
     def __call__(self, messages: Sequence[Message]) -> list[Encoded]:
         """Encode the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
         return [self._encoded(one) for one in self.read_all(messages)]
 
-    def read_all(self, messages: Sequence[Message]) -> list[Medium]:
+    def read_all(self, messages: Sequence[Message]) -> Iterator[Medium]:
         """Read the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
         parts = list(media(messages))
         several = sum(part.kind == "image" for part in parts) > 1
-        return [self.read(part, several) for part in parts]
+        return (self.read(part, several) for part in parts)
 
     def read(self, part: MessagePart, several: bool) -> Medium:
         """Pixels or frames of one part. `several`: it is one of several images. Raises the errors of its kind."""
@@ -134,7 +151,10 @@ class MediaEncoder:
             image = as_image(part.value)
             tile = tiled(image, record, several)
             return Medium("image", tile.pixels, tile=tile, shown=(image,))
-        read: list[Frame] = list(frames(part.value, self.video))
+        read: list[Frame] = []
+        for frame in frames(part.value, self.video):
+            self._check_count(-(-(len(read) + 1) // FEWER))
+            read.append(frame)
         pixels = torch.cat([tiled(one.image, record, True).pixels for one in read])
         return Medium("video", pixels, None, None, tuple(x.image for x in read), tuple(x.time for x in read))
 
@@ -142,10 +162,26 @@ class MediaEncoder:
         sound = as_audio(source)
         if isinstance(sound, Samples):
             return torch.cat(list(sound.stream(30.0)))
-        wave = read_audio(sound, max_seconds=MOST_SECONDS + 1)
-        if len(wave) > MOST_SECONDS * RATE:
-            raise AudioError(f"{sound if not isinstance(sound, bytes) else '<bytes>'}: is longer than an hour")
+        most = self._most_seconds
+        wave = read_audio(sound, max_seconds=most + 1)
+        if len(wave) > most * RATE:
+            name = "<bytes>" if isinstance(sound, bytes) else sound
+            why = "" if most == MOST_SECONDS else f", which fill the model's context of {self.most} tokens"
+            raise AudioError(f"{name}: is longer than {most:g} s{why}")
         return wave
+
+    @property
+    def _most_seconds(self) -> float:
+        """Seconds of sound that the context holds, at most an hour."""
+        config = self.model.config
+        if self.most is None or config.crosses or config.audio is None:
+            return MOST_SECONDS
+        if isinstance(config.audio, WhisperEncoderConfig):
+            states = config.audio.context
+        else:
+            states = self.window // HOP // config.audio.subsample
+        rows = max(1, config.audio_connector.count(states))
+        return min(MOST_SECONDS, math.ceil(self.most / rows * self.window / RATE) + 1.0)
 
     def _windows(self, wave: Float[Tensor, "T"]) -> Medium:
         config = self.model.config.audio

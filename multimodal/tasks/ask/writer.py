@@ -57,7 +57,7 @@ class AnswerWriter(TextWriter):
     def __init__(self, checkpoint: Checkpoint, options: GenerateOptions, video: VideoOptions):
         super().__init__(checkpoint, options)
         self.network: AnyToText = checkpoint.model
-        self.media = MediaEncoder(checkpoint, video)
+        self.media = MediaEncoder(checkpoint, video, self.limit or self.context)
         self.ends = checkpoint.chat.end_ids(self.tokenizer)
         self.eos = self.ends[0] if self.ends else -1
         self.cache: Cache | None = None  # of a conversation: the state after its last turn
@@ -67,15 +67,13 @@ class AnswerWriter(TextWriter):
         """Read and encode a conversation. Raises TextError for one that exceeds the context, and the errors of its
         media."""
         opened = self.media.opened(messages)
-        most = self.limit or self.context
-        self.media.check_count(opened, most, name)
         media = self.media(opened)
         where = f"model {self.checkpoint.source}: chat template"
         text = self.checkpoint.chat.text(opened, [one.markup for one in media], self.tokenizer, where)
         ids = self.tokenizer.encode_template(text)
         if not ids:
             raise TextError(f"{name}: the chat template made no token of them")
-        if len(ids) > most:
+        if len(ids) > (most := self.limit or self.context):
             raise TextError(f"{name}: have {len(ids)} tokens, the model's context is {most}")
         return Prompt(ids, media)
 

@@ -12,10 +12,12 @@ from PIL import Image
 
 import multimodal
 from multimodal.cli.output import plain
-from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.errors import AudioError, CheckpointError, TextError, UsageError
+from multimodal.tasks.ask import media
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.text.options import options_for
 from multimodal.tokens.chat.messages import read_messages
+from multimodal.tokens.video.reading import Frame, VideoInfo
 from multimodal.weights.folder import load_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.chats import checkpoint
@@ -150,6 +152,20 @@ def test_more_than_the_context_is_refused_before_it_is_read(asker):
         asker("what?", *unread)
     with pytest.raises(TextError, match=r"have \d+ tokens, the model's context is 400"):
         asker("what? " * 100)
+
+
+def test_no_more_of_a_file_is_read_than_the_context_holds(asker, tmp_path, monkeypatch):
+    with wave.open(str(tmp_path / "long.wav"), "wb") as file:
+        file.setnchannels(1), file.setsampwidth(1), file.setframerate(8000)
+        file.writeframes(b"\x80" * 8000 * 60)
+    with pytest.raises(AudioError, match=r"long\.wav: is longer than 3\d s, which fill the model's context of 400"):
+        asker("what?", tmp_path / "long.wav")
+    seen = []
+    monkeypatch.setattr(media, "read_info", lambda _: VideoInfo(1e8, 12, 8, 10.0, None))
+    monkeypatch.setattr(media, "frames", lambda *_: (seen.append(i) or Frame(i, RED) for i in range(10**9)))
+    with pytest.raises(TextError, match="67 images need at least 402 tokens, the model's context is 400"):
+        asker("what?", tmp_path / "endless.mp4")
+    assert len(seen) == 67
 
 
 def test_a_model_without_a_kind_says_what_it_takes(tiny):
