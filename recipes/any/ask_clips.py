@@ -1,6 +1,6 @@
 r"""Video clips with questions, as conversations to train and to evaluate an any-to-text model.
 
-    python recipes/any/ask_clips.py questions/train/clips.jsonl --count 2000 --stills data/vision/caltech101/train
+    python recipes/any/ask_clips.py questions/train/clips.jsonl --count 4000 --stills data/vision/caltech101/train
     python recipes/any/ask_clips.py questions/test/clips.jsonl --count 200 --stills data/vision/caltech101/val --seed 1
 
 Each clip is 96x96 and four seconds long, H.264 in MP4: a coloured shape that moves, one that blinks, or two things one
@@ -101,6 +101,14 @@ class Scene:
 Asked = list[tuple[str, str, str]]  # question, answer, task
 
 
+def where(thing: Thing, x: float, y: float) -> Asked:
+    """The corner in which a thing is at first, if it is clear."""
+    if min(abs(x - SIDE / 2), abs(y - SIDE / 2)) < 5:
+        return []
+    corner = f"{'top' if y < SIDE / 2 else 'bottom'} {'left' if x < SIDE / 2 else 'right'}"
+    return [(f"Where is the {thing.shape} at first?", corner, "place")]
+
+
 def moving(scene: Scene) -> tuple[list[Image.Image], Asked]:
     thing, way = scene.thing(), scene.draw.choice(list(WAYS))
     (dx, dy), reach = WAYS[way], scene.draw.uniform(40, SIDE - 8 - scene.size)
@@ -110,6 +118,7 @@ def moving(scene: Scene) -> tuple[list[Image.Image], Asked]:
     return frames, [
         (f"Which way does the {thing.shape} move?", way, "motion"),
         (f"What colour is the {thing.shape}?", thing.colour, "colour"),
+        *where(thing, x, y),
     ]
 
 
@@ -123,6 +132,7 @@ def blinking(scene: Scene) -> tuple[list[Image.Image], Asked]:
     return frames, [
         (f"How many times does the {thing.shape} blink?", NUMBERS[count], "blinks"),
         (f"What colour is the {thing.shape}?", thing.colour, "colour"),
+        *where(thing, *place),
     ]
 
 

@@ -3,8 +3,8 @@ r"""Train an any-to-text model: connectors and a text decoder on trained image a
     q=questions/train
     python recipes/any/train_any.py --data $q/texts.jsonl=96 --image clip-vit-16 --audio asr-conformer-en --share \
         --freeze image audio image_connector audio_connector --steps 600 --run text-run --out any-text
-    data="$q/captions.jsonl=20 $q/classes.jsonl=28 $q/yes_no.jsonl=40 $q/an4.jsonl=10 $q/fsdd.jsonl=2 \
-        $q/speechocean762.jsonl=4 $q/languages.jsonl=10 $q/clips.jsonl=16 $q/texts.jsonl=12"
+    data="$q/captions.jsonl=20 $q/classes.jsonl=28 $q/yes_no.jsonl=40 $q/an4.jsonl=10 $q/fsdd.jsonl=1 \
+        $q/speechocean762.jsonl=2 $q/languages.jsonl=6 $q/clips.jsonl=32 $q/texts.jsonl=8"
     python recipes/any/train_any.py --data $data --init any-text --freeze image audio decoder --steps 150 \
         --optimizer adamw --rate 2e-3 --run connect-run --out any-connect --trust_paths
     python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 2600 \

@@ -128,7 +128,7 @@ def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
 def test_clips_show_what_is_asked(load_recipe, tmp_path):
     start(load_recipe("ask_clips").main, [str(tmp_path / "clips.jsonl"), "--count", "4", "--narrated", "0"])
     source = open_chats(tmp_path / "clips.jsonl")
-    assert len(source) == 8  # two questions a clip
+    assert len(source) >= 8  # two or three questions a clip
     path = source.read(0).fields["messages"][0]["content"][0]["path"]
     assert read_info(path).duration == pytest.approx(4)
     first, *_ = frames(path)
