@@ -48,6 +48,7 @@ class ClipQuestions:
     count: int
     stills: str | None = None  # folder of photographs
     narrated: float = 0.35  # share of the clips with speech
+    turns: bool = False  # one conversation a clip with all its questions, instead of a row each
     seed: int = 0
 
 
@@ -197,10 +198,23 @@ def made(number: int, s: ClipQuestions, stills: Source | None) -> list[dict[str,
     path = s.out.with_suffix("") / f"{number:05d}.mp4"
     encode(path, frames, sound)
     name = f"{path.parent.name}/{path.name}"
+    if s.turns:
+        draw.shuffle(asked)
+        return [conversation(name, asked)]
     return [
         question(text, [answer], task, "wer" if task == "narration" else "exact", video=name)
         for text, answer, task in asked
     ]
+
+
+def conversation(video: str, asked: Asked) -> dict[str, Any]:
+    """A row in which the questions follow each other; the video comes with the first."""
+    messages: list[dict[str, Any]] = []
+    for number, (text, answer, _) in enumerate(asked):
+        part = {"type": "text", "text": text}
+        content = [{"type": "video", "path": video}, part] if number == 0 else text
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "task": "conversation"}
 
 
 def rows(s: ClipQuestions) -> Iterator[dict[str, Any]]:

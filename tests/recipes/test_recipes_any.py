@@ -133,3 +133,6 @@ def test_clips_show_what_is_asked(load_recipe, tmp_path):
     assert read_info(path).duration == pytest.approx(4)
     first, *_ = frames(path)
     assert first.image.size == (96, 96)
+    start(load_recipe("ask_clips").main, [str(tmp_path / "talks.jsonl"), "--count", "4", "--narrated", "0", "--turns"])
+    talks = open_chats(tmp_path / "talks.jsonl")
+    assert sum(len(talks.read(key).fields["messages"]) + 1 for key in range(4)) == 2 * len(source)
