@@ -3,8 +3,8 @@
     python recipes/data/annotate_text.py data/text/wikitext2/valid.txt.gz annotated
 
 A name is a run of capitalised words inside a sentence; the texts are in lower case, so that a model must know it. A
-question is a sentence without one of its names, its context the paragraph; a choice is the true second half of a
-sentence among three others. Writes tagging, qa and choice.train.jsonl and .test.jsonl (the last tenth of the
+question is a sentence without one of its names, its context that sentence with its neighbours; a choice is the true end
+of a sentence among three others. Writes tagging, qa and choice.train.jsonl and .test.jsonl (the last tenth of the
 paragraphs).
 """
 
@@ -34,8 +34,8 @@ def names_in(words: list[str]) -> list[tuple[int, int]]:
 def rows_of(document: list[str], others: list[list[str]], dice: random.Random) -> Iterator[tuple[str, dict]]:
     """Task and row of each example of a document."""
     sentences = [[word for word in sentence.split() if word != "<unk>"] for sentence in document]
-    context = " ".join(" ".join(words) for words in sentences).lower()
-    for words in sentences:
+    for number, words in enumerate(sentences):
+        context = " ".join(" ".join(words) for words in sentences[max(0, number - 1) : number + 2]).lower()
         if len(words) > LONGEST:
             continue
         names, lower = names_in(words), [word.lower() for word in words]
@@ -59,11 +59,11 @@ def rows_of(document: list[str], others: list[list[str]], dice: random.Random) -
 def main(source: Path, target: Path) -> None:
     dice = random.Random(0)
     documents = [document for document in read_documents(source) if len(document) > 1]
-    plain = [sentence.replace("<unk>", " ").split() for document in documents for sentence in document]
-    others = [words for words in plain if len(words) >= 12]
     target.mkdir(parents=True, exist_ok=True)
     held = len(documents) * 9 // 10
     for part, some in (("train", documents[:held]), ("test", documents[held:])):
+        plain = [sentence.replace("<unk>", " ").split() for document in some for sentence in document]
+        others = [words for words in plain if len(words) >= 12]  # of the same part: an ending may be known otherwise
         rows = [row for document in some for row in rows_of(document, others, dice)]
         for task in ("tagging", "qa", "choice"):
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for kind, row in rows if kind == task]

@@ -94,9 +94,9 @@ def masked_parts(s: DistillationRun, teacher: Checkpoint) -> tuple[Callable[[], 
     at = int(len(train) * (1 - s.hold))
     train, val = (train, val) if val else (train[:at], train[at:])
     masker, collate = Masker(tokenizer, s.mask), CollateMasked(tokenizer.pad_id, context)
-    source, unseen = (
-        MaskedTexts(windows(part, tokenizer, context - 2), masker, context, seed=s.loop.seed) for part in (train, val)
-    )
+    parts = [windows(part, tokenizer, context - 2) for part in (train, val)]
+    masker.learn(window.ids for window in parts[0])
+    source, unseen = (MaskedTexts(part, masker, context, seed=s.loop.seed) for part in parts)
     fixed = fixed_batches(lambda number, random: unseen.prepare((0, number), random), collate, range(len(unseen)))
     return (
         lambda: s.loop.loader(source, source.plan(s.batch * context), source.prepare, collate),
