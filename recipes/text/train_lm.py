@@ -20,6 +20,10 @@ The shipped gpt-mini, 1.84 bits per byte of its validation texts after about 20 
         --vocabulary 4096 --layers 4 --width 192 --dropout 0.1 --steps 650 --warmup 50 --average 0.99 \
         --evaluate_every 325 --run lm-run --out gpt-mini --threads 1
 
+Several files of --data are one text after the other. With weights each is a source of its own, and rows are drawn as in
+GPT-3's training (Brown et al. 2020, table 2.2): by `--weights 0.6 0.4`, by `--epochs 1 3` of each file, or by
+`--temperature 5`, the sizes to the power of 1/5. The log has the table of weights and epochs.
+
 `--induction` scores the heads at each evaluation and plots when induction heads form (Olsson et al. 2022):
 
     python recipes/text/train_lm.py --data $data/tinyshakespeare/input.txt --hold 0.01 --tokenizer bpe \
@@ -49,6 +53,7 @@ from multimodal.data.datasets.text import (
     ends_of,
     training_texts,
 )
+from multimodal.data.mixture import Mixture, mixture_weights, temperature_weights
 from multimodal.decoding.sampling import sample
 from multimodal.errors import UsageError, at_least, demand
 from multimodal.models.text import TextTransformer
@@ -68,6 +73,9 @@ from multimodal.weights.folder import Checkpoint
 class LanguageModelRun:
     data: tuple[Path, ...]  # text files, plain or gzip
     out: Path  # folder for the checkpoint with the lowest validation loss
+    weights: tuple[float, ...] = ()  # share of the rows for each file of --data
+    epochs: tuple[float, ...] = ()  # the same as epochs of each file, in proportion to each other
+    temperature: float = 0.0  # the same by size^(1/temperature); 0: off
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: float = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines
@@ -89,6 +97,15 @@ class LanguageModelRun:
 
     def __post_init__(self):
         demand("hold", self.hold, 0 < self.hold < 1, "over 0, under 1")
+        given = [name for name in ("weights", "epochs", "temperature") if getattr(self, name)]
+        demand(given[-1] if given else "weights", getattr(self, given[-1]) if given else (), len(given) < 2,
+               f"without {given[0] if given else ''}")  # fmt: skip
+        demand("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        for name in ("weights", "epochs"):
+            count = len(getattr(self, name))
+            demand(name, getattr(self, name), count in (0, len(self.data)), f"one for each of {len(self.data)} --data")
+            if count:
+                mixture_weights(getattr(self, name), name)
         demand("repeat", self.repeat, 0 <= self.repeat <= 1, "0 to 1")
         demand("induction", self.induction, not self.induction or self.objective == "causal", "off with a prefix")
         at_least(1, self, "samples", "sample_tokens", "batch")
@@ -138,22 +155,48 @@ def samples(s: LanguageModelRun, model: TextTransformer, tokenizer: Tokenizer, i
     return [f"temperature 0.8: {s.prompt}{tokenizer.decode(row)}" for row in drawn.ids]
 
 
+def source_of(s: LanguageModelRun, texts: list[list[str]], tokenizer: Tokenizer) -> Packed | Windows | Mixture:
+    """Rows of all texts, or a mixture of those of each file."""
+    kind = Packed if s.documents != "none" else Windows
+    mixed = s.weights or s.epochs or s.temperature
+    parts = texts if mixed else [[text for part in texts for text in part]]
+    corpora = [TextCorpus.of(part, tokenizer) for part in parts]
+    log.info(
+        "%d texts, %d tokens of %d kinds",
+        sum(map(len, corpora)),
+        sum(len(c.ids) for c in corpora),
+        tokenizer.vocab_size,
+    )
+    sources = [kind(corpus, s.model.context) for corpus in corpora]
+    if not mixed:
+        return sources[0]
+    tokens = [len(corpus.ids) for corpus in corpora]
+    by_epochs = [n * epochs for n, epochs in zip(tokens, s.epochs, strict=False)]
+    weights = s.weights or by_epochs or temperature_weights(tokens, s.temperature)
+    mixture = Mixture(sources, weights, [path.name for path in s.data])
+    for row in mixture.table(s.loop.steps * s.batch):
+        log.info("%s: %d rows, weight %.3f, %.2f epochs", *row)
+    return mixture
+
+
 def main(s: LanguageModelRun) -> None:
     loop = s.loop
     torch.manual_seed(loop.seed)
-    train, val = training_texts(s.data, s.val, s.hold, s.documents)
+    mixed = bool(s.weights or s.epochs or s.temperature)
+    parts = (
+        [training_texts([path], s.val, s.hold, s.documents) for path in s.data]
+        if mixed
+        else [training_texts(s.data, s.val, s.hold, s.documents)]
+    )
+    train = [text for own, _ in parts for text in own]
+    val = parts[0][1] if s.val else [text for _, held in parts for text in held]
     tokenizer = tokenizer_of(s, train, val)
     prompt = prompt_ids(s, tokenizer)
-    corpus, unseen = TextCorpus.of(train, tokenizer), TextCorpus.of(val, tokenizer)
+    unseen = TextCorpus.of(val, tokenizer)
     model = TextTransformer(language_config(s.model, tokenizer.vocab_size))
     gpt2_weights(model)
-    log.info(
-        "%d texts, %d tokens of %d kinds, %d to validate with", len(corpus), len(corpus.ids), tokenizer.vocab_size,
-        len(unseen.ids),
-    )  # fmt: skip
-    packed = s.documents != "none"
-    source = (Packed if packed else Windows)(corpus, s.model.context)
-    prepare = PrepareTokens(s.model.context, s.objective == "prefix", packed, s.repeat)
+    source = source_of(s, [own for own, _ in parts], tokenizer)
+    prepare = PrepareTokens(s.model.context, s.objective == "prefix", s.documents != "none", s.repeat)
     loader = loop.loader(source, source.plan(s.batch, loop.seed), prepare, stack_fields)
     judge = validation(s, tokenizer, unseen, model)
     heads = InductionCurve(loop.run, tokenizer, unseen, s.model.context) if s.induction else None

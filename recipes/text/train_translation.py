@@ -24,6 +24,7 @@ three times per epoch. The shipped translator-mini was trained for 1,300 steps (
 """
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -33,7 +34,8 @@ from sacrebleu.metrics import BLEU
 from torch import nn
 
 from multimodal.data.loader import unchanged
-from multimodal.errors import UsageError
+from multimodal.data.mixture import direction_repeats
+from multimodal.errors import UsageError, demand
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
@@ -61,6 +63,7 @@ class TranslationRun:
     out: Path  # folder for the checkpoint
     test: str | None = None
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
+    temperature: float = 0.0  # of M2M100's sampling of directions by their pairs (5 there); 0: each pair once an epoch
     often: tuple[str, ...] = ()  # directions that come more or less often than once per epoch, such as en-de=3
     vocabulary: int = 4000
     width: int = 192
@@ -79,6 +82,9 @@ class TranslationRun:
         Path("translation-run"), 4000, OptimSettings(3e-3, "muon", warmup=200, average=0.998, weight_decay=0.01),
         evaluate_every=1000,
     )  # fmt: skip
+
+    def __post_init__(self):
+        demand("temperature", self.temperature, self.temperature >= 0, "0 or more")
 
 
 def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Direction, float]]:
@@ -141,6 +147,12 @@ def main(s: TranslationRun) -> None:
     begin = model.config.start_id
     source, held = (ParallelTexts(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
     log.info("pairs: %d, skipped: %d", len(source), source.left_out)
+    if s.temperature:
+        counts = Counter(key[:2] for key in source.keys)
+        repeats = direction_repeats(counts, s.temperature)
+        often = {pair: often.get(pair, 1.0) * times for pair, times in repeats.items()}
+        for (a, b), times in repeats.items():
+            log.info("%s-%s: %d pairs, %.2f times per epoch", a, b, counts[a, b], times)
     plan = pair_plan(source, often, s.budget, loop.seed)
     loader = loop.loader(source, plan, unchanged, CollatePairs(tokenizer.pad_id))
     objective = Translating(model, s.smoothing)

@@ -3,6 +3,7 @@ cannot use."""
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def test_a_resumed_run_equals_an_unbroken_one_and_keeps_the_best(recipe, text):
     assert cards[0] == cards[1]
 
 
+def test_a_mixture_resumes_to_the_same_run_and_logs_its_epochs(recipe, text, caplog):
+    (other := text.with_name("other.txt")).write_text(SAID * 40)
+    mixed = {"steps": 8, "schedule": "wsd", "warmup": 0}
+    for name, changes in (("whole", {}), ("part", {"steps": 4}), ("part", {"resume": ""})):
+        values = {"run": text.parent / name, "out": text.parent / f"{name}-out"} | SMALL | mixed | changes
+        start(recipe.main, ["--data", str(text), str(other), "--weights", "3", "1", *flags(values)])
+    assert_same_states(text.parent / "whole", text.parent / "part", 8)
+    rows = (len(SAID) * 3 + 1) * 20 * 0.9 // 24
+    assert any(re.match(rf"text.txt: {rows:.0f} rows, weight 0.750, 0.\d+ epochs", line) for line in caplog.messages)
+
+
 def test_a_resumed_run_does_not_replace_its_best_by_worse(recipe, text):
     run(recipe, text)
     args = {"data": text, "run": text.parent / "run", "out": text.parent / "out", "steps": 9, "resume": ""} | SMALL
@@ -191,6 +203,9 @@ def test_a_repeated_row_says_its_begin_again_after_a_random_number_of_tokens():
     ({"hold": 0}, 2, "--hold 0.0: must be over 0, under 1"),
     ({"induction": "", "objective": "prefix"}, 2, "--induction True: must be off with a prefix"),
     ({"prompt": "x" * 30, "tokenizer": "bytes"}, 1, "--prompt: has 31 tokens, which leave no room in a --context 24"),
+    ({"weights": 0}, 2, "weights [0.0]: sum to 0"),
+    ({"epochs": -1}, 2, "epochs [-1.0]: must be 0 or more each"),
+    ({"weights": 1, "temperature": 5}, 2, "--temperature 5.0: must be without weights"),
     ({"prompt": "ß"}, 1, "'ß' is not in this vocabulary"),
     ({"context": 12, "induction": ""}, 1, "--context 12: induction needs 20 or more"),
 ])  # fmt: skip
