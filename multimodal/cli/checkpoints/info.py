@@ -19,6 +19,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 EXAMPLES = """examples:
   multimodal info clip-vit-16
+  multimodal info gpt3_175b --training_tokens 300e9
   multimodal info my-model/ --format json --output facts.json
 """
 
@@ -122,7 +123,22 @@ def cost_lines(costs: dict[str, Any]) -> list[str]:
     for name, title in (("float32", "float32"), ("bfloat16", "bfloat16 autocast")):
         kept, whole = memory["activations"][name], memory["with_adamw"][name]
         lines.append(f"  {title}: activations {_bytes(kept)}, {_bytes(whole)} in all with AdamW")
+    if compute := costs.get("compute"):
+        best = compute["optimal"]
+        lines.append(
+            f"compute to train on {_count(compute['tokens'])} tokens, 6ND: {compute['flops']:.3g} FLOPs "
+            f"({compute['petaflop_days']:.3g} petaflop/s-days); optimal for as many: {_count(best['parameters'])} "
+            f"parameters on {_count(best['tokens'])} tokens"
+        )
     return lines
+
+
+def _count(number: int | float) -> str:
+    for unit in ("", "k", "M", "B", "T"):
+        if number < 1000 or unit == "T":
+            break
+        number /= 1000
+    return f"{number:.3g} {unit}".rstrip()
 
 
 def _bytes(number: int | float) -> str:

@@ -16,11 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from multimodal.blocks.experts import even_routing
 from multimodal.errors import UsageError
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import WhisperEncoder
 from multimodal.tasks.inspect.cost_parts import Part, Sizes, parts
 from multimodal.tasks.inspect.options import CostOptions
+from multimodal.tasks.inspect.scaling import compute_budget
 from multimodal.weights.folder import KINDS, build
 
 FULL, HALF = 4, 2  # bytes
@@ -30,15 +32,19 @@ BETWEEN = (torch.ops.aten.bmm, FUSED)  # products of queries with keys, and of w
 
 def counts(
     model: nn.Module | Any, length: int | None = None, batch: int = CostOptions.batch.default,
-    seconds: float = CostOptions.seconds.default,
+    seconds: float = CostOptions.seconds.default, training_tokens: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Costs of a model, or of a configuration, whose weights are never made.
 
-    `length`, `batch`, `seconds`: see `CostOptions`; an image has the size of the configuration. `flops`: of the forward
-    pass of one item, for each part of the model; training takes three times as many. `cache_bytes`: of a batch.
-    `training_bytes`: of a step with a batch, with weights, gradients and optimizer in float32. Raises UsageError."""
+    `length`, `batch`, `seconds`, `training_tokens`: see `CostOptions`; an image has the size of the configuration.
+    `flops`: of the forward pass of one item, for each part of the model; training takes three times as many. `cache_bytes`: of a batch.
+    `training_bytes`: of a step with a batch, with weights, gradients and optimizer in float32.
+    `compute`: of training a language model (`compute_budget`). Raises UsageError."""
     network = model if isinstance(model, nn.Module) else of_config(model)
-    CostOptions(length=length, batch=batch, seconds=seconds)  # checks them
+    CostOptions(length=length, batch=batch, seconds=seconds, training_tokens=training_tokens)  # checks them
+    language = isinstance(network, EncoderDecoder | TextTransformer) and _predicts(network)
+    if training_tokens is not None and not language:
+        raise UsageError("needs a model that predicts tokens of text", argument="training_tokens")
     sizes = Sizes(batch, length, seconds)
     (found, full), (_, half) = (_measured(network, sizes, kind) for kind in ("float32", "bfloat16"))
     return {
@@ -47,7 +53,12 @@ def counts(
         "flops": {part.name: _flops(part, batch) for part in found},
         "cache_bytes": _cache_bytes(found, batch),
         "training_bytes": _training(network, {"float32": full, "bfloat16": half}),
+        **({"compute": compute_budget(parameters(network)["total"], training_tokens)} if language else {}),
     }
+
+
+def _predicts(network: EncoderDecoder | TextTransformer) -> bool:
+    return isinstance(network, EncoderDecoder) or network.config.tied is not None
 
 
 def of_config(config: Any) -> nn.Module:

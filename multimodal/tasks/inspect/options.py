@@ -27,5 +27,7 @@ class ViewOptions(OptionSet):
 class CostOptions(OptionSet):
     length: int | None = option(None, "tokens of a text (default: the model's context)", "N", low=1)
     batch: int = option(1, "batch size, for the memory of the cache and of training", "B", low=1)
+    training_tokens: float | None = option(None, "tokens to train a language model on, for its compute budget "
+                                           "(default: 20 per parameter, compute-optimal)", "N", low=1)  # fmt: skip
     seconds: float = option(10.0, "length of audio, for models that take any length", "S", low=0, above=True,
                             high=86_400)  # fmt: skip
