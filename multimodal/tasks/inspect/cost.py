@@ -37,9 +37,9 @@ def counts(
     """Costs of a model, or of a configuration, whose weights are never made.
 
     `length`, `batch`, `seconds`, `training_tokens`: see `CostOptions`; an image has the size of the configuration.
-    `flops`: of the forward pass of one item, for each part of the model; training takes three times as many. `cache_bytes`: of a batch.
-    `training_bytes`: of a step with a batch, with weights, gradients and optimizer in float32.
-    `compute`: of training a language model (`compute_budget`). Raises UsageError."""
+    `flops`: of the forward pass of one item, for each part of the model; training takes three times as many.
+    `cache_bytes`: of a batch. `training_bytes`: of a step with a batch, with weights, gradients and optimizer in
+    float32. `compute`: of training a language model (`compute_budget`). Raises UsageError."""
     network = model if isinstance(model, nn.Module) else of_config(model)
     CostOptions(length=length, batch=batch, seconds=seconds, training_tokens=training_tokens)  # checks them
     language = isinstance(network, EncoderDecoder | TextTransformer) and _predicts(network)
