@@ -22,7 +22,7 @@ class ViTConfig:
     `pool`: `token` (class token), `mean` (patches), `map` (attention pooling, Zhai et al. 2022) or `none`.
     `norm_after_pool`: the final norm follows pooling (timm's fc_norm); `stem_norm`: CLIP's first norm;
     `positions_on_prefix`: class token and registers have positions too; `map_prefix`: map pooling includes them;
-    `classes` 0: no head."""
+    `classes` 0: no head. `position_offset`: how positions are interpolated, see `interpolate_grid`."""
 
     image: tuple[int, int]
     patch: int
@@ -38,6 +38,7 @@ class ViTConfig:
     classes: int = 0
     channels: int = 3
     map_prefix: bool = True
+    position_offset: float | None = None
 
     @property
     def width(self) -> int:
@@ -106,7 +107,7 @@ class ViT(nn.Module):
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
         """Positions of the prefix, then of a grid of patches row by row, interpolated from the learned grid."""
         own = self.config.prefix if self.config.positions_on_prefix else 0
-        table = interpolate_grid(self.positions[own:], self.config.grid, grid)
+        table = interpolate_grid(self.positions[own:], self.config.grid, grid, self.config.position_offset)
         missing = table.new_zeros(self.config.prefix - own, table.shape[1])
         return torch.cat([missing, self.positions[:own], table])
 

@@ -159,3 +159,28 @@ def test_relative_term_equals_the_loop(queries, keys):
             relation = term.project(sinusoids(distance, 12, offset=0))[0].unflatten(0, (3, 4))
             expected = ((query[:, :, i] + term.position) * relation).sum(-1) * scale
             assert_close(bias[:, :, i, j], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("new", [(7, 9), (3, 4), (4, 7)])
+def test_dinos_interpolation_is_its_formula(new):
+    """Bicubic of four points a side (a = -0.75) at (i + 0.5) · old / (new + 0.1) - 0.5, the edges repeated."""
+    table = 0.2 * torch.randn(24, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def kernel(x: float) -> float:
+        x, a = abs(x), -0.75
+        near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+        return near if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
+
+    def weights(old: int, size: int) -> torch.Tensor:
+        rows = torch.zeros(size, old, dtype=torch.float64)
+        for i in range(size):
+            at = (i + 0.5) * old / (size + 0.1) - 0.5
+            for point in range(math.floor(at) - 1, math.floor(at) + 3):
+                rows[i, min(max(point, 0), old - 1)] += kernel(at - point)
+        return rows
+
+    expected = torch.einsum("rh,cw,hwd->rcd", weights(4, new[0]), weights(6, new[1]), table.unflatten(0, (4, 6)))
+    found = interpolate_grid(table.float(), (4, 6), new, offset=0.1)
+    assert_close(found, expected.flatten(0, 1).float(), atol=1e-6, rtol=0)
+    assert not torch.allclose(found, interpolate_grid(table.float(), (4, 6), new), atol=1e-3)
+    assert interpolate_grid(table, (4, 6), (4, 6), offset=0.1) is table

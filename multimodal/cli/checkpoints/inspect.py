@@ -13,6 +13,7 @@ from multimodal.tasks.inspect.options import ViewOptions
 
 WHAT = ("attention", "filters", "positions", "distance", "alignment", "induction", "answer")
 WITHOUT_INPUT = ("filters", "positions", "induction")
+SEVERAL = ("attention", "distance")  # of an image model
 # the views that each flag is for
 NEEDED = {"answer": ("alignment", "answer"), "question": ("answer",), "source": ("alignment",),
           "target": ("alignment",), "length": ("induction",), "layer": ("attention", "alignment", "answer"),
@@ -20,6 +21,8 @@ NEEDED = {"answer": ("alignment", "answer"), "question": ("answer",), "source": 
 EXAMPLES = """examples:
   multimodal inspect gpt2/ "The cat sat on the mat." --plot heads.png --layer 5
   multimodal inspect clip-vit-16 photo.jpg --plot where.png --layer all
+  multimodal inspect hf-hub:timm/vit_small_patch16_224.dino clip.mp4 --size 480 --interpolation dino --plot frames.png
+  multimodal inspect clip-vit-16 photos/ --what distance --plot distances.png
   multimodal inspect clip-vit-16 --what filters --plot filters.png
   multimodal inspect whisper-mini talk.flac --what alignment --plot alignment.png
   multimodal inspect stories260K/ --what induction --format json
@@ -32,7 +35,7 @@ def add_flags(p: Parser) -> None:
     flags.model_argument(p)
     p.add_argument("inputs", nargs="*", metavar="INPUT", help="a text, an image file or an audio file, as the model "
                    f"takes; none for {', '.join(WITHOUT_INPUT)}; for answer any number of image, audio and video "
-                   "files")  # fmt: skip
+                   "files; for attention and distance of an image model of images, folders and videos")  # fmt: skip
     p.add_argument("--what", choices=WHAT, default="attention", help="attention: attention maps by head; filters: "
                    "principal components of the patch embedding; positions: cosine similarity of position embeddings; "
                    "distance: mean attention distance by head; alignment: cross-attention to the source; induction: "
@@ -62,7 +65,7 @@ def check(p: Parser, options: Namespace) -> None:
         p.error(f"--what {what}: needs INPUT: a text, an image file or an audio file")
     if options.inputs and what in WITHOUT_INPUT:
         p.error(f"--what {what}: takes no INPUT (got {options.inputs[0][:40]!r})")
-    if len(options.inputs) > 1:
+    if len(options.inputs) > 1 and what not in SEVERAL:
         p.error(f"--what {what}: takes one INPUT (got {len(options.inputs)}: quote a text)")
 
 
@@ -71,6 +74,8 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.inspect.alignment import AlignmentRequest
     from multimodal.tasks.inspect.answer import AnswerRequest
     from multimodal.tasks.inspect.answer_view import answer_view
+    from multimodal.tasks.inspect.image_views import images_view
+    from multimodal.tasks.inspect.maps import is_image_model
     from multimodal.tasks.inspect.views import view
 
     file = output_file(options.plot, "--plot", (".png",), outputs_of(options))
@@ -78,6 +83,11 @@ def run(options: Namespace) -> int:
     chosen = ViewOptions(**ViewOptions.among(vars(options)))
     if options.what == "answer":
         seen = answer_view(checkpoint, AnswerRequest(options.inputs, options.question, options.answer), chosen)
+    elif options.what in SEVERAL and is_image_model(checkpoint.model):
+        seen = images_view(checkpoint, options.what, options.inputs, chosen)
+    elif len(options.inputs) > 1:
+        raise UsageError(f"--what {options.what}: a model of images takes several, this one takes one INPUT "
+                         f"(got {len(options.inputs)}: quote a text)")  # fmt: skip
     else:
         one = next(iter(options.inputs), None)
         request = None if one is None else AlignmentRequest(one, options.answer, options.source, options.target)

@@ -68,11 +68,7 @@ def attention(checkpoint: Checkpoint, input_: str) -> AttentionMap:
     CheckpointError."""
     model = checkpoint.model
     if is_image_model(model):
-        tower, pixels = tower_of(model), read_pixels(checkpoint, input_)
-        with capture_attention() as captured:
-            tower.tokens(pixels[None].to(tower.positions.device))
-        axis = patches(tower, pixels)
-        return AttentionMap(_own(tower.stack.blocks, captured), axis, axis)
+        return image_attention(tower_of(model), read_pixels(checkpoint, input_))
     if is_audio_model(model):
         with capture_attention() as captured:
             _, axis = encode_audio(model, input_)
@@ -132,6 +128,15 @@ def names(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
         text = "".join({" ": "␣", "\n": "↵", "\t": "⇥"}.get(sign, sign) for sign in text)
         found.append(text if text and "\ufffd" not in text else f"#{number}")
     return tuple(found)
+
+
+@torch.inference_mode()
+def image_attention(tower: ViT, pixels: Float[Tensor, "3 H W"]) -> AttentionMap:
+    """Self-attention over a preprocessed image."""
+    with capture_attention() as captured:
+        tower.tokens(pixels[None].to(tower.positions.device))
+    axis = patches(tower, pixels)
+    return AttentionMap(_own(tower.stack.blocks, captured), axis, axis)
 
 
 def read_pixels(checkpoint: Checkpoint, file: str) -> Float[Tensor, "3 H W"]:

@@ -22,6 +22,10 @@ class ViewOptions(OptionSet):
                                      "of the heads known to align with speech)", "N", read=_layer)  # fmt: skip
     head: int | None = option(None, "from 0 (default: all)", "N", low=0)
     length: int | None = option(None, "length of the random sequence that induction repeats (default: 50)", "N", low=2)
+    size: int | None = option(None, "side that images are resized to, for more patches (default: the model's)",
+                              "PIXELS", low=1)  # fmt: skip
+    interpolation: str = option("antialias", "of positions at another size; dino: DINO's own, not antialiased and with "
+                                "its offset of 0.1", choices=("antialias", "dino"))  # fmt: skip
 
 
 class CostOptions(OptionSet):

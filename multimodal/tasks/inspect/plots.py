@@ -78,6 +78,21 @@ def plot_images(
     return png(figure)
 
 
+def plot_image_maps(
+    seen: Sequence[tuple[str, Image.Image, Float[Tensor, "rows columns"]]], record: Preprocessing, patch: int,
+    title: str,
+) -> bytes:  # fmt: skip
+    """Each image under its map, in the order of the images."""
+    across = min(6, len(seen))
+    figure, axes = _figure(-(-len(seen) // across), across, 1.9, 2.0, title)
+    for one in axes.flat:
+        one.set_axis_off()
+    for one, (name, image, values) in zip(axes.flat, seen, strict=False):
+        one.imshow(np.asarray(overlay(image, values, record, patch)))
+        _title(one, name, 7)
+    return png(figure)
+
+
 def plot_answer(seen: Sequence[Seen], tokens: Axis, title: str) -> bytes:
     """A panel for each medium: the mean of the answer's tokens over an image, each token over sound and text."""
     images = [one for one in seen if one.keys.grid is not None]
