@@ -117,8 +117,8 @@ class _Stream:
 
 
 def direction_repeats(pairs: Mapping[tuple[str, str], int], temperature: float) -> dict[tuple[str, str], float]:
-    """How often each direction's pairs come per epoch, by M2M100's Sinkhorn temperature sampling: each language has the
-    same share as source and as target, in proportion to its pairs^(1/T), as far as the directions that exist allow. The
+    """Repeats of each direction's pairs per epoch, by M2M100's Sinkhorn temperature sampling: each language has one
+    share as source and as target, in proportion to its pairs^(1/T), as far as the directions that exist allow. The
     number of all pairs stays."""
     directions = {direction: count for direction, count in pairs.items() if count}
     languages = sorted({language for direction in directions for language in direction})

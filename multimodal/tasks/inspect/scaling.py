@@ -63,4 +63,5 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     slope, offset = np.polyfit(a, b, 1)
     rest, whole = b - (slope * a + offset), b - b.mean()
     r2 = 1 - float(rest @ rest) / float(whole @ whole) if float(whole @ whole) else 1.0
-    return PowerLaw(math.exp(-offset / slope) if slope else math.inf, -float(slope), r2)
+    scale = math.exp(min(-offset / slope, 700.0)) if slope else math.inf  # of points without a slope beyond floats
+    return PowerLaw(scale, -float(slope), r2)
