@@ -111,11 +111,19 @@ def load_recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save one pixel for each figure: drawing takes two thirds of a tiny run."""
+    """Save one pixel for each figure, and lay out no curves of a run: drawing takes two thirds of a tiny one."""
+    from types import SimpleNamespace
+    from unittest.mock import MagicMock
+
     from matplotlib.figure import Figure
     from PIL import Image
 
-    monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: Image.new("RGB", (1, 1)).save(file, "PNG"))
+    def save(_: Any, file: Any, **__: Any) -> None:
+        Image.new("RGB", (1, 1)).save(file, "PNG")
+
+    blank = SimpleNamespace(add_subplot=MagicMock(), savefig=lambda file, **_: save(None, file))
+    monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr("multimodal.train.report.new_figure", lambda *_, **__: blank)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from multimodal.models.vit import ViT
 from multimodal.weights.folder import build
 from tests.helpers.commands import one_line, run
 from tests.helpers.paths import ROOT
+from tests.helpers.processes.programs import LIMIT, forked
 
 
 def test_label_files_of_other_editors_mean_the_same(capsys, models, images, tmp_path):
@@ -48,9 +49,10 @@ def test_closed_stdout_is_no_fault_and_closed_stderr_does_not_go_to_stdout(model
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines)) == (0, 4)
     assert all(line.startswith("multimodal: error: ") and "empty file" in line for line in lines)
-    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "multimodal", *classify, "--format", "csv"]
-    done = subprocess.run(closed, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.count("\n"), "error" in done.stdout) == (1, 5, False)
+    closed = "import os, sys\nos.close(2)\nsys.stderr = None\nfrom multimodal.cli.main import main\nmain()"
+    with forked(closed, *classify, "--format", "csv") as program:
+        out = program.communicate(timeout=LIMIT)[0]
+    assert (program.returncode, out.count("\n"), "error" in out) == (1, 5, False)
 
 
 def test_a_label_longer_than_the_model_takes_is_cut_and_said(capsys, models, images):
@@ -89,10 +91,12 @@ def test_outputs_survive_names_and_encodings_that_do_not_fit(models, tmp_path, m
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_stdout_is_one_line(models, images):
-    shell = f"{sys.executable} -m multimodal classify {images} --labels a,b -m {models / 'clip'} > /dev/full"
-    full = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, timeout=300)
-    assert (full.returncode, full.stderr.count(b"\n")) == (1, 1)
-    assert b"No space left" in full.stderr
+    program = "from multimodal.cli.main import main\nmain()"
+    classify = ["classify", images, "--labels", "a,b", "-m", models / "clip"]
+    with open("/dev/full", "wb") as full, forked(program, *classify, stdout=full) as going:
+        err = going.communicate(timeout=LIMIT)[1]
+    assert (going.returncode, err.count("\n")) == (1, 1)
+    assert "No space left" in err
 
 
 HEAVY = """

@@ -24,6 +24,7 @@ from jaxtyping import AbstractArray, jaxtyped
 # raises what Python does for a wrong type; an int is a float
 CHECK = beartype(conf=BeartypeConf(violation_type=TypeError, is_pep484_tower=True))
 NAME = "@checked"  # a name that no source can use
+INNER: set[CodeType] = set()  # of functions in functions, seen before
 
 
 def has_arrays(annotation: Any) -> bool:
@@ -137,6 +138,15 @@ def checked(target: Any) -> Any:
     return call
 
 
+def checked_once(target: Any) -> Any:
+    """`checked`, but of an inner function, which each call of the outer one defines again, only the first."""
+    if not inspect.isclass(target) and "<locals>" in target.__qualname__:
+        if target.__code__ in INNER:
+            return target
+        INNER.add(target.__code__)
+    return checked(target)
+
+
 class Decorate(ast.NodeVisitor):
     """Add `@checked` below a function's decorators and above a dataclass's."""
 
@@ -169,7 +179,7 @@ class CheckedLoader(SourceFileLoader):
         return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        setattr(module, NAME, checked)
+        setattr(module, NAME, checked_once)
         super().exec_module(module)
 
 

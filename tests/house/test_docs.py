@@ -1,7 +1,7 @@
 """The commands of README and docs, as written, on small files with the names that they use.
 
 A block marked ```sh is run; ```sh download needs a checkpoint that is not here. Commands and recipes run in this
-process, since starting one for each would take minutes; only a recipe in the README runs as it would in a shell.
+process, since starting one for each would take minutes; with `-m slow` the README's recipe runs as in a shell, too.
 """
 
 import io
@@ -133,17 +133,21 @@ def test_the_commands_of_the_pages_run(name, place, monkeypatch, capsysbinary, l
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(words[1]).read_bytes())))
             words = words[3:-2]
         if words[0] == "python":
-            words += ["--steps", "2"]  # the last one counts
-            if not name.startswith("README"):
-                start(load_recipe(Path(words[1]).stem).main, words[2:])
-                continue
-            run = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, timeout=300)
-            assert run.returncode == 0, run.stderr
+            start(load_recipe(Path(words[1]).stem).main, [*words[2:], "--steps", "2"])  # the last one counts
             continue
         assert words[0] == "multimodal", words
         with pytest.raises(SystemExit) as end:
             main.main(words[1:])
         assert end.value.code == 0, (words, capsysbinary.readouterr().err.decode())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_the_recipe_of_the_readme_runs_in_a_shell():
+    (words,) = [words for name in BLOCKS if name.startswith("README") for words in commands(BLOCKS[name])
+                if words[0] == "python"]  # fmt: skip
+    run = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
 
 
 def test_links_lead_somewhere():

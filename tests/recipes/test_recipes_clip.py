@@ -65,7 +65,7 @@ def metrics(folder, name="loss"):
     return [row[name] for row in rows if name in row]
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("loss", ["softmax", pytest.param("sigmoid", marks=pytest.mark.slow)])
 def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, loss):
     s = settings(recipe, squares, tmp_path, {"steps": 60}, {"loss": loss}, val=(str(squares),))
     recipe.main(s)

@@ -39,6 +39,12 @@ CASES = {
 }
 
 
+def some(*quick: str):
+    """Run these cases by default, and all with `-m slow`."""
+    cases = [name if name in quick else pytest.param(name, marks=slow) for name in CASES]
+    return pytest.mark.parametrize("call", cases, indirect=True)
+
+
 @pytest.fixture
 def talk(tmp_path):
     waves = [sound(36, seed) for seed in (0, 1)]
@@ -88,7 +94,7 @@ def assert_same_files(own, whole, call) -> None:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=slow)])
-@pytest.mark.parametrize("call", CASES, indirect=True)
+@some("whisper", "conformer")
 def test_kills_change_no_byte_of_any_format(call, kills, monkeypatch, tmp_path, capfd):
     call = [*call, "--clip_timestamps", clips(kills + 2)]
     whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
@@ -134,12 +140,6 @@ def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, tal
     assert code == 1
     assert one_line(err) == f"multimodal: error: {part}: exists and is no journal of multimodal; move it away\n"
     assert part.read_text() == "a note"
-
-
-def some(*quick: str):
-    """Run these cases by default, and all with `-m slow`."""
-    cases = [name if name in quick else pytest.param(name, marks=slow) for name in CASES]
-    return pytest.mark.parametrize("call", cases, indirect=True)
 
 
 @some("conformer")

@@ -21,6 +21,7 @@ def fuzz(*arguments: object, folder: Path) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_few_inputs_of_each_kind_hold(tmp_path):
     done = fuzz("--inputs", 12, "--seed", 0, "--light", folder=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
