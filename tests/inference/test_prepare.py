@@ -128,15 +128,15 @@ def types_of(call: str) -> list[str]:
 
 
 def changes() -> list[Any]:
-    """Calls with number formats and edits; by default each edit is seen by every fifth call."""
-    return [
-        pytest.param(
-            call, kind, EDITS if everything else [EDITS[number % 5]], marks=pytest.mark.slow if everything else ()
-        )
-        for number, call in enumerate(CALLS)
-        for kind in types_of(call)
-        for everything in ((False, True) if kind == "auto" and CALLS[call][0] != "whisper" else (False,))
-    ]
+    """Calls with number formats and edits; all edits by all calls with `-m slow`."""
+    cases = []
+    for number, call in enumerate(CALLS):
+        for kind in types_of(call):
+            several = kind == "auto" and CALLS[call][0] != "whisper"
+            cases.append((call, kind, [EDITS[0], EDITS[1 + number % 4]] if several else EDITS[:1]))
+            if several:
+                cases.append(pytest.param(call, kind, EDITS, marks=pytest.mark.slow))
+    return cases
 
 
 @pytest.mark.filterwarnings("ignore")
