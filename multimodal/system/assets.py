@@ -11,11 +11,9 @@ _ROOTS = (_HERE / "assets", _HERE.parent / "assets")  # an installed wheel, then
 DEFAULT_MODELS = {
     "classify": "clip-vit-16", "transcribe": "asr-conformer-en", "caption": "captioner-mini", "generate": "gpt-mini",
     "fill-mask": "bert-mini", "embed": "sentence-mini", "embed-images": "clip-vit-16", "translate": "translator-mini",
-    "index": "clip-vit-16", "noise": "whisper-mini", "classification": None, "ask": None,
+    "index": "clip-vit-16", "noise": "whisper-mini", "classification": None, "ask": "any-mini",
     "tag": None, "answer": None,
 }  # fmt: skip
-
-EXAMPLES = {"ask": "smolvlm-256m"}  # a model of the registry for a task without a shipped one
 
 
 def asset(*parts: str) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimodal.errors import UsageError, did_you_mean
-from multimodal.system.assets import DEFAULT_MODELS, EXAMPLES
+from multimodal.system.assets import DEFAULT_MODELS
 
 SHIPPED = "shipped"
 
@@ -40,8 +40,7 @@ def default_model(task: str) -> DefaultModel | None:
 def required_model(task: str) -> DefaultModel:
     """Raises UsageError where the task has no default model."""
     if (found := default_model(task)) is None:
-        example = f"such as {EXAMPLES[task]}; " if task in EXAMPLES else ""
-        raise UsageError(f"is required: no model ships for {task} ({example}multimodal models lists good ones; "
+        raise UsageError(f"is required: no model ships for {task} (multimodal models lists good ones; "
                          f"{variable(task)} or {config_file()} sets a default)", argument="model")  # fmt: skip
     return found
 

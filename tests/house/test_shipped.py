@@ -64,6 +64,7 @@ COMMANDS = {
         r"riding a (bike|motorcycle|bicycle|horse)\.\n  0\.\d+  \w",
     ),
     "translate": (["translate", "A dog runs on the beach.", "--from", "en", "--to", "de"], r"Hund .*Strand"),
+    "ask": (["ask", str(asset("sample", "speech.flac")), "Which language is spoken?"], r"^English$"),
     "embed": (["embed", "A dog runs on the beach."], r'"vector": \[-?0\.\d+, '),
 }
 

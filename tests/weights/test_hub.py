@@ -17,7 +17,7 @@ import pytest
 
 from multimodal import load
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.system.assets import DEFAULT_MODELS, EXAMPLES, shipped
+from multimodal.system.assets import shipped
 from multimodal.weights.hub import registry
 from multimodal.weights.hub.download import repository_of, wanted
 from tests.helpers.commands import run
@@ -293,12 +293,6 @@ def test_demonstration_models_are_as_large_as_stated_and_name_a_known_one():
     for name, (size, better) in registry.DEMONSTRATIONS.items():
         assert size == f"{sum(p.numel() for p in load(name).model.parameters()) / 1e6:.1f} M"
         assert registry.find(better).name == better
-
-
-def test_examples_for_tasks_without_a_shipped_model_are_known():
-    for task, name in EXAMPLES.items():
-        assert DEFAULT_MODELS[task] is None
-        assert registry.find(name).task == task
 
 
 def test_a_path_object_is_never_a_repository():

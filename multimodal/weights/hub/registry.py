@@ -154,6 +154,7 @@ DEMONSTRATIONS = {
     "whisper-mini": ("2.0 M", "whisper-small"), "captioner-mini": ("2.7 M", "blip-base"),
     "sentence-mini": ("1.6 M", "bge-small-en"), "gpt-mini": ("2.6 M", "smollm2-360m"),
     "bert-mini": ("3.0 M", "bert-base-uncased"), "translator-mini": ("3.6 M", "m2m100-418m"),
+    "any-mini": ("7.2 M", "smolvlm-256m"),
 }  # fmt: skip
 
 
