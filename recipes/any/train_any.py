@@ -7,12 +7,19 @@ r"""Train an any-to-text model: connectors and a text decoder on trained image a
         $q/speechocean762.jsonl=2 $q/languages.jsonl=6 $q/clips.jsonl=32 $q/texts.jsonl=8"
     python recipes/any/train_any.py --data $data --init any-text --freeze image audio decoder --steps 150 \
         --optimizer adamw --rate 2e-3 --run connect-run --out any-connect --trust_paths
-    python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 2600 \
-        --run any-run --out any --trust_paths
+    python recipes/any/train_any.py --data $data --init any-connect --freeze image audio --steps 1650 \
+        --run any-run --out any --trust_paths --card recipes/data/any_card.json
+    multimodal evaluate answers questions/test/clips.jsonl --model any
 
 `ask_images.py`, `ask_speech.py`, `ask_texts.py` and `ask_clips.py` make such data; own data has the same form: JSON
 lines of `messages` as chat models take them, the last one the assistant's. `--data FILE=COUNT`: so many rows of the
 file in each batch. The first command teaches a new decoder text, the second the connectors alone, the third both.
+
+Cost: 10, 8 and 72 minutes of one core (Intel Xeon with AVX-512, float32), up to 7 GB of memory for what frozen
+encoders gave. Results on held-out items, without the inputs in brackets: yes or no 67.5 % (50.8), classes 12.9 % of 282
+(0.6), language of speech 99.0 % (25.0), AN4 WER 14.2 % (100), colours in clips 98.3 % (0), captions of Flickr8k CIDEr
+19.1 (5.1). Not learned yet: which way a shape moves (33 %, chance 31) and which of two things came first (52 %).
+1.6 MB in 8 bits with `--share`.
 """
 
 from collections.abc import Iterator
