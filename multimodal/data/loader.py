@@ -310,3 +310,9 @@ def calm_worker(_: int = 0) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
+
+
+def calm_pool_worker() -> None:
+    """As `calm_worker`, but SIGTERM ends it: an executor that is broken ends its workers so."""
+    calm_worker()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

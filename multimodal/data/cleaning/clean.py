@@ -2,7 +2,6 @@
 
 import dataclasses
 import multiprocessing
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,8 +17,8 @@ from multimodal.data.cleaning.pages import Chunk, Position, chunks
 from multimodal.data.cleaning.report import CleanReport
 from multimodal.data.cleaning.state import State
 from multimodal.data.cleaning.targets import Target
+from multimodal.data.loader import calm_pool_worker
 from multimodal.errors import DataError
-from multimodal.system.processes import end_with_parent
 
 COMMIT = 5.0  # seconds between states on disk
 
@@ -113,9 +112,7 @@ def _cleaned(source: Iterator[Chunk], cleaner: Cleaner, workers: int) -> Iterato
 def _begin(cleaner: Cleaner) -> None:
     global _cleaner
     _cleaner = cleaner
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_parent()
+    calm_pool_worker()
 
 
 _cleaner: Cleaner
