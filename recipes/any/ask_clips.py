@@ -25,6 +25,7 @@ import tyro
 from PIL import Image, ImageDraw, ImageEnhance
 
 from multimodal.data.datasets.chats import question, write_chats
+from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Source, open_source
 from multimodal.system.files import read_json
 from multimodal.tokens.image.reading import read_image
@@ -50,6 +51,7 @@ class ClipQuestions:
     narrated: float = 0.35  # share of the clips with speech
     turns: bool = False  # one conversation a clip with all its questions, instead of a row each
     seed: int = 0
+    trust: Trust = Trust()
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def conversation(video: str, asked: Asked) -> dict[str, Any]:
 
 
 def rows(s: ClipQuestions) -> Iterator[dict[str, Any]]:
-    stills = open_source(s.stills) if s.stills else None
+    stills = open_source(s.stills, trust=s.trust) if s.stills else None
     with ThreadPoolExecutor(2) as pool:
         for part in pool.map(lambda number: made(number, s, stills), range(s.count)):
             yield from part

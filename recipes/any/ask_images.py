@@ -26,6 +26,7 @@ from multimodal.data.datasets.captions import tidy
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.datasets.class_names import VAGUE, Concept, class_names, evenly
 from multimodal.data.loader import generator
+from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Sample, Source, open_source
 from multimodal.system.files import read_json
 from multimodal.train import log, start
@@ -42,6 +43,7 @@ class ImageQuestions:
     classes: tuple[Path, ...] = ()  # JSONL of class names
     limit: int = 0  # labelled images, evenly spread; 0: all
     seed: int = 0
+    trust: Trust = Trust()
 
 
 def with_article(name: str) -> str:
@@ -92,9 +94,9 @@ def main(s: ImageQuestions) -> None:
     (s.out / "images").mkdir(parents=True, exist_ok=True)
     made = {}
     if s.captioned:
-        made["captions"] = captions(open_source(s.captioned), s)
+        made["captions"] = captions(open_source(s.captioned, trust=s.trust), s)
     if s.labelled:
-        source, names = open_source(s.labelled), class_names(s.classes, s.labelled)
+        source, names = open_source(s.labelled, trust=s.trust), class_names(s.classes, s.labelled)
         keys = evenly(range(len(source)), s.limit) if s.limit else list(range(len(source)))
         items = list(labelled(source, keys, s))
         made["classes"] = (

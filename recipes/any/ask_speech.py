@@ -20,6 +20,7 @@ import tyro
 
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.manifests import read_text
+from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import open_source
 from multimodal.train import log, start
 
@@ -34,6 +35,7 @@ class SpeechQuestions:
     english: Path | None = None  # sentences, one per line
     german: Path | None = None  # their translations
     longest: float = 12.0  # s, of a recording
+    trust: Trust = Trust()
 
 
 def plain(text: str) -> str:
@@ -51,7 +53,7 @@ def translations(s: SpeechQuestions) -> dict[str, str]:
 def questions(s: SpeechQuestions) -> Iterator[dict[str, Any]]:
     german = translations(s)
     for data in s.data:
-        source = open_source(data)
+        source = open_source(data, trust=s.trust)
         for key in range(len(source)):
             line = source.row(key)
             if line.fault or float(line.fields.get("duration", 0)) > s.longest:

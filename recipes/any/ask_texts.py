@@ -21,6 +21,7 @@ import tyro
 from multimodal.data.datasets.captions import tidy, unlike
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.manifests import read_text
+from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import open_source
 from multimodal.train import log, start
 
@@ -35,11 +36,12 @@ class TextQuestions:
     count: int = 10000  # lines used
     most_words: int = 20  # words of the longest sentence
     seed: int = 0
+    trust: Trust = Trust()
 
 
 def questions(s: TextQuestions) -> Iterator[dict[str, Any]]:
     lines = {code: read_text(Path(f"{s.texts}.{code}.gz")).splitlines() for code in LANGUAGES}
-    held = [text for data in s.without for r in _rows(data) for text in r.texts]
+    held = [text for data in s.without for r in _rows(data, s.trust) for text in r.texts]
     fine = unlike(lines["en"], held)
     usable = [i for i, text in enumerate(lines["en"]) if fine[i] and 0 < len(text.split()) <= s.most_words]
     draw = random.Random(s.seed)
@@ -52,8 +54,8 @@ def questions(s: TextQuestions) -> Iterator[dict[str, Any]]:
         yield question(f"Which language is this: {said[code]}", [LANGUAGES[code]], "language of text")
 
 
-def _rows(data: str) -> Iterator[Any]:
-    source = open_source(data)
+def _rows(data: str, trust: Trust) -> Iterator[Any]:
+    source = open_source(data, trust=trust)
     return map(source.row, range(len(source)))
 
 

@@ -237,7 +237,7 @@ def commands_with(flag: str, found: Parser, name: str = "") -> set[str]:
 
 
 def test_all_commands_that_read_lists_have_the_flags():
-    kinds = ("asr", "classification", "zeroshot", "retrieval", "linear-probe", "few-shot", "captions")
+    kinds = ("asr", "classification", "zeroshot", "retrieval", "linear-probe", "few-shot", "captions", "answers")
     wanted = {" validate", " classify", *(f" evaluate {kind}" for kind in kinds)}
     assert commands_with("--trust_paths", parser()) == commands_with("--remote", parser()) == wanted
 
