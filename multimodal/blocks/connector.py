@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ class ConnectorConfig:
     - `shuffle`: a square of that many patches a side becomes one row (pixel shuffle, Shi et al. 2016; Idefics3).
     - `stack`: that many consecutive states become one row, the last filled with zeros (Voxtral).
     - `resampler`: blocks in which `queries` learned vectors attend to the states (Jaegle et al. 2021; Flamingo).
-    - A linear map, or with `hidden` a two-layer perceptron (LLaVA 1.5, Liu et al. 2023)."""
+    - A linear map, or with `hidden` a two-layer perceptron (LLaVA 1.5, Liu et al. 2023).
+    - `positions`: so many learned vectors, one added to each row: a decoder with relative positions else hardly sees
+      where in an image a row lies."""
 
     source: int
     width: int
@@ -32,6 +35,7 @@ class ConnectorConfig:
     hidden: int = 0
     activation: str = "gelu"
     bias: bool = True
+    positions: int = 0
 
     def __post_init__(self) -> None:
         for name in ("source", "width", "pool", "shuffle", "stack"):
@@ -68,9 +72,11 @@ class Connector(nn.Module):
         self.up = nn.Linear(config.inner, config.hidden, bias=config.bias) if config.hidden else None
         self.out = nn.Linear(config.hidden or config.inner, config.width, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
+        self.positions = nn.Parameter(torch.randn(config.positions, config.width) * 0.02) if config.positions else None
 
     def forward(self, x: Float[Tensor, "B N S"], grid: tuple[int, int] | None = None) -> Float[Tensor, "B M D"]:
-        """`grid`: rows and columns of the patches, for `shuffle`. Raises ValueError for a grid that does not divide."""
+        """`grid`: rows and columns of the patches, for `shuffle`. Raises ValueError for a grid that does not divide and
+        for more rows than `positions`."""
         config = self.config
         if config.pool > 1:
             x = F.avg_pool1d(x.transpose(1, 2), config.pool).transpose(1, 2)
@@ -80,7 +86,12 @@ class Connector(nn.Module):
             x = F.pad(x, (0, 0, 0, -x.shape[1] % config.stack)).unflatten(1, (-1, config.stack)).flatten(2)
         if self.resampler is not None:
             x = self.resampler(self.queries.expand(len(x), -1, -1), x)
-        return self.out(x if self.up is None else self.activation(self.up(x)))
+        x = self.out(x if self.up is None else self.activation(self.up(x)))
+        if self.positions is None:
+            return x
+        if x.shape[1] > config.positions:
+            raise ValueError(f"{x.shape[1]} rows are more than the {config.positions} positions")
+        return x + self.positions[: x.shape[1]]
 
 
 def pixel_shuffle(x: Float[Tensor, "B N S"], grid: tuple[int, int], side: int) -> Float[Tensor, "B M E"]:

@@ -120,7 +120,7 @@ ANYS = {
         image_connector=ConnectorConfig(WIDTH, WIDTH, resampler=stack(source_width=WIDTH), queries=3),
     ),
     "any-image": replace(ANY, audio=None, audio_connector=None, image=replace(ANY.image, image=(8, 16)),
-                         image_connector=ConnectorConfig(WIDTH, WIDTH, shuffle=2, bias=False)),
+                         image_connector=ConnectorConfig(WIDTH, WIDTH, shuffle=2, bias=False, positions=2)),
 }  # fmt: skip
 
 ALL = {

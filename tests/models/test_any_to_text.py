@@ -125,11 +125,23 @@ def test_pixel_shuffle_is_a_convolution():
         (ConnectorConfig(8, 16, stack=4), 7, None),
         (ConnectorConfig(8, 16, pool=2, stack=2), 9, None),
         (ConnectorConfig(8, 16, shuffle=2), 24, (4, 6)),
+        (ConnectorConfig(8, 16, shuffle=2, positions=6), 24, (4, 6)),
         (ConnectorConfig(8, 16, resampler=stack(source_width=8), queries=5), 7, None),
     ],
 )
 def test_rows_are_counted(config, states, grid):
     assert randomized(Connector(config))(noise(2, states, 8), grid).shape == (2, config.count(states, grid), 16)
+
+
+@torch.no_grad()
+def test_each_row_gets_its_own_position():
+    config = ConnectorConfig(8, 16, positions=4)
+    connector = randomized(Connector(config))
+    x = noise(1, 1, 8).expand(1, 4, 8)
+    rows = connector(x)[0]
+    assert_close(rows - rows[:1], connector.positions - connector.positions[:1], atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="5 rows are more than the 4 positions"):
+        connector(noise(1, 5, 8))
 
 
 @torch.no_grad()

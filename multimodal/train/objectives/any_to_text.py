@@ -298,11 +298,13 @@ def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[st
     decoder = TextConfig(
         tokenizer.vocab_size, s.context, stack, causal=True, tied=True, positions=PositionConfig("rotary")
     )
-    connector = lambda part, **merging: part and ConnectorConfig(part.config.width, s.width, hidden=s.width, **merging)
+    connector = lambda part, **more: part and ConnectorConfig(part.config.width, s.width, hidden=s.width, **more)
+    grid = tower.config.grid if tower else (0, 0)
+    places = grid[0] // s.shuffle * (grid[1] // s.shuffle)
     form = plain_format(image=tower is not None, audio=encoder is not None)
     model = AnyToText(AnyToTextConfig(
         decoder, tuple(tokenizer.control_names[name] for name in form.markers.values()), tower and tower.config,
-        connector(tower, shuffle=s.shuffle), s.image_layers or None, audio=encoder and encoder.config,
+        connector(tower, shuffle=s.shuffle, positions=places), s.image_layers or None, audio=encoder and encoder.config,
         audio_connector=connector(encoder, stack=s.stack),
     ))  # fmt: skip
     gpt2_weights(model.decoder)
