@@ -68,7 +68,7 @@ class Scene:
 
     def __init__(self, draw: random.Random, stills: Source | None):
         self.draw, self.stills = draw, stills
-        self.size = draw.randint(16, 28)
+        self.size = draw.randint(28, 44)
         self.ground = self.still(0.35) if stills is not None and draw.random() < 0.4 else self.plain()
 
     def plain(self) -> Image.Image:

@@ -58,6 +58,7 @@ class AnyRun:
     hold: float = 0.02  # share of each file held out for validation
     most_held: int = 64  # rows of each file to validate with
     frames: int = 8  # of a video
+    smoothing: float = 0.0  # label smoothing
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     model: AnySettings = AnySettings()
     augment: CaptionAugmentSettings = CaptionAugmentSettings()
@@ -151,7 +152,7 @@ def main(s: AnyRun) -> None:
     freeze(known.model, s.freeze)
     prepare = PrepareChat(known, VideoOptions(max_frames=s.frames), s.augment)
     source, plan = together(parts, s.loop.seed)
-    objective = Answering(known.model, known.preprocessing)
+    objective = Answering(known.model, known.preprocessing, s.smoothing)
     held = held_batches(s, val, prepare)
 
     judging = Answering(known.model, known.preprocessing)  # keeps its own states

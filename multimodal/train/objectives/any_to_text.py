@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
@@ -183,14 +184,14 @@ def alike(sizes: Sequence[int]) -> list[list[int]]:
 
 class Answering(Summed):
     """Next-token cross-entropy over answers; a row of n tokens weighs √n, so that a yes counts beside a long sentence
-    (InternVL 2.5, Chen et al. 2024, section 3.3).
+    (InternVL 2.5, Chen et al. 2024, section 3.3). `smoothing`: label smoothing (Szegedy et al. 2016).
 
     Encoders that are frozen whole run without gradient, in eval mode, and once for each medium that is not augmented,
     up to `KEPT` bytes of states."""
 
-    def __init__(self, model: AnyToText, record: Preprocessing | None):
+    def __init__(self, model: AnyToText, record: Preprocessing | None, smoothing: float = 0.0):
         super().__init__(model)
-        self.record, self.kept, self.room = record, dict[str, Any](), KEPT
+        self.record, self.smoothing, self.kept, self.room = record, smoothing, dict[str, Any](), KEPT
 
     def train(self, mode: bool = True) -> "Answering":
         super().train(mode)
@@ -218,9 +219,15 @@ class Answering(Summed):
         for size in sorted(set(answers) - {0}):  # rows of one weight
             own = [i for i, n in enumerate(answers) if n == size]
             learned = targets[own] != IGNORED
-            loss = vocabulary_loss(*projection(decoder, states[own][learned]), targets[own][learned])
-            total = total + loss * size**-0.5
+            total = total + self._token_loss(states[own][learned], targets[own][learned]) * size**-0.5
         return total
+
+    def _token_loss(self, states: Float[Tensor, "N D"], targets: Int[Tensor, "N"]) -> Float[Tensor, ""]:
+        outputs = projection(self.model.decoder, states)
+        if not self.smoothing:
+            return vocabulary_loss(*outputs, targets)
+        logits = F.linear(*outputs).float()
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smoothing)
 
     def counts(self, batch: ChatBatch) -> dict[str, int | Tensor]:
         return {"loss": torch.tensor(sum(n**0.5 for n in batch.answers), device=batch.ids.device)}

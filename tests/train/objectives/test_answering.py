@@ -78,9 +78,10 @@ def test_answers_of_every_turn_are_learned(tiny, source):
     assert all(t in (IGNORED, n) for t, n in zip(example.targets, [*example.ids[1:], *ends], strict=True))
 
 
-def test_the_loss_is_that_of_each_row_alone(tiny, source):
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_that_of_each_row_alone(tiny, source, smoothing):
     examples = prepared(tiny, source)
-    objective = Answering(tiny.model, tiny.preprocessing).eval()
+    objective = Answering(tiny.model, tiny.preprocessing, smoothing).eval()
     batch = collate(examples)
     total = objective(batch)["loss"]
     expected, weight, model = torch.tensor(0.0), 0.0, tiny.model
@@ -89,7 +90,8 @@ def test_the_loss_is_that_of_each_row_alone(tiny, source):
         logits = model(torch.tensor([example.ids]), [torch.cat(media) if media else torch.zeros(0, 16)])[0]
         targets = torch.tensor(example.targets)
         count = int((targets != IGNORED).sum())
-        expected = expected + F.cross_entropy(logits, targets, reduction="sum") / count**0.5
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        expected = expected + loss / count**0.5
         weight += count**0.5
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-4)
     assert float(objective.counts(batch)["loss"]) == pytest.approx(weight)
