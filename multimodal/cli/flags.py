@@ -3,15 +3,14 @@
 import argparse
 from collections.abc import Callable
 
-from multimodal.cli.parser import Parser, count, limited
-from multimodal.inference.options import COMPUTE_TYPES, DEVICE, BatchOptions
+from multimodal.cli.parser import Parser, count
+from multimodal.inference.options import BatchOptions, FloatOptions, MachineOptions
 from multimodal.system.assets import DEFAULT_MODELS
 from multimodal.system.options import OptionSet, add_flags
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 LEARNED = "learned"
 MODEL = "name (multimodal models lists them), folder, .safetensors file or hub repository OWNER/NAME"
-threads = limited(count, lambda value: value <= 1024, "1024 or fewer")  # torch starts them all
 
 
 class Format(argparse._StoreAction):
@@ -80,15 +79,13 @@ def preprocessing(p: argparse._ActionsContainer) -> None:
 def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = None, integers: bool = False) -> None:
     """`batches`: options of a command with batches. `integers`: offer int8."""
     compute(g)
-    g.add_argument("--compute_type", default="auto", choices=COMPUTE_TYPES if integers else COMPUTE_TYPES[:-1],
-                   help="default: auto (float32 on a CPU, bfloat16 on a GPU)")  # fmt: skip
+    add_flags(g, MachineOptions if integers else FloatOptions, ["compute_type"], defaults=True)
     if batches is not None:
         add_flags(g, batches, BatchOptions.declared, defaults=True)
 
 
 def compute(g: argparse._ActionsContainer) -> None:
-    g.add_argument("--device", default="auto", metavar="NAME", help=f"{DEVICE} (default: auto)")
-    g.add_argument("--threads", type=threads, metavar="N", help="CPU threads (default: torch's)")
+    add_flags(g, MachineOptions, ["device", "threads"], defaults=True)
 
 
 def videos(p: Parser, whole: bool = True) -> None:

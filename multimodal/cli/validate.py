@@ -8,7 +8,9 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import trust
 from multimodal.cli.output import print_json, printable
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
+from multimodal.data.options import ValidateOptions
+from multimodal.system.options import add_flags as add_option_flags
 
 EXAMPLES = """examples:
   multimodal validate photos/                    # a folder per class
@@ -20,8 +22,7 @@ def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
     p.add_argument("data", nargs="+", metavar="DATA",
                    help="folder with a folder a class, WebDataset tars (also URLs), .csv, .tsv or .jsonl")  # fmt: skip
-    p.add_argument("--kind", choices=["auto", "image", "audio"], default="auto", help="auto: by the file's ending")
-    p.add_argument("--workers", type=count, help="processes (default: one a core, at most 8)")
+    add_option_flags(p, ValidateOptions, defaults=True)
     flags.results(p, "table", "json")
     p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
     flags.lists(p)

@@ -6,6 +6,21 @@ DEVICE = "cpu, cuda or another of torch's; auto: a GPU where there is one, else 
 COMPUTE_TYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
+class MachineOptions(OptionSet):
+    """`threads` 0 or None: torch's own number."""
+
+    device: str = option("auto", DEVICE, "NAME")
+    compute_type: str = option("auto", "numbers that the model computes in (default: auto, float32 on a CPU, bfloat16 "
+                               "on a GPU)", choices=COMPUTE_TYPES)  # fmt: skip
+    threads: int | None = option(None, "CPU threads (default: torch's)", "N", low=0, high=1024)  # torch starts them all
+
+
+class FloatOptions(MachineOptions):
+    """Machine options of models without an int8 copy."""
+
+    compute_type: str = MachineOptions.compute_type.but("auto", choices=COMPUTE_TYPES[:-1])
+
+
 class BatchOptions(OptionSet):
     """Options of commands and functions over many inputs."""
 

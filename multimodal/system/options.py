@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Never, dataclass_transform
+from typing import Any, ClassVar, Never, dataclass_transform, get_args, get_origin
 
 from multimodal.errors import UsageError
 
@@ -15,7 +15,8 @@ from multimodal.errors import UsageError
 class Option:
     """Declaration of an option. `low`, `high`: limits of a number; `above`: `low` itself is excluded. `read(value)`
     returns the value of a type other than bool, int, float and str, or raises UsageError, without the option's name.
-    `kinds`: types, from the annotation of the class attribute. `also`: other spellings of its flag."""
+    `kinds`: types, from the annotation of the class attribute; a `tuple[int, ...]` without `read` holds one value or
+    more, within the limits. `also`: other spellings of its flag."""
 
     def __init__(
         self, default: Any, help: str, metavar: str | None, low: float, high: float, above: bool,
@@ -26,6 +27,10 @@ class Option:
         self.also = also
         self.kinds: tuple[Any, ...] = ()
 
+    @property
+    def several(self) -> bool:
+        return get_origin(self.kinds[0]) is tuple and self.read is None
+
     def but(self, default: Any, **changes: Any) -> Any:
         """The same option with another default."""
         made = Option.__new__(Option)
@@ -34,11 +39,17 @@ class Option:
 
     def checked(self, value: Any) -> Any:
         """The value in the option's type. Raises UsageError."""
-        kind = self.kinds[0]
         if value is None and NoneType in self.kinds:
             return None
         if self.read is not None:
             return self.read(value)
+        if not self.several:
+            return self._one(value, self.kinds[0])
+        if not isinstance(value, list | tuple) or not value:
+            raise UsageError(f"must be a list of one value or more (got {value!r:.40})")
+        return tuple(self._one(one, get_args(self.kinds[0])[0]) for one in value)
+
+    def _one(self, value: Any, kind: Any) -> Any:
         if self.choices:
             return one_of(value, self.choices)
         if kind in (int, float):
@@ -49,8 +60,8 @@ class Option:
         return value
 
     def of_text(self, text: str) -> Any:
-        """The value of a flag. Raises ArgumentTypeError."""
-        kind, value = self.kinds[0], text
+        """The value of a flag, or one of several. Raises ArgumentTypeError."""
+        kind, value = get_args(self.kinds[0])[0] if self.several else self.kinds[0], text
         if text == "None" and NoneType in self.kinds:
             return None
         if kind is bool:
@@ -59,13 +70,15 @@ class Option:
             with suppress(ValueError):  # the check then names what was expected
                 value = kind(text)
         try:
-            return self.checked(value)
+            return self._one(value, kind) if self.several else self.checked(value)
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     def described(self) -> str:
         """The help of its flag."""
         text, default = self.help, self.default
+        if self.several:
+            default = " ".join(map(str, default))
         if "(default" not in text and default is not False and default not in (None, ""):
             text += f" (default: {default:g})" if type(default) in (int, float) else f" (default: {default})"
         return text.replace("%", "%%")
@@ -144,7 +157,8 @@ def add_flags(group: Any, options: type[OptionSet], names: Iterable[str] = (), d
         if own.kinds[0] is bool:
             group.add_argument(*spelled, metavar="BOOL", nargs="?", const=True, **common)
         else:
-            group.add_argument(*spelled, metavar=own.metavar or "|".join(own.choices) or name.upper(), **common)
+            metavar = own.metavar or "|".join(own.choices) or name.upper()
+            group.add_argument(*spelled, metavar=metavar, nargs="+" if own.several else None, **common)
 
 
 def one_of(value: Any, choices: Iterable[str]) -> str:

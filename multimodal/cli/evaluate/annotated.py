@@ -6,7 +6,9 @@ from pathlib import Path
 from multimodal.cli import flags
 from multimodal.cli.evaluate.figures import SetFigures, output_flags, print_figures
 from multimodal.cli.loading import loaded
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
+from multimodal.data.options import SubsetOptions
+from multimodal.system.options import add_flags as add_option_flags
 
 EXAMPLES = """examples:
   multimodal evaluate tagging test.conll --model my-tagger/    # word and tag in columns, or .jsonl: tokens, tags
@@ -20,7 +22,7 @@ def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s FILE [FILE ...] --model MODEL [flags]", EXAMPLES
     p.add_argument("data", nargs="+", metavar="FILE", help="annotated texts, plain or gzip")
     flags.model(p, "tag", lambda options: TASKS[options.kind])
-    p.add_argument("--limit", type=count, metavar="N", help="only N items, evenly spread over each FILE")
+    add_option_flags(p, SubsetOptions, defaults=True)
     output_flags(p)
     flags.compute(p)
 

@@ -11,10 +11,13 @@ from multimodal.cli.evaluate.figures import SetFigures, print_figures
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
 from multimodal.cli.speech import flags as speech_flags
 from multimodal.cli.speech.transcribe import api_options
+from multimodal.data.options import FirstOptions
 from multimodal.errors import UsageError
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.evaluate.speech.options import NormalizerOptions
 
 OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "format", "overwrite",
        "verbose", "trust_paths", "remote", "whole_recordings")  # fmt: skip
@@ -30,13 +33,12 @@ def add_flags(p: Parser) -> None:
     p.add_argument("manifest", metavar="MANIFEST", help="recordings and their texts: .jsonl, .csv, .tsv or tars")
     flags.model(p, "transcribe")
     p.add_argument("--report", metavar="FILE", help="write errors by type and the worst utterances: .md or .html")
-    p.add_argument("--normalizer", choices=["english", "basic", "none"], help="Whisper's text normalizer "
-                   "(default: english for English, else basic)")  # fmt: skip
+    add_option_flags(p, NormalizerOptions, defaults=True)
     p.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
     p.add_argument("--whole_recordings", action="store_true", help="measure the bare decoders, without windows, "
                    "thresholds or fallbacks: WER of each decoder of a Conformer; of a Whisper model, whose window must "
                    "hold each recording, also languages, no speech and BLEU of translations")  # fmt: skip
-    p.add_argument("--limit", type=count, metavar="N", help="only the first N utterances")
+    add_option_flags(p, FirstOptions, defaults=True)
     flags.results(p, "table", "json")
     flags.lists(p)
     s = speech_flags

@@ -12,9 +12,11 @@ from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import choose_device, loaded
 from multimodal.cli.output import fail, print_json, printable
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
 from multimodal.cli.vision import caption
+from multimodal.data.options import SubsetOptions
 from multimodal.errors import UsageError
+from multimodal.system.options import add_flags as add_option_flags
 
 if TYPE_CHECKING:
     from multimodal.data.datasets.image_sets import CaptionedImages
@@ -31,7 +33,7 @@ def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s DATA [DATA ...] [--model MODEL | --predictions FILE] [flags]", EXAMPLES
     p.add_argument("data", nargs="+", metavar="DATA", help="images with reference captions: .jsonl, .csv, .tsv "
                    "(several lines may name one image) or WebDataset tars")  # fmt: skip
-    p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
+    add_option_flags(p, SubsetOptions, defaults=True)
     flags.lists(p)
     g = p.add_argument_group("captions")
     flags.model(g, "caption", lambda options: None if options.predictions is not None else "caption")

@@ -6,7 +6,8 @@ from multimodal.cli import flags
 from multimodal.cli.evaluate.figures import SetFigures, output_flags, print_figures
 from multimodal.cli.files import trust
 from multimodal.cli.loading import loaded
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
+from multimodal.data.options import SubsetOptions
 from multimodal.inference.options import BatchOptions
 from multimodal.system.options import add_flags as add_option_flags
 
@@ -23,7 +24,7 @@ def add_flags(p: Parser) -> None:
     flags.image_model(p, "classification")
     p.add_argument("--columns", nargs=2, metavar="NAME", help="columns of text and label (default: GLUE's, else the "
                    "first and the last)")  # fmt: skip
-    p.add_argument("--limit", type=count, metavar="N", help="only N items, evenly spread over each DATA")
+    add_option_flags(p, SubsetOptions, defaults=True)
     flags.lists(p)
     output_flags(p)
     flags.compute(p)

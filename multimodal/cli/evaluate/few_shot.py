@@ -13,8 +13,9 @@ from multimodal.cli.evaluate.image_run import (
     labels_of,
     train_and_test,
 )
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
 from multimodal.errors import UsageError
+from multimodal.tasks.classify.options import FewShotOptions
 
 if TYPE_CHECKING:
     from multimodal.data.datasets.image_sets import ClassNames, ImageSet
@@ -29,11 +30,7 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
     image_run.data_flags(p)
-    g = p.add_argument_group("training")
-    image_run.training_flags(g)
-    g.add_argument("--shots", type=count, nargs="+", default=[1, 2, 4, 8, 16], metavar="N",
-                   help="images per class (default: 1 2 4 8 16)")  # fmt: skip
-    g.add_argument("--seeds", type=count, default=3, metavar="N", help="random draws per number of shots (default: 3)")
+    image_run.training_flags(p.add_argument_group("training"), FewShotOptions)
     image_run.name_flags(p.add_argument_group("classes and prompts"))
     image_run.result_flags(p, False)
     image_run.machine_flags(p)

@@ -13,9 +13,12 @@ from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
-from multimodal.cli.parser import Parser, count, limited, number
+from multimodal.cli.parser import Parser
 from multimodal.cli.vision.classify import labels_and_templates
+from multimodal.data.options import SubsetOptions
 from multimodal.inference.options import BatchOptions
+from multimodal.system.options import OptionSet
+from multimodal.system.options import add_flags as add_option_flags
 
 if TYPE_CHECKING:
     from multimodal.data.datasets.image_sets import ClassNames, ImageSet
@@ -32,7 +35,7 @@ DATA = "a folder with a folder per class, WebDataset tars (.cls, .txt), .csv, .t
 def data_flags(p: Parser) -> None:
     p.usage = "%(prog)s DATA [DATA ...] [flags]"
     p.add_argument("data", nargs="+", metavar="DATA", help=DATA)
-    p.add_argument("--limit", type=count, metavar="N", help="only N images, evenly spread over DATA")
+    add_option_flags(p, SubsetOptions, defaults=True)
     flags.lists(p)
 
 
@@ -45,11 +48,9 @@ def name_flags(g: argparse._ArgumentGroup) -> None:
                    "label; default: the model's own, else clip7")  # fmt: skip
 
 
-def training_flags(g: argparse._ArgumentGroup) -> None:
+def training_flags(g: argparse._ArgumentGroup, options: type[OptionSet]) -> None:
     g.add_argument("--train", nargs="+", required=True, metavar="DATA", help="training images of the same classes")
-    strength = limited(number, lambda value: 0 < value < float("inf"), "a number above 0")
-    g.add_argument("--C", type=strength, metavar="C", help="inverse strength of the regularisation (default: searched "
-                   "from 1e-6 to 1e6 on held-out images)")  # fmt: skip
+    add_option_flags(g, options, defaults=True)
 
 
 def result_flags(p: Parser, classes: bool = True) -> None:

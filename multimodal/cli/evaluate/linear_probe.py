@@ -5,7 +5,6 @@ from argparse import Namespace
 from multimodal.cli.evaluate import image_run
 from multimodal.cli.evaluate.image_run import EvaluateRun, labelled_vectors, train_and_test
 from multimodal.cli.parser import Parser
-from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.classify.options import ProbeOptions
 
 EXAMPLES = """examples:
@@ -17,9 +16,7 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
     image_run.data_flags(p)
-    g = p.add_argument_group("training")
-    image_run.training_flags(g)
-    add_option_flags(g, ProbeOptions, defaults=True)
+    image_run.training_flags(p.add_argument_group("training"), ProbeOptions)
     image_run.result_flags(p)
     image_run.machine_flags(p)
 

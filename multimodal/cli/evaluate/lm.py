@@ -25,13 +25,7 @@ def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s FILE [FILE ...] --model MODEL [flags]", EXAMPLES
     p.add_argument("data", nargs="+", metavar="FILE", help="text, plain or gzip, or JSON lines; each file is scored "
                    "separately")  # fmt: skip
-    p.add_argument("--task", choices=["perplexity", "last-word", "cloze", "winograd"], default="perplexity",
-                   help="perplexity: of the text, with bits per byte; last-word: of passages, lines or the texts of "
-                   "JSON lines (LAMBADA); cloze: choices for a blank, by the probability of the choice and the rest; "
-                   "winograd: by that of the rest alone (default: perplexity)")  # fmt: skip
     flags.model(p, "generate")
-    p.add_argument("--documents", choices=["none", "lines", "blank"], help="unit of text for the perplexity. none: the "
-                   "file; lines: each line; blank: each part between blank lines (default: none)")  # fmt: skip
     add_option_flags(p, PerplexityOptions, defaults=True)
     output_flags(p)
     flags.compute(p)

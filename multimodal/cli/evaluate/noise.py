@@ -5,7 +5,9 @@ from argparse import Namespace
 from multimodal.cli import flags
 from multimodal.cli.evaluate.figures import SetFigures, output_flags, print_figures
 from multimodal.cli.loading import loaded
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
+from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.evaluate.speech.options import NoiseOptions
 
 EXAMPLES = """examples:
   multimodal evaluate noise --model whisper-tiny --windows 20
@@ -15,8 +17,7 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s [flags]", EXAMPLES
     flags.model(p, "noise")
-    p.add_argument("--windows", type=count, default=100, metavar="N", help="windows of each kind: silence, white "
-                   "noise, pink noise, tones, clicks (default: 100)")  # fmt: skip
+    add_option_flags(p, NoiseOptions, defaults=True)
     output_flags(p)
     flags.compute(p)
     p.set_defaults(data=["noise"])

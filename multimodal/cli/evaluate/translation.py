@@ -6,7 +6,8 @@ from pathlib import Path
 from multimodal.cli import flags
 from multimodal.cli.evaluate.figures import SetFigures, output_flags, print_figures
 from multimodal.cli.loading import loaded
-from multimodal.cli.parser import Parser, count
+from multimodal.cli.parser import Parser
+from multimodal.data.options import FirstOptions
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import TranslateOptions
 
@@ -24,7 +25,7 @@ def add_flags(p: Parser) -> None:
                    "direction")  # fmt: skip
     p.add_argument("--to", dest="target", metavar="LANGUAGE")
     flags.model(p, "translate")
-    p.add_argument("--limit", type=count, metavar="N", help="only the first N lines")
+    add_option_flags(p, FirstOptions, defaults=True)
     add_option_flags(p, TranslateOptions)
     output_flags(p)
     flags.compute(p)

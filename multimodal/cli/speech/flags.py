@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from multimodal.cli.parser import boolean, limited, number, or_none, whole
+from multimodal.cli.parser import boolean, limited, number, or_none
+from multimodal.inference.options import MachineOptions
 from multimodal.system.options import add_flags
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
 from multimodal.tasks.transcribe.writers import Layout
@@ -28,8 +29,7 @@ def speed(g: Any) -> None:
     add_flags(g, WhisperOptions, ["device", "compute_type"])
     switch(g, "--fp16", "False: float32; True: automatic (default: True)")
     add_flags(g, WhisperOptions, ["batch_size", "batched"])
-    threads = limited(whole, lambda value: 0 <= value <= 1024, "0 to 1024")  # torch starts them all
-    flag(g, "--threads N", "CPU threads; 0: torch's default (default: 0)", or_none(threads))
+    add_flags(g, MachineOptions, ["threads"])
 
 
 def decoding(g: Any) -> None:

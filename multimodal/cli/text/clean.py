@@ -8,8 +8,8 @@ from multimodal.cli.console import Progress, console
 from multimodal.cli.files import output_file, outputs_of, read_lines
 from multimodal.cli.flags import overwrite
 from multimodal.cli.output import fail, print_json, printable
-from multimodal.cli.parser import Parser, count
-from multimodal.data.cleaning.options import CleanOptions
+from multimodal.cli.parser import Parser
+from multimodal.data.cleaning.options import CleanMachineOptions, CleanOptions
 from multimodal.system.options import add_flags as add_option_flags
 
 ENDINGS = tuple(kind + packed for kind in (".txt", ".jsonl") for packed in ("", ".gz", ".zst"))
@@ -33,11 +33,7 @@ def add_flags(p: Parser) -> None:
                    "table)")  # fmt: skip
     overwrite(p)
     add_option_flags(p.add_argument_group("rules"), CleanOptions, defaults=True)
-    g = p.add_argument_group("machine")
-    g.add_argument("--workers", type=count, default=1, metavar="N", help="processes; the result is the same "
-                   "(default: 1)")  # fmt: skip
-    g.add_argument("--memory", type=count, default=256, metavar="MB", help="of the set of sentence spans, the rest of "
-                   "which is on disk (default: 256)")  # fmt: skip
+    add_option_flags(p.add_argument_group("machine"), CleanMachineOptions, defaults=True)
 
 
 def run(options: Namespace) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from multimodal.data.cleaning.cleaner import CleanedPage, Cleaner
 from multimodal.data.cleaning.compression import is_json
 from multimodal.data.cleaning.merge import Merge
-from multimodal.data.cleaning.options import CleanOptions
+from multimodal.data.cleaning.options import CleanMachineOptions, CleanOptions
 from multimodal.data.cleaning.pages import Chunk, Position, chunks
 from multimodal.data.cleaning.report import CleanReport
 from multimodal.data.cleaning.state import State
@@ -25,7 +25,8 @@ COMMIT = 5.0  # seconds between states on disk
 
 def clean(
     inputs: Sequence[Path], output: Path, options: CleanOptions, explain: Path | None = None,
-    bad_words: Iterable[str] = (), workers: int = 1, memory: int = 256 << 20,
+    bad_words: Iterable[str] = (), workers: int = CleanMachineOptions.workers.default,
+    memory: int = CleanMachineOptions.memory.default << 20,
     progress: Callable[[int], None] = lambda read: None,
 ) -> CleanReport:  # fmt: skip
     """Write the clean pages of text files and JSON lines, plain, gzip or Zstandard by their endings, to `output`.

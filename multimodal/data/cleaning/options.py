@@ -24,3 +24,8 @@ class CleanOptions(OptionSet):
     near_duplicates: float | None = option(None, "drop pages whose word 5-grams overlap with an earlier page's by this "
                                            "Jaccard similarity, by MinHash; 0.8 is usual", "J",
                                            low=0.1, high=1)  # fmt: skip
+
+
+class CleanMachineOptions(OptionSet):
+    workers: int = option(1, "processes; the result is the same", "N", low=1)
+    memory: int = option(256, "of the set of sentence spans, the rest of which is on disk", "MB", low=1, high=1 << 30)

@@ -25,5 +25,13 @@ class ClassifyOptions(OptionSet):
 class ProbeOptions(OptionSet):
     """`max_iterations`: the paper's (Radford et al. 2021) is the default."""
 
+    C: float | None = option(None, "inverse strength of the regularisation (default: searched from 1e-6 to 1e6 on "
+                             "held-out images)", "C", low=0, high=1e12, above=True)  # fmt: skip
     max_iterations: int = option(1000, "L-BFGS iterations", "N", low=1)
     seed: int = option(0, "seed of the held-out split", "N")
+
+
+class FewShotOptions(OptionSet):
+    C: float | None = ProbeOptions.C
+    shots: tuple[int, ...] = option((1, 2, 4, 8, 16), "images per class", "N", low=1)
+    seeds: int = option(3, "random draws per number of shots", "N", low=1)

@@ -17,6 +17,7 @@ from multimodal.data.loader import BROKEN
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import Source, open_source
 from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.inference.options import BatchOptions
 from multimodal.models.tabular import FTTransformer
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
@@ -167,7 +168,7 @@ class ClassifierEvaluation(NamedTuple):
 
 def evaluate_classifier(
     checkpoint: Checkpoint, data: str, limit: int | None = None, columns: tuple[str, str] | None = None,
-    batch_size: int = 32, trust: Trust = OWN_FOLDER,
+    batch_size: int = BatchOptions.batch_size.default, trust: Trust = OWN_FOLDER,
 ) -> ClassifierEvaluation:  # fmt: skip
     """Evaluate a ViT with a head (labelled images), a text classifier (a table with tabs, whose `columns` of text and
     label may be named) or a tabular model (CSV).

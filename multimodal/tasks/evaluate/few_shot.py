@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import UsageError
+from multimodal.tasks.classify.options import FewShotOptions
 from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
 from multimodal.tasks.evaluate.linear_probe import LabelledVectors, best_strength, fitted
 
@@ -34,8 +35,8 @@ class FewShotVectors:
 
 
 def few_shot(
-    train: LabelledVectors, test: LabelledVectors, names: list[str], shots: Sequence[int], seeds: int = 3,
-    c: float | None = None,
+    train: LabelledVectors, test: LabelledVectors, names: list[str], shots: Sequence[int],
+    seeds: int = FewShotOptions.seeds.default, c: float | None = None,
     embedded: FewShotVectors | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each number of shots: of each method accuracies of the test images by draw, their mean and standard

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from multimodal.data.cleaning.options import CleanOptions
 from multimodal.decoding.options import DecodingOptions, check_combination, with_temperature
 from multimodal.errors import UsageError
 from multimodal.inference.options import BatchOptions
@@ -102,8 +103,17 @@ class AnswerOptions(OptionSet):
 
 
 class PerplexityOptions(OptionSet):
-    """Windows of a text."""
+    """Windows of a text. `documents` None: none."""
 
+    task: str = option(
+        "perplexity", "perplexity: of the text, with bits per byte; last-word: of passages, lines or the texts of JSON "
+        "lines (LAMBADA); cloze: choices for a blank, by the probability of the choice and the rest; winograd: by that "
+        "of the rest alone", choices=("perplexity", "last-word", "cloze", "winograd"),
+    )  # fmt: skip
+    documents: str | None = CleanOptions.documents.but(
+        None, help="unit of text for the perplexity. none: the file; lines: each line; blank: each part between blank "
+        "lines (default: none)",
+    )  # fmt: skip
     context: int | None = option(None, "context length in tokens (default: as in training)", "N", low=1)
     stride: int | None = option(None, "step of the sliding window in tokens; a smaller step gives each token more "
                                 "context (default: the context; half of it for a prefix LM)", "N", low=1)  # fmt: skip

@@ -243,7 +243,7 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
         ([], 2, "give one of TEXT, --file, --images"),
         (["a", "--file", "x"], 2, "give one of TEXT, --file, --images"),
         (["a", "-"], 2, "-: stands alone"),
-        (["a", "--threads", "9" * 30], 2, "expected 1024 or fewer"),
+        (["a", "--threads", "9" * 30], 2, "--threads: must be an integer in [0, 1024]"),
         (["--file", "none.txt"], 1, "--file none.txt: cannot be read (No such file or directory)"),
         (["--file", "."], 1, "--file .: not a regular file"),
         (["-"], 1, "standard input: has no line"),

@@ -21,6 +21,7 @@ from multimodal.decoding.beam_search import beam_search
 from multimodal.errors import DataError, UsageError, demand
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.evaluate.scores import bleu, chrf, word_errors
+from multimodal.tasks.evaluate.speech.options import NoiseOptions
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
@@ -96,7 +97,7 @@ def encode(model: Whisper, waves: Sequence[Float[Tensor, "_"]]) -> Float[Tensor,
 
 
 @torch.inference_mode()
-def evaluate_noise(checkpoint: Checkpoint, windows: int = 100) -> dict[str, Any]:
+def evaluate_noise(checkpoint: Checkpoint, windows: int = NoiseOptions.windows.default) -> dict[str, Any]:
     """Share of `windows` generated windows of each kind of noise that the model takes for no speech."""
     model, shares = whisper_of(checkpoint), {}
     for kind in NOISES:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.inference.options import COMPUTE_TYPES, DEVICE
+from multimodal.inference.options import MachineOptions
 from multimodal.system.options import OptionSet, entries, number, option
 from multimodal.tokens.text.languages import language_code
 
@@ -111,8 +111,8 @@ class SpeechOptions(OptionSet):
     vad_speech_pad_ms: float = VadOptions.speech_pad_ms
     split_channels: bool = option(False, "transcribe each channel as a speaker of its own")
     decode_log: bool = option(False, "log the attempts at each window")
-    compute_type: str = option("auto", "auto, float32, bfloat16, float16 or int8", "TYPE", choices=COMPUTE_TYPES)
-    device: str | None = option("auto", DEVICE, "NAME")
+    compute_type: str = MachineOptions.compute_type
+    device: str | None = MachineOptions.device.but("auto")
     batch_size: int = option(8, "recordings or windows per batch; the text does not depend on it", "N", low=1)
     on_truncated: str = option("warn", "refuse a recording that ends early or is damaged, or transcribe the rest",
                                choices=("error", "warn"))  # fmt: skip

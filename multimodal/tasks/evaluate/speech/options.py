@@ -1,0 +1,12 @@
+"""Options of measuring speech models."""
+
+from multimodal.system.options import OptionSet, option
+
+
+class NormalizerOptions(OptionSet):
+    normalizer: str | None = option(None, "Whisper's text normalizer (default: english for English, else basic)",
+                                    choices=("english", "basic", "none"))  # fmt: skip
+
+
+class NoiseOptions(OptionSet):
+    windows: int = option(100, "windows of each kind: silence, white noise, pink noise, tones, clicks", "N", low=1)
