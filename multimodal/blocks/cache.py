@@ -78,6 +78,7 @@ class Cache:
         self.cross_attention = [LayerCache() for _ in range(layers)]
         self.source_mask: Bool[Tensor, "P 1 1 S"] | None = None
         self.context: int | None = None  # positions that the model has
+        self.group: Int[Tensor, "B"] | None = None  # of each row, in a model with grouped blocks
         self.start = start if start is not None and start.any() else None
 
     @property
@@ -119,8 +120,7 @@ class Cache:
         """Keep these rows and all sources."""
         for layer in self.self_attention:
             layer.reorder(rows)
-        if self.start is not None:
-            self.start = self.start[rows]
+        self.start, self.group = (None if one is None else one[rows] for one in (self.start, self.group))
 
     def reorder_sources(self, sources: Int[Tensor, "P"]) -> None:
         """Keep these sources and all rows."""

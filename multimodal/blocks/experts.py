@@ -1,11 +1,13 @@
-"""Mixture of experts: many feed-forwards, of which each token uses a few (Shazeer et al. 2017, Jiang et al. 2024)."""
+"""Sparse feed-forwards: a mixture of experts, of which each token uses a few (Shazeer et al. 2017, Jiang et al. 2024),
+and one for each group of rows, such as languages (Fan et al. 2021, section 5.2)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.layers import FeedForward
@@ -58,6 +60,24 @@ class Experts(nn.Module):
         """An equal share of the tokens."""
         each = -(-count * self.top // len(self.experts))
         return (torch.arange(each) + number * each) % count, torch.zeros(each, dtype=torch.long)
+
+
+class GroupedFeed(nn.Module):
+    """A feed-forward for each group; each row of the batch uses that of its group."""
+
+    def __init__(self, groups: int, *feed: Any):
+        super().__init__()
+        self.feeds = nn.ModuleList(FeedForward(*feed) for _ in range(groups))
+
+    def forward(self, x: Float[Tensor, "B T D"], group: Int[Tensor, "B"]) -> Float[Tensor, "B T D"]:
+        """`group`: number of each row's feed-forward."""
+        out = torch.zeros_like(x)
+        for number, feed in enumerate(self.feeds):
+            rows = (group == number).nonzero()[:, 0]
+            if len(rows):
+                made = feed(x[rows])
+                out = out.to(made.dtype).index_copy(0, rows, made)
+        return out
 
 
 @contextmanager

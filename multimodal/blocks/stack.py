@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
-from multimodal.blocks.experts import Experts, ExpertsConfig
+from multimodal.blocks.experts import Experts, ExpertsConfig, GroupedFeed
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
@@ -40,7 +40,9 @@ class BlockConfig:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """`shared`: number of distinct blocks, reused in turn (ALBERT: 1); None: one for each of the `layers`."""
+    """`shared`: number of distinct blocks, reused in turn (ALBERT: 1); None: one for each of the `layers`. `groups`:
+    feed-forwards of each of the last `grouped` blocks, one for each group of rows (M2M-100's language-specific
+    layers)."""
 
     block: BlockConfig
     layers: int
@@ -48,6 +50,14 @@ class StackConfig:
     shared: int | None = None
     drop_path: float = 0.0
     checkpointing: bool = False  # recompute activations in backward
+    groups: int = 0
+    grouped: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.groups) != bool(self.grouped) or (self.groups and (self.shared or self.block.experts)):
+            raise ValueError(f"groups {self.groups} of {self.grouped} blocks: need both, no shared blocks, no experts")
+        if not 0 <= self.grouped <= self.layers:
+            raise ValueError(f"grouped: must be 0 to {self.layers}, the number of layers (got {self.grouped})")
 
 
 class Branch(nn.Module):
@@ -71,7 +81,7 @@ class Branch(nn.Module):
 class Block(nn.Module):
     """Self-attention, optional cross-attention and a feed-forward, each in a residual branch."""
 
-    def __init__(self, config: BlockConfig, drop_path: float = 0.0):
+    def __init__(self, config: BlockConfig, drop_path: float = 0.0, groups: int = 0):
         super().__init__()
         self.attention = (LinearAttention if config.attention.linear else Attention)(config.attention)
         self.attention_branch = Branch(config, drop_path)
@@ -86,7 +96,8 @@ class Block(nn.Module):
         self.cross_branch = Branch(config, drop_path) if config.cross else None
         source_width = config.cross.source_width or config.cross.width if apart else 0
         self.source_norm = make_norm(config.norm, source_width, config.norm_eps) if apart else None
-        self.feed = feed() if config.experts is None else Experts(config.experts, *feed.args)
+        dense = feed if config.experts is None else partial(Experts, config.experts, *feed.args)
+        self.feed = GroupedFeed(groups, *feed.args) if groups else dense()
         self.feed_branch = Branch(config, drop_path)
 
     def forward(
@@ -98,8 +109,10 @@ class Block(nn.Module):
         rotate: Callable | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
         only: Int[Tensor, "B"] | None = None,
+        group: Int[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
-        """B may be a multiple of P: then B/P consecutive rows attend to each source. `only`: see `Stack`."""
+        """B may be a multiple of P: then B/P consecutive rows attend to each source. `only`: see `Stack`; `group`: of
+        each row, for a grouped feed-forward."""
         if only is not None:
             return self.forward_one(x, mask, only)
         own, crossed = caches or (None, None)
@@ -117,7 +130,7 @@ class Block(nn.Module):
                 return self.cross(queries, source, mask=source_mask, cache=crossed).reshape(h.shape)
 
             x = self.cross_branch(x, attend)
-        return self.feed_branch(x, self.feed)
+        return self.feed_branch(x, self.feed if group is None else partial(self.feed, group=group))
 
     def forward_one(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Tensor:
         """The output at one position of each row [B 1 D], without cross-attention, rotation or cache."""
@@ -144,7 +157,10 @@ class Stack(nn.Module):
         self.config, self.checkpointing = config, config.checkpointing
         count = config.shared or config.layers
         rates = [config.drop_path * i / max(count - 1, 1) for i in range(count)]
-        self.blocks = nn.ModuleList(Block(config.block, rate) for rate in rates)
+        self.first_grouped = count - config.grouped
+        self.blocks = nn.ModuleList(
+            Block(config.block, rate, config.groups if i >= self.first_grouped else 0) for i, rate in enumerate(rates)
+        )
         block = config.block
         self.norm = make_norm(block.norm, block.attention.width, block.norm_eps) if config.final_norm else None
 
@@ -164,26 +180,32 @@ class Stack(nn.Module):
         states: list[Tensor] | None = None,
         only: Int[Tensor, "B"] | None = None,
         layers: int | None = None,
+        group: Int[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`states` receives the input of each block and then the output after the final norm. `only`: return one
         position of each row [B 1 D]; without gradients, source, rotation, cache, `states` and capture the last block
-        uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final norm."""
+        uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final norm.
+        `group`: of each row, for grouped blocks."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
-        others = capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states))
+        others = (
+            capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states, group))
+        )
         alone = None if others or layers is not None else only
         for layer in range(self.config.layers if layers is None else layers):
             if states is not None:
                 states.append(x)
             block = self.blocks[layer % len(self.blocks)]
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
+            inputs = (x, source, mask, source_mask, rotate, caches)
+            if layer >= self.first_grouped and group is not None:
+                inputs = (*inputs, None, group)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                inputs = (x, source, mask, source_mask, rotate, caches)
                 x = checkpoint(block, *inputs, use_reentrant=False, context_fn=recompute_contexts)
             elif alone is not None and layer == self.config.layers - 1:
                 x = block(x, mask=mask, only=alone)
             else:
-                x = block(x, source, mask, source_mask, rotate, caches)
+                x = block(*inputs)
         if only is not None and alone is None:
             x = select_positions(x, only)
         x = x if self.norm is None or layers is not None else self.norm(x)

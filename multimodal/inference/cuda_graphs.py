@@ -35,8 +35,8 @@ class GraphDecoder(Replacement, Frozen, TextTransformer):
 
 
 def has_static_step(decoder: TextTransformer) -> bool:
-    block = decoder.config.stack.block
-    return not block.attention.relative and block.experts is None  # the host counts each expert's tokens
+    stack = decoder.config.stack  # the host counts the tokens of each expert, the rows of each group
+    return not (stack.block.attention.relative or stack.block.experts or stack.groups)
 
 
 def fast_step(

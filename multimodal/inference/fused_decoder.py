@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import QKV, Attention
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import capturing
-from multimodal.blocks.experts import Experts
+from multimodal.blocks.experts import Experts, GroupedFeed
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.stack import Block
 from multimodal.inference.modules import Replacement
@@ -152,6 +152,7 @@ def can_fuse(block: Block) -> bool:
     attentions = [block.attention] if block.cross is None else [block.attention, block.cross]
     return not (
         block.own_feed is not None
+        or isinstance(block.feed, GroupedFeed)
         or any(one.post or one.scale is not None for one in branches)
         or any(type(one.norm) not in (nn.LayerNorm, nn.RMSNorm) for one in branches)
         or any(type(one) is not Attention or one.relative is not None for one in attentions)

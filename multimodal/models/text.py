@@ -132,6 +132,7 @@ class TextTransformer(nn.Module):
         left-padded rows without a cache. `segments`: segment ids, default 0. `table`: the embedding, for a tower
         without one. `embedded`: vectors in place of the embeddings of `ids`. `states`: see `Stack`."""
         past, count = cache.length if cache else 0, ids.shape[1]
+        group = self._group(ids, cache) if self.config.languages else None
         x = self.stem(ids, past, cache, positions, segments, table, embedded)
         # with gradients the stack attends from all positions, even with `only`
         fresh = cache is None or (cache.length == 0 and cache.start is None)
@@ -154,7 +155,21 @@ class TextTransformer(nn.Module):
         # training rows are packed, or padded to few lengths
         steady = isinstance(mask, Causal) and torch.is_grad_enabled() and count % 8 == 0
         with preferred_kernels(x, steady):
-            return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only)
+            return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only, group=group)
+
+    def _group(self, ids: Int[Tensor, "B T"], cache: Cache | None) -> Int[Tensor, "B"]:
+        """The group of each row's first language token, which a cache keeps. Raises ValueError for a row without."""
+        if cache is not None and cache.length:
+            return cache.group
+        groups = self.config.languages
+        table = torch.tensor([number for number, own in enumerate(groups) for _ in own], device=ids.device)
+        found = ids[..., None] == torch.tensor([one for own in groups for one in own], device=ids.device)
+        if not found.flatten(1).any(1).all():
+            raise ValueError("a row has no language token")
+        group = table[found.flatten(1).int().argmax(1) % len(table)]
+        if cache is not None:
+            cache.group = group
+        return group
 
     def _index(
         self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None

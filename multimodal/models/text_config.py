@@ -73,6 +73,9 @@ class TextConfig:
     (M2M100: √D). `segments`: number of segment embeddings (BERT: 2). `logit_scale`: factor of states before tied logits
     (T5: 1/√D).
 
+    `languages`: ids of language tokens by group. A row uses its group's feed-forwards in the stack's grouped blocks;
+    its group is that of its first language token (M2M-100).
+
     `pool`: activation of a pooler on the first token's state (BERT: tanh). `classes`: outputs of a linear classifier on
     the pooled state; one output scores a choice. `tags`: outputs of a linear classifier of each token. `spans`: logits
     of each token to begin and to end an answer. `detect`: a head with one logit per token (ELECTRA)."""
@@ -97,6 +100,11 @@ class TextConfig:
     detect: bool = False
     tags: int = 0
     spans: bool = False
+    languages: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.languages) != self.stack.groups:
+            raise ValueError(f"languages: has {len(self.languages)} groups, the stack's blocks {self.stack.groups}")
 
     @property
     def width(self) -> int:

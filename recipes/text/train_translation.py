@@ -71,6 +71,8 @@ class TranslationRun:
     decoder_layers: int = 3
     heads: int = 4
     hidden: int = 512
+    groups: tuple[str, ...] = ()  # groups of languages, such as en,de fr cs, that have feed-forwards of their own
+    grouped: tuple[int, int] = (0, 0)  # last layers of encoder and decoder that have them
     context: int = 128
     dropout: float = 0.0
     smoothing: float = 0.1
@@ -85,6 +87,14 @@ class TranslationRun:
 
     def __post_init__(self):
         demand("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        if bool(self.groups) != any(self.grouped):
+            raise UsageError("needs --grouped, and --grouped needs groups", argument="groups")
+        named = [name for group in self.groups for name in group.split(",")]
+        if self.groups and sorted(named) != sorted(self.languages):
+            raise UsageError(f"{' '.join(self.groups)}: expected each of {', '.join(self.languages)} once",
+                             argument="groups")  # fmt: skip
+        for count, side in zip(self.grouped, ("encoder_layers", "decoder_layers"), strict=True):
+            demand("grouped", count, 0 <= count <= getattr(self, side), f"0 to {side}")
 
 
 def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Direction, float]]:
@@ -142,8 +152,9 @@ def main(s: TranslationRun) -> None:
     lines = [line for part in texts.values() for line in part]
     tokenizer = BytePairTokenizer.train(lines, s.vocabulary, languages=s.languages)
     model = translator(
-        tokenizer, s.width, (s.encoder_layers, s.decoder_layers), s.heads, s.hidden, s.context, s.dropout
-    )
+        tokenizer, s.width, (s.encoder_layers, s.decoder_layers), s.heads, s.hidden, s.context, s.dropout,
+        [group.split(",") for group in s.groups], s.grouped,
+    )  # fmt: skip
     begin = model.config.start_id
     source, held = (ParallelTexts(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
     log.info("pairs: %d, skipped: %d", len(source), source.left_out)

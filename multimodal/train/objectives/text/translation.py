@@ -178,18 +178,24 @@ class Translating(Summed):
 
 
 def translator(
-    tokenizer: Tokenizer, width: int, layers: tuple[int, int], heads: int, hidden: int, context: int, dropout: float
-) -> EncoderDecoder:
+    tokenizer: Tokenizer, width: int, layers: tuple[int, int], heads: int, hidden: int, context: int, dropout: float,
+    groups: Sequence[Sequence[str]] = (), grouped: tuple[int, int] = (0, 0),
+) -> EncoderDecoder:  # fmt: skip
     """Build an M2M100-style model: pre-norm, sinusoidal positions, one embedding for both sides and the logits.
-    `layers`: of encoder and decoder."""
+    `layers`: of encoder and decoder, the last `grouped` of which have a feed-forward for each of the `groups` of
+    languages: in the encoder the source's, in the decoder the target's (Fan et al. 2021, section 5.2)."""
     own = AttentionConfig(width, heads, dropout=dropout)
     block = BlockConfig(own, hidden, "relu", dropout=dropout)
     crossing = BlockConfig(own, hidden, "relu", dropout=dropout, cross=own)
     shared = {"positions": PositionConfig("sinusoidal"), "embed_scale": width**0.5, "stem_dropout": dropout}
-    encoder = TextConfig(0, context, StackConfig(block, layers[0]), causal=False, **shared)
+    languages = tuple(tuple(tokenizer.language_ids[name] for name in group) for group in groups)
+    sparse = [{"groups": len(groups), "grouped": n} if n else {} for n in grouped]
+    routed = [{"languages": languages} if n else {} for n in grouped]
+    encoder = TextConfig(0, context, StackConfig(block, layers[0], **sparse[0]), causal=False, **shared, **routed[0])
     decoder = TextConfig(
-        tokenizer.vocab_size, context, StackConfig(crossing, layers[1]), causal=True, tied=True, **shared
-    )
+        tokenizer.vocab_size, context, StackConfig(crossing, layers[1], **sparse[1]), causal=True, tied=True,
+        **shared, **routed[1],
+    )  # fmt: skip
     model = EncoderDecoder(EncoderDecoderConfig(encoder, decoder, start_id=tokenizer.eos_id))
     torch.nn.init.normal_(model.decoder.embed.weight, std=width**-0.5)
     return model
