@@ -20,6 +20,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.assets import shipped
 from multimodal.weights.hub import registry
 from multimodal.weights.hub.download import repository_of, wanted
+from multimodal.weights.hub.revisions import REVISIONS
 from tests.helpers.commands import run
 from tests.helpers.data.servers import LocalServer, QuietRequest
 
@@ -29,7 +30,8 @@ LARGE = 24 << 20  # huggingface_hub writes 10 MiB at a time
 
 class HubServer(LocalServer):
     """`files`: of each repository, path and content. `stop_after`: bytes of a large file after which the connection
-    is `cut`, or stands still. `flip`: send one wrong byte. `ranges`: offsets at which large files were asked for."""
+    is `cut`, or stands still. `flip`: send one wrong byte. `ranges`: offsets at which large files were asked for.
+    `revisions`: asked for; `missing`: those that no repository has."""
 
     def __init__(self):
         super().__init__(HubRequest)
@@ -37,6 +39,8 @@ class HubServer(LocalServer):
         self.stop_after, self.cut, self.flip = 0, False, False
         self.ranges: list[int] = []
         self.paths: list[str] = []
+        self.revisions: list[str] = []
+        self.missing: set[str] = set()
 
 
 class HubRequest(QuietRequest, BaseHTTPRequestHandler):
@@ -49,21 +53,24 @@ class HubRequest(QuietRequest, BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(tree|revision)/.*", path):
             repository, what = match.groups()
+            self.server.revisions.append(revision := path.rpartition("/")[2])
+            if revision in self.server.missing:
+                return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             if (files := self.server.files.get(repository)) is None:
                 return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             entries = [entry(name, content) for name, content in files.items()]
             return self._send(
-                200, json.dumps(entries if what == "tree" else {"id": repository, "sha": COMMIT}).encode()
+                200, json.dumps(entries if what == "tree" else {"id": repository, "sha": commit(revision)}).encode()
             )
-        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.*)", path):
-            repository, name = match.groups()
-            return self._file(name, self.server.files[repository][name])
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path):
+            repository, revision, name = match.groups()
+            return self._file(name, self.server.files[repository][name], commit(revision))
         self._send(404, b"{}")  # what the client asks for beside files
 
-    def _file(self, name: str, content: bytes) -> None:
+    def _file(self, name: str, content: bytes, commit: str) -> None:
         facts = entry(name, content)
         begin = int(re.match(r"bytes=(\d+)-", self.headers.get("Range", "bytes=0-"))[1])
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{facts.get("lfs", facts)["oid"]}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{facts.get("lfs", facts)["oid"]}"', "Accept-Ranges": "bytes"}
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
         if self.command == "GET":
@@ -93,6 +100,10 @@ class HubRequest(QuietRequest, BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             time.sleep(60)
+
+
+def commit(revision: str) -> str:
+    return revision if re.fullmatch("[0-9a-f]{40}", revision) else COMMIT
 
 
 def entry(name: str, content: bytes) -> dict:
@@ -247,6 +258,25 @@ def test_pickled_weights_are_downloaded_where_there_are_no_others(server, comman
     assert "pickled weights: multimodal convert hf-hub:owner/pickled FOLDER, then --model FOLDER" in out
 
 
+def test_a_name_of_the_registry_is_downloaded_at_its_commit(server, command):
+    model = registry.find("gpt2")
+    server.files[model.repository] = server.files["owner/large"]
+    command("download", "gpt2")
+    assert re.fullmatch("[0-9a-f]{40}", model.revision)
+    assert server.revisions[0] == model.revision
+    assert command("download", "gpt2", offline=True)[0] == 0
+    server.missing = {"gone"}
+    code, _, err = command("download", "hf-hub:owner/large@gone")
+    assert code == 1
+    assert "hf-hub:owner/large: has no revision gone (the newest: hf-hub:owner/large@main)" in err
+
+
+def test_every_commit_is_one_of_a_listed_model():
+    assert REVISIONS.keys() <= {model.repository for model in registry.MODELS}
+    assert all(re.fullmatch("[0-9a-f]{40}", commit) for commit in REVISIONS.values())
+    assert len(set(REVISIONS.values())) == len(REVISIONS)
+
+
 def test_shards_and_sentence_pooling_are_wanted_and_copies_are_not():
     files = ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
              "model.fp32-00001-of-00001.safetensors", "1_Pooling/config.json", "onnx/model.onnx"]  # fmt: skip
@@ -266,7 +296,7 @@ def test_shards_and_sentence_pooling_are_wanted_and_copies_are_not():
     ],
 )  # fmt: skip
 def test_names_as_users_type_them(name, repository):
-    assert repository_of(name) == (repository, "main")
+    assert repository_of(name) == (repository, REVISIONS.get(repository, "main"))
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a/b/c", "../x", "./x/y", "/x", "tests/none", "x/", ""])

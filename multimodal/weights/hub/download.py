@@ -45,23 +45,39 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
     `pickled`: pickled weights, if there are no safetensors. `check`: hash the files in the cache, too, and download
     the damaged ones again. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     where = f"{HUB}{repository}"
     try:
-        files, online = _listing(repository, revision)
+        files, offline = _listing(repository, revision)
         files = {path: files[path] for path in wanted(files, pickled)}
-        if online:
+        if offline is None:
             for file in files.values():
                 _fetch(repository, revision, file, check)
         patterns = list(files) or [*PARTS, "*.safetensors", *(PICKLED_NAMES if pickled else ())]
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, tqdm_class=_silent()))
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=patterns,
+                tqdm_class=_silent(),
+                local_files_only=offline is not None,
+            )
+        )
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{where}: has no revision {revision[:80]} (the newest: {where}@main)") from None
     except RepositoryNotFoundError:
         names = ", ".join(near(repository, ()))
         raise CheckpointError(f"{where}: not on the hub, or not public{names and f' (near: {names})'}") from None
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{where}: not in the cache, and the hub cannot be reached ({_cause(error.__cause__ or error)}); go online "
+            f"{where}: not in the cache, and the hub cannot be reached ({_cause(offline or error)}); go online "
             "and run it again, or give a folder with its files"
         ) from None
     except HFValidationError as error:
@@ -119,26 +135,35 @@ def delete(name: str) -> Cached:
     return there[repository]
 
 
-def _listing(repository: str, revision: str) -> tuple[dict[str, Any], bool]:
-    """Files of a repository by path, and whether the hub has answered; if not, those of the last download."""
+def _listing(repository: str, revision: str) -> tuple[dict[str, Any], Exception | None]:
+    """Files of a repository by path; if the hub does not answer, those of the last download, and the error."""
     from huggingface_hub import HfApi, get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError, HTTPError, RepositoryNotFoundError
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub.errors import (
+        CachedRepoTreeNotFoundError,
+        HTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         api = HfApi()
         commit = api.model_info(
             repository, revision=revision
         ).sha  # at once, where a listing would try for half a minute
-        entries, online = list(api.list_repo_tree(repository, recursive=True, revision=commit)), True
-    except RepositoryNotFoundError:
+        return _by_path(api.list_repo_tree(repository, recursive=True, revision=commit)), None
+    except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
-    except (HTTPError, ConnectionError):
+    except (HTTPError, ConnectionError) as error:
         try:
-            entries, online = get_cached_repo_tree(repository, revision=revision), False
+            return _by_path(get_cached_repo_tree(repository, revision=revision)), error
         except CachedRepoTreeNotFoundError:
-            entries, online = [], False
-    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}, online
+            return {}, error
+
+
+def _by_path(entries: Iterable[Any]) -> dict[str, Any]:
+    from huggingface_hub.hf_api import RepoFile
+
+    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
 
 def _weights(top: list[str], names: tuple[str, ...], suffix: str | None) -> list[str]:

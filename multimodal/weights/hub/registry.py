@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from multimodal.system.assets import DEFAULT_MODELS
+from multimodal.weights.hub.revisions import REVISIONS
 
 
 class HubModel(NamedTuple):
     """`parameters`: as its authors state them, or counted from its configuration. `figure`: as published, with the
-    source; empty where none is cited. `also`: other spellings. `revision`: of the repository."""
+    source; empty where none is cited. `also`: other spellings."""
 
     task: str
     name: str
@@ -19,7 +20,11 @@ class HubModel(NamedTuple):
     about: str
     figure: str = ""
     also: tuple[str, ...] = ()
-    revision: str = "main"
+
+    @property
+    def revision(self) -> str:
+        """Commit of the repository, or its main branch where none is recorded."""
+        return REVISIONS.get(self.repository, "main")
 
 
 MIT, APACHE, BY, NC = "MIT", "Apache-2.0", "CC-BY-4.0", "CC-BY-NC-4.0"
