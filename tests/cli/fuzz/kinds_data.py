@@ -1,5 +1,6 @@
 """Fuzz kinds of data: lists, archives, texts, and files that the commands wrote."""
 
+import gzip
 import json
 import os
 import shutil
@@ -65,6 +66,35 @@ def texts(r: Random, seeds: Seeds, place: Place) -> Case:
             "examples.jsonl", "examples.tsv")),
     ))  # fmt: skip
     return Case(words, mutate(r, Path(name)), most=ROWS)
+
+
+PAGE = ("A lemon is a small tree that has yellow fruit.", "Menu", "Its juice is used in kitchens around the world.",
+        "Terms of use", "The fruit was first grown in Assam a long time ago [1].", "It is sour, he said.")  # fmt: skip
+
+
+@kind
+def cleaning(r: Random, seeds: Seeds, place: Place) -> Case:
+    """Pages to clean; half of the time a second run over what the first left."""
+    from multimodal.data.cleaning.compression import zstd
+
+    place.clear()
+    pages = ["\n".join(r.sample(PAGE, r.randint(3, 6))) for _ in range(r.randint(1, 8))]
+    lines = r.random() < 0.6
+    rows = "".join(json.dumps({"text": page, "id": i}) + "\n" for i, page in enumerate(pages))
+    bad = Path("pages.jsonl" if lines else "pages.txt")
+    bad.write_text(rows if lines else "\n\n".join(pages))
+    if (packed := r.choice(("", "", ".gz", ".zst"))) and r.random() < 0.5:
+        mutate(r, bad)  # within what is packed
+    if packed:
+        pack = gzip.compress if packed == ".gz" else zstd.compress
+        inner, bad = bad, bad.with_name(f"{bad.name}{packed}")
+        bad.write_bytes(pack(inner.read_bytes()))
+        inner.unlink()
+    if not packed or r.random() < 0.5:
+        mutate(r, bad)
+    flags = r.choice(([], ["--explain", "out/dropped.jsonl"], ["--min_sentences", "1", "--near_duplicates", "0.8"]))
+    name = r.choice(("out/clean.jsonl", "out/clean.txt.gz"))
+    return Case(["clean", str(bad), "-o", name, "--workers", "1", *flags], bad, most=ROWS)
 
 
 @kind
