@@ -37,7 +37,7 @@ class BatchRun:
     data: Path  # folder, manifest, tar or parquet
     output: Path  # folder of the results
     model: str | None = None  # name, folder or hub repository (default: the shipped one)
-    labels: tuple[str, ...] = ()  # for --task classify
+    labels: tuple[str, ...] = ()  # for --task classify with a CLIP; a ViT with a head has its own
     language: str | None = None  # for --task transcribe
     format: Literal["parquet", "jsonl"] = "parquet"
     rows: int = 256  # items per shard
@@ -52,15 +52,17 @@ class BatchRun:
         for name in ("rows", "batch", "actors"):
             if getattr(self, name) < 1:
                 raise UsageError(f"must be at least 1 (got {getattr(self, name)})", argument=name)
-        if (self.task == "classify") != bool(self.labels):
-            raise UsageError("needs --task classify, and --task classify needs labels", argument="labels")
+        if self.labels and self.task != "classify":
+            raise UsageError("needs --task classify", argument="labels")
+        if self.task == "classify" and not self.labels and self.model is None:
+            raise UsageError("--task classify needs labels, or a ViT with a head", argument="labels")
 
 
 def task_of(run: BatchRun) -> Callable[[Columns], Columns]:
     """The object that maps columns to columns."""
     model, device = [run.model] if run.model else [], "cuda" if run.gpus else "cpu"
     if run.task == "classify":
-        named: dict[str, Any] = {"labels": run.labels}
+        named: dict[str, Any] = {"labels": run.labels or None}
         return Classifier(*model, **named, batch_size=run.batch, device=device)
     if run.task == "embed":
         return Embedder(*model, batch_size=run.batch, device=device)

@@ -74,7 +74,7 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ()}, "labels needs --task classify"),
+        ({"labels": (), "model": None}, "--task classify needs labels"),
         ({"task": "embed"}, "labels needs --task classify"),
         ({"rows": 0}, r"rows must be at least 1 \(got 0\)"),
     ],

@@ -1,10 +1,11 @@
-"""`multimodal classify`: score labels for images, zero-shot."""
+"""`multimodal classify`: score labels for images, zero-shot, or by the head of a ViT."""
 
 import argparse
 import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from multimodal.cli.vision.images import (
 )
 from multimodal.errors import ImageError, UsageError
 from multimodal.inference.options import BatchOptions
+from multimodal.system.assets import shipped
+from multimodal.system.config import required_model
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.tasks.classify.options import ClassifyOptions
@@ -35,19 +38,22 @@ from multimodal.tokens.video.options import ClipOptions
 
 if TYPE_CHECKING:
     from multimodal.tasks.classify.classifier import ZeroShotClassifier
+    from multimodal.tasks.classify.ranking import ImageClassifier
     from multimodal.weights.folder import Checkpoint
 
-USAGE = "%(prog)s IMAGE [IMAGE ...] --labels LABEL [LABEL ...] [flags]"
+USAGE = "%(prog)s IMAGE [IMAGE ...] [--labels LABEL [LABEL ...]] [flags]"
 EXAMPLES = """examples:
   multimodal classify photo.jpg --labels "a dog" "a cat"
   multimodal classify photos/ --labels_file names.txt -o photos.csv          # call it again to go on after a stop
   multimodal classify --labels_file names.txt --calibrate labelled/ --threshold 0.5 --save_classifier pets.safetensors
   multimodal classify photos/ --classifier pets.safetensors -o photos.csv
   multimodal classify clip.mp4 --labels "a dog" "a cat" --every_s 2
+  multimodal classify photos/ --model my-vit/                                # a ViT with a head has its own labels
 """
 STYLES = ("table", "csv", "json", "jsonl")
 BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 LABELS = ("labels", "labels_file", "classifier")
+FOR_CLIP = (*LABELS, "templates", "save_classifier", "calibrate", "heatmap", "native")
 HEADER = ["file", "label", "score"]
 
 
@@ -108,7 +114,7 @@ def _scores(g: argparse._ArgumentGroup) -> None:
 def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     given = [name for name in LABELS if getattr(options, name) is not None]
-    if len(given) > 1 or (not given and options.calibrate is None):
+    if len(given) > 1 or (not given and options.calibrate is None and not _may_have_head(options.model)):
         names = ", ".join(f"--{name}" for name in given) or "none is given"
         p.error(f"--labels: give labels in one way: --labels, --labels_file or --classifier ({names})")
     if not options.images and not options.save_classifier and options.calibrate is None:
@@ -130,6 +136,18 @@ def check(p: Parser, options: Namespace) -> None:
     if options.native is not None and options.calibrate is not None:
         p.error("--native: --calibrate sees images at the model's own size")
     _check_output(p, options)
+
+
+def _may_have_head(model: str | None) -> bool:
+    """Return True if the model may be a ViT with labels of its own: not one that ships, nor a public one."""
+    if model is None:
+        with suppress(UsageError):  # of the configuration file, named later
+            model = required_model("classify").model
+    if model is None or model in shipped():
+        return False
+    from multimodal.weights.hub.registry import find
+
+    return find(model) is None or Path(model).exists()
 
 
 def _check_output(p: Parser, options: Namespace) -> None:
@@ -167,6 +185,7 @@ def run(options: Namespace) -> int:
     if not files and options.images:
         return code
     checkpoint = loaded(options, "classify")
+    _check_model(options, checkpoint)
     if labels is not None:
         console.step(f"Encoding {len(labels):,} labels …")
     classifier = classifier_of(
@@ -186,8 +205,19 @@ def run(options: Namespace) -> int:
     return (_classify(options, files, plain, digest, classifier, outputs) if files else 0) or code
 
 
+def _check_model(options: Namespace, checkpoint: "Checkpoint") -> None:
+    """Refuse flags of a CLIP for a ViT with a head, and a CLIP without labels. Raises UsageError."""
+    from multimodal.tasks.classify.head import has_head, own_labels
+
+    given = [name for name in FOR_CLIP if getattr(options, name) is not None]
+    if has_head(checkpoint) and given:
+        raise own_labels(checkpoint, given[0])
+    if not has_head(checkpoint) and not {*LABELS, "calibrate"} & {*given}:
+        raise UsageError(f"is needed: {checkpoint.source} has no head with labels of its own", argument="labels")
+
+
 def _classify(
-    options: Namespace, files: list[str], plain: "Checkpoint | None", digest: str, classifier: "ZeroShotClassifier",
+    options: Namespace, files: list[str], plain: "Checkpoint | None", digest: str, classifier: "ImageClassifier",
     outputs: Outputs,
 ) -> int:  # fmt: skip
     """`plain`: the checkpoint as it was loaded, for heat maps; `digest`: its `model_digest`."""
@@ -232,12 +262,12 @@ def _classify(
     return code
 
 
-def _results(classifier: "ZeroShotClassifier", batch: Any, top: int | None, part: slice) -> list[dict[str, Any]]:
+def _results(classifier: "ImageClassifier", batch: Any, top: int | None, part: slice) -> list[dict[str, Any]]:
     return classifier.results_of(batch.read[part], batch.pixels[part], top)
 
 
 def _batches(
-    options: Namespace, classifier: "ZeroShotClassifier", files: list[str], there: There
+    options: Namespace, classifier: "ImageClassifier", files: list[str], there: There
 ) -> Iterator[Any]:  # fmt: skip
     from multimodal.tasks.encode.images import batches
     from multimodal.tasks.encode.native import native_batches, native_frames
@@ -298,7 +328,7 @@ def _table(result: dict[str, Any], threshold: float | None) -> Iterator[str]:
             yield f"{score:8.4f}  {printable(label)}"
 
 
-def _settings(options: Namespace, digest: str, classifier: "ZeroShotClassifier", top: int | None) -> dict[str, Any]:
+def _settings(options: Namespace, digest: str, classifier: "ImageClassifier", top: int | None) -> dict[str, Any]:
     """All that the results depend on."""
     from multimodal.tasks.classify.classifier import saved_templates
 

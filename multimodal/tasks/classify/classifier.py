@@ -9,32 +9,29 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import CheckpointError, UsageError
+from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.tasks.classify.calibration import Calibration
 from multimodal.tasks.classify.options import ClassifyOptions
-from multimodal.tasks.encode.images import name_of, pixels_of
+from multimodal.tasks.classify.ranking import ImageClassifier, Pixels
 from multimodal.tasks.encode.native import encode_native
 from multimodal.tasks.encode.prompts import (
-    NONE,
     Templates,
     check_texts,
     checked_labels,
     prompts_of,
     warn_cut,
 )
-from multimodal.tasks.encode.videos import Clip, clip_mean, time_of
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 
-Pixels = Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]  # of one size, or of `native_batches`
 ROWS = 4096  # image vectors compared at once
 PROMPTS = 16_384  # encoded at once: 32 MB of vectors at 512 numbers each
 
 
-class ZeroShotClassifier:
+class ZeroShotClassifier(ImageClassifier):
     """CLIP with label vectors `weights`, computed once: build a new classifier after changing the model.
 
     `weights`: precomputed label vectors, so that no text is encoded. `calibration`: maps logits to scores. `threshold`:
@@ -55,10 +52,6 @@ class ZeroShotClassifier:
         self.calibration = calibration
         self.scores, self.threshold = self._checked(scores, threshold)
         self.weights = self._label_vectors() if weights is None else weights.to(self.device)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     def using(
         self, threshold: float | None = None, scores: str | None = None, calibration: Calibration | None = None
@@ -114,11 +107,6 @@ class ZeroShotClassifier:
         parts = vectors.split(ROWS)
         return torch.cat([self.model.logits(part.to(self.weights), self.weights).float().cpu() for part in parts])
 
-    @torch.inference_mode()
-    def probabilities(self, images: Pixels) -> Float[Tensor, "B C"]:
-        """Scores of images: probabilities, or cosines."""
-        return self.scored(self.logits(images))
-
     def scored(self, logits: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
         """Scores of logits, calibrated if the classifier is."""
         if self.scores == "cosine":
@@ -127,36 +115,6 @@ class ZeroShotClassifier:
         if self.calibration is not None:
             return self.calibration(logits)
         return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
-
-    def results(self, images: Sequence[Any], top: int | None = None) -> list[dict[str, Any]]:
-        """Results as `classify` returns them."""
-        return self.results_of([name_of(image) for image in images], pixels_of(images, self.preprocessing), top)
-
-    def results_of(self, names: Sequence[str], pixels: Pixels, top: int | None = None) -> list[dict[str, Any]]:
-        """Results of preprocessed images. Raises CheckpointError for scores that are not finite."""
-        return self._ranked(names, self.probabilities(pixels).float().cpu(), top) if names else []
-
-    @torch.inference_mode()
-    def clip_result(self, clip: Clip, top: int | None = None) -> dict[str, Any]:
-        """The result of a whole video: scores of the mean of its frames' logits, which are those of the mean of their
-        unit features. Raises VideoError."""
-        rows = self.scored(clip_mean(clip.batches, self.logits).to(self.device)).float().cpu()
-        return self._ranked([name_of(clip.item)], rows, top)[0]
-
-    def _ranked(self, names: Sequence[str], rows: Float[Tensor, "B C"], top: int | None) -> list[dict[str, Any]]:
-        if wrong := (~rows.isfinite().all(1)).nonzero().flatten().tolist():
-            raise CheckpointError(f"model {self.checkpoint.source}: the scores of {names[wrong[0]]} are not finite")
-        scores, order = (part[:, :top].tolist() for part in rows.sort(descending=True, stable=True))
-        return [
-            {"file": name, **time_of(name), **self._answer(best, places[0]),
-             "scores": [{"label": self.labels[i], "score": s} for i, s in zip(places, best, strict=True)]}
-            for name, best, places in zip(names, scores, order, strict=True)
-        ]  # fmt: skip
-
-    def _answer(self, best: Sequence[float], place: int) -> dict[str, Any]:
-        if self.threshold is None:
-            return {}
-        return {"answer": self.labels[place] if best[0] >= self.threshold else None}
 
     def _checked(self, scores: str | None, threshold: float | None) -> tuple[str, float | None]:
         usual = self.model.config.loss
@@ -175,11 +133,7 @@ class ZeroShotClassifier:
                 "calibration='platt' gives each label its own probability",
                 argument="scores",
             )
-        least = -1 if scores == "cosine" else 0
-        if threshold is not None and not least <= threshold <= 1:
-            raise UsageError(f"must be in [{least}, 1] for {scores} scores (got {threshold:g})", argument="threshold")
-        if threshold is not None and NONE in self.labels:
-            raise UsageError(f"labels: {NONE!r} is reserved for answers below the threshold")
+        self.check_threshold(threshold, scores)
         return scores, threshold
 
 

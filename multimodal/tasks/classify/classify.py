@@ -1,4 +1,4 @@
-"""Zero-shot classification of images."""
+"""Classification of images: zero-shot, or by the head of a ViT."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,9 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import shown
 from multimodal.tasks.classify.classifier import ZeroShotClassifier, check_clip
 from multimodal.tasks.classify.classifier_file import load_classifier
+from multimodal.tasks.classify.head import HeadClassifier, has_head, own_labels
 from multimodal.tasks.classify.options import ClassifyOptions
+from multimodal.tasks.classify.ranking import ImageClassifier
 from multimodal.tasks.encode.arguments import ClassifierArguments
 from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, name_of
@@ -38,7 +40,8 @@ Scores = dict[str, Any]
 
 
 class Classifier(LoadedModel):
-    """Zero-shot image classifier: loads a CLIP and encodes the labels once.
+    """Image classifier: loads a CLIP and encodes the labels once (zero-shot), or loads a ViT with a head, whose classes
+    are the labels.
 
     `templates`: prompts with `{}`, `clip80`, `clip7`, `none`, or a mapping of label to prompts (default: the model's
     own, else `clip7`). `classifier`: a file of `save_classifier`, in place of labels and templates. `threshold`,
@@ -136,8 +139,13 @@ def classify_many(
 def classifier_of(
     checkpoint: Checkpoint, labels: Sequence[str] | None, templates: Templates | None = None,
     file: str | Path | None = None, *, device: str | torch.device | None = None, compute_type: str = "auto",
-) -> "ZeroShotClassifier":  # fmt: skip
-    """Build a classifier from labels or load it from a file, prepared for inference."""
+) -> ImageClassifier:  # fmt: skip
+    """The classifier of a ViT's head, or of a CLIP with labels or a file of them, prepared for inference."""
+    if has_head(checkpoint):
+        for name, given in (("labels", labels), ("templates", templates), ("classifier", file)):
+            if given is not None:
+                raise own_labels(checkpoint, name)
+        return HeadClassifier(prepare_for_inference(checkpoint, compute_type, device))
     if (labels is None) == (file is None):
         raise UsageError("expected either labels or a classifier")
     if file is not None and not isinstance(file, str | Path):
