@@ -42,7 +42,7 @@ def _complete(p: argparse.ArgumentParser, names: list[str], places: dict[str, di
                 _complete(command, names, places)
         elif action.metavar in ("MODEL", "NAME") and action.dest in ("model", "clip_model", "names"):
             action.choices = names
-        elif action.metavar in ("DIR", "FOLDER"):
+        elif action.metavar in ("DIR", "FOLDER", "INDEX"):
             action.complete = places["DIR"]
         elif action.metavar in PATHS or action.metavar == "AUDIO":
             action.complete = places["FILE"]

@@ -2,8 +2,9 @@
 
 import glob
 import os
+import re
 import sys
-from argparse import Namespace
+from argparse import Action, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 # what commands write; every other text among their options may name an input
 OUTPUTS = {
     "output", "explain", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
-    "regions", "features_cache", "model_dir",
+    "regions", "features_cache", "model_dir", "answers",
+}  # fmt: skip
+# metavars of inputs, and the error of one that does not exist
+ABSENT = {
+    "FILE": "cannot be read (No such file or directory)", "SOURCE": "cannot be read (No such file or directory)",
+    "DATA": "no such file or folder", "MANIFEST": "no such file or folder",
+    "INDEX": "holds no index (multimodal index makes one)",
 }  # fmt: skip
 
 
@@ -44,6 +51,18 @@ def is_missing(name: str) -> bool:
     except (OSError, ValueError):  # reading it tells the cause
         pass
     return False
+
+
+def check_inputs(actions: Iterable[Action], options: Namespace) -> None:
+    """Raise UsageError for a flag or argument all of whose files are missing: at once, as reading them comes after
+    torch's seconds of import."""
+    for action in actions:
+        if action.metavar not in ABSENT or action.dest in OUTPUTS or not (value := getattr(options, action.dest, None)):
+            continue
+        names = [value] if isinstance(value, str) else value
+        if all(is_missing(name) and not re.search(r"\{|::|://", name) for name in names):
+            flag = f"{action.option_strings[0]} " if action.option_strings else ""
+            raise UsageError(f"{flag}{names[0]}: {ABSENT[action.metavar]}")
 
 
 def trust(options: Namespace) -> "Trust":

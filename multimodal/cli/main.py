@@ -10,7 +10,7 @@ from argparse import Namespace
 from multimodal import __version__
 from multimodal.cli import output
 from multimodal.cli.console import console
-from multimodal.cli.files import output_file, outputs_of
+from multimodal.cli.files import check_inputs, output_file, outputs_of
 from multimodal.cli.flags import Format, Model
 from multimodal.cli.output import fail, in_flags, printable, written_to
 from multimodal.cli.parser import Help, Parser, add_commands
@@ -108,6 +108,7 @@ def _stopped() -> str:
 
 def _run(command: Parser, options: Namespace) -> int:
     console.output = getattr(options, "output", None) or ""
+    check_inputs(command._actions, options)
     _choose_model(command, options)
     name = next((name for key in LOADED if (name := getattr(options, key, None))), "")
     console.step(f"Loading {name} …".replace("  ", " "))

@@ -12,7 +12,21 @@ from typing import Any, NoReturn
 
 from multimodal.errors import did_you_mean
 
-PATHS = ("FILE", "FOLDER", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC", "DST")
+PATHS = (
+    "FILE",
+    "SOURCE",
+    "MANIFEST",
+    "FOLDER",
+    "INDEX",
+    "FILE|FOLDER",
+    "DIR",
+    "DATA",
+    "PNG",
+    "IMAGE",
+    "SET",
+    "SRC",
+    "DST",
+)
 
 # flags that --help-all alone shows
 RARE = frozenset({

@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.evaluate.text.answers import evaluate_answers
     from multimodal.tasks.report.page import Section
 
-    output = output_file(options.answers, "--answers", (".jsonl",), outputs_of(options, but=("answers",)))
+    output = output_file(options.answers, "--answers", (".jsonl",), outputs_of(options))
     chosen = {**GenerateOptions.among(vars(options)), **VideoOptions.among(vars(options))}
     checkpoint = loaded(options, "ask")
     asker = Asker(checkpoint, device=options.device, compute_type=options.compute_type, **chosen)

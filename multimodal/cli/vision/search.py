@@ -33,10 +33,10 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s QUERY [QUERY ...] --index FOLDER [flags]", EXAMPLES
     p.add_argument("queries", nargs="*", metavar="QUERY", help="path of an existing image or video file, else a text")
-    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="FILE", help="image queries; a video "
+    p.add_argument("--image", nargs="+", action="extend", default=[], metavar="IMAGE", help="image queries; a video "
                    "asks with the mean of its frames")  # fmt: skip
     p.add_argument("--text", nargs="+", action="extend", default=[], metavar="TEXT", help="text queries")
-    p.add_argument("--index", required=True, metavar="FOLDER", help="index built by multimodal index")
+    p.add_argument("--index", required=True, metavar="INDEX", help="index built by multimodal index")
     add_option_flags(p, SearchOptions, ("top", "exact"), defaults=True)
     flags.videos(p, whole=False)
     flags.results(p, "table", "csv", "json", "jsonl", "html")
