@@ -72,7 +72,9 @@ class Connector(nn.Module):
         self.up = nn.Linear(config.inner, config.hidden, bias=config.bias) if config.hidden else None
         self.out = nn.Linear(config.hidden or config.inner, config.width, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.positions = nn.Parameter(torch.randn(config.positions, config.width) * 0.02) if config.positions else None
+        self.positions = (
+            nn.Parameter(torch.empty(config.positions, config.width).normal_(std=0.02)) if config.positions else None
+        )
 
     def forward(self, x: Float[Tensor, "B N S"], grid: tuple[int, int] | None = None) -> Float[Tensor, "B M D"]:
         """`grid`: rows and columns of the patches, for `shuffle`. Raises ValueError for a grid that does not divide and

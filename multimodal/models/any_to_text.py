@@ -65,7 +65,9 @@ class AnyToText(nn.Module):
         self.config = config
         self.image = ViT(config.image) if config.image else None
         self.image_connector = Connector(config.image_connector) if config.image_connector else None
-        self.newline = nn.Parameter(torch.randn(config.decoder.width) * 0.02) if config.image_newline else None
+        self.newline = (
+            nn.Parameter(torch.empty(config.decoder.width).normal_(std=0.02)) if config.image_newline else None
+        )
         whisper = isinstance(config.audio, WhisperEncoderConfig)
         self.audio = (WhisperEncoder if whisper else ConformerEncoder)(config.audio) if config.audio else None
         self.audio_connector = Connector(config.audio_connector) if config.audio_connector else None
