@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 MaskMod = Callable[[Tensor, Tensor], Tensor]
 
 
+def places(mask: Bool[Tensor, "B T"], count: int) -> Int[Tensor, "N"]:
+    """Flat positions of the `count` True values, in order. The host does not wait for a GPU."""
+    flat = mask.flatten()
+    return (
+        flat.nonzero()[:, 0] if flat.device.type == "cpu" else flat.sort(descending=True, stable=True).indices[:count]
+    )
+
+
 def before(query: Tensor, key: Tensor) -> Tensor:
     """Itself and earlier positions: causal."""
     return key <= query

@@ -23,8 +23,9 @@ def sinusoids(
     """[sin | cos] halves with wavelengths from 2π to base·2π. The last exponent is (D/2-1)/(D/2-offset):
     offset 1 as in tensor2tensor, Whisper and M2M100; offset 0 as in Vaswani et al. 2017, section 3.5."""
     half = width // 2
-    rates = torch.exp(torch.arange(half, dtype=torch.float32) * (-math.log(base) / (half - offset)))
-    angles = positions.float()[:, None] * rates.to(positions.device)
+    steps = torch.arange(half, dtype=torch.float32, device=positions.device)
+    rates = torch.exp(steps * (-math.log(base) / (half - offset)))
+    angles = positions.float()[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
@@ -91,9 +92,9 @@ def alibi(heads: int, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
     """Minus slope times distance (Press et al. 2022); slopes are the paper's geometric series. `distance` as from
     `relative_distances`."""
     nearest = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (i + 1) / nearest) for i in range(nearest)]
-    slopes += [2 ** (-4 * (2 * i + 1) / nearest) for i in range(heads - nearest)]
-    return -torch.tensor(slopes, device=distance.device)[:, None, None] * distance.abs()
+    number = torch.arange(heads, device=distance.device)
+    powers = torch.where(number < nearest, -8 * (number + 1), -4 * (2 * (number - nearest) + 1))
+    return -torch.exp2(powers / nearest)[:, None, None] * distance.abs()
 
 
 class RelativeTerm(nn.Module):

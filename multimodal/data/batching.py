@@ -1,6 +1,7 @@
 """Padding, and batches of similar length under a budget, with a curriculum for speech."""
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +16,38 @@ from multimodal.errors import at_least, demand
 EASY_END = 500  # frames: once the curriculum's limit passes this, all utterances are used
 
 
+def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to each tensor in dataclasses, named tuples, lists, tuples and mappings."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        names = [field.name for field in dataclasses.fields(batch) if field.init]
+        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in names})
+    if isinstance(batch, Mapping):
+        return {name: map_tensors(value, function) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, function) for value in batch)
+    return batch
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
+class Pinnable:
+    """A batch that a loader's thread can move to pinned memory, from which a GPU copies while the host goes on. torch
+    looks for the method; it finds the tensors of named tuples by itself, not those of dataclasses."""
+
+    def pin_memory(self) -> Any:
+        return map_tensors(self, Tensor.pin_memory)
+
+
 @dataclass(frozen=True)
-class PaddedText:
+class PaddedText(Pinnable):
     """Token ids padded on the right to one length."""
 
     ids: Int[Tensor, "B T"]

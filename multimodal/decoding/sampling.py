@@ -91,19 +91,18 @@ def multinomial_sampler(
     temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
     narrow: Callable[[Tensor], Tensor] | None = None,
 ) -> Sampler:  # fmt: skip
-    """The choice of tokens in `sample`."""
+    """The choice of tokens in `sample`. `generators`: on the logits' device."""
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0; use greedy for 0 ({temperature})")
 
     def draw(logits: Tensor, live: list[int | None]) -> Tensor:
         tempered = logits / temperature if narrow is None else narrow(logits / temperature)
-        chances = Categorical(logits=tempered, validate_args=False).probs.to(generators[0].device)
-        tokens = torch.zeros(len(logits), dtype=torch.long, device=chances.device)
+        chances = Categorical(logits=tempered, validate_args=False).probs
+        draws = torch.ones_like(chances)
         for at, number in enumerate(live):
             if number is not None:
-                own = slice(at * copies, (at + 1) * copies)
-                tokens[own] = torch.multinomial(chances[own], 1, generator=generators[number])[:, 0]
-        return tokens.to(logits.device)
+                draws[at * copies : (at + 1) * copies].exponential_(generator=generators[number])
+        return (chances / draws).argmax(-1)  # as `torch.multinomial`, which makes the host wait for a GPU
 
     return draw
 

@@ -14,7 +14,7 @@ from multimodal.blocks.stack import Block, Stack
 from multimodal.errors import UsageError
 from multimodal.inference import cuda_graphs
 from multimodal.inference.bf16_attention import BlockedAttention
-from multimodal.inference.fused_decoder import FusedBlock, can_fuse
+from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, replace_modules
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
@@ -92,6 +92,8 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
         if dtype == torch.bfloat16 and device.type == "cpu":
             replace_modules(tower, lambda part: BlockedAttention(part) if _has_blocks(part) else part)
     decoders = _decoders(made) if device.type in cuda_graphs.REPLAYING else []
+    for decoder in decoders:
+        _join_projections(decoder)
 
     def choose(part: nn.Module) -> nn.Module:
         if isinstance(part, ViT):
@@ -102,6 +104,13 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
     made = replace_modules(made.eval(), choose)
     _own(made, model)
     return made.requires_grad_(False)
+
+
+def _join_projections(decoder: nn.Module) -> None:
+    """One product for query, key and value: at a token each, launches are most of the time on a GPU."""
+    for block in [part for part in decoder.modules() if isinstance(part, Block)]:
+        if type(block.attention) is Attention:
+            block.attention = FusedAttention(block.attention)
 
 
 def _has_blocks(part: nn.Module) -> bool:

@@ -4,6 +4,8 @@ et al. 2024), or as the source of its cross-attention (Reka, Ormazabal et al. 20
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 import torch.nn.functional as F
@@ -142,9 +144,14 @@ class AnyToText(nn.Module):
 
     def embed(self, ids: Int[Tensor, "B T"], media: Sequence[Float[Tensor, "_ D"]]) -> Float[Tensor, "B T D"]:
         """Token embeddings, with each row's `media` (its rows in order) in the places of its placeholders. Raises
-        ValueError if their numbers differ."""
+        ValueError if their numbers differ; in training on a GPU, where the check would wait for the device, such a row
+        becomes NaN."""
         x = self.decoder.embed(ids)
         places = self.places(ids)
+        if ids.device.type != "cpu" and self.training:
+            counts = torch.tensor([len(rows) for rows in media]).to(ids.device, non_blocking=True)
+            x = x.masked_fill((places.sum(1) != counts)[:, None, None], torch.nan)
+            return x.masked_scatter(places[..., None], torch.cat(list(media)).to(x.dtype))
         for row, (count, rows) in enumerate(zip(places.sum(1).tolist(), media, strict=True)):
             if count != len(rows):
                 raise ValueError(f"row {row} has {count} placeholders for {len(rows)} rows of media")
@@ -154,7 +161,7 @@ class AnyToText(nn.Module):
 
     def places(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """True where an id is a placeholder."""
-        return torch.isin(ids, torch.tensor(self.config.placeholders, device=ids.device, dtype=ids.dtype))
+        return reduce(or_, (ids == one for one in self.config.placeholders))
 
     def source(self, media: Sequence[Float[Tensor, "_ D"]]) -> tuple[Float[Tensor, "B S D"], Bool[Tensor, "B S"]]:
         """The source of cross-attention: each row's media with sinusoidal positions, padded, and what is not padding. A

@@ -63,7 +63,7 @@ class CLIP(nn.Module):
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
         """Unit vectors. With `text_pool` `eos`, a row without the end-of-text id raises ValueError; in training on a
         GPU, where the check would wait for the device, it becomes NaN."""
-        training = ids.device.type != "cpu" and torch.is_grad_enabled()
+        training = ids.device.type != "cpu" and self.training
         only = torch.full_like(ids[:, 0], ids.shape[1] - 1)
         if self.config.text_pool == "eos":
             ends = ids == self.config.eos_id

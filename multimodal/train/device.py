@@ -1,15 +1,15 @@
 """Device placement, determinism, FLOP counts, and blocks that are compiled or recomputed."""
 
 import contextlib
-import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from multimodal.data.batching import map_tensors, tensors_in
 from multimodal.errors import UsageError
 from multimodal.train.losses import compile_loss
 
@@ -73,6 +73,18 @@ def deterministic(enabled: bool = True) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[1]
 
 
+@contextlib.contextmanager
+def tf32(enabled: bool) -> Iterator[None]:
+    """Let a GPU round the factors of float32 products to 10 bits inside the block; autocast's have 7."""
+    before = torch.get_float32_matmul_precision()
+    if enabled:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def check_device(device: str, precision: str, compiled: bool) -> None:
     """Raises UsageError for what this machine does not support."""
     try:
@@ -89,28 +101,6 @@ def check_device(device: str, precision: str, compiled: bool) -> None:
         compilers = [name for name in (cpp.cxx if isinstance(cpp.cxx, tuple) else (cpp.cxx,)) if name]
         if not any(map(shutil.which, compilers)):
             raise UsageError(f"needs a C++ compiler on a CPU, found none of {', '.join(compilers)}", argument="compile")
-
-
-def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply `function` to each tensor in dataclasses, named tuples, lists, tuples and mappings."""
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        names = [field.name for field in dataclasses.fields(batch) if field.init]
-        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in names})
-    if isinstance(batch, Mapping):
-        return {name: map_tensors(value, function) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(value, function) for value in batch)
-    return batch
-
-
-def tensors_in(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)
-    return found
 
 
 def moved(batch: Any, device: str | torch.device, floating: torch.dtype | None = None) -> Any:

@@ -28,6 +28,7 @@ from multimodal.train.device import (
     peak_flops,
     recompute_blocks,
     running_statistics,
+    tf32,
 )
 from multimodal.train.distributed.gradients import DataParallel, gradients, norm
 from multimodal.train.distributed.processes import Processes
@@ -207,7 +208,8 @@ class Loop:
         s = self.settings
         if s.threads:
             torch.set_num_threads(s.threads)
-        with deterministic(s.deterministic), StopSignal() as stop, self.processes.together():
+        reduced = self.kind == "cuda" and s.precision != "float32"
+        with deterministic(s.deterministic), tf32(reduced), StopSignal() as stop, self.processes.together():
             sizes = [(p.numel(), p.requires_grad) for p in self.objective.model.parameters()]
             total, trained = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
             log.info("%d parameters, %d of them trained", total, trained)
@@ -378,20 +380,21 @@ class Loop:
         return ""
 
     def resume(self) -> None:
-        """Load the newest state, if any. Raises CheckpointError if none can be read or it does not fit this run."""
+        """Load the newest state, if any. Raises CheckpointError, in all processes, if none can be read or fits."""
         place = self.processes.on_main(lambda: newest(self.states, lambda path: (path, read_state(path))))
         name = self.processes.tell(place[0].name if place else "")
         if not name:
-            log.info("--resume: no state in %s, starting a new run", self.states)
-            return
-        state = place[1] if place else read_state(self.states / name)
+            return log.info("--resume: no state in %s, starting a new run", self.states)
+        error, path = None, self.states / name
         try:
-            self._restore(self.states / name, state)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            cause = " ".join(str(error).split())
-            where = f"{self.states}: state of step {state.get('done')}"
-            raise CheckpointError(f"{where}: does not fit this run: {cause[:300]}") from None
-        old = state["settings"]
-        new = self.settings.flat().items()
+            state = place[1] if place else read_state(path)
+            self._restore(path, state)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as cause:
+            told = " ".join(str(cause).split())[:300]
+            error = CheckpointError(f"{path}: does not fit this run: {told}")
+        except CheckpointError as cause:
+            error = cause
+        self.processes.agree(error)
+        old, new = state["settings"], self.settings.flat().items()
         changes = [f"--{name} {value} (was {old.get(name)})" for name, value in new if old.get(name) != value]
         log.info("resumed after step %d%s", self.done, f", now with {', '.join(changes)}" if changes else "")

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multimodal.data.datasets.text import IGNORED
+
 
 class SingleProcess:
     """Exchange of texts between processes, for a single process."""
@@ -129,14 +131,25 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
 
 def ctc_loss(
     logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], targets: Int[Tensor, "B L"],
-    target_lengths: Int[Tensor, "B"], blank: int, reduction: Literal["mean", "sum"] = "mean",
-) -> Float[Tensor, ""]:  # fmt: skip
-    """CTC loss (Graves et al. 2006), per target token or summed. A target longer than its row counts 0."""
+    target_lengths: Int[Tensor, "B"], blank: int, reduction: Literal["mean", "sum", "none"] = "mean",
+) -> Float[Tensor, ""] | Float[Tensor, "B"]:  # fmt: skip
+    """CTC loss (Graves et al. 2006): per target token, summed, or of each row. A target longer than its row counts 0.
+    Lengths on a GPU make the host wait for it."""
     losses = F.ctc_loss(
         logits.float().log_softmax(-1).transpose(0, 1), targets, lengths, target_lengths, blank,
         reduction="none", zero_infinity=True,
     )  # fmt: skip
+    if reduction == "none":
+        return losses
     return losses.sum() if reduction == "sum" else losses.sum() / target_lengths.sum().clamp(min=1)
+
+
+def selected(real: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"], *others: Tensor) -> tuple[Tensor, ...]:
+    """Targets [N], and rows of the other tensors, at real tokens. On a GPU, where the host would wait for their number,
+    all of them, with IGNORED as the target of tokens that are not real."""
+    if targets.device.type == "cpu":
+        return targets[real], *(one[real] for one in others)
+    return torch.where(real, targets, IGNORED).flatten(), *(one.flatten(0, 1) for one in others)
 
 
 def token_loss(
@@ -144,7 +157,8 @@ def token_loss(
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Cross-entropy over the valid tokens."""
-    return F.cross_entropy(logits[valid].float(), targets[valid], label_smoothing=smoothing, reduction=reduction)
+    wanted, chosen = selected(valid, targets, logits)
+    return F.cross_entropy(chosen.float(), wanted, label_smoothing=smoothing, reduction=reduction)
 
 
 def detection_loss(
@@ -152,19 +166,21 @@ def detection_loss(
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, ""]:  # fmt: skip
     """ELECTRA's replaced token detection: binary cross-entropy over the valid tokens (Clark et al. 2020, section 2)."""
-    return F.binary_cross_entropy_with_logits(logits[valid].float(), replaced[valid].float(), reduction=reduction)
+    total = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), valid.float(), reduction="sum")
+    return total if reduction == "sum" else total / valid.sum()
 
 
 def vocabulary_loss(
     states: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None,
-    targets: Int[Tensor, "N"], chunk: int = 4096,
+    targets: Int[Tensor, "N"], chunk: int = 4096, smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Summed cross-entropy of the logits `states @ weight.T + bias`, of `chunk` states at a time. Negative targets are
-    ignored. Under autocast the products use its type; softmax and loss always use float32 or better."""
+    ignored. `smoothing`: label smoothing (Szegedy et al. 2016). Under autocast the products use its type; softmax and
+    loss always use float32 or better."""
     kind = states.device.type
     product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
     learns = torch.is_grad_enabled() and not _forward_only
-    return _Vocabulary.apply(states, weight, bias, targets, chunk, product, learns)
+    return _Vocabulary.apply(states, weight, bias, targets, chunk, product, learns, smoothing)
 
 
 _forward_only = False
@@ -182,14 +198,15 @@ def forward_only() -> Iterator[None]:
 
 
 def loss_and_pull(
-    logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], wide: torch.dtype
+    logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], wide: torch.dtype, smoothing: float = 0.0
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "N V"]]:
     """Summed cross-entropy and its gradient at the logits, written so that a compiler fuses it into two passes."""
     known, scores = (targets >= 0).to(wide), logits.to(wide)
     hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    wanted = hit.to(wide) * (1 - smoothing) + smoothing / logits.shape[1]
     total = scores.logsumexp(1)
-    loss = ((total - torch.where(hit, scores, 0).sum(1)) * known).sum()
-    return loss, (((scores - total[:, None]).exp() - hit.to(wide)) * known[:, None]).to(logits.dtype)
+    loss = ((total - (wanted * scores).sum(1)) * known).sum()
+    return loss, (((scores - total[:, None]).exp() - wanted) * known[:, None]).to(logits.dtype)
 
 
 _compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -205,7 +222,7 @@ class _Vocabulary(torch.autograd.Function):
     """Computes the gradient together with the loss, so that no logits are kept."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, targets, chunk, product, learns):
+    def forward(ctx, states, weight, bias, targets, chunk, product, learns, smoothing):
         wide, compiled = torch.promote_types(product, torch.float32), _compiled
         ready, loss = weight.to(product), states.new_zeros((), dtype=wide)
         learns = learns and any(ctx.needs_input_grad)
@@ -215,13 +232,16 @@ class _Vocabulary(torch.autograd.Function):
             own = states[part].to(product)
             logits = own @ ready.T
             if compiled is not None and learns and bias is None and logits.is_cuda:
-                own_loss, pull = compiled(logits, targets[part], wide)
+                own_loss, pull = compiled(logits, targets[part], wide, smoothing)
             else:
                 scores = (logits.to(wide) if bias is None else logits.to(wide) + bias).log_softmax(1)
                 known, wanted = (targets[part, None] >= 0).to(wide), targets[part, None].clamp(min=0)
-                own_loss = -(scores.gather(1, wanted) * known).sum()
+                own_loss = -(scores.gather(1, wanted) * known).sum() * (1 - smoothing)
+                if smoothing:
+                    own_loss -= (scores.mean(1, keepdim=True) * known).sum() * smoothing
                 if learns:  # ignored rows are zeroed in the states and the sums, which are smaller than the logits
-                    pull = scores.exp_().scatter_add_(1, wanted, -known)
+                    pull = scores.exp_().scatter_add_(1, wanted, -known * (1 - smoothing))
+                    pull = pull.sub_(smoothing / pull.shape[1]) if smoothing else pull
                     own = own * known.to(product)
                     if bias is not None:
                         grads[2] += (known.T @ pull)[0]
@@ -242,4 +262,4 @@ class _Vocabulary(torch.autograd.Function):
     def backward(ctx, gradient):
         states, weight, bias = ctx.saved_tensors
         towards = states * gradient.to(states.dtype), (weight * gradient).to(ctx.types[0])
-        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), None, None, None, None
+        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), *[None] * 5

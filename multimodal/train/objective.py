@@ -55,9 +55,9 @@ class Summed(Objective):
     """A weighted sum of means, such as one over tokens and one over items.
 
     A subclass's `forward(batch)` returns the sum of each term over the batch, `counts(batch)` the number of tokens or
-    items in each sum (a tensor if the device must count them), and `weights` holds the weight of each term. Each term
-    is divided by its count over all micro-batches and processes, so accumulation is exact for any lengths
-    (transformers issue 34191)."""
+    items in each sum, or their weight (a tensor if the device must count them); `weights` holds the weight of each
+    term. Each term is divided by its count over all micro-batches and processes, so accumulation is exact for any
+    lengths (transformers issue 34191)."""
 
     weights: Mapping[str, float] = {"loss": 1.0}
 
@@ -65,7 +65,7 @@ class Summed(Objective):
     def forward(self, batch: Any) -> dict[str, Tensor]: ...
 
     @abstractmethod
-    def counts(self, batch: Any) -> dict[str, int | Tensor]: ...
+    def counts(self, batch: Any) -> dict[str, float | Tensor]: ...
 
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
         zero = torch.zeros((), device=next(self.model.parameters()).device)

@@ -184,13 +184,17 @@ class Average:
         # lets early averages follow instead of remembering the random start
         early = (1 + self.updates) / (10 + self.updates)
         decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)
-        share = (1 - decay) * good
+        share, own, new = (1 - decay) * good, list[Tensor](), list[Tensor]()
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                own = self.weights[name]
-                own.lerp_(_wide(tensor), share.to(own) if isinstance(share, torch.Tensor) else share)
+                own.append(self.weights[name])
+                new.append(_wide(tensor))
             else:
                 self.weights[name].copy_(tensor)
+        if isinstance(share, Tensor):  # few launches on a GPU
+            torch._foreach_add_(own, torch._foreach_mul(torch._foreach_sub(new, own), share.to(own[0])))
+        else:
+            torch._foreach_lerp_(own, new, share)
 
     def load(self, weights: dict[str, torch.Tensor], updates: int) -> None:
         """Load a saved average. Raises ValueError for other names or shapes."""

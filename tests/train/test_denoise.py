@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from multimodal.data.batching import tensors_in
 from multimodal.data.datasets.documents import SentenceWindow
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
-from multimodal.train.device import tensors_in
 from multimodal.train.objectives.text.denoise import (
     OBJECTIVES,
     Denoised,

@@ -137,7 +137,7 @@ def test_a_state_that_does_not_fit_is_said_in_one_line(tmp_path, changes, cause)
     tiny_run.loop(tmp_path, steps=1).fit()
     with pytest.raises(CheckpointError) as caught:
         tiny_run.loop(tmp_path, steps=2, resume=True, **changes).fit()
-    assert str(caught.value).startswith(f"{tmp_path / 'states'}: state of step 1: does not fit this run: ")
+    assert str(caught.value).startswith(f"{tmp_path / 'states' / 'state-000000001'}: does not fit this run: ")
     assert cause in str(caught.value)
     assert "\n" not in str(caught.value)
 

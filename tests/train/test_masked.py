@@ -290,7 +290,7 @@ def test_collocations_have_a_high_pmi_and_are_masked_whole():
 
 def test_a_token_s_boundary_is_that_of_its_span():
     chosen = torch.tensor([[0, 1, 1, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1, 0]], dtype=torch.bool)
-    rows, before, after, place = boundaries(chosen)
+    rows, before, after, place = boundaries(chosen, chosen.flatten().nonzero()[:, 0])
     assert rows.tolist() == [0, 0, 0, 1, 1, 1]
     assert before.tolist() == [0, 0, 3, 2, 2, 2]
     assert after.tolist() == [3, 3, 5, 6, 6, 6]

@@ -81,4 +81,6 @@ def conformer(folder: Path, device: str, name: str, **how: Any) -> Run:
     model.ctc.load_state_dict({part: weights[f"head.{part}"] for part in ("weight", "bias")})
     nothing = SimpleNamespace(bos_id=None, eos_id=None)
     objective = Recognition(model, nothing, terms="ctc", middle=0.0)
-    return stepping(folder, device, objective, SpeechBatch(**tensors(folder, "batch", device)), **how)
+    batch = tensors(folder, "batch", device)
+    sizes = {"sizes": batch["lengths"].tolist(), "id_sizes": batch["id_lengths"].tolist()}
+    return stepping(folder, device, objective, SpeechBatch(**batch, **sizes), **how)

@@ -242,7 +242,7 @@ class CaptionWriter:
         prompt = torch.tensor([self.prompt] * len(pixels), device=self.device)
         common = {"eos": self.checkpoint.tokenizer.eos_id, "max_new": self.limit, "processors": self.processors}
         if options.temperature > 0:
-            chance = [torch.Generator().manual_seed(options.seed) for _ in pixels]
+            chance = [torch.Generator(self.device).manual_seed(options.seed) for _ in pixels]
             found = sample(step, prompt, cache, temperature=options.temperature, generators=chance,
                            copies=options.num_captions, narrow=self._narrowed, **common)  # fmt: skip
         elif options.beam_size > 1:

@@ -210,7 +210,7 @@ class TextWriter:
         step, cache, ids = self.start(rows, max(limits))
         common = {"eos": self.eos, "max_new": limits, "processors": self._processors(ids.shape[1])}
         if options.temperature > 0:
-            generators = [torch.Generator().manual_seed(options.seed) for _ in rows]
+            generators = [torch.Generator(ids.device).manual_seed(options.seed) for _ in rows]
             decoded = sample(step, ids, cache, temperature=options.temperature, generators=generators,
                            copies=options.num_return, narrow=self._narrowed, **common)  # fmt: skip
         elif options.beam_size > 1:
@@ -258,9 +258,8 @@ class TextWriter:
         options = self.options
         if options.temperature == 0:
             return None
-        return multinomial_sampler(
-            options.temperature, [torch.Generator().manual_seed(options.seed)], narrow=self._narrowed
-        )
+        generator = torch.Generator(self.decoder.device).manual_seed(options.seed)
+        return multinomial_sampler(options.temperature, [generator], narrow=self._narrowed)
 
     def _processors(self, start: int) -> list[LogitsProcessor]:
         options, chosen = self.options, []

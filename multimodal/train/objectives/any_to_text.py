@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
 from multimodal.blocks.connector import ConnectorConfig
+from multimodal.blocks.masks import places
 from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_rows, pad_text, round_up
 from multimodal.data.datasets.captions import CaptionAugmentSettings, augmented, smaller
@@ -182,6 +182,10 @@ def alike(sizes: Sequence[int]) -> list[list[int]]:
     return list(groups.values())
 
 
+def _index(rows: list[int], device: torch.device) -> Int[Tensor, "N"]:
+    return torch.tensor(rows).to(device, non_blocking=True)
+
+
 class Answering(Summed):
     """Next-token cross-entropy over answers; a row of n tokens weighs √n, so that a yes counts beside a long sentence
     (InternVL 2.5, Chen et al. 2024, section 3.3). `smoothing`: label smoothing (Szegedy et al. 2016).
@@ -209,7 +213,8 @@ class Answering(Summed):
     def _loss(self, batch: ChatBatch, rows: list[int], joined: Sequence[Float[Tensor, "_ D"]]) -> Float[Tensor, ""]:
         """Summed loss of some rows, cut to the longest of them."""
         decoder, most = self.model.decoder, round_up(max(batch.sizes[row] for row in rows), 8)
-        ids, targets, valid = (x[rows, :most] for x in (batch.ids, batch.targets, batch.valid))
+        chosen = _index(rows, batch.ids.device)
+        ids, targets, valid = (x[chosen, :most] for x in (batch.ids, batch.targets, batch.valid))
         inputs = [joined[row] for row in rows]
         if self.model.config.crosses:
             states = decoder.states(ids, *self.model.source(inputs), valid)
@@ -217,20 +222,15 @@ class Answering(Summed):
             states = decoder.states(ids, valid=valid, embedded=self.model.embed(ids, inputs))
         total, answers = torch.zeros((), device=ids.device), [batch.answers[row] for row in rows]
         for size in sorted(set(answers) - {0}):  # rows of one weight
-            own = [i for i, n in enumerate(answers) if n == size]
-            learned = targets[own] != IGNORED
-            total = total + self._token_loss(states[own][learned], targets[own][learned]) * size**-0.5
+            own = _index([i for i, n in enumerate(answers) if n == size], states.device)
+            at = places(targets[own] != IGNORED, size * len(own))
+            outputs = projection(decoder, states[own].flatten(0, 1)[at])
+            loss = vocabulary_loss(*outputs, targets[own].flatten()[at], smoothing=self.smoothing)
+            total = total + loss * size**-0.5
         return total
 
-    def _token_loss(self, states: Float[Tensor, "N D"], targets: Int[Tensor, "N"]) -> Float[Tensor, ""]:
-        outputs = projection(self.model.decoder, states)
-        if not self.smoothing:
-            return vocabulary_loss(*outputs, targets)
-        logits = F.linear(*outputs).float()
-        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smoothing)
-
-    def counts(self, batch: ChatBatch) -> dict[str, int | Tensor]:
-        return {"loss": torch.tensor(sum(n**0.5 for n in batch.answers), device=batch.ids.device)}
+    def counts(self, batch: ChatBatch) -> dict[str, float]:
+        return {"loss": sum(n**0.5 for n in batch.answers)}
 
     def _rows(self, inputs: Sequence[Input]) -> list[Float[Tensor, "_ D"]]:
         """Rows of each input. All that has no name is encoded at once."""

@@ -19,12 +19,15 @@ FLOOR = (math.log(BANK_FLOOR) - BANK_MEAN) / BANK_SCALE  # the feature of digita
 
 
 class SpeechBatch(NamedTuple):
-    """Features [B F M], their lengths [B]; ids [B L], 0 past their lengths [B]."""
+    """Features [B F M], their lengths [B]; ids [B L], 0 past their lengths [B]. `sizes`, `id_sizes`: lengths on the
+    host, where CTC needs them."""
 
     features: Tensor
     lengths: Tensor
     ids: Tensor
     id_lengths: Tensor
+    sizes: list[int]
+    id_sizes: list[int]
 
     @property
     def padding(self) -> float:
@@ -81,7 +84,7 @@ class PrepareSpeech:
 def collate(items: Sequence[tuple[Float[Tensor, "_ M"], list[int]]]) -> SpeechBatch:
     features, lengths = stacked([row for row, _ in items])
     text = pad_text([ids for _, ids in items])
-    return SpeechBatch(features, lengths, text.ids, text.lengths)
+    return SpeechBatch(features, lengths, text.ids, text.lengths, lengths.tolist(), text.lengths.tolist())
 
 
 def stacked(rows: Sequence[Float[Tensor, "_ M"]]) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:

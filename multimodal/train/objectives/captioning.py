@@ -20,6 +20,7 @@ from multimodal.models.clip import CLIP
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
 from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.train.losses import selected
 from multimodal.train.objective import Summed
 from multimodal.weights.folder import Checkpoint
 
@@ -56,9 +57,10 @@ class Captioning(Summed):
         source = torch.cat([seen, seen.new_zeros(1, *seen.shape[1:])])  # row -1 is zeros
         states = decoder.states(batch.ids[:, :-1], source[batch.rows])
         real = torch.arange(states.shape[1], device=states.device) < batch.lengths[:, None] - 1
-        logits = decoder.logits(states[real][None])[0]
-        losses = F.cross_entropy(logits, batch.ids[:, 1:][real], reduction="none", label_smoothing=self.smoothing)
-        alone = (batch.rows < 0)[:, None].expand_as(real)[real]
+        alone = (batch.rows < 0)[:, None].expand_as(real)
+        wanted, states, alone = selected(real, batch.ids[:, 1:], states, alone)
+        logits = decoder.logits(states[None])[0]
+        losses = F.cross_entropy(logits, wanted, reduction="none", label_smoothing=self.smoothing)
         return {"captions": torch.where(alone, 0, losses).sum(), "sentences": torch.where(alone, losses, 0).sum()}
 
     def counts(self, batch: CaptionBatch) -> dict[str, int | Tensor]:

@@ -15,6 +15,7 @@ from multimodal.data.datasets.captions import CaptionExample
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.train.losses import selected
 from multimodal.train.objective import Engine
 from multimodal.train.objectives.captioning import DecoderSettings
 from multimodal.train.objectives.contrastive import Contrastive, Pairs, wide
@@ -46,8 +47,8 @@ class ContrastiveCaptioning(Contrastive):
         """Return the outputs of `Contrastive.forward` with the summed token loss [1] after the features."""
         images, texts, logits = self.model.outputs(batch.images, batch.ids)
         real = batch.valid[:, 1:]
-        chosen, wanted = wide(logits[:, :-1][real]), batch.ids[:, 1:][real]
-        losses = F.cross_entropy(chosen, wanted, reduction="sum", label_smoothing=self.smoothing)
+        wanted, chosen = selected(real, batch.ids[:, 1:], logits[:, :-1])
+        losses = F.cross_entropy(wide(chosen), wanted, reduction="sum", label_smoothing=self.smoothing)
         return self._with_scalars(images, texts, losses[None])
 
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:

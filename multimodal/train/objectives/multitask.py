@@ -12,16 +12,17 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from multimodal.data.batching import pad_rows, pad_text
+from multimodal.data.batching import Pinnable, pad_rows, pad_text
 from multimodal.data.datasets.speech_windows import NOISES, WindowFrames, noise
 from multimodal.models.whisper import Whisper
 from multimodal.tokens.audio.log_mel import HOP, log_mel, spec_augment
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
+from multimodal.train.losses import ctc_loss, vocabulary_loss
 from multimodal.train.objective import Summed
+from multimodal.train.objectives.text.language import projection
 
 UNSCORED = -100
 STEP = 2  # mel frames a time token
@@ -54,15 +55,15 @@ class TrainingWindow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MultitaskBatch:
-    """`source`: the window of each row of tokens."""
+class MultitaskBatch(Pinnable):
+    """`source`: the window of each row of tokens. `letter_counts`: on the host, where CTC needs them."""
 
     mel: Float[Tensor, "B M F"]
     ids: Int[Tensor, "R T"]
     targets: Int[Tensor, "R T"]
     source: Int[Tensor, "R"]
     letters: Int[Tensor, "B L"]
-    letter_counts: Int[Tensor, "B"]
+    letter_counts: list[int]
 
 
 def speech_row(
@@ -196,7 +197,9 @@ def collate(windows: list[TrainingWindow]) -> MultitaskBatch:
     targets = pad_rows([[UNSCORED] * (row.scored - 1) + row.ids[row.scored :] for row, _ in rows], UNSCORED)
     letters = pad_text([window.letters for window in windows], multiple=1)
     source = torch.tensor([at for _, at in rows])
-    return MultitaskBatch(torch.stack([w.mel for w in windows]), ids, targets, source, letters.ids, letters.lengths)
+    return MultitaskBatch(
+        torch.stack([w.mel for w in windows]), ids, targets, source, letters.ids, letters.lengths.tolist()
+    )
 
 
 class LetterCTC(nn.Module):
@@ -218,21 +221,14 @@ class Multitask(Summed):
         self.smoothing = smoothing
 
     def counts(self, batch: MultitaskBatch) -> dict[str, int | Tensor]:
-        return {"text": (batch.targets != UNSCORED).sum(), "ctc": batch.letter_counts.sum()}
+        return {"text": (batch.targets != UNSCORED).sum(), "ctc": sum(batch.letter_counts)}
 
     def forward(self, batch: MultitaskBatch) -> dict[str, Tensor]:
         speech = self.model.speech
         frames = speech.encoder(batch.mel)
-        known = batch.letter_counts > 0
-        scores = self.model.head(frames[known]).float().log_softmax(-1)
-        lengths = torch.full((len(scores),), scores.shape[1])
-        ctc = F.ctc_loss(
-            scores.transpose(0, 1), batch.letters[known], lengths, batch.letter_counts[known], reduction="sum",
-            zero_infinity=True,
-        ) if len(scores) else frames.sum() * 0  # fmt: skip
-        logits = speech.decoder(batch.ids, frames[batch.source])
-        text = F.cross_entropy(
-            logits.float().flatten(0, 1), batch.targets.flatten(), ignore_index=UNSCORED, reduction="sum",
-            label_smoothing=self.smoothing,
-        )  # fmt: skip
-        return {"text": text, "ctc": ctc}
+        scores, sizes = self.model.head(frames), torch.full((len(frames),), frames.shape[1])
+        losses = ctc_loss(scores, sizes, batch.letters, torch.tensor(batch.letter_counts), blank=0, reduction="none")
+        heard = (batch.letters > 0).any(1)  # letters count from 1; a window may have none
+        states = speech.decoder.states(batch.ids, frames[batch.source]).flatten(0, 1)
+        text = vocabulary_loss(*projection(speech.decoder, states), batch.targets.flatten(), smoothing=self.smoothing)
+        return {"text": text, "ctc": torch.where(heard, losses, 0).sum()}

@@ -144,7 +144,7 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
         decoded = sampling.greedy(step, ids, cache, **common)
     else:
         copies = options.best_of or 1
-        generators = [torch.Generator().manual_seed(request.seed) for request in requests]
+        generators = [torch.Generator(ids.device).manual_seed(request.seed) for request in requests]
         decoded = sampling.sample(
             step, ids, cache, temperature=temperature, generators=generators, copies=copies, **common
         )  # fmt: skip

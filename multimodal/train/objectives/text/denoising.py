@@ -12,6 +12,7 @@ from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.data.batching import bucketed
 from multimodal.data.datasets.documents import SentenceWindow
+from multimodal.data.datasets.text import IGNORED
 from multimodal.data.loader import Plan, generator
 from multimodal.errors import DataError, UsageError, demand
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -99,6 +100,7 @@ def denoising_figures(
     kept: list[Bool[Tensor, "N"]] = []
     for batch in moved(list(batches), next(model.parameters()).device):
         logits, targets = target_logits(model, batch)
+        logits, targets = logits[real := targets != IGNORED], targets[real]
         losses.append(F.cross_entropy(logits, targets, reduction="none").cpu())
         right.append((logits.argmax(-1) == targets).cpu())
         kept.append(text[targets.cpu()])

@@ -51,11 +51,11 @@ def drawn(logits: Float[Tensor, "N V"], draws: Float[Tensor, "N"]) -> Int[Tensor
 
 def run(model: Electra, batch: MaskedBatch) -> Replaced:
     states = encode(model.generator, batch, batch.ids)
-    logits = model.generator.logits(states[batch.chosen][None])[0]
+    logits = model.generator.logits(states.flatten(0, 1)[batch.places][None])[0]
     ids, replaced = batch.ids.clone(), torch.zeros_like(batch.chosen)
     result = drawn(logits, batch.draws)
-    ids[batch.chosen] = result
-    replaced[batch.chosen] = result != batch.targets  # not if the generator was right
+    ids.view(-1)[batch.places] = result
+    replaced.view(-1)[batch.places] = result != batch.targets  # not if the generator was right
     return Replaced(logits, model.discriminator.detect(encode(model.discriminator, batch, ids)), replaced)
 
 

@@ -10,7 +10,7 @@ from multimodal.blocks.experts import balance_loss, router_logits
 from multimodal.data.datasets.text import IGNORED, TokenBatch
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.evaluate.perplexity import mask_of
-from multimodal.train.losses import vocabulary_loss
+from multimodal.train.losses import selected, vocabulary_loss
 from multimodal.train.objective import Summed
 
 
@@ -27,9 +27,7 @@ def projection(
 def guesses_loss(model: TextTransformer, batch: TokenBatch, chunk: int = 4096) -> Float[Tensor, ""]:
     """Summed cross-entropy over all targets, computed in chunks of logits."""
     states = model.states(batch.ids, mask=mask_of(batch, model.config.window), positions=batch.places)
-    states, targets = states.flatten(0, 1), batch.targets.flatten()
-    if states.device.type == "cpu" and not (guessed := targets != IGNORED).all():  # on a GPU the host would wait
-        states, targets = states[guessed], targets[guessed]
+    targets, states = selected(batch.targets != IGNORED, batch.targets, states)
     return vocabulary_loss(*projection(model, states), targets, chunk)
 
 

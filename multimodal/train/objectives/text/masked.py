@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multimodal.blocks.masks import places
 from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.data.batching import PaddedText, bucketed, pad_rows, pad_text
 from multimodal.data.datasets.documents import SentenceWindow
@@ -47,6 +48,11 @@ class MaskedBatch(PaddedText):
     draws: Float[Tensor, "N"]
     segments: Int[Tensor, "B T"]
     follows: Int[Tensor, "B"]
+
+    @property
+    def places(self) -> Int[Tensor, "N"]:
+        """Flat positions of the chosen tokens."""
+        return places(self.chosen, len(self.targets))
 
 
 class MaskedTexts:
@@ -160,7 +166,7 @@ def outputs(model: TextTransformer, batch: MaskedBatch) -> tuple[Float[Tensor, "
     """Logits of the tokens to guess, and of the next sentence where the model has such a head."""
     states = encode(model, batch, batch.ids)
     follows = model.classes(model.pooled(states)) if model.classes else None
-    return model.logits(states[batch.chosen][None])[0], follows
+    return model.logits(states.flatten(0, 1)[batch.places][None])[0], follows
 
 
 @torch.inference_mode()

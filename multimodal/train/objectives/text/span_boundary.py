@@ -30,21 +30,23 @@ class SpanEncoder(nn.Module):
             nn.LayerNorm(inner),
         )  # fmt: skip
 
-    def logits(self, states: Float[Tensor, "B T D"], chosen: Bool[Tensor, "B T"]) -> Float[Tensor, "N V"]:
+    def logits(
+        self, states: Float[Tensor, "B T D"], chosen: Bool[Tensor, "B T"], places: Int[Tensor, "N"]
+    ) -> Float[Tensor, "N V"]:
         """Logits of the chosen tokens, row by row."""
-        rows, left, right, place = boundaries(chosen)
+        rows, left, right, place = boundaries(chosen, places)
         sides = (states[rows, left], states[rows, right], self.places(place.clamp(max=MOST_PLACES - 1)))
         made = self.boundary(torch.cat(sides, -1))
         return F.linear(made, self.encoder.embed.weight, self.encoder.tied_bias)
 
 
-def boundaries(chosen: Bool[Tensor, "B T"]) -> tuple[Int[Tensor, "N"], ...]:
+def boundaries(chosen: Bool[Tensor, "B T"], places: Int[Tensor, "N"]) -> tuple[Int[Tensor, "N"], ...]:
     """Row, the positions before and after its run of chosen tokens, and the place in the run (from 0), of each chosen
-    token. The first and the last real token of a row must not be chosen."""
+    token. `places`: the flat positions of chosen tokens; the first and the last real token of a row must not be one."""
     index = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
     before = torch.where(chosen, -1, index).cummax(1).values
     after = torch.where(chosen, chosen.shape[1], index).flip(1).cummin(1).values.flip(1)
-    rows, at = chosen.nonzero(as_tuple=True)
+    rows, at = places // chosen.shape[1], places % chosen.shape[1]
     return rows, before[rows, at], after[rows, at], at - before[rows, at] - 1
 
 
@@ -57,8 +59,8 @@ class SpanBoundary(Summed):
         encoder: TextTransformer = self.model.encoder
         states = encode(encoder, batch, batch.ids)
         both = {
-            "masked": encoder.logits(states[batch.chosen][None])[0],
-            "boundary": self.model.logits(states, batch.chosen),
+            "masked": encoder.logits(states.flatten(0, 1)[batch.places][None])[0],
+            "boundary": self.model.logits(states, batch.chosen, batch.places),
         }
         return {name: F.cross_entropy(own.float(), batch.targets, reduction="sum") for name, own in both.items()}
 

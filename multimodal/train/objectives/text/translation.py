@@ -16,13 +16,14 @@ from torch import Tensor
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.data.batching import PaddedText, bucketed, pad_text
+from multimodal.data.batching import PaddedText, Pinnable, bucketed, pad_text
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
 from multimodal.errors import DataError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.train.losses import selected
 from multimodal.train.objective import Summed
 
 ROWS = 256  # the number of predicted tokens is padded to its multiples: oneDNN compiles kernels for each new shape
@@ -66,7 +67,7 @@ class AlignedPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class PairBatch(Pinnable):
     source: PaddedText
     answer: PaddedText
 
@@ -151,12 +152,13 @@ class CollatePairs:
 def target_logits(
     model: EncoderDecoder, batch: PairBatch, skipped: int = 0
 ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
-    """Return the logits and targets of all answer tokens after the start and `skipped` more, row by row."""
+    """Return the logits and targets of all answer tokens after the start and `skipped` more, row by row; on a GPU also
+    of others, with IGNORED as their target."""
     source, answer = batch.source, batch.answer
     states = model.decoder.states(answer.ids[:, :-1], model.encode(source.ids, source.valid), source.valid)
     real = padding(answer.lengths - 1, states.shape[1])
     real[:, :skipped] = False
-    chosen, targets = states[real], answer.ids[:, 1:][real]
+    targets, chosen = selected(real, answer.ids[:, 1:], states)
     spare = -len(chosen) % ROWS
     logits = model.decoder.logits(F.pad(chosen, (0, 0, 0, spare))[None])[0][: len(chosen)]
     return logits.float(), targets

@@ -1,0 +1,129 @@
+"""Inference and decoding of every family on a pretended GPU, with the function that a CUDA graph captures."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import beam_search
+from multimodal.inference import cuda_graphs
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.inference.static_cache import MovingCache
+from multimodal.models.presets import whisper
+from multimodal.models.whisper import Whisper
+from multimodal.weights.folder import Checkpoint
+
+from .device import waits
+from .training import KINDS, Scenario, clip, conformer, encoder_decoder, text
+
+SETTLED = 3  # steps until the graph is captured and replayed
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    return prepare_for_inference(Checkpoint(model.eval()), device="cuda").model
+
+
+def infer(build: Callable[[], nn.Module], call: Callable[[Any], Any]) -> Scenario:
+    """The waits of a second call."""
+
+    def run() -> None:
+        model = prepared(build())
+        with torch.no_grad():
+            call(model)
+            waits().found.clear()
+            call(model)
+
+    return run
+
+
+class _Graph:
+    def replay(self) -> None: ...
+
+
+def captured(build: Callable[[], nn.Module], source: int | None = None) -> Scenario:
+    """Decode in each way, with a graph that is captured after the prompt."""
+
+    def run() -> None:
+        model = prepared(build())
+        decoder = getattr(model, "decoder", model)
+        kind = next(decoder.parameters()).dtype
+        heard = None if source is None else torch.randn(2, 10, source, device="cuda", dtype=kind)
+        forbidden: list[str] = []
+
+        def capture(slot: Any, decoder: nn.Module) -> None:
+            before = waits().found.copy()
+            slot.logits = slot.forward(decoder)
+            forbidden.extend(f"captured: {one}" for one in waits().found - before)
+            slot.graph = _Graph()
+
+        found = {}
+        with torch.no_grad(), mock.patch.object(cuda_graphs._Slot, "capture", capture):
+            for name, search in SEARCHES.items():
+                decode(decoder, heard, search)
+                found |= {f"{name}: {one}": count for one, count in waits().found.items()}
+        waits().found.clear()
+        waits().found.update(found)
+        waits().found.update(forbidden)
+
+    return run
+
+
+def decode(decoder: nn.Module, heard: Tensor | None, search: Callable[..., Any]) -> None:
+    """Leaves the waits of the steps after the first ones."""
+    start, prompt = torch.tensor([0, 1], device="cuda"), torch.randint(0, 30, (2, 3), device="cuda")
+    step, cache = cuda_graphs.fast_step(decoder, heard, start, 40, last=1)
+    assert isinstance(cache, MovingCache), type(cache)
+    steps = 0
+
+    def counted(ids: Tensor, cache: MovingCache) -> Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == SETTLED:
+            waits().found.clear()
+        return step(ids, cache)
+
+    search(counted, prompt, cache, eos=1, max_new=14)
+
+
+SEARCHES: dict[str, Callable[..., Any]] = {
+    "greedy": sampling.greedy,
+    "beam": lambda *args, **named: beam_search(*args, beams=3, **named),
+    "sampled": lambda *args, **named: sampling.sample(
+        *args, temperature=1.0, generators=[torch.Generator(), torch.Generator()], **named
+    ),
+}
+
+
+def scenarios() -> Iterator[tuple[str, Scenario]]:
+    gpu = {"device": "cuda"}
+    images, tokens = lambda: torch.randn(4, 3, 32, 32, **gpu), lambda: torch.randint(6, 99, (4, 16), **gpu)
+    frames = lambda: torch.randn(2, 160, 80, **gpu)
+    spoken = lambda: Whisper(whisper(128, 2, 2, 51865))
+    yield "CLIP images", infer(clip, lambda m: m.encode_image(images()))
+    yield "CLIP texts", infer(clip, lambda m: m.encode_text(tokens()))
+    yield "Whisper encoder", infer(spoken, lambda m: m.encoder(torch.randn(2, 80, 3000, **gpu)))
+    yield (
+        "BERT states",
+        infer(
+            lambda: text(causal=False), lambda m: m.states(tokens(), valid=torch.ones(4, 16, dtype=torch.bool, **gpu))
+        ),
+    )
+    for relative in (True, False):
+        name = "relative" if relative else "rotary"
+        yield (
+            f"Conformer {name}",
+            infer(
+                lambda relative=relative: conformer(relative, not relative),
+                lambda m: m.ctc_logits(m.encode(frames(), torch.full((2,), 99, **gpu))[0]),
+            ),
+        )
+    for kind in KINDS:
+        yield f"language model {kind}", captured(lambda kind=kind: text(kind))
+    yield "language model window", captured(lambda: text("rotary", window=16))
+    yield "Whisper", captured(spoken, 128)
+    for name in ("t5", "bart", "m2m100"):
+        yield name, captured(lambda name=name: encoder_decoder(name), 64)
+    yield "Conformer's decoder", captured(conformer, 64)
