@@ -187,10 +187,11 @@ def _config_of(folder: Path) -> dict[str, Any]:
 def unknown(name: str, task: str | None = None) -> str:
     from multimodal.models.presets import PRESETS
 
-    names = ", ".join(near(name, shipped(), task)) or "multimodal models lists them"
+    names = ", ".join(near(name, shipped(), task))
+    known = f"near: {names}" if names else "multimodal models lists the known ones"
     if name in PRESETS:
-        return f"model {name!r}: a size without weights (see multimodal info); near: {names}"
-    return f"model {name[:80]!r}: neither a path nor a known model (near: {names})"
+        return f"model {name!r}: a size without weights (see multimodal info); {known}"
+    return f"model {name[:80]!r}: neither a path nor a known model ({known})"
 
 
 def _exists(path: Path) -> bool:

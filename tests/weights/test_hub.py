@@ -312,6 +312,13 @@ def test_an_unknown_name_gets_the_nearest_of_all():
             load(name)
 
 
+def test_an_unknown_name_like_no_other_gets_the_list():
+    with pytest.raises(
+        UsageError, match=r"neither a path nor a known model \(multimodal models lists the known ones\)"
+    ):
+        load("nope/")
+
+
 def test_spellings_are_one_model_each_and_no_shipped_name():
     names = [name for model in registry.MODELS
              for name in {model.name.lower(), model.repository.lower(), *(a.lower() for a in model.also)}]  # fmt: skip

@@ -134,7 +134,7 @@ def _channels(source: np.ndarray | Tensor) -> np.ndarray:
     if array.ndim != 2:
         raise AudioError(f"samples: expected shape [T], [C T] or [T C] (got {list(array.shape)})")
     if not array.size:
-        raise AudioError(f"samples: expected at least one (got shape {list(array.shape)})")
+        raise AudioError(f"samples: expected at least one (got shape {list(source.shape)})")
     channels, length = sorted(array.shape)
     if channels > MOST_CHANNELS or (1 < length <= MOST_CHANNELS and channels > 1):
         limits = f"one axis of at most {MOST_CHANNELS} channels and a longer one of time"
