@@ -1,7 +1,9 @@
 """Induction heads: attention to the token that followed last time (Olsson et al. 2022)."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,64 @@ def usable_ids(tokenizer: Tokenizer) -> list[int]:
     """All ids except control tokens."""
     control = tokenizer.control | {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id}
     return [number for number in range(tokenizer.vocab_size) if number not in control]
+
+
+@torch.no_grad()
+def copying(
+    model: TextTransformer, vocabulary: int | Sequence[int], length: int = 25, rows: int = 16, seed: int = 0
+) -> Float[Tensor, "L H"]:
+    """Copying score of each head, in -1..1 (after Olsson et al. 2022, "copying score"): on random tokens, the share of
+    its attention on tokens whose own logit it raises above the mean of all logits, times 2, minus 1. Chance is 0.
+
+    The effect of a head is the direct one: its output for a token, through the gain of the last norm and the output
+    matrix. Runs in eval mode and restores the mode; the model must have logits."""
+    ids = _repeated(vocabulary, length, rows, seed)[:, :length].to(model.device)
+    attentions = [model.stack.blocks[i % len(model.stack.blocks)].attention for i in range(model.config.stack.layers)]
+    inputs: list[Tensor] = []
+    hooks = [module.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for module in {*attentions}]
+    mode = model.training
+    model.eval()
+    try:
+        with capture_attention() as captured:
+            model.states(ids)
+        nothing = model.logits(torch.zeros(1, 1, model.config.width, device=model.device))
+        gain = 1.0 if model.stack.norm is None else model.stack.norm.weight
+        scores = []
+        for module, x, (_, weights) in zip(attentions, inputs, captured, strict=True):
+            values = module.split(module.value(x)).repeat_interleave(module.heads // module.kv_heads, 1)
+            maps = module.out.weight.unflatten(1, (module.heads, -1))  # [D H E]
+            for head in range(module.heads):
+                raised = model.logits(values[:, head] @ maps[:, head].T * gain) - nothing
+                own = raised.gather(-1, ids[..., None])[..., 0] > raised.mean(-1)  # [B S]
+                scores.append(2 * (weights[:, head] * own[:, None]).sum(-1).mean() - 1)
+    finally:
+        model.train(mode)
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(scores).view(len(attentions), -1).cpu()
+
+
+@contextmanager
+def ablated(model: TextTransformer, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """Zero the output of these (layer, head) inside."""
+    chosen: dict[nn.Module, list[int]] = defaultdict(list)
+    for layer, head in heads:
+        chosen[model.stack.blocks[layer % len(model.stack.blocks)].attention].append(head)
+
+    def hook(module: nn.Module, own: list[int]) -> Any:
+        def zero(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+            parts = given[0].unflatten(-1, (module.heads, -1)).clone()
+            parts[..., own, :] = 0
+            return (parts.flatten(-2),)
+
+        return module.out.register_forward_pre_hook(zero)
+
+    hooks = [hook(module, own) for module, own in chosen.items()]
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()
 
 
 def _repeated(vocabulary: int | Sequence[int], length: int, rows: int, seed: int) -> Int[Tensor, "B T"]:

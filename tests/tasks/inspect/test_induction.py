@@ -12,7 +12,7 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tasks.inspect.induction import induction, prefix_matching, usable_ids
+from multimodal.tasks.inspect.induction import ablated, copying, induction, prefix_matching, usable_ids
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from tests.helpers.tiny import ENCODER, TEXTS, VOCABULARY, made, randomized, text
 
@@ -136,3 +136,33 @@ def test_what_cannot_be_looked_at_is_refused():
         induction(made("text-linear"), VOCABULARY, 4)
     with pytest.raises(UsageError, match="1 usable ids"):
         induction(randomized(TextTransformer(replace(text(tied=True), positions=PositionConfig("none")))), [3], 4)
+
+
+def test_the_circuits_second_head_copies_and_the_first_does_not():
+    scores = copying(circuit(), range(1, WORDS), LENGTH, rows=4)
+    assert scores.shape == (2, 1)
+    assert scores[1, 0] > 0.99
+    assert scores[0, 0] < 0.5
+
+
+def test_ablated_heads_give_nothing_and_come_back():
+    model = circuit()
+    before = induction(model, range(1, WORDS), LENGTH, rows=4, begin=0)
+    for head in ((0, 0), (1, 0)):
+        with ablated(model, [head]):
+            without = induction(model, range(1, WORDS), LENGTH, rows=4, begin=0)
+        assert without.losses[1] > 10 * before.losses[1]
+    assert torch.equal(induction(model, range(1, WORDS), LENGTH, rows=4, begin=0).prefix_matching,
+                       before.prefix_matching)  # fmt: skip
+
+
+def test_one_of_several_heads_is_ablated():
+    model = made("text-rotary")
+    ids = torch.tensor([[3, 5, 7]])
+    out = model.stack.blocks[0].attention.out
+    with ablated(model, [(0, 1)]):
+        found = model.states(ids)
+    width = model.stack.blocks[0].attention.head_width
+    with torch.no_grad():
+        out.weight[:, width : 2 * width] = 0
+    assert torch.equal(found, model.states(ids))

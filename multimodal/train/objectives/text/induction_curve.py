@@ -5,7 +5,9 @@ a token late in the window costs than an early one. `train_lm.py --induction` us
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -34,11 +36,9 @@ class InductionCurve:
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         result = induction(model, self.usable, self.length, begin=self.begin)
         nats = losses_by_place(model, self.val, self.context)
-        tenth = self.context // 10
-        early, late = nats[tenth // 2 : tenth // 2 + tenth], nats[-tenth:]
         row = {
             "step": step, "scores": result.prefix_matching.tolist(), "previous": result.previous.tolist(),
-            "in_context": float(late.mean() - early.mean()), "copies": result.losses,
+            "in_context": in_context_score(nats.tolist()), "copies": result.losses,
         }  # fmt: skip
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -53,6 +53,13 @@ class InductionCurve:
         heads = scores.shape[1]
         order = scores.flatten().argsort(descending=True)[:5].tolist()
         return [f"layer {i // heads} head {i % heads}: prefix matching {scores.flatten()[i]:.2f}" for i in order]
+
+
+def in_context_score(losses: Sequence[float]) -> float:
+    """Mean loss of the last tenth of the places minus that of the tenth around 10 % (Olsson et al. 2022, "in-context
+    learning score")."""
+    tenth = max(1, len(losses) // 10)
+    return mean(losses[-tenth:]) - mean(losses[tenth // 2 : tenth // 2 + tenth])
 
 
 def _drawn(rows: list[dict[str, Any]], path: Path, context: int) -> None:
