@@ -4,6 +4,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Float, Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
+from multimodal.system.outputs import write_output
 from multimodal.tokens.image.preprocessing import Preprocessing, placement
 from multimodal.tokens.image.reading import to_rgb
 
@@ -80,6 +82,21 @@ def png(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
+
+
+def save_figure(figure: Any, path: Path, caption: str) -> None:
+    """Write `path`.png and `path`.svg with a caption below that tells what to see."""
+    from matplotlib import rc_context
+
+    size = figure.get_size_inches()[0]
+    figure.supxlabel("\n".join(textwrap.wrap(caption, int(size * 14))), x=0.01, ha="left", fontsize=9)
+    small = io.BytesIO()
+    Image.open(io.BytesIO(png(figure))).convert("RGB").quantize(128).save(small, "PNG", optimize=True)
+    write_output(path.with_suffix(".png"), small.getvalue())
+    drawing = io.BytesIO()
+    with rc_context({"svg.hashsalt": path.name}):  # the same file each time
+        figure.savefig(drawing, format="svg", metadata={"Date": None})
+    write_output(path.with_suffix(".svg"), drawing.getvalue())
 
 
 def contact_sheet(tiles: Sequence[Image.Image], across: int) -> bytes:
