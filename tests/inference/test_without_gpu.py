@@ -31,7 +31,8 @@ SEARCHED = {"decoding/sampling.py _one_by_one": 2, "decoding/sampling.py take": 
 
 def results(*names: str) -> list[dict]:
     command = [sys.executable, "-m", "tests.helpers.processes.fake_cuda", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    one = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=one, timeout=1200)
     assert not done.returncode, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -71,7 +72,7 @@ def test_a_fault_is_found(tmp_path):
         "    except RuntimeError as error:\n"
         "        print(json.dumps([sum(found.found.values()), 'device' in str(error)]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.stdout.strip() == "[5, true]", done.stdout + done.stderr[-2000:]
 
 
