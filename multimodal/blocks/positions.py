@@ -174,14 +174,16 @@ def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> Call
 
 
 def _rotation(angles: Float[Tensor, "*B T R"], interleaved: bool) -> Callable[[Tensor], Tensor]:
+    """Turn pairs (a, b) into (a·cos - b·sin, b·cos + a·sin), in few calls: single tokens wait for their number."""
     cos, sin = angles.cos(), angles.sin()
+    at, half = -1 if interleaved else -2, angles.shape[-1]
+    cos, sin = torch.stack([cos, cos], at).flatten(-2), torch.stack([-sin, sin], at).flatten(-2)
     if angles.ndim == 3:
         cos, sin = cos[:, None], sin[:, None]  # positions differ between rows of the batch
 
     def rotate(x: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
-        pairs = x.float().unflatten(-1, (-1, 2) if interleaved else (2, -1))
-        a, b = pairs.unbind(-1 if interleaved else -2)
-        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1 if interleaved else -2)
-        return turned.flatten(-2).to(x.dtype)
+        wide = x.float()
+        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else wide.roll(half, -1)
+        return (wide * cos + swapped * sin).to(x.dtype)
 
     return rotate

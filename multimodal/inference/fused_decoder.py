@@ -132,18 +132,33 @@ class FusedBlock(Replacement, Block):
 def _norm(norm: nn.LayerNorm | nn.RMSNorm) -> Callable[[Tensor], Tensor]:
     shape, weight, eps = norm.normalized_shape, norm.weight, norm.eps
     if isinstance(norm, nn.RMSNorm):
-        return lambda x: torch.rms_norm(x, shape, weight, eps)
+        return _rms_norm(weight, eps)
     bias = norm.bias
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+def _rms_norm(weight: Float[Tensor, "D"], eps: float | None) -> Callable[[Tensor], Tensor]:
+    """x / √(|x|²/D + eps) · weight in four calls; PyTorch's own takes a dozen on a CPU."""
+    width, dtype = len(weight), weight.dtype
+    eps = torch.finfo(dtype).eps if eps is None else eps
+    least, gain = torch.tensor((eps * width) ** 0.5), weight.float() * width**0.5
+
+    def normed(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        size = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+        return x.div(size.hypot_(least)).mul_(gain).to(dtype)
+
+    return normed
 
 
 def _feed(feed: FeedForward | Experts) -> Callable[[Tensor], Tensor]:
     if isinstance(feed, Experts):
         return feed.forward
-    if not isinstance(feed.activation, nn.Identity) or feed.gate is not None:  # `up` does not apply the activation
+    if feed.gate is not None:
         return feed.forward
-    up, down = feed.up.forward, feed.down.forward
-    return lambda x: down(up(x))
+    up, down, activation = feed.up.forward, feed.down.forward, feed.activation
+    if isinstance(activation, nn.Identity):  # `up` applies the activation
+        return lambda x: down(up(x))
+    return lambda x: down(activation(up(x)))
 
 
 def can_fuse(block: Block) -> bool:

@@ -41,7 +41,8 @@ class Int8Linear(Frozen):
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
         plain, packed, weight_steps, zeros, bias = self.tensors
         rows = x.reshape(-1, x.shape[-1])
-        steps = rows.abs().amax(1, True).clamp_min_(1e-30).mul_(1 / LEVELS)  # keeps rows with NaN or infinity so
+        # keeps rows with NaN or infinity so
+        steps = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_min_(1e-30).mul_(1 / LEVELS)
         levels = rows.div(steps).round_()
         # one factor at a time: a fused sum may round differently at the end of a vector
         if packed is None or (plain is not None and len(rows) == 1):

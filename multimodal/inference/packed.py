@@ -4,7 +4,7 @@ A single token reads them at memory speed, and many rows take half the time of P
 processor that MKL is not tuned for."""
 
 from collections.abc import Callable, Container
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -14,39 +14,19 @@ from torch import Tensor, nn
 from multimodal.blocks.layers import FeedForward, gelu_tanh, quick_gelu
 from multimodal.blocks.positions import RelativeTerm
 from multimodal.inference.modules import Frozen
+from multimodal.inference.row_table import RowTable, TableLinear
+from multimodal.inference.tune import choose, is_intel
 
 WIDE = 1024  # inputs above which oneDNN sums a single row in another order than rows of a batch
 ROWS = 512  # that oneDNN lays the weights out for: the layout that few rows read the fastest
 SHORT = 512  # inputs up to which oneDNN sums them one after the other, as `RowTable` does
 LARGE = 4_000_000  # weights of a map whose table costs more to build than short texts save
-BESIDE = 384  # outputs whose sums in a `RowTable` stay in the processor's registers
 QUICK = 1.702  # quick-GELU is x·σ(QUICK·x) = swish(QUICK·x) / QUICK
 _FUSED: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {  # oneDNN's names of activations, and their variants
     F.gelu: ("gelu", "none"), gelu_tanh: ("gelu", "tanh"), quick_gelu: ("swish", ""), F.silu: ("swish", ""),
     F.relu: ("relu", ""),
 }  # fmt: skip
 _product = torch.ops.mkldnn._linear_pointwise.default
-
-
-class RowTable:
-    """x Wᵀ of one row, as a sum of Wᵀ's rows weighted by x (`embedding_bag`).
-
-    That prefetches memory and has less overhead: it takes two thirds of oneDNN's time, with the same bits."""
-
-    def __init__(self, weight: Float[Tensor, "N K"]):
-        self.outputs, inputs = weight.shape
-        # each thread has a part of the outputs
-        self.parts = max(-(-self.outputs // BESIDE), min(torch.get_num_threads(), -(-self.outputs // 64)))
-        beside = -(-self.outputs // self.parts // 16) * 16  # a register's width
-        padded = F.pad(weight, (0, 0, 0, self.parts * beside - self.outputs))
-        self.table = padded.view(self.parts, beside, inputs).transpose(1, 2).contiguous().view(-1, beside)
-        self.rows = torch.arange(self.parts * inputs, dtype=torch.int32)
-        self.firsts = torch.arange(0, self.parts * inputs, inputs, dtype=torch.int32)
-
-    def __call__(self, x: Float[Tensor, "K"]) -> Float[Tensor, "N"]:
-        weights = x if self.parts == 1 else torch.cat([x] * self.parts)  # `repeat` takes five times as long
-        sums = torch.embedding_bag(self.table, self.rows, self.firsts, False, 0, False, weights)[0]
-        return sums.view(-1)[: self.outputs]
 
 
 class PackedLinear(Frozen):
@@ -56,8 +36,8 @@ class PackedLinear(Frozen):
     `weight` [N K] and `bias` [N] are a float map's. `single_rows`: also lay a small map out for single rows, in a
     `RowTable`, where this processor has fast ones with oneDNN's bits.
 
-    PyTorch's linear reads a single row's weights at a third of memory speed: Whisper's logits take 2 to 3 times as
-    long that way."""
+    On AMD PyTorch's linear reads a single row's weights at a third of memory speed: Whisper's logits take 2 to 3 times
+    as long that way."""
 
     def __init__(
         self, weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None,
@@ -92,6 +72,21 @@ class PackedLinear(Frozen):
         return f"{self.in_features}, {self.out_features}, bias={bias}, activation={self.activation[0]}"
 
 
+WAYS: dict[str, Callable[..., nn.Module]] = {"packed": partial(PackedLinear, single_rows=True), "table": TableLinear}
+
+
+def row_way(weight: Float[Tensor, "N K"]) -> str:
+    """The quickest exact way to multiply single rows by such a weight here."""
+    if weight.dtype != torch.float32:
+        return "packed"
+    return choose(*weight.shape, WAYS, "table" if is_intel() else "packed")
+
+
+def row_linear(weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None) -> nn.Module:
+    """x Wᵀ + b for decoding."""
+    return WAYS[row_way(weight)](weight, bias)
+
+
 class PackedPatches(nn.Module):
     """A convolution over non-overlapping patches, as a packed map."""
 
@@ -121,18 +116,22 @@ def pack(made: nn.Module, original: nn.Module, single_rows: Container[nn.Module]
             if isinstance(module, RelativeTerm):  # it reads its map's dtype
                 continue
             if type(child) is nn.Linear and can_pack(child.weight.dtype):
-                setattr(module, part, PackedLinear(child.weight, child.bias, single_rows=module in single_rows))
+                kind = row_linear if module in single_rows else PackedLinear
+                setattr(module, part, kind(child.weight, child.bias))
 
 
 def _pack_feed(feed: FeedForward, original: FeedForward, single_rows: bool) -> None:
     """Scaled weights come from `original`, so that they are rounded once."""
     if type(feed.up) is not nn.Linear or not can_pack(feed.up.weight.dtype):
         return
+    if single_rows and row_way(feed.up.weight) == "table":  # which has no activations
+        return
     factor, dtype = QUICK if feed.activation is quick_gelu else 1.0, feed.up.weight.dtype
     name, first = ("up", original.up) if original.gate is None else ("gate", original.gate)
     bias = None if first.bias is None else (first.bias * factor).to(dtype)
     setattr(feed, name, PackedLinear((first.weight * factor).to(dtype), bias, _FUSED[feed.activation]))
-    feed.down = PackedLinear((original.down.weight / factor).to(dtype), feed.down.bias, single_rows=single_rows)
+    kind = row_linear if single_rows else PackedLinear
+    feed.down = kind((original.down.weight / factor).to(dtype), feed.down.bias)
     feed.activation = nn.Identity()
 
 

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, replace_modules
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
 from multimodal.inference.options import COMPUTE_TYPES
-from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack
+from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack, row_linear
 from multimodal.inference.vit import PreparedViT
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
@@ -119,7 +118,7 @@ def _has_blocks(part: nn.Module) -> bool:
 
 def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
     decoders, packs = _decoders(made), rest == torch.float32 and can_pack(rest)
-    kind = Int8Linear if compute_type == "int8" else partial(PackedLinear, single_rows=True)
+    kind = Int8Linear if compute_type == "int8" else row_linear
     for decoder in decoders if kind is Int8Linear or packs else []:
         _fuse(decoder, kind)
     single_rows = {part for decoder in decoders for part in decoder.modules()}

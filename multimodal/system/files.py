@@ -214,6 +214,12 @@ def give_mode(path: str) -> None:
     os.chmod(path, 0o666 & ~umask)
 
 
+def cache_folder() -> Path:
+    """Folder of what may be deleted at any time: $MULTIMODAL_CACHE, else `multimodal` in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal")
+
+
 LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]
 
 

@@ -12,13 +12,14 @@ from multimodal.blocks.masks import causal
 from multimodal.blocks.stack import Block, BlockConfig
 from multimodal.decoding import sampling
 from multimodal.errors import UsageError
-from multimodal.inference import packed, prepare
+from multimodal.inference import packed, prepare, tune
 from multimodal.inference.bf16_attention import QUERIES, BlockedAttention
 from multimodal.inference.fused_decoder import FusedBlock, can_fuse
 from multimodal.inference.int8 import Int8Linear, weight_levels
 from multimodal.inference.one_query import OneQuery
-from multimodal.inference.packed import SHORT, PackedLinear, RowTable, fast_tables
+from multimodal.inference.packed import SHORT, PackedLinear, fast_tables
 from multimodal.inference.prepare import prepare_for_inference
+from multimodal.inference.row_table import RowTable, TableLinear
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.whisper import Whisper
@@ -247,6 +248,19 @@ def test_a_packed_row_has_the_same_bits_alone_and_in_a_batch(width):
     else:
         assert torch.equal(together, torch.stack(alone))
     assert (linear.table is not None) == (width <= SHORT and fast_tables())
+
+
+@pytest.mark.parametrize(("out", "wide"), [*SIZES, (70, 800), (513, 2048)])
+def test_a_table_is_the_float_map_with_the_same_bits_alone_and_in_a_batch(out: int, wide: int):
+    plain, x = linear(out, wide), torch.randn(9, 1, wide)
+    with torch.inference_mode():
+        made = TableLinear(plain.weight, plain.bias)
+        found = made(x)
+        assert found.is_contiguous()
+        assert torch.allclose(found, plain(x), atol=1e-5)
+        if tune.is_intel() and torch.get_num_threads() == 1:  # elsewhere it is used only if measured to be exact
+            for count in (1, 2, 4):
+                assert torch.equal(torch.cat([made(part) for part in x.split(count)]), found)
 
 
 def test_tables_for_single_rows_are_chosen_at_preparation(monkeypatch: pytest.MonkeyPatch):

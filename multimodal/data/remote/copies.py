@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from multimodal.data.remote.trust import STORES, WEB, Trust
 from multimodal.data.remote.web import RefusedError, TransientError, UrlRule, opened
 from multimodal.errors import DataError
+from multimodal.system.files import cache_folder
 
 PATIENCE = 60.0  # seconds in which `LEAST` bytes must arrive
 LEAST = 1 << 10  # bytes
@@ -42,8 +43,7 @@ class Opening(NamedTuple):
 
 
 def default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal") / "shards"
+    return cache_folder() / "shards"
 
 
 def fetch(url: str, cache: Path | None = None, rule: UrlRule | None = None, most: int | None = None) -> Path:

@@ -1,0 +1,131 @@
+"""The quickest exact way to multiply by a weight on this processor, measured once.
+
+Exact: a row has the same bits alone and in a batch. What is quick on one processor is slow on another (MKL is quick on
+Intel's and slow on AMD's), so models measure while they are prepared and never while they serve. The choices lie in
+`tune.json` of the user's cache folder, by processor, PyTorch and number of threads; MULTIMODAL_TUNE=0 takes the
+built-in ones."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from multimodal.errors import CheckpointError
+from multimodal.system.files import cache_folder, read_json, write_whole
+
+Way = Callable[[Tensor], Callable[[Tensor], Tensor]]  # weight [N K] → rows [B K] → [B N]
+SECONDS = 0.3  # of measuring in a process, after which maps get the built-in way
+WEIGHTS = 1 << 21  # measured, so that they come from memory as in a model
+ROWS = (1, 1, 8)  # measured: a token of one text, which is most of the work, and of several
+BESIDE = (2, 3, 5, 8, 17, 64, 256, 1000)  # rows in whose company a row must keep its bits
+PROBED = 400  # outputs of a map whose bits are compared
+ROUNDS = 5
+GAIN = 1.05  # by which a way must beat the built-in one, so that noise does not change bits
+
+Choices = dict[str, str]  # shapes → way
+_known: dict[str, Choices] = {}  # by machine
+_spent = 0.0
+
+
+def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str) -> str:
+    """The name of the quickest of the exact `ways` for such maps; `usual` if measuring is off or has taken too long.
+    Maps of as many inputs and about as many weights share a choice."""
+    global _spent
+    if os.environ.get("MULTIMODAL_TUNE") == "0":
+        return usual
+    size = min(outputs * inputs, 2 * WEIGHTS).bit_length() // 2
+    name, shapes = machine(), f"{inputs} inputs, about 4^{size} weights"
+    if name not in _known:
+        _known[name] = _stored().get(name, {})
+    if _known[name].get(shapes) not in ways:
+        if _spent > SECONDS:
+            return usual
+        start = _clock()
+        way = _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual)
+        # what another process has chosen meanwhile counts, so that both have the same bits
+        others = _stored()
+        _known[name] |= others.get(name, {})
+        if _known[name].get(shapes) not in ways:
+            _known[name][shapes] = way
+        _store(others | {name: _known[name]})
+        _spent += _clock() - start
+    return _known[name][shapes]
+
+
+def machine() -> str:
+    return f"{_processor()}, threads {torch.get_num_threads()}"
+
+
+@cache
+def _processor() -> str:
+    has = torch.cpu.get_capabilities()
+    digest = hashlib.blake2b(repr(sorted(has.items())).encode(), digest_size=6).hexdigest()
+    return f"{has.get('cpu_name') or has.get('architecture')} {digest}, torch {torch.__version__}"
+
+
+@cache
+def is_intel() -> bool:
+    """Return True on an Intel processor with AVX-512 whose PyTorch multiplies with MKL."""
+    has = torch.cpu.get_capabilities()
+    return "Intel" in str(has.get("cpu_name")) and bool(has.get("avx512_f")) and torch.backends.mkl.is_available()
+
+
+def _path() -> Path:
+    return cache_folder() / "tune.json"
+
+
+def _stored() -> dict[str, Choices]:
+    """The choices on all machines; none from a file that is missing or damaged."""
+    with suppress(CheckpointError, RuntimeError):  # no home
+        tables = {name: table for name, table in read_json(_path()).items() if isinstance(table, dict)}
+        return {name: {shapes: way for shapes, way in table.items() if isinstance(way, str)}
+                for name, table in tables.items()}  # fmt: skip
+    return {}
+
+
+def _store(tables: dict[str, Choices]) -> None:
+    with suppress(OSError, RuntimeError):  # a folder that cannot be written, no home
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_path(), (json.dumps(tables, indent=1) + "\n").encode())
+
+
+def _clock() -> float:
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+@torch.no_grad()
+def _measured(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str) -> str:
+    draw = torch.Generator().manual_seed(0)
+    weight, rows = (torch.randn(size, inputs, generator=draw) for size in (min(outputs, PROBED), max(BESIDE)))
+    exact = {name: way for name, way in ways.items() if _is_exact(way, weight, rows)}
+    weight = weight.repeat(-(-outputs // len(weight)), 1)[:outputs]
+    copies = max(1, WEIGHTS // weight.numel())
+    maps = {name: [way(weight) for _ in range(copies)] for name, way in exact.items()}
+    taken = {(name, count): float("inf") for name in maps for count in sorted(set(ROWS))}
+    for _ in range(ROUNDS):
+        for name, count in taken:
+            x, start = rows[:count].clone(), _clock()
+            for product in maps[name]:
+                product(x)
+            taken[name, count] = min(taken[name, count], _clock() - start)
+    costs = {name: sum(taken[name, count] for count in ROWS) for name in maps}
+    best = min(costs, key=costs.__getitem__, default=usual)
+    return usual if usual in costs and costs[usual] < GAIN * costs[best] else best
+
+
+def _is_exact(way: Way, weight: Tensor, rows: Tensor) -> bool:
+    """A way that this processor lacks is none."""
+    try:
+        product = way(weight)
+        every = product(rows)
+        few = all(torch.equal(product(rows[:count].clone()), every[:count]) for count in BESIDE)
+        return few and torch.equal(torch.cat([product(row[None].clone()) for row in rows[:8]]), every[:8])
+    except (RuntimeError, NotImplementedError):
+        return False
