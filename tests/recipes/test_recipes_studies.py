@@ -1,9 +1,10 @@
-"""The studies of cleaning and of scaling, in their smallest form."""
+"""The studies in their smallest form."""
 
 import json
 
 import pytest
 
+from multimodal.errors import TrainingError
 from multimodal.train.recipe_cli import start
 
 SMALL = ["--layers", "1", "--heads", "2", "--context", "16", "--batch", "2", "--steps", "2", "--threads", "1"]
@@ -40,3 +41,80 @@ def test_the_study_of_scaling_fits_a_law_to_each_kind(load_recipe, tmp_path, dra
         assert 0 < loss < 4
         assert record["laws"][kind]["r2"] == pytest.approx(1)  # of two sizes
     assert (tmp_path / "run" / "study.png").stat().st_size > 1000
+
+
+def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tmp_path, drawn):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
+    flags = ["--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),
+             "--widths", "8", "16", "--shots", "3",
+             "--task_steps", "2", "--function_steps", "2", "--function_layers", "1", "--points", "5", "--judged", "6",
+             "--evaluations", "2", "--ablate", "1", "--width", "8", *SMALL, "--context", "20"]  # fmt: skip
+    start(load_recipe("study_in_context").main, flags)
+    record = json.loads((tmp_path / "run" / "study.json").read_text())
+    for run in record["phase"]["text"]:
+        assert [row["step"] for row in run["rows"]] == [0, 1, 2]
+        assert all(len(row["losses"]) == 20 and 0 < row["prefix"][0][1] < 1 for row in run["rows"])
+        assert len(run["copying"][0]) == len(run["rows"][0]["prefix"][0]) == 2
+        costs = run["ablated"]
+        assert costs["none"]["text"] not in (costs["induction"]["text"], costs["random"][0]["text"])
+    small, large = (record["shots"][width] for width in ("8", "16"))
+    assert small[0]["parameters"] < large[0]["parameters"]
+    assert [len(small[0]["accuracy"][task]) for task in ("copy", "antonym", "sum")] == [4, 4, 4]
+    for kind in ("linear", "sparse"):
+        for result in record["functions"][kind]:
+            assert max(result["least squares"][3:]) < 1e-3 < min(result["transformer"])
+    assert "| least squares |" in (tmp_path / "run" / "study.md").read_text()
+    for name in ("phase", "shots"):
+        assert 1000 < (tmp_path / "run" / f"{name}.png").stat().st_size < 60_000
+        assert b"</svg>" in (tmp_path / "run" / f"{name}.svg").read_bytes()
+
+
+@pytest.fixture
+def texts(tmp_path):
+    for part, language, count in (("train", "en", 60), ("train", "de", 60), ("val", "en", 4), ("val", "de", 4)):
+        noun = {"en": "the dog number {} runs to the house .", "de": "der hund nummer {} rennt zum haus ."}[language]
+        (tmp_path / f"{part}.{language}").write_text("".join(f"{noun.format(n)}\n" for n in range(count)))
+    (tmp_path / "films.tsv").write_text("".join(f"a fine film {n}\t1\na dull film {n}\t0\n" for n in range(20)))
+    return [
+        "--lines", str(tmp_path / "train.en"), str(tmp_path / "train.de"), "--labelled", str(tmp_path / "films.tsv"),
+        "--labelled_val", str(tmp_path / "films.tsv"), "--pairs", str(tmp_path / "train"),
+        "--pairs_val", str(tmp_path / "val"), "--run", str(tmp_path / "run"), "--vocabulary", "160", "--width", "8",
+        "--heads", "2", "--context", "24", "--budget", "64", "--steps", "2", "--tune", "1", "--tune_labelled", "1",
+        "--seeds", "1", "--shares", "0.5", "--spans", "2", "--repeats", "2", "--crossed", "spans", "--threads", "1",
+    ]  # fmt: skip
+
+
+def test_a_killed_study_of_t5_keeps_its_finished_cells(load_recipe, texts, tmp_path, monkeypatch, last_line):
+    recipe = load_recipe("study_t5")
+    monkeypatch.setattr(recipe, "OBJECTIVES", {name: recipe.OBJECTIVES[name] for name in ("spans", "deshuffle")})
+    judge, judged = recipe.judged, []
+
+    def third_fails(cell, *others):
+        judged.append(cell)
+        if len(judged) == 3:
+            raise TrainingError("killed")
+        return judge(cell, *others)
+
+    monkeypatch.setattr(recipe, "judged", third_fails)
+    assert last_line(lambda: start(recipe.main, texts)).endswith("killed")
+    done = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "cells").glob("*.json")}
+    assert len(done) == 2
+    assert "holds a study; continue it with --resume" in last_line(lambda: start(recipe.main, texts))
+    assert "tune 2 (was 1)" in last_line(lambda: start(recipe.main, [*texts, "--resume", "--tune", "2"]))
+    start(recipe.main, [*texts, "--resume"])
+    found = json.loads((tmp_path / "run" / "study.json").read_text())["cells"]
+    assert len(judged) == len(found) + 1 == 12  # cells, of which the third twice
+    assert all((tmp_path / "run" / "cells" / name).stat().st_mtime_ns == time for name, time in done.items())
+    assert {(row["architecture"], row["objective"]) for row in found} == {
+        *((name, "spans") for name in recipe.ARCHITECTURES), *(("encdec", name) for name in recipe.OBJECTIVES),
+        ("encdec", "none"), ("encdec", "replace"),
+    }  # fmt: skip
+    sizes = {row["architecture"]: row["parameters"] for row in found}
+    assert sizes["half"] < sizes["encdec"] > sizes["shared"] > sizes["causal"] == sizes["prefix"]
+    assert all(0 <= row["sst2"] <= 100 and 0 < row["nats"] < 9 for row in found)
+    assert "| encoder-decoder, shared |" in (tmp_path / "run" / "study.md").read_text()
+
+
+def test_a_study_of_t5_needs_two_labels_and_enough_text(load_recipe, texts, last_line):
+    recipe = load_recipe("study_t5")
+    assert "too few for 500 steps" in last_line(lambda: start(recipe.main, [*texts, "--steps", "500"]))
