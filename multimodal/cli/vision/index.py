@@ -106,10 +106,11 @@ def _searched(arguments: list[str], files: list[str]) -> list[str]:
 
 def _summary(folder: str, built: "BuildResult") -> str:
     record = built.record
+    images = "1 image" if record.count == 1 else f"{record.count} images"
     search = "exact search" if record.kind == "flat" else f"{record.kind}, effort {record.effort}, " + ", ".join(
         f"recall@10 {share:.3f} by {name}" for name, share in record.recall.items() if name != "target"
     )  # fmt: skip
     return printable(
-        f"{folder}: {record.count} images ({built.added} new, {built.changed} changed, {built.dropped} dropped); "
+        f"{folder}: {images} ({built.added} new, {built.changed} changed, {built.dropped} dropped); "
         f"{record.dimension} x {record.dtype}; {search}"
     )
