@@ -24,8 +24,9 @@ class RowTable:
         even = (parts for parts in range(least, least * 5 // 4 + 1) if self.outputs % (16 * parts) == 0)
         self.parts = next(even, least)
         beside = -(-self.outputs // self.parts // 16) * 16  # a register's width
-        padded = F.pad(weight, (0, 0, 0, self.parts * beside - self.outputs))
-        self.table = padded.view(self.parts, beside, inputs).transpose(1, 2).contiguous()  # [parts K beside]
+        missing = self.parts * beside - self.outputs
+        padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # `pad` copies
+        self.table = padded.reshape(self.parts, beside, inputs).transpose(1, 2).contiguous()  # [parts K beside]
         self.starts = list(range(0, inputs, block or inputs))
         self.rows = torch.arange(self.parts * inputs, dtype=torch.int32)
         firsts = [part * inputs + start for part in range(self.parts) for start in self.starts]
