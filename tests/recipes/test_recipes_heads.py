@@ -104,7 +104,7 @@ def test_a_resumed_run_equals_an_unbroken_one(home, load_recipe):
         (["answer", "a", "--context", "b", "-m", "ENCODER"], "expected a model that finds answers in a text"),
         (["answer", "a", "--choices", "b", "b", "-m", "ENCODER"], "'b' is repeated"),
         (["tag", "a"], "no model ships for tag"),
-        (["evaluate", "qa", "absent.json", "-m", "ENCODER"], "expected a model that finds answers in a text"),
+        (["evaluate", "qa", __file__, "-m", "ENCODER"], "expected a model that finds answers in a text"),
     ],
 )
 def test_what_a_command_cannot_use_is_one_line(home, capsys, words, line):

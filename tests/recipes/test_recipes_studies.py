@@ -99,7 +99,7 @@ def test_a_killed_study_of_t5_keeps_its_finished_cells(load_recipe, texts, tmp_p
     assert last_line(lambda: start(recipe.main, texts)).endswith("killed")
     done = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "cells").glob("*.json")}
     assert len(done) == 2
-    assert "holds a study; continue it with --resume" in last_line(lambda: start(recipe.main, texts))
+    assert "holds a study; resume it" in last_line(lambda: start(recipe.main, texts))
     assert "tune 2 (was 1)" in last_line(lambda: start(recipe.main, [*texts, "--resume", "--tune", "2"]))
     start(recipe.main, [*texts, "--resume"])
     found = json.loads((tmp_path / "run" / "study.json").read_text())["cells"]

@@ -74,7 +74,7 @@ WRONG = {
     "bool": (np.zeros(9, bool), "(got bool)"),
     "int64": (torch.zeros(900, dtype=torch.long), "(got int64)"),
     "uint8": (np.zeros(900, np.uint8), "(got uint8)"),
-    "empty": (np.zeros(0, np.float32), "expected at least one (got shape [1, 0])"),
+    "empty": (np.zeros(0, np.float32), "expected at least one (got shape [0])"),
     "no channels": (np.zeros((0, 900), np.float32), "expected at least one (got shape [0, 900])"),
     "two meanings": (np.zeros((2, 9), np.float32), "(got shape [2, 9])"),
     "no channel axis": (np.zeros((900, 800), np.float32), "(got shape [900, 800])"),

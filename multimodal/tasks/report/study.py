@@ -24,7 +24,7 @@ class Study:
         self.settings = json.loads(json.dumps(settings, default=str))
         old = self._read(folder / "settings.json") if (folder / "settings.json").exists() else None
         if old is not None and not resume:
-            raise UsageError(f"{folder}: holds a study; continue it with --resume or name a new folder", argument="run")
+            raise UsageError(f"{folder}: holds a study; resume it, or name a new folder", argument="run")
         if old is not None and old != self.settings:
             names = [name for name in sorted({*old, *self.settings}) if old.get(name) != self.settings.get(name)]
             changes = [f"{name} {self.settings.get(name)} (was {old.get(name)})" for name in names]
