@@ -17,9 +17,9 @@ file in each batch. The first command teaches a new decoder text, the second the
 
 Cost: 10, 8 and about 100 minutes of one core (Intel Xeon with AVX-512, float32), up to 8 GB of memory for what frozen
 encoders gave. The shipped any-mini came by a longer way of as many steps (the card's training_note). Its results on
-held-out items, without the inputs in brackets: yes or no 63.9 % (53.1), classes 11.2 % of 282 (0.4), language of
-speech 96.5 % (25.0), AN4 WER 13.3 % (126.5), in clips colour 99.2 % (0), motion 97.2 % (0), order
-94.0 % (0), captions of Flickr8k CIDEr 17.1 (9.2). What was tried and lost: the encoder's fourth layer
+held-out items, without the inputs in brackets: yes or no 67.5 % (52.8), classes 12.7 % of 282 (0.4), language of
+speech 97.8 % (25.0), AN4 WER 13.4 % (126.5), in clips colour 99.2 % (0), motion 98.6 % (0), order
+92.8 % (0), captions of Flickr8k CIDEr 16.7 (8.3). What was tried and lost: the encoder's fourth layer
 of six with dropout and label smoothing left yes or no at 53 %, while clips were learned as well. 1.6 MB in 8 bits with
 `--share`.
 """
