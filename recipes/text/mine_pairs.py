@@ -89,7 +89,7 @@ def language_pairs(languages: list[str], groups: tuple[str, ...], bridges: tuple
         raise UsageError(f"{' '.join(groups)}: expected each of {', '.join(languages)} once", argument="groups")
     for name in bridges:
         if name not in languages:
-            raise UsageError(f"{name}: is none of {', '.join(languages)}", argument="bridges")
+            raise UsageError(f"{name}: must be one of {', '.join(languages)}", argument="bridges")
     across = set(bridges) or {part[0] for part in parts}
     own = {name: number for number, part in enumerate(parts) for name in part}
     return [(a, b) for a, b in combinations(languages, 2) if own[a] == own[b] or {a, b} <= across]

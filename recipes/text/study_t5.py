@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimodal.blocks.masks import padding
-from multimodal.data.batching import bucketed
 from multimodal.data.datasets.documents import SentenceWindow, documents_in, plain_texts, windows
 from multimodal.data.datasets.labelled_texts import classes_of, read_labelled
-from multimodal.data.loader import Plan, generator, unchanged
+from multimodal.data.examples import SizedExamples
+from multimodal.data.loader import generator, unchanged
 from multimodal.decoding import sampling
 from multimodal.errors import UsageError, at_least, demand
 from multimodal.models.encoder_decoder import EncoderDecoder
@@ -153,26 +153,6 @@ class Texts:
         raise UsageError(f"the texts are too few for {s.loop.steps} steps without repeats", argument="lines")
 
 
-class ReadyPairs:
-    """Pairs as the loader's source."""
-
-    def __init__(self, pairs: Sequence[Pair]):
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def name(self, key: int) -> str:
-        return f"pair {key}"
-
-    def read(self, key: int) -> Pair:
-        return self.pairs[key]
-
-    def plan(self, budget: int, seed: int) -> Plan:
-        sizes = [len(pair.source) for pair in self.pairs]
-        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
-
-
 def answer_logits(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return (target_logits if isinstance(model, EncoderDecoder) else joined_logits)(model, batch)
 
@@ -237,7 +217,7 @@ def trained(s: T5Run, cell: Cell, texts: Texts, seed: int, folder: Path) -> dict
         source = DenoisedTexts(rows, texts.tokenizer, marks, texts.start, cell.objective,
                                NoiseSettings(cell.share, cell.span))  # fmt: skip
         model = fit(model, "pretrained", source, source.prepare, s.loop.steps, rate)
-    labelled, pairs = map(ReadyPairs, texts.train)
+    labelled, pairs = (SizedExamples(part, [len(pair.source) for pair in part], "pair") for part in texts.train)
     sentiment = fit(copy.deepcopy(model), "sentiment", labelled, unchanged, s.tune_labelled, s.rate_labelled)
     german = fit(model, "german", pairs, unchanged, s.tune, rate)
     scores = judged(cell, texts, sentiment, german)

@@ -102,7 +102,7 @@ def main(s: EncoderDecoderRun) -> dict[str, float]:
                 s.objective, s.noise)
         for part in (texts, held)
     )  # fmt: skip
-    log.info("%d windows of %d tokens, %d held out", len(source), sum(w.size for w in source.windows), len(val))
+    log.info("%d windows of %d tokens, %d held out", len(source), sum(w.size for w in source.examples), len(val))
     collate = CollatePairs(tokenizer.pad_id)
     numbers = evenly(range(len(val)), s.val_windows)
     batches = fixed_batches(lambda number, random: val.prepare(val.read(number), random), collate, numbers)

@@ -108,7 +108,7 @@ def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Directio
             raise UsageError(f"--often {text}: is no DIRECTION=NUMBER (directions: {', '.join(named)})")
         often[named[name]] = float(number)
     if settings.judge not in named:
-        raise UsageError(f"--judge {settings.judge}: is none of {', '.join(named)}")
+        raise UsageError(f"--judge {settings.judge}: must be one of {', '.join(named)}")
     return [pair for pair in pairs if often.get(pair, 1.0) > 0], often
 
 

@@ -143,7 +143,7 @@ def test_the_recipe_makes_a_translator(recipe, tmp_path):
 @pytest.mark.parametrize(("flags", "says"), [
     (("--often", "en-xx=2"), "--often en-xx=2: is no DIRECTION=NUMBER"),
     (("--often", "en-de=often"), "--often en-de=often: is no DIRECTION=NUMBER"),
-    (("--judge", "en-cs"), "--judge en-cs: is none of en-de, en-fr"),
+    (("--judge", "en-cs"), "--judge en-cs: must be one of en-de, en-fr"),
     (("--groups", "en,de", "fr"), "--groups needs --grouped"),
     (("--groups", "en,de", "--grouped", "0", "1"), "--groups en,de: expected each of en, de, fr once"),
     (("--groups", "en,de", "fr", "--grouped", "2", "0"), "--grouped 2: must be 0 to encoder_layers"),

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multimodal.data.batching import PaddedText, bucketed, pad_text
+from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.documents import read_lines
-from multimodal.data.loader import Plan, generator
+from multimodal.data.examples import SizedExamples
 from multimodal.errors import DataError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ class ClassBatch(PaddedText):
     labels: Int[Tensor, "B"]
 
 
-class LabelledTexts:
+class LabelledTexts(SizedExamples[ClassExample]):
     """Labelled texts as the loader's source, framed as the tokenizer frames texts; `cut` counts those that are longer
     than `context`. Raises DataError for a label outside `labels`."""
 
@@ -78,23 +78,13 @@ class LabelledTexts:
         whole = [tokenizer.encode(row.text) for row in rows]
         self.cut = sum(len(ids) > room for ids in whole)
         self.rows = rows
-        self.examples = [
+        examples = [
             ClassExample([*start, *ids[:room], *end], index[row.label]) for ids, row in zip(whole, rows, strict=True)
         ]
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(examples, [len(one.ids) for one in examples], "text")
 
     def name(self, key: int) -> str:
         return f"text {key} ({self.rows[key].text[:40]})"
-
-    def read(self, key: int) -> ClassExample:
-        return self.examples[key]
-
-    def plan(self, budget: int, seed: int) -> Plan:
-        """Batches of like length with at most `budget` padded tokens, a pure function of the epoch."""
-        sizes = [len(example.ids) for example in self.examples]
-        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
 
 
 @dataclass(frozen=True)

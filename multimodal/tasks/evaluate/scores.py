@@ -25,7 +25,7 @@ def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
         "none": lambda: str,
     }
     if name not in known:
-        raise UsageError(f"normalizer: {name!r} is none of {', '.join(known)}")
+        raise UsageError(f"normalizer must be one of {', '.join(known)} (got {name!r})")
     normal = known[name]()
     return lambda text: " ".join(normal(text).split())
 

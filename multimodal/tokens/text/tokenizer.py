@@ -89,8 +89,8 @@ class Tokenizer(ABC):
         raise CheckpointError(f"{type(self).__name__}: its tokens have no places in the text, which this task needs")
 
     def joined(self, tokens: Sequence[str]) -> str:
-        """Text of tokens as `pieces` writes them."""
-        raise NotImplementedError
+        """Text of tokens as `pieces` writes them. Raises CheckpointError for a tokenizer without places."""
+        raise CheckpointError(f"{type(self).__name__}: its tokens have no places in the text, which this task needs")
 
     @property
     def control_names(self) -> Mapping[str, int]:

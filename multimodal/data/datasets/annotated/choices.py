@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multimodal.data.batching import PaddedText, bucketed
+from multimodal.data.batching import PaddedText
 from multimodal.data.datasets.annotated.questions import padded_pairs
 from multimodal.data.datasets.annotated.rows import json_rows, not_empty
-from multimodal.data.loader import Plan, generator
+from multimodal.data.examples import SizedExamples
 from multimodal.errors import DataError
 from multimodal.system.files import shown
 from multimodal.tokens.text.pieces import PairRow, choice_rows
@@ -58,27 +58,15 @@ class ChoiceBatch(PaddedText):
     labels: Int[Tensor, "Q"]
 
 
-class ChoiceQuestions:
+class ChoiceQuestions(SizedExamples[ChoiceExample]):
     """Multiple-choice questions as the loader's source. Raises TextError for a pair beyond the context."""
 
     def __init__(self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, context: int):
-        self.examples = [
+        examples = [
             ChoiceExample(choice_rows(one.question, one.choices, tokenizer, context), one.label) for one in questions
         ]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def name(self, key: int) -> str:
-        return f"question {key}"
-
-    def read(self, key: int) -> ChoiceExample:
-        return self.examples[key]
-
-    def plan(self, budget: int, seed: int) -> Plan:
-        """Batches of like length with about `budget` padded tokens, a pure function of the epoch."""
-        sizes = [len(one.rows) * max(len(row.ids) for row in one.rows) for one in self.examples]
-        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
+        sizes = [len(one.rows) * max(len(row.ids) for row in one.rows) for one in examples]
+        super().__init__(examples, sizes, "question")
 
 
 @dataclass(frozen=True)

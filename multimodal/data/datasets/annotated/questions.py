@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multimodal.data.batching import PaddedText, bucketed, pad_rows, pad_text
+from multimodal.data.batching import PaddedText, pad_rows, pad_text
 from multimodal.data.datasets.annotated.rows import AnnotatedRow, json_rows, not_empty
-from multimodal.data.loader import Plan, generator
+from multimodal.data.examples import SizedExamples
 from multimodal.data.manifests import read_text
 from multimodal.errors import DataError
 from multimodal.system.files import shown, strict_json
@@ -106,12 +106,12 @@ class AnswerBatch(PaddedText):
     ends: Int[Tensor, "B"]
 
 
-class QuestionWindows:
-    """Questions as the loader's source: an item for each window of a context, with its first known answer if that lies
-    in the window (Devlin et al. 2019, section 4.2). Raises TextError for a question that leaves no room."""
+class QuestionWindows(SizedExamples[AnswerExample]):
+    """Questions as the loader's source: an example for each window of a context, with its first known answer where the
+    window has it (Devlin et al. 2019, section 4.2). Raises TextError for a question that leaves no room."""
 
     def __init__(self, questions: Sequence[Question], tokenizer: Tokenizer, context: int, overlap: int):
-        self.examples: list[AnswerExample] = []
+        examples: list[AnswerExample] = []
         for one in questions:
             for window in context_windows(one.question, one.context, tokenizer, context, overlap):
                 start = end = 0
@@ -120,21 +120,8 @@ class QuestionWindows:
                     inside = [at for at, piece in enumerate(window.pieces) if piece.start < last and piece.end > first]
                     whole = inside and window.pieces[0].start <= first and window.pieces[-1].end >= last
                     start, end = (window.first + inside[0], window.first + inside[-1]) if whole else (0, 0)
-                self.examples.append(AnswerExample(*window.row, start, end))
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def name(self, key: int) -> str:
-        return f"window {key}"
-
-    def read(self, key: int) -> AnswerExample:
-        return self.examples[key]
-
-    def plan(self, budget: int, seed: int) -> Plan:
-        """Batches of like length with at most `budget` padded tokens, a pure function of the epoch."""
-        sizes = [len(example.ids) for example in self.examples]
-        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
+                examples.append(AnswerExample(*window.row, start, end))
+        super().__init__(examples, [len(one.ids) for one in examples], "window")
 
 
 @dataclass(frozen=True)

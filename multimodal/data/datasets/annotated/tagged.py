@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multimodal.data.batching import PaddedText, bucketed, pad_rows, pad_text
+from multimodal.data.batching import PaddedText, pad_rows, pad_text
 from multimodal.data.datasets.annotated.rows import is_json, json_rows, not_empty
-from multimodal.data.loader import Plan, generator
+from multimodal.data.examples import SizedExamples
 from multimodal.data.manifests import read_text
 from multimodal.errors import DataError
 from multimodal.tokens.text.pieces import overlapping
@@ -104,15 +104,15 @@ class TagBatch(PaddedText):
     targets: Int[Tensor, "B T"]
 
 
-class TaggedTexts:
-    """Tagged texts as the loader's source; one that is longer than `context` is several items. Raises DataError for a
-    tag outside `labels`."""
+class TaggedTexts(SizedExamples[TagExample]):
+    """Tagged texts as the loader's source; one longer than `context` is several examples. Raises DataError for a tag
+    outside `labels`."""
 
     def __init__(self, texts: Sequence[TaggedText], tokenizer: Tokenizer, labels: Sequence[str], context: int):
         index = {label: number for number, label in enumerate(labels)}
         start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
         room, blank = context - len(start) - len(end), [IGNORED]
-        self.examples: list[TagExample] = []
+        examples: list[TagExample] = []
         for text in texts:
             if wrong := [tag for tag in text.tags if tag not in index]:
                 known = ", ".join(labels)
@@ -122,21 +122,8 @@ class TaggedTexts:
             targets = [index[text.tags[word]] if word >= 0 else IGNORED for word in words]
             for a, b in overlapping(len(pieces), room, 0):
                 ids = [*start, *(piece.id for piece in pieces[a:b]), *end]
-                self.examples.append(TagExample(ids, [*blank * len(start), *targets[a:b], *blank * len(end)]))
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def name(self, key: int) -> str:
-        return f"text {key}"
-
-    def read(self, key: int) -> TagExample:
-        return self.examples[key]
-
-    def plan(self, budget: int, seed: int) -> Plan:
-        """Batches of like length with at most `budget` padded tokens, a pure function of the epoch."""
-        sizes = [len(example.ids) for example in self.examples]
-        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
+                examples.append(TagExample(ids, [*blank * len(start), *targets[a:b], *blank * len(end)]))
+        super().__init__(examples, [len(one.ids) for one in examples], "text")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.data.batching import bucketed
 from multimodal.data.datasets.documents import SentenceWindow
 from multimodal.data.datasets.text import IGNORED
-from multimodal.data.loader import Plan, generator
+from multimodal.data.examples import SizedExamples
 from multimodal.errors import DataError, UsageError, demand
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
@@ -44,7 +43,7 @@ def sentinels(tokenizer: Tokenizer, count: int) -> list[int]:
     return result
 
 
-class DenoisedTexts:
+class DenoisedTexts(SizedExamples[SentenceWindow]):
     """Windows as the loader's source, prepared as pairs of a corrupted text and its target."""
 
     def __init__(self, windows: Sequence[SentenceWindow], tokenizer: Tokenizer, marks: Sequence[int], start_id: int,
@@ -55,26 +54,16 @@ class DenoisedTexts:
             raise UsageError("has no eos_id or no mask_id, which denoising needs", argument="tokenizer")
         ordinary = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.control]
         self.vocabulary = Vocabulary(tokenizer.mask_id, marks, torch.tensor(ordinary))
-        self.windows, self.eos_id, self.start_id = windows, tokenizer.eos_id, start_id
+        self.eos_id, self.start_id = tokenizer.eos_id, start_id
         self.make, self.noise = OBJECTIVES[objective], noise
-
-    def __len__(self) -> int:
-        return len(self.windows)
+        super().__init__(windows, [window.size + 1 for window in windows], "window")  # with the end of the text
 
     def name(self, key: int) -> str:
-        return f"window {key}, document {self.windows[key].document}"
-
-    def read(self, key: int) -> SentenceWindow:
-        return self.windows[key]
+        return f"window {key}, document {self.examples[key].document}"
 
     def prepare(self, window: SentenceWindow, random: torch.Generator) -> Pair:
         result = self.make(window.sentences, self.vocabulary, random, self.noise.share, self.noise.span)
         return Pair([*result.source.tolist(), self.eos_id], [self.start_id, *result.target.tolist(), self.eos_id])
-
-    def plan(self, budget: int, seed: int) -> Plan:
-        """Return a plan of batches of similar length with at most `budget` padded tokens of the encoder."""
-        sizes = [window.size + 1 for window in self.windows]
-        return lambda epoch: bucketed(sizes, budget, generator(seed, epoch))
 
 
 class Denoising(Summed):
