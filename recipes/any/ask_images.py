@@ -3,14 +3,15 @@ r"""Questions about images, as conversations to train and to evaluate an any-to-
     d=data/vision
     python recipes/any/ask_images.py questions/train --captioned $d/flickr8k-1000/train.jsonl \
         --labelled "$d/tiny-imagenet/train-*.tar" $d/caltech101/train --classes recipes/data/classes.jsonl \
-        $d/tiny-imagenet/classes.jsonl
+        $d/tiny-imagenet/classes.jsonl --captioner captioner-mini --described 12000
     python recipes/any/ask_images.py questions/test --captioned $d/flickr8k-1000/test.jsonl \
         --labelled "$d/tiny-imagenet/val-*.tar" $d/caltech101/val --classes recipes/data/classes.jsonl \
         $d/tiny-imagenet/classes.jsonl --limit 1000
 
 Writes `captions.jsonl` (all captions of an image are its answers), `classes.jsonl` ("What is this?") and
 `yes_no.jsonl`: of each labelled image one question that is true and one that is not, about its class or a class above
-it in WordNet.
+it in WordNet. With `--captioner` also `described.jsonl`: what that model says of the captioned and of `--described`
+labelled images (sequence-level distillation, Kim and Rush 2016).
 Images from tars are written beside them, others are named by their absolute path (train with `--trust_paths`).
 """
 
@@ -28,7 +29,9 @@ from multimodal.data.datasets.class_names import VAGUE, Concept, class_names, ev
 from multimodal.data.loader import generator
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Sample, Source, open_source
+from multimodal.errors import MultimodalError, UsageError
 from multimodal.system.files import read_json
+from multimodal.tasks.caption.caption import Captioner
 from multimodal.train import log, start
 
 QUESTIONS: dict[str, list[str]] = read_json(Path(__file__).parents[1] / "data" / "questions.json")
@@ -42,6 +45,8 @@ class ImageQuestions:
     labelled: tuple[str, ...] = ()  # images with classes
     classes: tuple[Path, ...] = ()  # JSONL of class names
     limit: int = 0  # labelled images, evenly spread; 0: all
+    captioner: str | None = None  # whose captions to learn from
+    described: int = 0  # labelled images that the captioner describes, evenly spread
     seed: int = 0
     trust: Trust = Trust()
 
@@ -71,6 +76,17 @@ def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
         yield question(chosen(QUESTIONS["describe"], random), answers, "captions", "cider", image=path)
 
 
+def described(paths: list[Path], s: ImageQuestions) -> Iterator[dict[str, Any]]:
+    """The captioner's sentences. Images that cannot be read are left out."""
+    captioner = Captioner(s.captioner, beam_size=4)
+    for key, (path, found) in enumerate(captioner.many(((path, s.out / path) for path in paths), keyed=True)):
+        if isinstance(found, MultimodalError):
+            log.warning("%s", found)
+            continue
+        asked = chosen(QUESTIONS["describe"], generator(s.seed, "described", key))
+        yield question(asked, [found["caption"]], "captions of a model", "cider", image=path)
+
+
 def labelled(source: Source, keys: list[int], s: ImageQuestions) -> Iterator[tuple[Path, str, torch.Generator]]:
     for key in keys:
         sample = source.read(key)
@@ -93,10 +109,14 @@ def yes_no(path: Path, label: str, names: Mapping[str, Concept], random: torch.G
 def main(s: ImageQuestions) -> None:
     (s.out / "images").mkdir(parents=True, exist_ok=True)
     made = {}
+    paths: list[Path] = []  # what the captioner describes
     if s.captioned:
-        made["captions"] = captions(open_source(s.captioned, trust=s.trust), s)
+        made["captions"] = list(captions(open_source(s.captioned, trust=s.trust), s))
+        paths += [Path(row["messages"][0]["content"][0]["path"]) for row in made["captions"]]
     if s.labelled:
         source, names = open_source(s.labelled, trust=s.trust), class_names(s.classes, s.labelled)
+        if len(names) < 2:
+            raise UsageError(f"expected two classes or more, got {', '.join(names) or 'none'}", argument="classes")
         keys = evenly(range(len(source)), s.limit) if s.limit else list(range(len(source)))
         items = list(labelled(source, keys, s))
         made["classes"] = (
@@ -106,6 +126,9 @@ def main(s: ImageQuestions) -> None:
             for path, label, random in items
         )
         made["yes_no"] = (one for path, label, random in items for one in yes_no(path, label, names, random))
+        paths += [path for path, _, _ in evenly(items, s.described)]
+    if s.captioner is not None:
+        made["described"] = described(paths, s)
     for name, rows in made.items():
         log.info("%s: %d questions", name, write_chats(s.out / f"{name}.jsonl", rows))
 

@@ -37,12 +37,14 @@ from multimodal.data.loader import generator
 from multimodal.data.remote.trust import Trust
 from multimodal.errors import CheckpointError, MultimodalError, UsageError
 from multimodal.models.any_to_text import AnyToText
+from multimodal.models.conformer import ConformerEncoder
 from multimodal.system.files import read_json
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate
+from multimodal.train.objectives.augment_speech import SpeechAugmentation
 from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -64,6 +66,8 @@ class AnyRun:
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     model: AnySettings = AnySettings()
     augment: CaptionAugmentSettings = CaptionAugmentSettings()
+    augment_sound: bool = False  # recordings as well; their frozen encoder then runs each time
+    sound: SpeechAugmentation = SpeechAugmentation()
     trust: Trust = Trust()
     loop: LoopSettings = LoopSettings(
         Path("any-run"), 4000, OptimSettings(3e-3, "muon", warmup=50, weight_decay=0.05, average=0.99),
@@ -152,7 +156,10 @@ def main(s: AnyRun) -> None:
     parts, val = parts_of(s)
     known = initial(s, parts)
     freeze(known.model, s.freeze)
-    prepare = PrepareChat(known, VideoOptions(max_frames=s.frames), s.augment)
+    if s.augment_sound and not isinstance(known.model.audio, ConformerEncoder):
+        raise UsageError("needs a Conformer as the audio encoder", argument="augment_sound")
+    sound = s.sound if s.augment_sound else None
+    prepare = PrepareChat(known, VideoOptions(max_frames=s.frames), s.augment, sound)
     source, plan = together(parts, s.loop.seed)
     objective = Answering(known.model, known.preprocessing, s.smoothing)
     held = held_batches(s, val, prepare)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+import multimodal
 from multimodal import Asker, load
 from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.chats import open_chats, question, write_chats
@@ -94,6 +95,7 @@ def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
         ({"share": ""}, "--share needs --freeze image"),
         ({"image": "bert-mini"}, "bert-mini: expected a model with an image encoder and its preprocessing"),
         ({"audio": "clip-vit-16"}, "clip-vit-16: expected a model with an audio encoder"),
+        ({"augment_sound": ""}, "--augment_sound needs a Conformer as the audio encoder"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(load_recipe, data, last_line, changes, line):
@@ -123,6 +125,23 @@ def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
         assert row["answers"] == ["yes" if true else "no"]
     classes = [json.loads(line)["answers"] for line in (tmp_path / "q" / "classes.jsonl").read_text().splitlines()]
     assert ["a ship", "a vessel"] in classes
+
+
+def test_a_captioner_describes_labelled_images(load_recipe, tmp_path):
+    for number, name in enumerate(("cat", "cat", "ship")):
+        (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), COLOURS[number]).save(tmp_path / "set" / name / f"{number}.png")
+    (tmp_path / "set" / "cat" / "3.png").write_bytes(b"no image")
+    lines = [{"id": name, "names": [name]} for name in ("cat", "ship")]
+    (tmp_path / "names.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    args = ["--labelled", str(tmp_path / "set"), "--classes", str(tmp_path / "names.jsonl")]
+    more = ["--captioner", "captioner-mini", "--described", "4"]
+    start(load_recipe("ask_images").main, [str(tmp_path / "q"), *args, *more])
+    rows = [json.loads(line) for line in (tmp_path / "q" / "described.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    said = {Path(row["messages"][0]["content"][0]["path"]): row["answers"][0] for row in rows}
+    for path, caption in said.items():
+        assert caption == multimodal.caption(path, beam_size=4)[0]["caption"]
 
 
 def test_clips_show_what_is_asked(load_recipe, tmp_path):

@@ -35,6 +35,7 @@ from multimodal.tokens.text.hub.pipeline import HubTokenizer
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train.losses import vocabulary_loss
 from multimodal.train.objective import Summed
+from multimodal.train.objectives.augment_speech import SpeechAugmentation, augment, stacked
 from multimodal.train.objectives.text.language import gpt2_weights, projection
 from multimodal.weights.folder import Checkpoint
 
@@ -75,13 +76,17 @@ class _VideoPart(NamedTuple):
 
 
 class PrepareChat:
-    """Draws one of a row's answers, augments its images (not the frames of its videos) and writes both as ids.
+    """Draws one of a row's answers, augments its images (not the frames of its videos), with `sound` its recordings
+    too, and writes both as ids.
 
     Decoded images, sound and frames are kept, up to `KEPT` bytes, since decoding takes longer than a small model's
     step. Raises TextError for a conversation that exceeds the context."""
 
-    def __init__(self, checkpoint: Checkpoint, video: VideoOptions, augment: CaptionAugmentSettings):
-        self.checkpoint, self.augment = checkpoint, augment
+    def __init__(
+        self, checkpoint: Checkpoint, video: VideoOptions, augment: CaptionAugmentSettings,
+        sound: SpeechAugmentation | None = None,
+    ):  # fmt: skip
+        self.checkpoint, self.augment, self.sound = checkpoint, augment, sound
         self.encoder, self.tokenizer = MediaEncoder(checkpoint, video), checkpoint.required_tokenizer()
         self.end = self._end()
         self.kept: dict[str, Any] = {}
@@ -145,7 +150,12 @@ class PrepareChat:
             image = self._keep(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
             pixels = augmented(image, record, self.augment, random)[None]
             return Input(Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width))))
-        return Input(self._keep(source, lambda: self.encoder.read(part, several)), source)
+        medium = self._keep(source, lambda: self.encoder.read(part, several))
+        if part.kind == "audio" and self.sound is not None:
+            windows = [window[:n] for window, n in zip(medium.tensors, medium.lengths.tolist(), strict=True)]
+            tensors, lengths = stacked([augment(window, self.sound, random) for window in windows])
+            return Input(medium._replace(tensors=tensors, lengths=lengths))
+        return Input(medium, source)
 
     def _keep(self, name: str, read: Any) -> Any:
         if name not in self.kept:

@@ -18,6 +18,7 @@ from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, PrepareChat, alike, collate
+from multimodal.train.objectives.augment_speech import SpeechAugmentation
 from multimodal.weights.folder import Checkpoint
 from tests.helpers.data.audio_files import chirp, wav
 from tests.helpers.data.chats import checkpoint
@@ -68,6 +69,23 @@ def test_training_writes_a_conversation_as_asking_does(tiny, source):
         named = {asker.writer.media._encoded(one.medium).digest for one in example.inputs if one.name is not None}
         assert named <= {one.digest for one in prompt.media}  # an image without a name is augmented
         assert len(example.inputs) == len(prompt.media)
+
+
+def test_recordings_are_augmented_where_asked(source):
+    tiny = checkpoint("any-conformer")
+    prepare = PrepareChat(tiny, VideoOptions(max_frames=2), PLAIN, SpeechAugmentation(speed=0.5))
+    draw = lambda seed: prepare(source.read(1), torch.Generator().manual_seed(seed))
+    first, again, other = draw(0), draw(0), draw(3)
+    sound = first.inputs[0]
+    assert sound.name is None
+    torch.testing.assert_close(sound.medium.tensors, again.inputs[0].medium.tensors, rtol=0, atol=0)
+    assert sound.medium.tensors.shape != other.inputs[0].medium.tensors.shape  # of another speed
+    assert len(first.ids) != len(other.ids)
+    batch = collate([first, other])
+    objective = Answering(tiny.model, tiny.preprocessing)
+    together = objective(batch)["loss"]
+    alone = sum(objective(collate([one]))["loss"] for one in (first, other))
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
 
 
 def test_answers_of_every_turn_are_learned(tiny, source):
