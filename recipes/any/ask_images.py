@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import tyro
 
-from multimodal.data.datasets.captions import tidy
+from multimodal.data.datasets.captions import TEMPLATES, tidy
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.datasets.class_names import VAGUE, Concept, class_names, evenly
 from multimodal.data.loader import generator
@@ -35,6 +35,7 @@ from multimodal.tasks.caption.caption import Captioner
 from multimodal.train import log, start
 
 QUESTIONS: dict[str, list[str]] = read_json(Path(__file__).parents[1] / "data" / "questions.json")
+NAMING = tuple(template.partition("{")[0] for template in TEMPLATES)
 LEVELS = 4  # above a class of which is asked
 
 
@@ -77,11 +78,13 @@ def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
 
 
 def described(paths: list[Path], s: ImageQuestions) -> Iterator[dict[str, Any]]:
-    """The captioner's sentences. Images that cannot be read are left out."""
+    """The captioner's sentences, without class names in a template. Images that cannot be read are left out."""
     captioner = Captioner(s.captioner, beam_size=4)
     for key, (path, found) in enumerate(captioner.many(((path, s.out / path) for path in paths), keyed=True)):
         if isinstance(found, MultimodalError):
             log.warning("%s", found)
+            continue
+        if found["caption"].startswith(NAMING):
             continue
         asked = chosen(QUESTIONS["describe"], generator(s.seed, "described", key))
         yield question(asked, [found["caption"]], "captions of a model", "cider", image=path)
