@@ -1,12 +1,13 @@
-"""Sparse feed-forwards: a mixture of experts, of which each token uses a few (Shazeer et al. 2017, Jiang et al. 2024),
-and one for each group of rows, such as languages (Fan et al. 2021, section 5.2)."""
+"""Sparse feed-forwards: a mixture of experts, of which each token uses a few (Shazeer et al. 2017, Fedus et al. 2022,
+Jiang et al. 2024), and one for each group of rows, such as languages (Fan et al. 2021, section 5.2)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -18,36 +19,57 @@ _even = False
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """`count` feed-forwards, of which a router chooses `top` for each token."""
+    """`count` feed-forwards, of which a router chooses `top` for each token. `normalised`: their weights sum to 1; else
+    they are the router's probabilities. `capacity`: most tokens of a row that an expert takes in one call; what is
+    beyond, in the row's order, gets 0. `every`: distance of the blocks that have experts, from the second on;
+    the others have one feed-forward."""
 
     count: int
     top: int
+    normalised: bool = True
+    capacity: int | None = None
+    every: int = 1
 
     def __post_init__(self):
+        for name in ("capacity", "every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} of experts: must be 1 or more (got {value})")
         if not 1 <= self.top <= self.count:
             raise ValueError(f"experts of a token: must be 1 to {self.count}, the number of experts (got {self.top})")
 
 
+class Router(nn.Linear):
+    """A map that computes in float32 whatever its type, as routing needs (Fedus et al. 2022, section 2.4)."""
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B X"]:
+        kind = x.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            return F.linear(x.float(), self.weight.float())
+
+
 class Experts(nn.Module):
-    """Σ wₑ expertₑ(x) over the `top` experts of highest router probability, which `w` are, normalised to sum 1. Tokens
-    are never dropped; an expert without tokens is not computed."""
+    """Σ wₑ expertₑ(x) over the `top` experts of highest router probability w. An expert without tokens is not
+    computed."""
 
     def __init__(self, config: ExpertsConfig, width: int, hidden: int, activation: str, gated: bool = False,
                  bias: bool = True, dropout: float = 0.0):  # fmt: skip
         super().__init__()
-        self.top = config.top
-        self.router = nn.Linear(width, config.count, bias=False)
+        self.config = config
+        self.router = Router(width, config.count, bias=False)
         self.experts = nn.ModuleList(
             FeedForward(width, hidden, activation, gated, bias, dropout) for _ in range(config.count)
         )
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         tokens = x.reshape(-1, x.shape[-1])
-        logits = self.router(tokens)
+        logits = self.router(tokens.float())
         if _logits is not None:
             _logits.append(logits)
-        weights, chosen = logits.float().softmax(-1).topk(self.top)
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = logits.softmax(-1).topk(self.config.top)
+        if self.config.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        if self.config.capacity is not None:
+            chosen = self._within(chosen, x.shape[-2], self.config.capacity)
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             token, place = self._share(number, len(tokens)) if _even else (chosen == number).nonzero(as_tuple=True)
@@ -56,9 +78,15 @@ class Experts(nn.Module):
                 out = out.index_add(0, token, made.to(out.dtype))
         return out.view_as(x)
 
+    def _within(self, chosen: Int[Tensor, "N K"], length: int, capacity: int) -> Int[Tensor, "N K"]:
+        """The choices with no expert, `count`, for those beyond an expert's capacity in rows of `length` tokens."""
+        used = F.one_hot(chosen, self.config.count).view(-1, length * self.config.top, self.config.count)
+        order = (used.cumsum(1) * used).sum(-1).view_as(chosen)
+        return torch.where(order <= capacity, chosen, self.config.count)
+
     def _share(self, number: int, count: int) -> tuple[Tensor, Tensor]:
         """An equal share of the tokens."""
-        each = -(-count * self.top // len(self.experts))
+        each = -(-count * self.config.top // len(self.experts))
         return (torch.arange(each) + number * each) % count, torch.zeros(each, dtype=torch.long)
 
 

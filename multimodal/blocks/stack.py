@@ -1,7 +1,7 @@
 """The transformer block and the stack of blocks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -35,7 +35,7 @@ class BlockConfig:
     layer_scale: bool = False
     dropout: float = 0.0
     feed_bias: bool | None = None  # of the feed-forward; None: as attention's
-    experts: ExpertsConfig | None = None  # a mixture of feed-forwards in place of one
+    experts: ExpertsConfig | None = None  # a mixture of feed-forwards in place of one, in some or all blocks
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ class Stack(nn.Module):
         rates = [config.drop_path * i / max(count - 1, 1) for i in range(count)]
         self.first_grouped = count - config.grouped
         self.blocks = nn.ModuleList(
-            Block(config.block, rate, config.groups if i >= self.first_grouped else 0) for i, rate in enumerate(rates)
+            Block(_block(config.block, i), rate, config.groups if i >= self.first_grouped else 0)
+            for i, rate in enumerate(rates)
         )
         block = config.block
         self.norm = make_norm(block.norm, block.attention.width, block.norm_eps) if config.final_norm else None
@@ -212,6 +213,12 @@ class Stack(nn.Module):
         if states is not None:
             states.append(x)
         return x
+
+
+def _block(config: BlockConfig, number: int) -> BlockConfig:
+    """The block's own configuration, without experts where it has none."""
+    every = 1 if config.experts is None else config.experts.every
+    return config if number % every == 1 % every else replace(config, experts=None)
 
 
 def transformer(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multimodal.blocks.experts import Router
 from multimodal.blocks.layers import FeedForward, gelu_tanh, quick_gelu
 from multimodal.blocks.positions import RelativeTerm
 from multimodal.inference.modules import Frozen
@@ -115,9 +116,12 @@ def pack(made: nn.Module, original: nn.Module, single_rows: Container[nn.Module]
         for part, child in module.named_children():
             if isinstance(module, RelativeTerm):  # it reads its map's dtype
                 continue
-            if type(child) is nn.Linear and can_pack(child.weight.dtype):
+            if type(child) not in (nn.Linear, Router):
+                continue
+            weight = child.weight.float() if type(child) is Router else child.weight
+            if can_pack(weight.dtype):
                 kind = row_linear if module in single_rows else PackedLinear
-                setattr(module, part, kind(child.weight, child.bias))
+                setattr(module, part, kind(weight, child.bias))
 
 
 def _pack_feed(feed: FeedForward, original: FeedForward, single_rows: bool) -> None:

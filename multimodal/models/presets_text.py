@@ -5,8 +5,9 @@ paper takes turns with banded attention; two of its rows do not add up, so 1.3B 
 13B is 5120 wide for 5140. Llama 2: Touvron et al. 2023; Llama 3 8B: Grattafiori et al. 2024; Mistral 7B: Jiang et al.
 2023; Mixtral: Jiang et al. 2024; Qwen2: Yang et al. 2024; all five with the halves of heads turned, as in Hugging
 Face's files. BERT, RoBERTa, ALBERT (version 2), DistilBERT and ELECTRA with the heads they were trained with; of
-ELECTRA the discriminator. T5: Raffel et al. 2020, version 1.0. BART: Lewis et al. 2020. M2M100: Fan et al. 2021.
-Transformer: Vaswani et al. 2017, table 3, with 37,000 ids in common; the paper names no longest text, here 512."""
+ELECTRA the discriminator. T5: Raffel et al. 2020, version 1.0; Switch: Fedus et al. 2022, as released. BART: Lewis et
+al. 2020. M2M100: Fan et al. 2021. Transformer: Vaswani et al. 2017, table 3, with 37,000 ids in common; the paper names
+no longest text, here 512."""
 
 from dataclasses import replace
 from typing import Any
@@ -74,6 +75,12 @@ def t5(width: int, layers: int, heads: int, hidden: int, head_width: int = 64) -
     crossed = replace(stack, block=replace(stack.block, cross=attention))
     decoder = replace(encoder, vocabulary=32128, stack=crossed, causal=True, tied=True, logit_scale=width**-0.5)
     return EncoderDecoderConfig(encoder, decoder, start_id=0)
+
+
+def switch(dense: EncoderDecoderConfig, experts: int) -> EncoderDecoderConfig:
+    """One of the experts for each token in every second block, 64 tokens each."""
+    chosen = ExpertsConfig(experts, 1, normalised=False, capacity=64, every=2)
+    return replace(dense, encoder=mixtral(dense.encoder, chosen), decoder=mixtral(dense.decoder, chosen))
 
 
 def encoder_decoder(
@@ -151,6 +158,7 @@ TEXT_PRESETS: dict[str, Any] = {
     "t5_large": t5(1024, 24, 16, 4096),
     "t5_3b": t5(1024, 24, 32, 16384, 128),
     "t5_11b": t5(1024, 24, 128, 65536, 128),
+    "switch_base-8": switch(t5(768, 12, 12, 3072), 8),
     "bart_base": bart(768, 6),
     "bart_large": bart(1024, 12),
     "m2m100_418m": m2m100(12, 4096),

@@ -23,8 +23,8 @@ from multimodal.weights.table import Tensors
 OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
-    *("vision.vit_timm", "speech.whisper", "speech.conformer_torchaudio", "text.t5", "text.bart", "text.m2m100"),
-    *("text.marian", "text.bert_hf", "text.roberta", "text.albert", "text.distilbert", "text.electra"),
+    *("vision.vit_timm", "speech.whisper", "speech.conformer_torchaudio", "text.t5", "text.switch", "text.bart"),
+    *("text.m2m100", "text.marian", "text.bert_hf", "text.roberta", "text.albert", "text.distilbert", "text.electra"),
     *("text.gpt2", "text.llama", "text.mixtral", "any.llava", "any.idefics3", "any.audio"),
 )
 CONFIGS = ("open_clip_config.json", "config.json", "params.json")

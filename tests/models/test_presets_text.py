@@ -11,7 +11,7 @@ from multimodal.models.presets import preset
 from multimodal.models.presets_text import TEXT_PRESETS
 from multimodal.models.text import TextTransformer
 from multimodal.weights.folder import build
-from multimodal.weights.text import albert, bart, bert_hf, distilbert, electra, gpt2, llama, m2m100, roberta, t5
+from multimodal.weights.text import albert, bart, bert_hf, distilbert, electra, gpt2, llama, m2m100, roberta, switch, t5
 from tests.helpers.counting import count, undrawn
 
 
@@ -90,6 +90,10 @@ REFERENCES = {
     ),
     "t5_small": _t5(512, 6, 8, 2048), "t5_base": _t5(768, 12, 12, 3072), "t5_large": _t5(1024, 24, 16, 4096),
     "t5_3b": _t5(1024, 24, 32, 16384, 128), "t5_11b": _t5(1024, 24, 128, 65536, 128),
+    "switch_base-8": (
+        switch.FAMILY, "SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration",
+        {"d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
+    ),
     "bart_base": _sides(bart.FAMILY, "Bart", 6, 768, 12, 3072),
     "bart_large": _sides(bart.FAMILY, "Bart", 12, 1024, 16, 4096),
     "m2m100_418m": _sides(m2m100.FAMILY, "M2M100", 12, 1024, 16, 4096),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.weights.family import Family
-from multimodal.weights.text import bart, m2m100, marian, t5
+from multimodal.weights.text import bart, m2m100, marian, switch, t5
 from tests.helpers.references.vision import randomized
 
 VOCABULARY, CONTEXT = 60, 24
@@ -46,6 +46,11 @@ def _t5(gated: bool = False, own_head: bool = False, prefix: str = "T5", **optio
     return Case(t5.FAMILY, randomized(model))
 
 
+def switch_case(**options: Any) -> Case:
+    sizes = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 3, **options}
+    return Case(switch.FAMILY, _t5(prefix="SwitchTransformers", **sizes).reference)
+
+
 def _t5_encoder() -> Case:
     from transformers import T5EncoderModel
 
@@ -79,6 +84,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "Hugging Face T5, dense_act_fn": lambda: _t5(gated=True, dense_act_fn="silu"),
     "Hugging Face mT5": lambda: _t5(prefix="MT5", initializer_factor=0.2),
     "Hugging Face T5, encoder": _t5_encoder,
+    "Hugging Face Switch Transformer": switch_case,
     "Hugging Face BART": lambda: named(bart.FAMILY, "Bart", "BartForConditionalGeneration"),
     "Hugging Face BART, body": lambda: named(bart.BODY, "Bart", "BartModel", scale_embedding=True),
     "Hugging Face mBART": lambda: named(bart.FAMILY, "MBart", "MBartForConditionalGeneration", scale_embedding=True),
