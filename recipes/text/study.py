@@ -4,6 +4,8 @@ r"""Compare variants of one design choice: train the same small language model w
     python recipes/text/study.py --study positions --data $data --run positions-study
     python recipes/text/study.py --study attention --data $data --run attention-study
     python recipes/text/study.py --study depth --data $data --run depth-study
+    python recipes/text/study.py --study experts --data $data --run experts-study --width 64 --layers 2 --context 64 \
+        --steps 600 --warmup 30 --gated --activation silu --hidden 256
 
 - positions: each kind of positions, on longer texts than in training (Press et al. 2022, figure 1). A rotary model is
   also evaluated with linearly interpolated positions (Chen et al. 2023) and with NTK-aware rates, without further
@@ -11,6 +13,7 @@ r"""Compare variants of one design choice: train the same small language model w
 - attention: masks (all before, a window, a dilated window, window and global tokens, random blocks), grouped and shared
   keys, and linear attention.
 - depth: norms before and after each branch, in shallow and in deep models.
+- experts: mixtures of experts, of which two are as large as the feed-forward that they replace (docs/text.md).
 
 4 layers of width 128, texts of 128 characters, 300 steps, 12 minutes of a core shared with other work, 1.5 GB.
 Perplexity per character on held-out text of 128, 256, 512 and 1,024 characters:
@@ -51,7 +54,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import text_scores
-from multimodal.tasks.figures import new_figure, png
+from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
 from multimodal.train.objectives.text.language import Language, gpt2_weights
@@ -71,11 +74,12 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyRun:
-    study: Literal["positions", "attention", "depth"]
+    study: Literal["positions", "attention", "depth", "experts"]
     data: tuple[Path, ...]  # text files; characters are the tokens
     batch: int = 16
     longer: tuple[int, ...] = (1, 2, 4, 8)  # positions: lengths of text, in contexts
     depths: tuple[int, ...] = (2, 8, 24)  # depth: numbers of layers
+    mixtures: tuple[int, ...] = (4, 8)  # experts: numbers of experts, of which a token uses two
     judged: int = 32768  # characters of the last tenth to evaluate on
     model: LanguageModelSettings = LanguageModelSettings(width=128, layers=4, context=128)
     loop: LoopSettings = LoopSettings(
@@ -86,6 +90,7 @@ class StudyRun:
     def __post_init__(self):
         demand("longer", self.longer, all(n >= 1 for n in self.longer), "1 or more each")
         demand("depths", self.depths, all(n >= 1 for n in self.depths), "1 or more each")
+        demand("mixtures", self.mixtures, all(n >= 2 for n in self.mixtures), "2 or more each")
         demand("judged", self.judged, self.judged > max(self.longer) * self.model.context, "more than the longest text")
 
 
@@ -111,6 +116,11 @@ def variants(s: StudyRun, vocabulary: int) -> Iterator[Variant]:
         for layers in s.depths:
             for post in (False, True):
                 yield Variant(f"{'post' if post else 'pre'}-norm, {layers}", of(layers=layers, post_norm=post))
+    elif s.study == "experts":
+        hidden = s.model.hidden or 4 * s.model.width
+        yield Variant("one feed-forward", of(hidden=hidden))
+        for count in s.mixtures:
+            yield Variant(f"2 of {count} experts", of(hidden=hidden // 2, experts=count, experts_per_token=2))
     else:
         yield from _attentions(of, s.model.heads)
 
@@ -181,7 +191,16 @@ def draw(s: StudyRun, results: dict[str, dict[int, float]], path: Path) -> None:
         axes.bar_label(bars, fmt="%.2f", padding=3)
         axes.set(xlabel="perplexity a character", xlim=(1, None))
         axes.margins(x=0.1)
-    write_output(path, png(figure))
+    save_figure(figure, path, CAPTIONS[s.study])
+
+
+CAPTIONS = {
+    "positions": "Held-out text of several lengths. Right of the dotted line texts are longer than in training: curves "
+    "that stay flat there extrapolate.",
+    "attention": "Shorter is better. The first bar sees all before it; the others see less, or share keys.",
+    "depth": "Shorter is better. Compare norms before and after each branch at the same number of layers.",
+    "experts": "Shorter is better. All take as many operations a token; compare by number of parameters.",
+}
 
 
 def main(s: StudyRun) -> None:
@@ -194,9 +213,11 @@ def main(s: StudyRun) -> None:
         model = trained(s, variant, corpus)
         for name, row in judged(s, model, unseen).items():
             results[f"{variant.name}, {name}" if name else variant.name] = row
-        log.info("%s: %s", variant.name, " ".join(f"{length}: {value:.2f}" for length, value in row.items()))
+        size = sum(p.numel() for p in model.parameters())
+        log.info("%s, %d parameters: %s", variant.name, size,
+                 " ".join(f"{length}: {value:.2f}" for length, value in row.items()))  # fmt: skip
         write_output(s.loop.run / "study.json", (json.dumps(results, indent=1) + "\n").encode())
-        draw(s, results, s.loop.run / "study.png")
+        draw(s, results, s.loop.run / "study")
     for name, row in results.items():
         print(f"{name:<24}", *(f"{value:10.3f}" for value in row.values()))
 

@@ -36,7 +36,7 @@ from multimodal.errors import UsageError, at_least, demand
 from multimodal.models.text import TextTransformer
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import text_scores
-from multimodal.tasks.figures import new_figure, png
+from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
 from multimodal.train.objectives.text.language import Language, gpt2_weights
@@ -127,7 +127,13 @@ def draw_bars(results: dict[str, list[float]], path: Path) -> None:
     for at, name in enumerate(names):
         axes.plot(results[name], [at] * len(results[name]), "k|")
     axes.set(xlabel="perplexity per character of clean held-out text (| each seed)", xlim=(1, None))
-    write_output(path, png(figure))
+    save_figure(figure, path, CAPTION)
+
+
+CAPTION = (
+    "Shorter is better. Compare what cleaning gains over dirty text with what is left to text that was clean from the "
+    "start, and with the spread of the seeds."
+)
 
 
 def main(s: CleaningRun) -> None:
@@ -155,7 +161,7 @@ def main(s: CleaningRun) -> None:
             results[name].append(score["perplexity"])
             log.info("%s, seed %d: %.3f", name, seed, score["perplexity"])
     write_output(s.loop.run / "study.json", (json.dumps(results, indent=1) + "\n").encode())
-    draw_bars(results, s.loop.run / "study.png")
+    draw_bars(results, s.loop.run / "study")
     for name, row in results.items():
         print(f"{name:<26}{mean(row):8.3f}", *(f"{value:8.3f}" for value in row))
 

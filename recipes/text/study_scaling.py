@@ -33,7 +33,7 @@ from multimodal.data.datasets.text import PrepareTokens, TextCorpus, TokenBatch,
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
 from multimodal.system.outputs import write_output
-from multimodal.tasks.figures import new_figure, png
+from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.inspect.cost import parameters
 from multimodal.tasks.inspect.scaling import Budget, PowerLaw, fit_power_law
 from multimodal.tokens.text.characters import CharacterTokenizer
@@ -143,7 +143,13 @@ def draw(results: dict[str, dict[int, dict[str, Any]]], laws: dict[str, PowerLaw
     by_place.set(xscale="log", xlabel="place in the context", title="the largest of each")
     for axes in (by_size, by_compute, by_place):
         axes.legend(fontsize=7)
-    write_output(path, png(figure))
+    save_figure(figure, path, CAPTION)
+
+
+CAPTION = (
+    "Left: do the losses of each kind lie on its dashed line, a power law, and how far apart are the kinds? Middle: "
+    "which size is the lowest curve for a given compute? Right: what does a longer context give?"
+)
 
 
 def main(s: ScalingRun) -> None:
@@ -169,7 +175,7 @@ def main(s: ScalingRun) -> None:
     }
     record = {"runs": results, "laws": {kind: law._asdict() for kind, law in laws.items()}}
     write_output(s.loop.run / "study.json", (json.dumps(record, indent=1) + "\n").encode())
-    draw(results, laws, s.loop.run / "study.png")
+    draw(results, laws, s.loop.run / "study")
     for kind, rows in results.items():
         print(kind, *(f"{row['parameters']:,}: {row['loss']:.3f}" for row in rows.values()), sep="  ")
         print(f"{kind}: L(N) = ({laws[kind].scale:.3g} / N)^{laws[kind].exponent:.3f}, R² {laws[kind].r2:.3f}")
