@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.data.batching import map_tensors, tensors_in
+from multimodal.data.loader import finished
 from multimodal.errors import UsageError
 from multimodal.train.losses import compile_loss
 
@@ -104,13 +105,12 @@ def check_device(device: str, precision: str, compiled: bool) -> None:
 
 
 def moved(batch: Any, device: str | torch.device, floating: torch.dtype | None = None) -> Any:
-    """Move a batch's tensors to `device`; those of a floating type become `floating`, if given."""
-
-    def move(tensor: Tensor) -> Tensor:
-        tensor = tensor.to(device, non_blocking=True)  # waits unless pinned; the type changes on the device
-        return tensor.to(floating) if floating and tensor.is_floating_point() else tensor
-
-    return map_tensors(batch, move)
+    """Move a batch's tensors to `device` and finish a `Deferred` one there; tensors of a floating type become
+    `floating`, if given."""
+    batch = map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))  # waits unless pinned
+    with torch.no_grad():
+        batch = finished(batch)
+    return map_tensors(batch, lambda x: x.to(floating) if x.is_floating_point() else x) if floating else batch
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:

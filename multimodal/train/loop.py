@@ -139,7 +139,9 @@ class Loop:
             return {"loss": math.nan, "norm": math.nan}, False
         before = [buffer.clone() for buffer in self.statistics]
         floating = torch.bfloat16 if s.precision == "bfloat16" else None
-        metrics = self._backward([moved(batch, self.device, floating) for batch in batches])
+        batches = [moved(batch, self.device, floating) for batch in batches]
+        self.notes.get(self.done + 1, {})["elements"] = sum(map(elements, batches)) * self.world
+        metrics = self._backward(batches)
         self.parallel.finish()
         for optimizer in self.state.optimizers:
             self.state.scaler.unscale_(optimizer)
@@ -258,8 +260,6 @@ class Loop:
             broken = sum(self.processes.counts(broken))
         self.notes[number] = {"rate": self.rate, "items": step.count * self.world, "wait": step.waited,
                               "padding": step.padding, "broken": broken}  # fmt: skip
-        if peak_flops():
-            self.notes[number]["elements"] = sum(map(elements, step.batches)) * self.world
         self.step(step.batches)
         if self.log:
             self.log.flops = self.flops

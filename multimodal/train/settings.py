@@ -56,10 +56,10 @@ class LoopSettings:
     def loader(
         self, source: Source, plan: Plan, prepare: Callable, collate: Callable, most_broken: float = 0.05
     ) -> Loader:
-        """Batches with the seed, workers and micro-batches of this run."""
+        """Batches with the seed, workers and micro-batches of this run; a GPU finishes `Deferred` ones."""
         return Loader(
             source, plan, prepare, collate, seed=self.seed, workers=self.workers, micro=self.accumulate,
-            most_broken=most_broken,
+            most_broken=most_broken, finish=torch.device(self.device).type == "cpu",
         )  # fmt: skip
 
     def flat(self) -> dict[str, Any]:

@@ -152,9 +152,10 @@ def begin(settings: CaptionerRun, texts: Iterable[str]) -> tuple[Checkpoint, Obj
     if settings.family == "coca":
         initial, weights = coca.begin(known, decoder), (settings.contrast_weight, settings.caption_weight)
         objective = coca.ContrastiveCaptioning(initial.model, settings.smoothing, *weights)
-        return initial, objective, coca.CollateCoCa(initial.tokenizer.pad_id)
+        return initial, objective, coca.CollateCoCa(initial.tokenizer.pad_id, initial.preprocessing, settings.augment)
     initial = captioning.begin(known, texts, settings.vocabulary, decoder)
-    return initial, captioning.Captioning(initial.model, settings.smoothing, settings.alone), captioning.collate
+    objective = captioning.Captioning(initial.model, settings.smoothing, settings.alone)
+    return initial, objective, captioning.CollateCaptions(initial.preprocessing, settings.augment)
 
 
 def main(settings: CaptionerRun) -> None:
@@ -166,7 +167,7 @@ def main(settings: CaptionerRun) -> None:
     initial, objective, collate = begin(settings, caption_texts(parts, names))
     freeze(initial.model, settings.freeze)
     context = initial.model.caption_context
-    prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, settings.augment, names)
+    prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, names)
     source, plan = together(parts, loop.seed)
     loader = loop.loader(source, plan, prepare, collate)
     samples = [val.source.read(key) for key in val.keys]

@@ -28,13 +28,8 @@ from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tasks.evaluate.classification import ImageAccuracy
 from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
-from multimodal.train.objectives.classify import (
-    ImageAugment,
-    ImageAugmentSettings,
-    MixImages,
-    SoftTargets,
-    classifier,
-)
+from multimodal.train.objectives.augment_images import ImageAugment, ImageAugmentSettings
+from multimodal.train.objectives.classify import MixImages, SoftTargets, classifier
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -100,7 +95,7 @@ def main(s: ViTRun) -> dict[str, float]:
     initial = begin(s, labels)
     loader = s.loop.loader(
         source, shuffled(len(source), s.batch, s.loop.seed), ImageAugment(labels, initial.preprocessing, s.augment),
-        MixImages(len(labels), s.augment),
+        MixImages(len(labels), initial.preprocessing, s.augment),
     )  # fmt: skip
     log.info("%d images of %d classes", len(source), len(labels))
     val = open_source(s.val, columns=s.columns, trust=s.trust) if s.val else None

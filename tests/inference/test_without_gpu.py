@@ -16,7 +16,8 @@ from multimodal.train.objectives.text.translation import PairBatch
 from tests.helpers.paths import ROOT
 
 SOME = [
-    "train CLIP softmax Muon", "train CoCa", "train captioner", "train language model alibi", "train Conformer joint",
+    "train CLIP softmax Muon", "train CLIP aug", "train ViT aug", "train captioner aug", "train CoCa",
+    "train captioner", "train language model alibi", "train Conformer joint",
     "train Whisper", "train BERT", "train any", "train m2m100", "infer CLIP images", "infer language model rotary",
     "infer m2m100",
 ]  # fmt: skip

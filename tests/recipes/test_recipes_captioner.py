@@ -22,7 +22,7 @@ from multimodal.data.datasets.captions import (
     unlike,
     words,
 )
-from multimodal.data.loader import Loader, generator
+from multimodal.data.loader import Loader, finished, generator
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, UsageError
 from multimodal.models.vit import ViT, ViTConfig
@@ -30,7 +30,7 @@ from multimodal.tasks.evaluate.caption_scores import agreement, best_constant, c
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.loop import Loop
-from multimodal.train.objectives.captioning import Captioning, DecoderSettings, captioner, collate
+from multimodal.train.objectives.captioning import Captioning, CollateCaptions, DecoderSettings, captioner
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
@@ -42,6 +42,7 @@ SAID = {
     "blue": ["a deep blue sea", "the blue sea ."],
     "lime": ["A green field .", "a field of grass"],
 }
+COLLATE = CollateCaptions(RECORD, CaptionAugmentSettings())
 SMALL = DecoderSettings(32, 1, 4, 16, 0.0, 0, 0.0)
 
 
@@ -144,10 +145,10 @@ def test_the_gradient_of_three_micro_batches_is_that_of_the_whole_batch(data):
     ]
     source, plan = together(parts, 0)
     tokenizer = BytePairTokenizer.train(["a red wall", "a deep blue sea"] * 2, 280)
-    prepare = PrepareCaption(tokenizer, 16, RECORD, CaptionAugmentSettings(), {})
+    prepare = PrepareCaption(tokenizer, 16, RECORD, {})
     found = []
     for micro in (1, 3):
-        loader = Loader(source, plan, prepare, collate, micro=micro)
+        loader = Loader(source, plan, prepare, COLLATE, micro=micro)
         settings = LoopSettings(data / str(micro), 1, accumulate=micro, precision="float32", threads=0)
         loop = Loop(settings, objective(tokenizer), loader)
         batches = next(loader.start(0)).batches
@@ -167,15 +168,15 @@ def test_the_gradient_of_three_micro_batches_is_that_of_the_whole_batch(data):
 
 def test_the_loss_is_the_mean_over_tokens_and_a_sentence_sees_no_image(data):
     tokenizer = BytePairTokenizer.train(["a red wall", "a deep blue sea"] * 2, 280)
-    prepare = PrepareCaption(tokenizer, 16, RECORD, CaptionAugmentSettings(), {})
+    prepare = PrepareCaption(tokenizer, 16, RECORD, {})
     images, texts = open_source(data / "said.jsonl"), sentences([data / "texts.gz"], [])
     rows = [prepare(source.read(0), generator(0, i)) for i, source in enumerate((images, texts))]
     lowered = objective(tokenizer).eval()
-    together_, *each = (lowered(_double(collate(part))) for part in (rows, rows[:1], rows[1:]))
+    together_, *each = (lowered(_double(finished(COLLATE(part)))) for part in (rows, rows[:1], rows[1:]))
     assert together_["captions"].item() == pytest.approx(each[0]["captions"].item())
     assert together_["sentences"].item() == pytest.approx(each[1]["sentences"].item())
     assert each[0]["sentences"] == each[1]["captions"] == 0
-    batch = _double(collate(rows[:1]))
+    batch = _double(finished(COLLATE(rows[:1])))
     logits = lowered.model(batch.images, batch.ids[:, :-1])
     wanted = torch.nn.functional.cross_entropy(logits[0], batch.ids[0, 1:], label_smoothing=0.1)
     assert each[0]["captions"].item() / lowered.counts(batch)["captions"] == pytest.approx(wanted.item())

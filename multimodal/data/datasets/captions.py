@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -19,16 +20,20 @@ from multimodal.data.sources import PackedRows, Sample, Source, SourceRow, joine
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
+from multimodal.tokens.image.resampling import resized_boxes, scaled_pixels
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 
 class CaptionExample(NamedTuple):
-    pixels: Float[Tensor, "3 H W"] | None  # None: a sentence without an image
+    image: UInt8[Tensor, "H W 3"] | None  # None: a sentence without an image
     ids: list[int]  # bos .. eos
+    draws: Float[Tensor, "D"]  # of `augmented`
 
 
 TEMPLATES = ("a photo of a {}.", "a picture of a {}.", "a close-up of a {}.", "this is a {}.")
 KEPT = 1 << 29  # bytes of resized images cached per process
+SPARE = 1.25  # edge of a cached image, of the model's: most crops are not enlarged
+DRAWS = 7  # random numbers in [0, 1) per image
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,13 @@ class CaptionAugmentSettings:
 
 
 class PrepareCaption:
-    """Draws a caption and augments the image: crop, mirroring, brightness and contrast.
+    """Draws a caption and the numbers that augment the image.
 
     `names`: class names by label; other labels are names themselves. Resized images are cached, up to `KEPT` bytes,
     since decoding a photograph takes longer than a small model's step."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, context: int, record: Preprocessing, settings: CaptionAugmentSettings,
-        names: Mapping[str, Sequence[str]],
-    ):  # fmt: skip
-        self.tokenizer, self.context, self.record, self.settings = tokenizer, context, record, settings
+    def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, names: Mapping[str, Sequence[str]]):
+        self.tokenizer, self.context, self.record = tokenizer, context, record
         self.names, self.kept, self.room = names, {}, KEPT
 
     def __call__(self, sample: Sample, random: torch.Generator) -> CaptionExample:
@@ -60,47 +62,60 @@ class PrepareCaption:
         ids = self.tokenizer.encode(tidy(texts[_below(len(texts), random)]))[: self.context - 2]
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return CaptionExample(
-            None if is_alone(sample) else augmented(self._image(sample), self.record, self.settings, random), ids
+            None if is_alone(sample) else self._image(sample), ids, torch.rand(DRAWS, generator=random)
         )
 
-    def _image(self, sample: Sample) -> Image.Image:
+    def _image(self, sample: Sample) -> UInt8[Tensor, "H W 3"]:
         if sample.name not in self.kept:
-            image = smaller(read_image(sample.media), self.record)
-            self.room -= image.width * image.height * 3
+            least = math.ceil(SPARE * max(self.record.size))
+            image = as_tensor(smaller(read_image(sample.media, least=least), self.record))
+            self.room -= image.numel()
             if self.room < 0:
                 return image
             self.kept[sample.name] = image
         return self.kept[sample.name]
 
 
+def as_tensor(image: Image.Image) -> UInt8[Tensor, "H W 3"]:
+    return torch.from_numpy(np.array(image))
+
+
 def smaller(image: Image.Image, record: Preprocessing) -> Image.Image:
-    """The image, if it is large, resized to a quarter more than the model's size: most crops are not enlarged."""
-    ratio = 1.25 * max(record.size) / min(image.size)
+    """The image, if it is large, resized to `SPARE` of the model's size."""
+    ratio = SPARE * max(record.size) / min(image.size)
     return (
         image if ratio >= 1 else image.resize([round(side * ratio) for side in image.size], Image.Resampling.BILINEAR)
     )
 
 
+def stacked(images: Sequence[UInt8[Tensor, "_ _ 3"]]) -> tuple[UInt8[Tensor, "B H W 3"], Int[Tensor, "B 2"]]:
+    """Images of any size in one tensor, padded at the right and below, and their heights and widths."""
+    sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.long).view(-1, 2)
+    most = [max((image.shape[axis] for image in images), default=1) for axis in (0, 1)]
+    made = torch.zeros(len(images), *most, 3, dtype=torch.uint8)
+    for place, image in zip(made, images, strict=True):
+        place[: image.shape[0], : image.shape[1]] = image
+    return made, sizes
+
+
 def augmented(
-    image: Image.Image, record: Preprocessing, s: CaptionAugmentSettings, random: torch.Generator
-) -> Float[Tensor, "3 H W"]:
-    """Pixels of a random crop, mirrored or not, with another brightness and contrast."""
+    images: UInt8[Tensor, "B H W 3"], sizes: Int[Tensor, "B 2"], draws: Float[Tensor, "B D"], record: Preprocessing,
+    s: CaptionAugmentSettings,
+) -> Float[Tensor, "B 3 h w"]:  # fmt: skip
+    """Pixels of a random crop of each image, mirrored or not, with another brightness and contrast, by `DRAWS` numbers
+    per image."""
     height, width = record.size
-    area, aspect, x, y, flip, brighter, sharper = torch.rand(7, generator=random).tolist()
-    area = (s.smallest_crop + (1 - s.smallest_crop) * area) * image.width * image.height
-    aspect = math.exp((2 * aspect - 1) * math.log(4 / 3)) * width / height
-    wide, high = min(image.width, (area * aspect) ** 0.5), min(image.height, (area / aspect) ** 0.5)
-    left, top = x * (image.width - wide), y * (image.height - high)
-    box = (left, top, left + wide, top + high)
-    cut = image.resize((width, height), Image.Resampling.BILINEAR, box)
-    if flip < s.flip:
-        cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    pixels = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(height, width, 3)
-    pixels = pixels.permute(2, 0, 1).float().div_(255)
-    gain, contrast = (1 + (2 * value - 1) * s.colour for value in (brighter, sharper))
-    pixels = ((pixels - pixels.mean()) * contrast + pixels.mean()) * gain
-    mean, std = torch.tensor(record.mean), torch.tensor(record.std)
-    return (pixels - mean[:, None, None]) / std[:, None, None]
+    area, aspect, x, y, mirror, brighter, sharper = draws.T
+    tall, broad = sizes.T.float()
+    area = (s.smallest_crop + (1 - s.smallest_crop) * area) * broad * tall
+    aspect = ((2 * aspect - 1) * math.log(4 / 3)).exp() * (width / height)
+    wide, high = (area * aspect).sqrt().minimum(broad), (area / aspect).sqrt().minimum(tall)
+    left, top = x * (broad - wide), y * (tall - high)
+    boxes = torch.stack([left, top, left + wide, top + high], 1)
+    pixels = resized_boxes(images, sizes, boxes, record.size, "bilinear", mirror < s.flip) / 255
+    gain, contrast = ((1 + (2 * own - 1) * s.colour)[:, None, None, None] for own in (brighter, sharper))
+    middle = pixels.mean((1, 2, 3), keepdim=True)
+    return scaled_pixels(((pixels - middle) * contrast + middle) * gain, record)
 
 
 def _below(count: int, random: torch.Generator) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -18,8 +18,10 @@ from multimodal.data.sources import USUAL, ListColumns, SourceRow, joined, open_
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
+from multimodal.tokens.image.resampling import mean_and_deviation
 
 BROKEN = -1  # concept number of an item that raises on reading
+LUMA = (0.299, 0.587, 0.114)
 DRAWS = 12  # random numbers in [0, 1) per image for crop and colours
 
 
@@ -89,7 +91,7 @@ class LabelledImageSource:
         sample = self.items.read(self.places[key])
         if self.groups[key] == BROKEN:
             raise DataError(f"{self.name(key)}: its caption is empty")
-        image = read_image(sample.media)
+        image = read_image(sample.media, least=self.large)
         return square(image, self.small if min(image.size) <= self.small else self.large)
 
 
@@ -135,16 +137,15 @@ def square(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
 
 
 def augment(
-    pixels: UInt8[Tensor, "B 3 S S"], draws: Float[Tensor, "B n"], record: Preprocessing, smallest: float,
-    strength: float,
+    pixels: UInt8[Tensor, "B 3 S S"], draws: Float[Tensor, "B n"], soft: Int[Tensor, "K"], record: Preprocessing,
+    smallest: float, strength: float,
 ) -> Float[Tensor, "B 3 H W"]:  # fmt: skip
     """Augment a batch by `draws` (`DRAWS` numbers per image): a crop of `smallest`..1 of the area with flip, rotation
     and shear, then brightness, contrast, saturation and occasional greyscale, with the record's normalization. It takes
-    one grid sampling and one matrix product."""
+    one grid sampling and one matrix product. `soft`: the images of `softened`."""
     count, side = len(pixels), pixels.shape[-1]
     images, draws = pixels.float().div_(255), draws.T
-    soft = draws[0] < 0.15 * strength  # coarser, as a thumbnail
-    if soft.any():
+    if len(soft):
         images[soft] = F.interpolate(F.avg_pool2d(images[soft], 2), size=(side, side), mode="bilinear")
     places = _placements(draws[1:8], smallest, strength)
     grid = F.affine_grid(places, [count, 3, *record.size], align_corners=False)
@@ -152,12 +153,16 @@ def augment(
     return _coloured(crops, draws[8:12], record, strength)
 
 
+def softened(draws: Float[Tensor, "B n"], strength: float) -> Int[Tensor, "K"]:
+    """Numbers of the images to make coarser, as thumbnails; found on the host, where reading them waits for no GPU."""
+    return (draws[:, 0] < 0.15 * strength).nonzero()[:, 0]
+
+
 def _placements(draws: Float[Tensor, "7 B"], smallest: float, strength: float) -> Float[Tensor, "B 2 3"]:
     """Return affine maps from output to input coordinates, both in [-1, 1]."""
     area = draws[0] * (1 - smallest) + smallest
-    aspect, angle, shear, across, down = (draws[1:6] * 2 - 1) * torch.tensor(
-        [[0.29], [0.2 * strength], [0.15 * strength], [1.0], [1.0]]
-    )
+    most = (0.29, 0.2 * strength, 0.15 * strength, 1.0, 1.0)
+    aspect, angle, shear, across, down = (own * limit for own, limit in zip(draws[1:6] * 2 - 1, most, strict=True))
     aspect = aspect.exp()  # 3:4 to 4:3
     wide, high = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
     mirror = torch.where(draws[6] < 0.5, -1.0, 1.0)
@@ -174,9 +179,10 @@ def _coloured(
     """Apply colour changes and normalization, all linear in RGB, as one 3x3 matrix and an offset."""
     gain, contrast, colour = (1 + (draws[:3] * 2 - 1) * 0.4 * strength)[..., None, None]
     colour = torch.where(draws[3][:, None, None] < 0.1 * strength, 0.0, colour)
-    grey = torch.tensor([0.299, 0.587, 0.114]).expand(3, 3)
-    matrix = colour * torch.eye(3) + (1 - colour) * grey
-    middle = (images.mean((2, 3)) @ grey[0])[:, None, None]
-    std = torch.tensor(record.std)[:, None]
-    offset = ((1 - contrast) * middle * gain - torch.tensor(record.mean)[:, None]) / std
+    mean, std = mean_and_deviation(record, images.device)
+    matrix = colour * torch.eye(3, device=images.device)
+    for band, share in enumerate(LUMA):
+        matrix[:, :, band] += (1 - colour[..., 0]) * share
+    middle = sum(share * images[:, band].mean((1, 2)) for band, share in enumerate(LUMA))[:, None, None]
+    offset = ((1 - contrast) * middle * gain - mean) / std
     return torch.baddbmm(offset, gain * contrast * matrix / std, images.flatten(2)).view_as(images)

@@ -14,7 +14,7 @@ from multimodal.blocks.connector import ConnectorConfig
 from multimodal.blocks.masks import places
 from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_rows, pad_text, round_up
-from multimodal.data.datasets.captions import CaptionAugmentSettings, augmented, smaller
+from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, as_tensor, augmented, smaller, stacked
 from multimodal.data.datasets.text import IGNORED
 from multimodal.data.sources import Sample
 from multimodal.errors import CheckpointError, DataError, TextError
@@ -148,7 +148,8 @@ class PrepareChat:
             return Input(self.encoder.read(part, several))
         if part.kind == "image" and record.tiling is None:
             image = self._keep(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
-            pixels = augmented(image, record, self.augment, random)[None]
+            draws = torch.rand(1, DRAWS, generator=random)
+            pixels = augmented(*stacked([as_tensor(image)]), draws, record, self.augment)
             return Input(Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width))))
         medium = self._keep(source, lambda: self.encoder.read(part, several))
         if part.kind == "audio" and self.sound is not None:

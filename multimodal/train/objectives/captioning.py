@@ -3,8 +3,9 @@
 Sentences without images teach the decoder the language; they attend to a source of zeros.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_text
-from multimodal.data.datasets.captions import CaptionExample
+from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, CaptionExample, augmented, stacked
+from multimodal.data.loader import Deferred
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.losses import selected
 from multimodal.train.objective import Summed
@@ -33,14 +36,27 @@ class CaptionBatch(PaddedText):
     rows: Int[Tensor, "B"]
 
 
-def collate(examples: list[CaptionExample]) -> CaptionBatch:
-    rows, pixels = [], []
-    for example in examples:
-        rows.append(-1 if example.pixels is None else len(pixels))
-        pixels += [] if example.pixels is None else [example.pixels]
-    text = pad_text([example.ids for example in examples], multiple=1)
-    images = torch.stack(pixels) if pixels else torch.zeros(0, 3, 1, 1)
-    return CaptionBatch(text.ids, text.lengths, images, torch.tensor(rows))
+@dataclass(frozen=True)
+class CollateCaptions:
+    """Collates captions; the device augments their images."""
+
+    record: Preprocessing
+    settings: CaptionAugmentSettings
+
+    def __call__(self, examples: Sequence[CaptionExample]) -> Deferred:
+        with_image = [example for example in examples if example.image is not None]
+        rows, known = [], 0
+        for example in examples:
+            rows.append(-1 if example.image is None else known)
+            known += example.image is not None
+        text = pad_text([example.ids for example in examples], multiple=1)
+        draws = torch.stack([example.draws for example in with_image]) if with_image else torch.zeros(0, DRAWS)
+        images = stacked([example.image for example in with_image])
+        return Deferred(partial(_captioned, self), (text, *images, draws, torch.tensor(rows)))
+
+
+def _captioned(c: CollateCaptions, text: PaddedText, images: Tensor, sizes: Tensor, draws: Tensor, rows: Tensor):
+    return CaptionBatch(text.ids, text.lengths, augmented(images, sizes, draws, c.record, c.settings), rows)
 
 
 class Captioning(Summed):

@@ -1,63 +1,32 @@
-"""Supervised image classification: timm's augmentation and mixing, soft targets, accuracy.
+"""Supervised image classification: mixed images, soft targets, a head on a trained model."""
 
-timm draws from the global generators of Python, numpy and torch, which are seeded from the item's own generator around
-each call and restored, so that a batch depends on its items alone.
-"""
-
-import logging
 import math
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from multimodal.data.loader import generator
-from multimodal.data.sources import Sample
-from multimodal.errors import CheckpointError, UsageError, demand
+from multimodal.data.loader import Deferred, generator
+from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.tokens.image.preprocessing import Preprocessing
-from multimodal.tokens.image.reading import read_image
 from multimodal.train.objective import Summed
+from multimodal.train.objectives.augment_images import (
+    DrawnBatch,
+    ImageAugmentSettings,
+    ImageExample,
+    augmented,
+    drawn_batch,
+    inside,
+    seeded,
+)
 from multimodal.weights.folder import Checkpoint
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ImageAugmentSettings:
-    """Augmentation of labelled images."""
-
-    randaugment: str = "rand-m9-mstd0.5-inc1"  # timm's RandAugment string (Cubuk et al. 2020), empty for none
-    smallest_crop: float = 0.3  # smallest crop, as a share of the image's area
-    flip: float = 0.5  # probability of mirroring
-    erase: float = 0.25  # probability of random erasing (Zhong et al. 2020)
-    mixup: float = 0.2  # alpha of mixup (Zhang et al. 2018), 0 for none; partners come from the same micro-batch
-    cutmix: float = 1.0  # alpha of CutMix (Yun et al. 2019), 0 for none; with both, each image gets either
-    mix: float = 1.0  # share of the images that are mixed
-    smoothing: float = 0.1  # label smoothing (Szegedy et al. 2016)
-
-    def __post_init__(self):
-        demand("smallest_crop", self.smallest_crop, 0 < self.smallest_crop <= 1, "over 0, up to 1")
-        for name in ("flip", "erase", "mix"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("mixup", "cutmix"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 or more")
-        demand("smoothing", self.smoothing, 0 <= self.smoothing < 1, "0 to under 1")
-
-
-class ImageExample(NamedTuple):
-    pixels: Float[Tensor, "3 H W"]
-    label: int
-    seed: int  # contributes to the seed of its batch
 
 
 class ImageClassBatch(NamedTuple):
@@ -65,73 +34,57 @@ class ImageClassBatch(NamedTuple):
     targets: Float[Tensor, "B C"]  # rows sum to 1
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, numpy and torch (CPU) inside, and restore them."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed an accelerator too
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
-
-
-def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    # timm asks for 0 bits at full magnitude, which Pillow refuses
-    return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
-
-
-class ImageAugment:
-    """Augments a labelled image; `labels` are in the order of the model's outputs.
-
-    Raises UsageError for an invalid RandAugment string."""
-
-    def __init__(self, labels: Sequence[str], record: Preprocessing, settings: ImageAugmentSettings):
-        from timm.data import create_transform
-
-        self.index = {label: i for i, label in enumerate(labels)}
-        try:
-            self.transform = create_transform(
-                (3, *record.size), is_training=True, scale=(settings.smallest_crop, 1.0), hflip=settings.flip,
-                color_jitter=None, auto_augment=settings.randaugment or None, interpolation=record.interpolation,
-                mean=record.mean, std=record.std, re_prob=settings.erase, re_mode="pixel",
-            )  # fmt: skip
-        except (AssertionError, ValueError, KeyError) as error:
-            raise UsageError(
-                f"{settings.randaugment}: timm does not know it ({error!r})", argument="randaugment"
-            ) from None
-        for operation in (o for t in self.transform.transforms for o in getattr(t, "ops", ()) if "Post" in o.name):
-            operation.aug_fn = _posterize
-
-    def __call__(self, sample: Sample, source: torch.Generator) -> ImageExample:
-        image = read_image(sample.media)
-        own, batch = torch.randint(2**31, (2,), generator=source).tolist()
-        with seeded(own):
-            return ImageExample(self.transform(image), self.index[sample.label], batch)
-
-
 class MixImages:
-    """Collates examples, mixed by timm, each with its own partner and share."""
+    """Collates examples, mixed as timm mixes them, each with its own partner and share. The device augments and mixes
+    the images."""
 
-    def __init__(self, classes: int, settings: ImageAugmentSettings):
-        self.classes, self.settings = classes, settings
+    def __init__(self, classes: int, record: Preprocessing, settings: ImageAugmentSettings):
+        self.classes, self.record, self.settings = classes, record, settings
 
-    def __call__(self, examples: Sequence[ImageExample]) -> ImageClassBatch:
+    def __call__(self, examples: Sequence[ImageExample]) -> Deferred:
         from timm.data.mixup import Mixup, mixup_target
 
-        s = self.settings
-        pixels, labels = torch.stack([e.pixels for e in examples]), torch.tensor([e.label for e in examples])
+        s, count = self.settings, len(examples)
+        labels = torch.tensor([e.label for e in examples])
         targets = mixup_target(labels, self.classes, smoothing=s.smoothing)
+        shares, boxes = torch.ones(count), torch.zeros(count, 4, dtype=torch.long)
+        seed = generator(*(e.seed for e in examples)).initial_seed()
         if s.mix and (s.mixup or s.cutmix):
-            mixup = Mixup(s.mixup, s.cutmix, None, s.mix, 0.5, "elem", True, s.smoothing, self.classes)
-            even = len(examples) // 2 * 2  # timm mixes even batches only: the last image of an odd one stays
-            with seeded(generator(*(e.seed for e in examples)).initial_seed()):
-                _, targets[:even] = mixup(pixels[:even], labels[:even])
-        return ImageClassBatch(pixels, targets)
+            even = count // 2 * 2  # timm mixes even batches only: the last image of an odd one stays
+            with seeded(seed):
+                drawn = Mixup(s.mixup, s.cutmix, None, s.mix, 0.5, "elem", True, s.smoothing, self.classes)
+                shares[:even], boxes[:even] = _shares(drawn, even, self.record.size)
+            # what a box takes from the partner is its whole value there
+            covered = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / math.prod(self.record.size)
+            own = torch.where(covered > 0, 1 - covered, shares)[:even]
+            targets[:even] = mixup_target(labels[:even], self.classes, own[:, None], s.smoothing)
+        finish = partial(_mixed, record=self.record, seed=seed)
+        return Deferred(finish, (drawn_batch(examples, self.record), shares, boxes, targets))
+
+
+def _shares(drawn: Any, count: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Share of each image in its mixture, and the box (top, left, bottom, right) that its partner fills, empty if it
+    has none: timm's draws, in timm's order."""
+    from timm.data.mixup import cutmix_bbox_and_lam
+
+    shares, cut = drawn._params_per_elem(count)
+    boxes = torch.zeros(count, 4, dtype=torch.long)
+    for i in range(count):
+        if shares[i] != 1 and cut[i]:
+            (top, bottom, left, right), _ = cutmix_bbox_and_lam((3, *size), shares[i])
+            boxes[i] = torch.tensor([top, left, bottom, right])
+            shares[i] = 1
+    return torch.from_numpy(shares).float(), boxes
+
+
+def _mixed(
+    drawn: DrawnBatch, shares: Tensor, boxes: Tensor, targets: Tensor, record: Preprocessing, seed: int
+) -> ImageClassBatch:
+    pixels, even = augmented(drawn, record, seed), len(shares) // 2 * 2
+    others = torch.cat([pixels[:even].flip(0), pixels[even:]])
+    shares = shares[:, None, None, None]
+    pixels = torch.where(inside(boxes, record.size)[:, None], others, pixels * shares + others * (1 - shares))
+    return ImageClassBatch(pixels, targets)
 
 
 class SoftTargets(Summed):

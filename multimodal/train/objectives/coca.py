@@ -4,6 +4,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multimodal.data.batching import pad_text
-from multimodal.data.datasets.captions import CaptionExample
+from multimodal.data.datasets.captions import CaptionAugmentSettings, CaptionExample, augmented, stacked
+from multimodal.data.loader import Deferred
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa, CoCaConfig
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.train.losses import selected
 from multimodal.train.objective import Engine
 from multimodal.train.objectives.captioning import DecoderSettings
@@ -27,11 +30,20 @@ class CollateCoCa:
     """Collates images with captions from bos to eos. Images with the same caption match each other's."""
 
     pad_id: int
+    record: Preprocessing
+    settings: CaptionAugmentSettings
 
-    def __call__(self, examples: list[CaptionExample]) -> Pairs:
+    def __call__(self, examples: list[CaptionExample]) -> Deferred:
         text = pad_text([example.ids for example in examples], self.pad_id, multiple=1)
         texts = torch.tensor([zlib.crc32(repr(example.ids).encode()) for example in examples])  # equal in all processes
-        return Pairs(torch.stack([example.pixels for example in examples]), text.ids, text.valid, texts, texts)
+        images, draws = stacked([example.image for example in examples]), [example.draws for example in examples]
+        return Deferred(partial(_paired, self), (*images, torch.stack(draws), text.ids, text.valid, texts))
+
+
+def _paired(
+    c: CollateCoCa, images: Tensor, sizes: Tensor, draws: Tensor, ids: Tensor, valid: Tensor, texts: Tensor
+) -> Pairs:
+    return Pairs(augmented(images, sizes, draws, c.record, c.settings), ids, valid, texts, texts)
 
 
 class ContrastiveCaptioning(Contrastive):

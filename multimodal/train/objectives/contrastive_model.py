@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.class_names import CaptionSampler
-from multimodal.data.datasets.images import DRAWS, augment
+from multimodal.data.datasets.images import DRAWS, augment, softened
+from multimodal.data.loader import Deferred
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
@@ -78,25 +80,30 @@ class PrepareContrastive:
 
 
 class CollateContrastive:
-    """Collates drawn images, augmenting those of each stored size as one batch."""
+    """Collates drawn images; the device augments those of each stored size as one batch."""
 
     def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, smallest: float, strength: float):
         self.tokenizer, self.context, self.record = tokenizer, context, record
         self.smallest, self.strength = smallest, strength
 
-    def __call__(self, items: Sequence[DrawnImage]) -> Pairs:
+    def __call__(self, items: Sequence[DrawnImage]) -> Deferred:
         items = sorted(items, key=lambda item: item.pixels.shape[-1])
         sides = sorted({item.pixels.shape[-1] for item in items})
         alike = [[item for item in items if item.pixels.shape[-1] == side] for side in sides]
-        images = [
-            augment(
-                torch.stack([item.pixels for item in group]), torch.stack([item.draws for item in group]),
-                self.record, self.smallest, self.strength,
-            )
-            for group in alike
-        ]  # fmt: skip
+        images = [torch.stack([item.pixels for item in group]) for group in alike]
+        draws = [torch.stack([item.draws for item in group]) for group in alike]
+        soft = [softened(own, self.strength) for own in draws]
         with warnings.catch_warnings(action="ignore"):  # long captions are cut
             texts = self.tokenizer.batch([item.caption for item in items], self.context)
         concepts, terms = torch.tensor([[item.concept, item.term] for item in items]).T
         order = torch.stack([item.order for item in items])
-        return Pairs(torch.cat(images), texts.ids, texts.mask, concepts, terms, order)
+        finish = partial(_augmented, record=self.record, smallest=self.smallest, strength=self.strength)
+        return Deferred(finish, (images, draws, soft, (texts.ids, texts.mask, concepts, terms, order)))
+
+
+def _augmented(
+    images: list[Tensor], draws: list[Tensor], soft: list[Tensor], others: tuple[Tensor, ...], record: Preprocessing,
+    smallest: float, strength: float,
+) -> Pairs:  # fmt: skip
+    groups = zip(images, draws, soft, strict=True)
+    return Pairs(torch.cat([augment(*group, record, smallest, strength) for group in groups]), *others)

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from multimodal import load
 from multimodal.blocks.stack import transformer
 from multimodal.cli.main import main as multimodal
-from multimodal.data.datasets.captions import CaptionExample
+from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, CaptionExample
+from multimodal.data.loader import finished
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa
@@ -23,9 +24,10 @@ from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Prepr
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.objectives.captioning import DecoderSettings
 from multimodal.train.objectives.coca import CollateCoCa, ContrastiveCaptioning, coca
+from multimodal.train.objectives.contrastive import Pairs
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, save_folder
-from tests.helpers.data.contrast import EXACT, gradient, matching_loss, noise
+from tests.helpers.data.contrast import EXACT, gradient, matching_loss
 from tests.helpers.tiny import CLIPS, COCA, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 
@@ -36,13 +38,24 @@ NEW = ("image_pool.", "decoder.", "words.", "text_class")
 
 
 def examples(texts: list[list[int]]) -> list[CaptionExample]:
-    return [CaptionExample(noise(3, 8, 12, seed=row), [1, *ids, VOCABULARY - 1]) for row, ids in enumerate(texts)]
+    noise = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (len(texts), 12, 8, 3), generator=noise, dtype=torch.uint8)
+    draws = torch.rand(len(texts), DRAWS, generator=noise)
+    return [
+        CaptionExample(*own) for own in zip(pixels, ([1, *ids, VOCABULARY - 1] for ids in texts), draws, strict=True)
+    ]
+
+
+def collate(rows: list[CaptionExample]) -> Pairs:
+    record = Preprocessing((8, 12), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+    batch = finished(CollateCoCa(COCA.pad_id, record, CaptionAugmentSettings())(rows))
+    return batch._replace(images=batch.images.double())
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_accumulation_is_exact_and_the_loss_is_that_of_the_paper(kind):
     model = randomized(CoCa(replace(COCA, loss=kind))).double()
-    objective, collate = ContrastiveCaptioning(model, 0.1), CollateCoCa(COCA.pad_id)
+    objective = ContrastiveCaptioning(model, 0.1)
     rows = examples([[5], [3, 4, 5, 6, 7], [8, 9], [5], [2, 3, 4, 11, 12, 13, 14], [9, 8, 7]])
     loss, whole = gradient(objective, [collate(rows)])
     assert len(whole) == len(list(model.parameters()))

@@ -18,7 +18,8 @@ from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.evaluate.classification import ImageAccuracy
 from multimodal.tasks.evaluate.zero_shot import accuracy, read_named
 from multimodal.train.objectives import contrastive_model
-from multimodal.train.objectives.classify import ImageAugment, MixImages, SoftTargets, classifier
+from multimodal.train.objectives.augment_images import ImageAugment
+from multimodal.train.objectives.classify import MixImages, SoftTargets, classifier
 from multimodal.train.objectives.contrastive import Contrastive
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
 from multimodal.weights.folder import Checkpoint
@@ -44,7 +45,8 @@ def classify(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> 
     measure = lambda model, count: ImageAccuracy(val, labels, record, d.val, count)(model)
     return FinetuningJob(
         SoftTargets(model), model, ("head",), source, shuffled(len(source), d.batch, seed),
-        ImageAugment(labels, record, d.augment), MixImages(len(labels), d.augment), measure if val else None, finish,
+        ImageAugment(labels, record, d.augment), MixImages(len(labels), record, d.augment),
+        measure if val else None, finish,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import at_least
 from multimodal.train.objective import Objective
-from multimodal.train.objectives.classify import ImageAugmentSettings
+from multimodal.train.objectives.augment_images import ImageAugmentSettings
 from multimodal.weights.folder import Checkpoint
 
 # runs are short and the model is pretrained

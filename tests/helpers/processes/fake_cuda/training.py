@@ -48,6 +48,7 @@ from multimodal.train.optim import OptimSettings
 from multimodal.train.settings import LoopSettings
 
 from .device import waits
+from .images import drawn_captions, drawn_images, drawn_pairs
 
 SEEN = Preprocessing((32, 32), "shortest", "bicubic", (0.5,) * 3, (0.5,) * 3, 0, 1.0)
 KINDS = ("learned", "sinusoidal", "rotary", "bucket", "alibi")
@@ -205,6 +206,10 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     yield "CoCa", lambda: train(ContrastiveCaptioning(coca()), pairs())
     yield "captioner", lambda: train(Captioning(captioner()), captions())
     yield "ViT", lambda: train(SoftTargets(classifier()), images(), images())
+    drawn, two, told = drawn_images(), drawn_pairs(*pairs(False)[1:3]), drawn_captions()  # real: made on the host
+    yield "ViT augmented", lambda: train(SoftTargets(classifier()), drawn)
+    yield "CLIP augmented", lambda: train(Contrastive(clip()), two)
+    yield "captioner augmented", lambda: train(Captioning(captioner()), told)
     yield "sentence encoder", sentences
     for kind in KINDS:
         yield f"language model {kind}", lambda kind=kind: train(Language(text(kind)), tokens())
