@@ -88,7 +88,7 @@ def smaller(image: Image.Image, record: Preprocessing) -> Image.Image:
     )
 
 
-def stacked(images: Sequence[UInt8[Tensor, "_ _ 3"]]) -> tuple[UInt8[Tensor, "B H W 3"], Int[Tensor, "B 2"]]:
+def stacked_images(images: Sequence[UInt8[Tensor, "_ _ 3"]]) -> tuple[UInt8[Tensor, "B H W 3"], Int[Tensor, "B 2"]]:
     """Images of any size in one tensor, padded at the right and below, and their heights and widths."""
     sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.long).view(-1, 2)
     most = [max((image.shape[axis] for image in images), default=1) for axis in (0, 1)]

@@ -14,7 +14,14 @@ from multimodal.blocks.connector import ConnectorConfig
 from multimodal.blocks.masks import places
 from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_rows, pad_text, round_up
-from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, as_tensor, augmented, smaller, stacked
+from multimodal.data.datasets.captions import (
+    DRAWS,
+    CaptionAugmentSettings,
+    as_tensor,
+    augmented,
+    smaller,
+    stacked_images,
+)
 from multimodal.data.datasets.text import IGNORED
 from multimodal.data.sources import Sample
 from multimodal.errors import CheckpointError, DataError, TextError
@@ -149,7 +156,7 @@ class PrepareChat:
         if part.kind == "image" and record.tiling is None:
             image = self._keep(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
             draws = torch.rand(1, DRAWS, generator=random)
-            pixels = augmented(*stacked([as_tensor(image)]), draws, record, self.augment)
+            pixels = augmented(*stacked_images([as_tensor(image)]), draws, record, self.augment)
             return Input(Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width))))
         medium = self._keep(source, lambda: self.encoder.read(part, several))
         if part.kind == "audio" and self.sound is not None:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from multimodal.data.datasets.captions import as_tensor, stacked
+from multimodal.data.datasets.captions import as_tensor, stacked_images
 from multimodal.data.sources import Sample
 from multimodal.errors import UsageError, demand
 from multimodal.tokens.image.operations import OPERATIONS
@@ -199,7 +199,7 @@ def drawn_batch(examples: Sequence[ImageExample], record: Preprocessing) -> Draw
     erased = [row for row, example in enumerate(examples) if example.erased]
     boxes = torch.tensor([examples[row].erased for row in erased], dtype=torch.long).view(-1, 4)
     mirrored = torch.tensor([example.mirrored for example in examples])
-    crops = stacked([example.crop for example in examples])
+    crops = stacked_images([example.crop for example in examples])
     return DrawnBatch(*crops, mirrored, turns, torch.tensor(erased, dtype=torch.long), boxes)
 
 

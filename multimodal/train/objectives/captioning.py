@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_text
-from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, CaptionExample, augmented, stacked
+from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, CaptionExample, augmented, stacked_images
 from multimodal.data.loader import Deferred
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
@@ -51,7 +51,7 @@ class CollateCaptions:
             known += example.image is not None
         text = pad_text([example.ids for example in examples], multiple=1)
         draws = torch.stack([example.draws for example in with_image]) if with_image else torch.zeros(0, DRAWS)
-        images = stacked([example.image for example in with_image])
+        images = stacked_images([example.image for example in with_image])
         return Deferred(partial(_captioned, self), (text, *images, draws, torch.tensor(rows)))
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multimodal.data.batching import pad_text
-from multimodal.data.datasets.captions import CaptionAugmentSettings, CaptionExample, augmented, stacked
+from multimodal.data.datasets.captions import CaptionAugmentSettings, CaptionExample, augmented, stacked_images
 from multimodal.data.loader import Deferred
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
@@ -36,7 +36,7 @@ class CollateCoCa:
     def __call__(self, examples: list[CaptionExample]) -> Deferred:
         text = pad_text([example.ids for example in examples], self.pad_id, multiple=1)
         texts = torch.tensor([zlib.crc32(repr(example.ids).encode()) for example in examples])  # equal in all processes
-        images, draws = stacked([example.image for example in examples]), [example.draws for example in examples]
+        images, draws = stacked_images([example.image for example in examples]), [example.draws for example in examples]
         return Deferred(partial(_paired, self), (*images, torch.stack(draws), text.ids, text.valid, texts))
 
 
