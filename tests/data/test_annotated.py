@@ -92,6 +92,9 @@ def test_squad_and_json_lines_are_the_same_questions(tmp_path, tokenizer):
     assert all(tokenizer.decode(one.ids[one.start : one.end + 1]).replace(" ", "") == "onahill" for one in held)
     (without,) = read_questions(lines(tmp_path / "b.jsonl", row | {"answers": []}))
     assert QuestionWindows([without], tokenizer, 64, 8).read(0)[2:] == (0, 0)
+    (long,) = read_questions(lines(tmp_path / "c.jsonl", row | {"answers": [{"text": CONTEXT, "answer_start": 0}]}))
+    with pytest.raises(DataError, match=r"c.jsonl: line 1: answer '.*' is cut in each window of 30 tokens"):
+        QuestionWindows([long], tokenizer, 30, 4)
 
 
 @pytest.mark.parametrize(

@@ -108,19 +108,26 @@ class AnswerBatch(PaddedText):
 
 class QuestionWindows(SizedExamples[AnswerExample]):
     """Questions as the loader's source: an example for each window of a context, with its first known answer where the
-    window has it (Devlin et al. 2019, section 4.2). Raises TextError for a question that leaves no room."""
+    window has it (Devlin et al. 2019, section 4.2). Raises TextError for a question that leaves no room, DataError for
+    an answer that all windows cut."""
 
     def __init__(self, questions: Sequence[Question], tokenizer: Tokenizer, context: int, overlap: int):
         examples: list[AnswerExample] = []
         for one in questions:
+            cut = bool(one.answers)
             for window in context_windows(one.question, one.context, tokenizer, context, overlap):
                 start = end = 0
                 if one.answers:
-                    first, last = one.answers[0].start, one.answers[0].start + len(one.answers[0].text)
+                    text, first = one.answers[0]
+                    first, last = first + len(text) - len(text.lstrip()), first + len(text.rstrip())
                     inside = [at for at, piece in enumerate(window.pieces) if piece.start < last and piece.end > first]
                     whole = inside and window.pieces[0].start <= first and window.pieces[-1].end >= last
-                    start, end = (window.first + inside[0], window.first + inside[-1]) if whole else (0, 0)
+                    if whole:
+                        start, end, cut = window.first + inside[0], window.first + inside[-1], False
                 examples.append(AnswerExample(*window.row, start, end))
+            if cut:
+                text = one.answers[0].text
+                raise DataError(f"{one.where}: answer {text[:40]!r} is cut in each window of {context} tokens")
         super().__init__(examples, [len(one.ids) for one in examples], "window")
 
 
