@@ -15,9 +15,8 @@ from torch import nn
 
 from multimodal.data.datasets.text import TextCorpus
 from multimodal.errors import UsageError
-from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import losses_by_place
-from multimodal.tasks.figures import new_figure, png
+from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.inspect.induction import induction, usable_ids
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.report import read_metrics
@@ -46,7 +45,7 @@ class InductionCurve:
         return {"induction": float(result.prefix_matching.flatten()[best]), "in_context": row["in_context"]}
 
     def plot(self, path: Path) -> list[str]:
-        """Draw the curves; return a line for each of the strongest heads at the end."""
+        """Draw the curves as PNG and SVG; return a line for each of the strongest heads at the end."""
         rows = list({row["step"]: row for row in read_metrics(self.file)}.values())  # a resumed run may score again
         _drawn(rows, path, self.context)
         scores = torch.tensor(rows[-1]["scores"])
@@ -80,4 +79,10 @@ def _drawn(rows: list[dict[str, Any]], path: Path, context: int) -> None:
     for axes in (heads, loss, copies):
         axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_output(path, png(figure))
+    save_figure(figure, path, CAPTION)
+
+
+CAPTION = (
+    "Do some heads' scores rise at once (top)? At the same steps late tokens become cheaper than early ones (middle), "
+    "and the second copy of a random sequence than the first (bottom)."
+)
