@@ -24,6 +24,7 @@ typed.install("multimodal")
 for name in [name for name in os.environ if name.startswith("MULTIMODAL_")]:  # the default models of whoever runs them
     del os.environ[name]
 os.environ["MULTIMODAL_TUNE"] = "0"  # the same bits in every run, and no file in whoever's home
+os.environ["MULTIMODAL_NATIVE"] = "0"  # tests of compiled steps ask for them
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: workers would fight over the cores
 os.fsync = lambda file: None  # thousands of waits for the disk; kills need none, only a loss of power does
 # a shell that starts the tests with & has them ignore Ctrl-C, and the programs that they start would inherit that

@@ -50,6 +50,13 @@ class LayerCache:
         self.length = end
         return self.key, self.value
 
+    def reserve(self, count: int) -> KeyValue:
+        """The buffers [B K capacity E], with space for `count` more positions."""
+        end = self.length + count
+        if end > self._key.shape[2]:
+            self._key, self._value = (self._grown(side, side, end) for side in (self._key, self._value))
+        return self._key, self._value
+
     def _grown(self, old: Tensor | None, new: Tensor, need: int) -> Tensor:
         batch, heads, _, width = new.shape
         buffer = new.new_empty(batch, heads, max(2 * self.length, need, self.capacity, 32), width)

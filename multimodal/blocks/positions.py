@@ -151,7 +151,7 @@ def rotary(
     scale: float = 1.0,
     interleaved: bool = False,
     turns: tuple[float, float, int] | None = None,
-) -> Callable[[Tensor], Tensor]:
+) -> "Rotation":
     """RoPE (Su et al. 2021) for queries and keys [B H T E] at these positions.
 
     `scale` < 1 interpolates positions (Chen et al. 2023). With `turns` (low, high, n) waves with more than `high` turns
@@ -162,28 +162,29 @@ def rotary(
         low, high, count = turns
         kept = ((count * rates / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
         rates, scale = rates * (kept + (1 - kept) * scale), 1.0
-    return _rotation((positions.float() * scale)[..., None] * rates, interleaved)
+    return Rotation((positions.float() * scale)[..., None] * rates, interleaved)
 
 
-def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> Callable[[Tensor], Tensor]:
+def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> "Rotation":
     """Axial RoPE for a grid of patches: half of the angles follow the row, half the column."""
     rates = theta ** (-torch.arange(0, width // 2, 2).float() / (width // 2))
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     angles = [axis.flatten()[:, None] * rates for axis in (row, column)]
-    return _rotation(torch.cat(angles, -1), interleaved=False)
+    return Rotation(torch.cat(angles, -1), interleaved=False)
 
 
-def _rotation(angles: Float[Tensor, "*B T R"], interleaved: bool) -> Callable[[Tensor], Tensor]:
-    """Turn pairs (a, b) into (a·cos - b·sin, b·cos + a·sin), in few calls: single tokens wait for their number."""
-    cos, sin = angles.cos(), angles.sin()
-    at, half = -1 if interleaved else -2, angles.shape[-1]
-    cos, sin = torch.stack([cos, cos], at).flatten(-2), torch.stack([-sin, sin], at).flatten(-2)
-    if angles.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]  # positions differ between rows of the batch
+class Rotation:
+    """Turns pairs (a, b) of queries and keys into (a·cos - b·sin, b·cos + a·sin), in few calls: single tokens wait for
+    their number. `cos`, `sin`: [T E] or [B 1 T E]."""
 
-    def rotate(x: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
+    def __init__(self, angles: Float[Tensor, "*B T R"], interleaved: bool):
+        cos, sin = angles.cos(), angles.sin()
+        at, self.half, self.interleaved = -1 if interleaved else -2, angles.shape[-1], interleaved
+        cos, sin = torch.stack([cos, cos], at).flatten(-2), torch.stack([-sin, sin], at).flatten(-2)
+        # positions may differ between rows of the batch
+        self.cos, self.sin = (cos[:, None], sin[:, None]) if angles.ndim == 3 else (cos, sin)
+
+    def __call__(self, x: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
         wide = x.float()
-        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if interleaved else wide.roll(half, -1)
-        return (wide * cos + swapped * sin).to(x.dtype)
-
-    return rotate
+        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else wide.roll(self.half, -1)
+        return (wide * self.cos + swapped * self.sin).to(x.dtype)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from multimodal.inference.bf16_attention import BlockedAttention
 from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, replace_modules
+from multimodal.inference.native.decoder import NativeDecoder, has_native_step
+from multimodal.inference.native.library import library
+from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
 from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack, row_linear
@@ -46,10 +50,11 @@ def prepare_for_inference(
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU is fast in it, and all else in float32; on a GPU
     Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only, for models that
-    write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers. Inputs are float32, but
-    speech frames have the decoder's type (float32 for int8). An image model's blocks compute in the type, those of its
-    decoder on a CPU in float32, and its outputs are float32; likewise a text or any-to-text model's on a CPU, where a
-    decoder without a source has the type too. On a GPU the whole text model has the type.
+    write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers, and the keys and values of
+    a source in bfloat16 where steps are compiled (`native.library`). Inputs are float32, but speech frames have the
+    decoder's type (float32 for int8). An image model's blocks compute in the type, those of its decoder on a CPU in
+    float32, and its outputs are float32; likewise a text or any-to-text model's on a CPU, where a decoder without a
+    source has the type too. On a GPU the whole text model has the type.
 
     Raises UsageError for an unknown type, a type that the device or the model does not support, a model of another
     kind, and a model prepared for another type or device."""
@@ -97,8 +102,11 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
     def choose(part: nn.Module) -> nn.Module:
         if isinstance(part, ViT):
             return PreparedViT(part)
-        graphs = part in decoders and isinstance(part, TextTransformer) and cuda_graphs.has_static_step(part)
-        return cuda_graphs.GraphDecoder(part) if graphs else part
+        if not isinstance(part, TextTransformer):
+            return part
+        if part in decoders and cuda_graphs.has_static_step(part):
+            return cuda_graphs.GraphDecoder(part)
+        return NativeDecoder(part) if has_native_step(part) else part
 
     made = replace_modules(made.eval(), choose)
     _own(made, model)
@@ -118,9 +126,11 @@ def _has_blocks(part: nn.Module) -> bool:
 
 def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
     decoders, packs = _decoders(made), rest == torch.float32 and can_pack(rest)
-    kind = Int8Linear if compute_type == "int8" else row_linear
-    for decoder in decoders if kind is Int8Linear or packs else []:
-        _fuse(decoder, kind)
+    int8 = compute_type == "int8"
+    compiled = bool(decoders) and rest == torch.float32 and library() is not None
+    kind = partial(NativeLinear, int8=int8) if compiled else Int8Linear if int8 else row_linear
+    for decoder in decoders if compiled or int8 or packs else []:
+        _fuse(decoder, kind, compiled or int8)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
     speech = isinstance(model, Whisper | ConformerCTC)
     in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
@@ -266,16 +276,16 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _fuse(decoder: TextTransformer | Stack, kind: Callable[..., nn.Module]) -> None:
-    """Fuse the decoder's blocks, quantise its linear maps if `kind` is Int8Linear (`pack` does the others), and give
-    tied logits a map of their own."""
+def _fuse(decoder: TextTransformer | Stack, kind: Callable[..., nn.Module], every: bool) -> None:
+    """Fuse the decoder's blocks, replace `every` linear map in float32 (else `pack` does), and give tied logits a map
+    of their own."""
     whole = isinstance(decoder, TextTransformer)
     if whole:
         fused = lambda part: FusedBlock(part) if isinstance(part, Block) and can_fuse(part) else part
         replace_modules(decoder.stack.blocks, fused)
-    for module in list(decoder.modules()) if kind is Int8Linear else []:
+    for module in list(decoder.modules()) if every else []:
         for name, child in module.named_children():
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
                 setattr(module, name, kind(child.weight, child.bias))
     if whole and decoder.head is None:
         decoder.head = _tied_head(decoder, kind)

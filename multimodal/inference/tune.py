@@ -60,11 +60,11 @@ def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str) -> st
 
 
 def machine() -> str:
-    return f"{_processor()}, threads {torch.get_num_threads()}"
+    return f"{processor()}, threads {torch.get_num_threads()}"
 
 
 @cache
-def _processor() -> str:
+def processor() -> str:
     has = torch.cpu.get_capabilities()
     digest = hashlib.blake2b(repr(sorted(has.items())).encode(), digest_size=6).hexdigest()
     return f"{has.get('cpu_name') or has.get('architecture')} {digest}, torch {torch.__version__}"

@@ -1,13 +1,12 @@
 """Configuration of text transformers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.positions import rotary, sinusoids
+from multimodal.blocks.positions import Rotation, rotary, sinusoids
 from multimodal.blocks.stack import StackConfig
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "bucket", "alibi", "none")
@@ -51,9 +50,7 @@ def sinusoidal_positions(config: PositionConfig, index: Int[Tensor, "*B T"], wid
     return table.unflatten(0, index.shape)
 
 
-def rotary_positions(
-    config: PositionConfig, index: Int[Tensor, "*B T"], attention: AttentionConfig
-) -> Callable[[Tensor], Tensor]:
+def rotary_positions(config: PositionConfig, index: Int[Tensor, "*B T"], attention: AttentionConfig) -> Rotation:
     """RoPE for these positions."""
     width = attention.head_width or attention.width // attention.heads
     theta = config.theta if config.ntk == 1 else config.theta * config.ntk ** (width / (width - 2))

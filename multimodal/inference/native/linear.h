@@ -1,0 +1,337 @@
+// Linear maps on a CPU, and threads.
+//
+// A vector's lanes are outputs of a map, and each output is summed input by input. So a row has the same bits alone and
+// among others, on any number of threads, whatever the compiler makes of the loops.
+
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 12;  // ROWS: whose sums stay in registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8, ROWS = 6;
+#else
+constexpr int LANES = 4, ROWS = 8;
+#endif
+constexpr int WIDE = 4;           // panels that a single row multiplies side by side
+constexpr int PANEL = 2 * LANES;  // outputs whose weights lie side by side
+constexpr int BYTES = 4 * LANES;  // of a vector
+constexpr int AHEAD = 4096;       // bytes of weights fetched before they are needed
+typedef float Floats __attribute__((vector_size(BYTES), may_alias));
+typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
+typedef float Anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
+
+inline Floats load(const float *from) { return *(const Anywhere *)from; }
+inline Floats load(const uint16_t *from) {  // bfloat16
+    typedef uint16_t Halves __attribute__((vector_size(BYTES / 2)));
+    typedef uint32_t Whole __attribute__((vector_size(BYTES)));
+    Halves halves;
+    memcpy(&halves, from, BYTES / 2);
+    return (Floats)(__builtin_convertvector(halves, Whole) << 16);
+}
+inline float single(float value) { return value; }
+inline float single(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+inline void store(float *to, Floats value) { *(Anywhere *)to = value; }
+
+// ---- threads: the caller hands out parts, helpers take some. It never waits for a helper that has not begun.
+
+#if defined(__x86_64__)
+inline void pause() { __builtin_ia32_pause(); }
+#else
+inline void pause() {}
+#endif
+
+class Pool {
+  public:
+    std::mutex busy;
+
+    void run(int64_t parts, int threads, void (*task)(void *, int64_t), void *context) {
+        try {
+            for (; helpers < threads - 1; ++helpers) std::thread(&Pool::help, this, helpers).detach();
+        } catch (const std::system_error &) {}  // no more threads here: the caller does the rest
+        allowed = threads - 1, this->task = task, this->context = context, finished = 0;
+        uint64_t number = (ticket.load() >> 48) + 1;
+        ticket = number << 48 | (uint64_t)parts << 24;
+        if (asleep > 0) {
+            std::lock_guard<std::mutex> lock(mutex);
+            condition.notify_all();
+        }
+        while (take()) {}
+        for (int turns = 0; finished.load(std::memory_order_acquire) < parts; ++turns)
+            turns < 2000 ? pause() : std::this_thread::yield();
+    }
+
+  private:
+    std::atomic<uint64_t> ticket{0};  // number of the work (16 bits), its parts (24), the next part (24)
+    std::atomic<int64_t> finished{0};
+    std::atomic<int> asleep{0}, allowed{0};
+    int helpers = 0;
+    void (*task)(void *, int64_t) = nullptr;
+    void *context = nullptr;
+    std::mutex mutex;
+    std::condition_variable condition;
+
+    static bool open(uint64_t ticket) { return (ticket & 0xffffff) < (ticket >> 24 & 0xffffff); }
+
+    bool take() {
+        uint64_t now = ticket.load();
+        while (open(now))
+            if (ticket.compare_exchange_weak(now, now + 1)) {
+                task(context, now & 0xffffff);
+                finished.fetch_add(1, std::memory_order_release);
+                return true;
+            }
+        return false;
+    }
+
+    void help(int number) {
+        for (int turns = 0;;) {
+            if (number < allowed && take()) {
+                turns = 0;
+            } else if (++turns < 4000) {  // about 0.2 ms: longer than between the parts of a step
+                pause();
+            } else {
+                std::unique_lock<std::mutex> lock(mutex);
+                ++asleep;
+                condition.wait(lock, [&] { return number < allowed && open(ticket.load()); });
+                --asleep, turns = 0;
+            }
+        }
+    }
+};
+
+// Calls `body(first, last)` for all of 0 … count in parts of about `part`.
+template <class Body> void parallel(int threads, int64_t count, int64_t part, const Body &body) {
+    static std::atomic<Pool *> shared{nullptr};  // never deleted: helpers may outlive main
+    static std::atomic<int> owner{0};
+    int64_t parts = (count + part - 1) / part;
+    if (threads > 1 && parts > 1 && parts < 1 << 24) {
+        if (owner.exchange(getpid()) != getpid()) shared = new Pool;  // first use, or a fork, which has no helpers
+        Pool *pool = shared;
+        if (std::unique_lock<std::mutex> alone(pool->busy, std::try_to_lock); alone) {
+            auto call = [&](int64_t at) { body(at * part, std::min(count, (at + 1) * part)); };
+            pool->run(parts, threads, [](void *own, int64_t at) { (*(decltype(call) *)own)(at); }, &call);
+            return;
+        }
+    }
+    body(0, count);
+}
+
+// ---- functions of single values
+
+inline Floats choose(Ints which, Floats yes, Floats no) { return which ? yes : no; }
+
+inline Floats exponential(Floats x) {  // within 2 units of the last place; 0 below -87
+    Floats bounded = choose(x > 88.0f, Floats{} + 88.0f, choose(x < -87.0f, Floats{} - 87.0f, x));
+    Floats whole = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounded
+    Floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    return choose(x < -87.0f, Floats{}, (sum * rest * rest + rest + 1.0f) * (Floats)power);
+}
+
+enum Activation { IDENTITY, GELU, GELU_TANH, QUICK_GELU, SILU, RELU };
+
+inline Floats activate(Floats x, int64_t kind) {
+    switch (kind) {
+    case GELU: {  // erf: Abramowitz and Stegun, formula 7.1.26
+        Floats size = choose(x < 0.0f, -x, x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * size);
+        Floats sum = (1.061405429f * t - 1.453152027f) * t + 1.421413741f;
+        sum = ((sum * t - 0.284496736f) * t + 0.254829592f) * t;
+        Floats tail = sum * exponential(-size * size);  // 1 - erf
+        return 0.5f * x * choose(x < 0.0f, tail, 2.0f - tail);
+    }
+    case GELU_TANH: return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
+    case QUICK_GELU: return x / (1.0f + exponential(-1.702f * x));
+    case SILU: return x / (1.0f + exponential(-x));
+    case RELU: return choose(x < 0.0f, Floats{}, x);
+    }
+    return x;
+}
+
+inline float total(Floats lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)lanes);
+#else
+    float parts[LANES];
+    memcpy(parts, &lanes, BYTES);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+    return parts[0];
+#endif
+}
+
+template <class Number> float dot(const float *a, const Number *b, int64_t size) {
+    Floats sum = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sum += load(a + i) * load(b + i);
+    float rest = 0;
+    for (; i < size; ++i) rest += a[i] * single(b[i]);
+    return total(sum) + rest;
+}
+
+// ---- linear maps
+
+struct Linear {  // weight [panels inputs PANEL] of float, or where `steps` is given [panels inputs/4 PANEL 4] of bytes
+    const void *weight;
+    const float *steps, *bias;   // [panels · PANEL]; no bias: null
+    const int32_t *sums;         // of bytes: 128 times each output's weights
+    int64_t outputs, inputs;     // inputs of bytes: a multiple of 4
+};
+
+struct Rows {  // inputs of a map: floats [count inputs], or unsigned bytes whose steps these are
+    const void *values;
+    const float *steps;
+    int64_t count;
+};
+
+enum Then { REPLACE, ADD, MULTIPLY };
+
+struct Target {  // [count width]
+    float *values;
+    int64_t width, then, activation;
+};
+
+struct Float {
+    using Sum = Floats;
+    using Input = float;
+    static Sum add(Sum sum, Input x, const char *column) { return sum + x * *(const Floats *)column; }
+    static Floats finish(Sum sum, const Linear &, const Rows &, int64_t, int64_t) { return sum; }
+};
+
+struct Byte {
+    using Sum = Ints;
+    using Input = int32_t;  // four bytes
+    static Sum add(Sum sum, Input x, const char *column) {
+#if defined(__AVX512VNNI__)
+        return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), *(const __m512i *)column);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+        return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(x), *(const __m256i *)column);
+#else
+        const int8_t *weights = (const int8_t *)column;
+        int32_t sums[LANES];
+        for (int i = 0; i < LANES; ++i) {
+            sums[i] = 0;
+            for (int j = 0; j < 4; ++j) sums[i] += (int32_t)(uint8_t)(x >> 8 * j) * weights[4 * i + j];
+        }
+        Sum more;
+        memcpy(&more, sums, BYTES);
+        return sum + more;
+#endif
+    }
+    static Floats finish(Sum sum, const Linear &map, const Rows &x, int64_t row, int64_t output) {
+        Floats exact = __builtin_convertvector(sum - *(const Ints *)(map.sums + output), Floats);
+        return exact * load(map.steps + output) * x.steps[row];
+    }
+};
+
+// R rows from `row` on by C panels from `panel` on.
+template <class Kind, int R, int C>
+void multiply(const Linear &map, const Rows &x, int64_t row, int64_t panel, const Target &to) {
+    using Input = typename Kind::Input;
+    const int64_t count = map.inputs * (map.steps ? 1 : 4) / 4, between = count * PANEL * 4;
+    const char *weight = (const char *)map.weight + panel * between;
+    const Input *own = (const Input *)x.values + row * count;
+    typename Kind::Sum sums[R][2 * C] = {};
+    for (int64_t k = 0; k < count; ++k, weight += 2 * BYTES)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            const char *column = weight + c * between;
+            __builtin_prefetch(column + AHEAD), __builtin_prefetch(column + AHEAD + BYTES);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                sums[r][2 * c] = Kind::add(sums[r][2 * c], own[r * count + k], column);
+                sums[r][2 * c + 1] = Kind::add(sums[r][2 * c + 1], own[r * count + k], column + BYTES);
+            }
+        }
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 2 * C; ++j) {
+            int64_t output = panel * PANEL + j * LANES;
+            Floats y = Kind::finish(sums[r][j], map, x, row + r, output);
+            y = activate(map.bias ? y + load(map.bias + output) : y, to.activation);
+            float *place = to.values + (row + r) * to.width + output, edge[LANES];
+            int64_t rest = map.outputs - output;
+            if (rest <= 0) continue;
+            float *from = rest < LANES ? edge : place;
+            if (rest < LANES) memcpy(edge, place, 4 * rest);
+            store(from, to.then == ADD ? load(from) + y : to.then == MULTIPLY ? load(from) * y : y);
+            if (rest < LANES) memcpy(place, edge, 4 * rest);
+        }
+}
+
+using Multiply = void (*)(const Linear &, const Rows &, int64_t, int64_t, const Target &);
+template <class Kind, int... R> Multiply chosen(int64_t rows, std::integer_sequence<int, R...>) {
+    static constexpr Multiply every[] = {multiply<Kind, R + 1, 1>...};
+    return every[rows - 1];
+}
+
+template <class Kind> void panels(const Linear &map, const Rows &x, int64_t first, int64_t last, const Target &to) {
+    for (; x.count == 1 && first + WIDE <= last; first += WIDE) multiply<Kind, 1, WIDE>(map, x, 0, first, to);
+    for (; first < last; ++first)
+        for (int64_t row = 0; row < x.count; row += ROWS) {
+            int64_t rows = std::min<int64_t>(ROWS, x.count - row);
+            chosen<Kind>(rows, std::make_integer_sequence<int, ROWS>{})(map, x, row, first, to);
+        }
+}
+
+void product(const Linear &map, const Rows &x, int64_t first, int64_t last, const Target &to) {
+    map.steps ? panels<Byte>(map, x, first, last, to) : panels<Float>(map, x, first, last, to);
+}
+
+// Rows [count inputs] as unsigned bytes around 128, 127 levels to each side; as they are for a map of floats.
+struct Quantized {
+    std::vector<uint8_t> bytes;
+    std::vector<float> steps;
+
+    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs) {
+        if (!map.steps) return {x, nullptr, count};
+        bytes.resize(count * map.inputs), steps.resize(count);
+        for (int64_t row = 0; row < count; ++row, x += inputs) {
+            Floats peaks = Floats{} + 1e-30f, none = {};  // none: NaN for NaN or infinity
+            int64_t i = 0;
+            for (; i + LANES <= inputs; i += LANES) {
+                Floats size = load(x + i);
+                size = choose(size < 0.0f, -size, size), none += size * 0.0f, peaks = choose(size > peaks, size, peaks);
+            }
+            float peak = 0, broken = total(none);
+            for (int j = 0; j < LANES; ++j) peak = std::max(peak, peaks[j]);
+            for (; i < inputs; ++i) peak = std::max(peak, std::fabs(x[i])), broken += x[i] * 0.0f;
+            const float step = peak * (1.0f / 127), even = 12582912.0f;  // even: rounds what is added and subtracted
+            steps[row] = step + broken;
+            uint8_t *to = bytes.data() + row * map.inputs;
+            memset(to, 128, map.inputs);
+            for (i = 0; broken == 0 && i < inputs; ++i) to[i] = (uint8_t)(int32_t)((x[i] / step + even) - even + 128);
+        }
+        return {bytes.data(), steps.data(), count};
+    }
+};
+
+}  // namespace

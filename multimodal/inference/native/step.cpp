@@ -1,0 +1,266 @@
+// Single-token steps of decoders, called through ctypes (library.py has the same structures).
+
+#include "linear.h"
+
+namespace {
+
+// ---- steps
+
+struct Norm {
+    const float *weight, *bias;  // [D]; RMSNorm: no bias
+    double eps;
+    int64_t root;  // RMSNorm
+};
+
+struct Layer {
+    Norm norms[3];  // before attention, cross-attention, feed-forward
+    Linear qkv, out, query, cross_out, gate, up, down;  // without a gate: no outputs
+    double scale, cross_scale;
+};
+
+struct Decoder {
+    const Layer *layers;
+    Norm norm;  // after the layers; none: no weight
+    Linear head;
+    int64_t count, width, heads, kv_heads, head_width, cross_heads, cross_width, activation;  // cross_heads 0: none
+};
+
+struct Step {  // of `rows` rows, `length` cached positions before
+    const float *x;                               // [rows width]
+    float *logits;                                // [rows vocabulary]
+    float *const *keys, *const *values;           // [rows kv_heads capacity head_width] of each layer
+    const void *const *source_keys, *const *source_values;  // [sources cross_heads source_length cross_width]
+    const int64_t *starts;                        // first position of each row; null: 0
+    const float *bias;                            // [heads capacity], the last for distance 0; or null
+    const float *cos, *sin;                       // [rows or 1, head_width], or null
+    const uint8_t *seen;                          // [sources source_length], or null: all
+    const int64_t *capacities;                    // of each layer's keys
+    int64_t rows, length, bias_capacity, turns, interleaved, sources, source_length;
+    int64_t source_halves, threads;               // turns: rows of cos; source_halves: bfloat16
+};
+
+void normalize(const Norm &norm, const float *x, int64_t rows, int64_t width, float *y) {
+    for (; rows--; x += width, y += width) {
+        float mean = 0, square = 0;
+        if (!norm.root) {
+            Floats sum = {};
+            int64_t i = 0;
+            for (; i + LANES <= width; i += LANES) sum += load(x + i);
+            for (; i < width; ++i) mean += x[i];
+            mean = (mean + total(sum)) / width;
+        }
+        for (int64_t i = 0; i < width; ++i) y[i] = x[i] - mean;
+        square = dot(y, y, width);
+        float scale = 1 / std::sqrt(square / width + (float)norm.eps);
+        for (int64_t i = 0; i < width; ++i) y[i] = y[i] * scale * norm.weight[i] + (norm.bias ? norm.bias[i] : 0);
+    }
+}
+
+template <class Number> struct Keys {  // that some queries see
+    const Number *keys, *values;  // [count width]
+    const float *bias;           // [queries, bias_between]
+    const uint8_t *seen;
+    int64_t count, width, bias_between;
+    float scale;
+};
+
+template <class Number> void fetch(const Number *from, int64_t count) {
+    const int64_t size = count * sizeof(Number);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch((const char *)from + AHEAD + i);
+}
+
+// Adds `chances` [count] times values [count width] to `sum`, one position after the other.
+template <class Number>
+void mix(const float *chances, const Number *values, int64_t count, int64_t width, float *sum) {
+    int64_t e = 0;
+    for (; e + 4 * LANES <= width; e += 4 * LANES) {
+        Floats a = load(sum + e), b = load(sum + e + LANES);
+        Floats c = load(sum + e + 2 * LANES), d = load(sum + e + 3 * LANES);
+        const Number *value = values + e;
+        for (int64_t s = 0; s < count; ++s, value += width) {
+            fetch(value, 4 * LANES);
+            a += chances[s] * load(value), b += chances[s] * load(value + LANES);
+            c += chances[s] * load(value + 2 * LANES), d += chances[s] * load(value + 3 * LANES);
+        }
+        store(sum + e, a), store(sum + e + LANES, b), store(sum + e + 2 * LANES, c), store(sum + e + 3 * LANES, d);
+    }
+    for (; e + LANES <= width; e += LANES) {
+        Floats a = load(sum + e);
+        for (int64_t s = 0; s < count; ++s) a += chances[s] * load(values + s * width + e);
+        store(sum + e, a);
+    }
+    for (; e < width; ++e)
+        for (int64_t s = 0; s < count; ++s) sum[e] += chances[s] * single(values[s * width + e]);
+}
+
+// Attention of queries [count width], `between` apart; the result takes their places.
+template <class Number> void attend(const Keys<Number> &own, float *queries, int64_t count, int64_t between) {
+    static thread_local std::vector<float> buffer;
+    const int64_t width = own.width, size = (own.count + LANES - 1) / LANES * LANES;
+    buffer.resize(count * size + LANES);
+    std::vector<float> sums(count);
+    float *scores = buffer.data();
+    for (int64_t s = 0; s < own.count; ++s) {
+        fetch(own.keys + s * width, width);
+        for (int64_t i = 0; i < count; ++i)
+            scores[i * size + s] = dot(queries + i * between, own.keys + s * width, width) * own.scale;
+    }
+    for (int64_t i = 0; i < count; ++i, scores += size) {
+        for (int64_t s = 0; s < own.count; ++s) {
+            if (own.bias) scores[s] += own.bias[i * own.bias_between + s];
+            if (own.seen && !own.seen[s]) scores[s] = -INFINITY;
+        }
+        std::fill(scores + own.count, scores + size, -INFINITY);
+        float most = -INFINITY;
+        for (int64_t s = 0; s < own.count; ++s) most = scores[s] > most ? scores[s] : most;
+        Floats sum = {};
+        for (int64_t s = 0; s < size; s += LANES) {
+            Floats chance = exponential(load(scores + s) - most);
+            store(scores + s, chance), sum += chance;
+        }
+        sums[i] = total(sum);
+        memset(queries + i * between, 0, 4 * width);
+    }
+    constexpr int64_t BLOCK = 32;  // positions whose values stay in the first cache for all queries
+    for (int64_t s = 0; s < own.count; s += BLOCK)
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t some = std::min(BLOCK, own.count - s);
+            mix(buffer.data() + i * size + s, own.values + s * width, some, width, queries + i * between);
+        }
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t e = 0; e < width; ++e) queries[i * between + e] /= sums[i];
+}
+
+void rotate(float *x, int64_t width, const float *cos, const float *sin, bool interleaved) {
+    const int64_t half = width / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        int64_t a = interleaved ? 2 * i : i, b = interleaved ? a + 1 : i + half;
+        float first = x[a], second = x[b];
+        x[a] = first * cos[a] + second * sin[a], x[b] = second * cos[b] + first * sin[b];
+    }
+}
+
+// One step's buffers and the parts of a layer.
+class Run {
+  public:
+    Run(const Decoder &decoder, const Step &step) : model(decoder), step(step) {
+        int64_t hidden = 0;
+        for (int64_t i = 0; i < model.count; ++i) hidden = std::max(hidden, model.layers[i].up.outputs);
+        x.assign(step.x, step.x + step.rows * model.width);
+        normed.resize(step.rows * model.width);
+        int64_t qkv = (model.heads + 2 * model.kv_heads) * model.head_width;
+        wide.resize(step.rows * std::max({hidden, qkv, model.cross_heads * model.cross_width}));
+        mixed.resize(step.rows * model.heads * model.head_width);
+    }
+
+    void all() {
+        for (int64_t at = 0; at < model.count; ++at) {
+            const Layer &layer = model.layers[at];
+            normalize(layer.norms[0], x.data(), step.rows, model.width, normed.data());
+            map(layer.qkv, normed.data(), model.width, wide.data(), REPLACE);
+            attend_self(layer, at);
+            map(layer.out, mixed.data(), model.heads * model.head_width, x.data(), ADD);
+            if (model.cross_heads) {
+                normalize(layer.norms[1], x.data(), step.rows, model.width, normed.data());
+                map(layer.query, normed.data(), model.width, wide.data(), REPLACE);
+                step.source_halves ? attend_source<uint16_t>(layer, at) : attend_source<float>(layer, at);
+                map(layer.cross_out, wide.data(), model.cross_heads * model.cross_width, x.data(), ADD);
+            }
+            normalize(layer.norms[2], x.data(), step.rows, model.width, normed.data());
+            feed(layer);
+            map(layer.down, wide.data(), layer.up.outputs, x.data(), ADD);
+        }
+        if (model.norm.weight) normalize(model.norm, x.data(), step.rows, model.width, x.data());
+        map(model.head, x.data(), model.width, step.logits, REPLACE);
+    }
+
+  private:
+    const Decoder &model;
+    const Step &step;
+    std::vector<float> x, normed, wide, mixed;
+    Quantized quantized;
+
+    template <class Body> void over_panels(const Linear &map, const Body &body) {
+        int64_t count = (map.outputs + PANEL - 1) / PANEL;
+        parallel(step.threads, count, step.threads > 1 ? count / (8 * step.threads) + 1 : count, body);
+    }
+
+    void map(const Linear &map, const float *from, int64_t inputs, float *to, Then then) {
+        Rows rows = quantized(map, from, step.rows, inputs);
+        Target target{to, map.outputs, then, IDENTITY};
+        over_panels(map, [&](int64_t first, int64_t last) { product(map, rows, first, last, target); });
+    }
+
+    void feed(const Layer &layer) {
+        const Linear &first = layer.gate.outputs ? layer.gate : layer.up;
+        Rows rows = quantized(first, normed.data(), step.rows, model.width);
+        Target target{wide.data(), first.outputs, REPLACE, model.activation};
+        over_panels(first, [&](int64_t begin, int64_t end) {
+            product(first, rows, begin, end, target);
+            Target both{wide.data(), first.outputs, MULTIPLY, IDENTITY};
+            if (layer.gate.outputs) product(layer.up, rows, begin, end, both);
+        });
+    }
+
+    void turn(float *x, int64_t row) {
+        const int64_t at = step.turns > 1 ? row * model.head_width : 0;
+        if (step.cos) rotate(x, model.head_width, step.cos + at, step.sin + at, step.interleaved);
+    }
+
+    void attend_self(const Layer &layer, int64_t at) {
+        const int64_t width = model.head_width, each = model.heads / model.kv_heads;
+        parallel(step.threads, step.rows * model.kv_heads, 1, [&](int64_t first, int64_t last) {
+            for (; first < last; ++first) {
+                int64_t row = first / model.kv_heads, head = first % model.kv_heads;
+                float *from = wide.data() + row * (model.heads + 2 * model.kv_heads) * width;
+                float *key = from + (model.heads + head) * width, *value = key + model.kv_heads * width;
+                float *queries = mixed.data() + (row * model.heads + head * each) * width;
+                memcpy(queries, from + head * each * width, 4 * each * width);
+                for (int64_t i = 0; i < each; ++i) turn(queries + i * width, row);
+                turn(key, row);
+                int64_t base = first * step.capacities[at] * width, start = step.starts ? step.starts[row] : 0;
+                float *keys = step.keys[at] + base, *values = step.values[at] + base;
+                memcpy(keys + step.length * width, key, 4 * width);
+                memcpy(values + step.length * width, value, 4 * width);
+                Keys<float> own{keys + start * width, values + start * width, nullptr, nullptr,
+                                step.length + 1 - start, width, step.bias_capacity, (float)layer.scale};
+                if (step.bias) own.bias = step.bias + (head * each + 1) * step.bias_capacity - own.count;
+                attend(own, queries, each, width);
+            }
+        });
+    }
+
+    template <class Number> void attend_source(const Layer &layer, int64_t at) {
+        const int64_t width = model.cross_width, each = step.rows / step.sources, across = model.cross_heads * width;
+        const Number *keys = (const Number *)step.source_keys[at], *values = (const Number *)step.source_values[at];
+        parallel(step.threads, step.sources * model.cross_heads, 1, [&](int64_t first, int64_t last) {
+            for (; first < last; ++first) {
+                int64_t source = first / model.cross_heads, base = first * step.source_length * width;
+                const uint8_t *seen = step.seen ? step.seen + source * step.source_length : nullptr;
+                float *queries = wide.data() + source * each * across + first % model.cross_heads * width;
+                Keys<Number> own{keys + base, values + base, nullptr, seen,
+                                 step.source_length, width, 0, (float)layer.cross_scale};
+                attend(own, queries, each, across);
+            }
+        });
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+int64_t panel() { return PANEL; }
+
+// y = x Wᵀ + b of `rows` rows [rows inputs].
+void linear(const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t threads) {
+    Quantized quantized;
+    Rows own = quantized(*map, x, rows, inputs);
+    int64_t count = (map->outputs + PANEL - 1) / PANEL;
+    parallel(threads, count, threads > 1 ? count / (8 * threads) + 1 : count, [&](int64_t first, int64_t last) {
+        product(*map, own, first, last, {y, map->outputs, REPLACE, IDENTITY});
+    });
+}
+
+void step(const Decoder *decoder, const Step *step) { Run(*decoder, *step).all(); }
+}

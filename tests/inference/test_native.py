@@ -1,0 +1,288 @@
+"""Compiled steps of decoders, and their library."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from multimodal.blocks.capture import capture_attention
+from multimodal.decoding import sampling
+from multimodal.decoding.beam_search import beam_search
+from multimodal.inference.int8 import Int8Linear
+from multimodal.inference.native import library as native
+from multimodal.inference.native.decoder import NativeDecoder
+from multimodal.inference.native.linear import NativeLinear
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
+from multimodal.models.whisper import Whisper
+from multimodal.weights.folder import Checkpoint
+from tests.helpers import tiny
+from tests.inference.test_prepared_text import DECODERS, STARTS, checkpoint, given, ids, stepped
+
+WITHOUT = {"shaw", "linear", "window", "post", "ours"}  # kinds that take their blocks' way
+KINDS = {"float32": 1e-5, "int8": 0.08}  # relative difference of logits
+SIZES = [(384, 384), (1000, 64), (3, 5), (1, 7), (33, 257)]
+
+
+@pytest.fixture(scope="module")
+def built(request: pytest.FixtureRequest) -> Path:
+    """The cache folder with the library, compiled once for many runs."""
+    if not any(map(shutil.which, native.COMPILERS)):
+        pytest.skip("no C++ compiler")
+    return request.config.cache.mkdir("compiled")
+
+
+@pytest.fixture
+def compiled(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MULTIMODAL_CACHE", str(built))
+    monkeypatch.delenv("MULTIMODAL_NATIVE", raising=False)
+    native.library.cache_clear()
+    assert native.library() is not None
+    yield
+    native.library.cache_clear()
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder."""
+    monkeypatch.setenv("MULTIMODAL_CACHE", str(tmp_path))
+    monkeypatch.delenv("MULTIMODAL_NATIVE", raising=False)
+    native.library.cache_clear()
+    yield tmp_path
+    native.library.cache_clear()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("out", "wide"), SIZES)
+def test_maps(out: int, wide: int):
+    weight, bias, x = torch.randn(out, wide), torch.randn(out), torch.randn(37, wide)
+    assert_close(NativeLinear(weight, bias)(x), F.linear(x, weight, bias), atol=1e-5 * wide**0.5, rtol=0)
+    assert_close(NativeLinear(weight)(x[None, :2]), F.linear(x[None, :2], weight), atol=1e-5 * wide**0.5, rtol=0)
+    assert_close(NativeLinear(weight, bias, int8=True)(x), Int8Linear(weight, bias)(x), atol=1e-5, rtol=1e-5)
+    assert NativeLinear(weight)(x[:0]).shape == (0, out)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("out", "wide"), SIZES)
+def test_a_row_has_the_same_bits_in_company_and_on_two_threads(out: int, wide: int, int8: bool):
+    made, x = NativeLinear(torch.randn(out, wide), torch.randn(out), int8), torch.randn(29, wide)
+    x[3], x[5], x[7] = 1e4, torch.nan, torch.inf
+    whole = made(x)
+    assert (~whole[5].isfinite()).all()
+    assert (~whole[7].isfinite()).all()
+    torch.set_num_threads(2)
+    try:
+        for count in (1, 2, 8, 17):
+            assert torch.equal(torch.cat([made(part) for part in x.split(count)]).nan_to_num(7), whole.nan_to_num(7))
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padded", [0, 1])
+@pytest.mark.parametrize("name", DECODERS)
+def test_steps_are_those_of_the_plain_decoder(name: str, padded: int, kind: str):
+    if padded and name == "linear":
+        pytest.skip("has no rows that are padded on the left")
+    plain, start, tokens = checkpoint(DECODERS[name]), STARTS[padded], ids()
+    made = prepare_for_inference(plain, kind).model
+    assert type(made) is (TextTransformer if name in WITHOUT else NativeDecoder)
+    with torch.inference_mode():
+        right, found = stepped(plain.model, tokens, start), stepped(made, tokens, start)
+    assert (found - right).norm() <= KINDS[kind] * right.norm()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", sorted(DECODERS.keys() - WITHOUT))
+def test_a_step_has_the_same_bits_alone_and_in_a_padded_batch(name: str, kind: str):
+    model, tokens, starts = prepare_for_inference(checkpoint(DECODERS[name]), kind).model, ids(), STARTS[1]
+    with torch.inference_mode():
+        caches = [model.new_cache() for _ in tokens]
+        for row, first, cache in zip(tokens, starts.tolist(), caches, strict=True):
+            model(row[None, first:6], cache=cache)
+        joint = model.new_cache(starts)
+        padded = lambda sides: torch.cat([F.pad(x, (0, 0, 6 - x.shape[2], 0)) for x in sides])
+        for at, layer in enumerate(joint.self_attention):
+            own = [cache.self_attention[at] for cache in caches]
+            layer.append(padded([one.key for one in own]), padded([one.value for one in own]))
+        for at in range(6, 10):
+            alone = [model(row[None, at : at + 1], cache=own) for row, own in zip(tokens, caches, strict=True)]
+            assert torch.equal(model(tokens[:, at : at + 1], cache=joint), torch.cat(alone))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["text-to-text", "text-to-text-apart"])
+def test_an_encoder_decoder_with_padded_sources(name: str, kind: str):
+    plain = given(name)
+    made, tokens, source = prepare_for_inference(plain, kind).model, ids(), ids(4, 7)
+    assert isinstance(made, EncoderDecoder)
+    assert isinstance(made.decoder, NativeDecoder)
+    valid = torch.arange(7) < torch.tensor([[7], [4], [7], [2]])
+    for real in (None, valid):
+        with torch.inference_mode():
+            found = []
+            for model in (plain.model, made):
+                states, cache = model.encode(source, real), model.decoder.new_cache()
+                found.append(torch.cat([model.decode(tokens[:, at : at + 1], states, real, cache) for at in range(6)]))
+        assert (found[1] - found[0]).norm() <= KINDS[kind] * found[0].norm()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_beams_over_sources_of_which_some_end_early():
+    plain = Checkpoint(tiny.randomized(Whisper(tiny.SPEECH)).eval(), source="tiny")
+    source = torch.randn(3, 6, tiny.SPEECH.decoder.width)
+
+    def written(model: Whisper) -> sampling.SampledTokens:
+        step = sampling.cross_attention_step(model.decoder, source)
+        prompt = torch.ones(3, 1, dtype=torch.long)
+        return beam_search(step, prompt, model.decoder.new_cache(), eos=0, max_new=[3, 6, 2], beams=3)
+
+    right, found = written(plain.model), written(prepare_for_inference(plain, "float32").model)
+    assert found.ids == right.ids
+    assert found.logprobs == pytest.approx(right.logprobs, abs=1e-5)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_attention_is_captured_and_one_cache_serves_both_ways():
+    plain, tokens = checkpoint(DECODERS["llama"]), ids()
+    made = prepare_for_inference(plain, "float32").model
+    with torch.inference_mode():
+        cache, parts = made.new_cache(), []
+        for first, last in ((0, 5), (5, 6), (6, 8), (8, 9)):
+            parts.append(made(tokens[:, first:last], cache=cache))
+        with capture_attention() as seen:
+            parts.append(made(tokens[:, 9:], cache=cache))
+        assert_close(torch.cat(parts, 1), plain.model(tokens), atol=1e-5, rtol=0)
+    assert len(seen) == 2
+
+
+@pytest.mark.usefixtures("compiled")
+def test_threads_of_the_caller_step_at_once():
+    made, tokens = prepare_for_inference(checkpoint(DECODERS["learned"]), "float32").model, ids(1)
+    right, found = stepped(made, tokens), [None] * 4
+
+    def write(at: int) -> None:
+        found[at] = stepped(made, tokens)
+
+    torch.set_num_threads(2)
+    try:
+        threads = [threading.Thread(target=write, args=(at,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(one, right) for one in found)
+
+
+def test_it_can_be_turned_off(anew: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    monkeypatch.setenv("MULTIMODAL_NATIVE", "0")
+    assert native.library() is None
+    assert type(prepare_for_inference(checkpoint(DECODERS["learned"]), "float32").model) is TextTransformer
+    assert capsys.readouterr().err == ""
+    assert not list(anew.iterdir())
+
+
+@pytest.mark.parametrize(("compiler", "why"), [("missing", "no C++ compiler (missing)"), ("false", "/false failed ()")])
+def test_without_a_compiler_one_line_says_so(anew, monkeypatch, capsys, compiler: str, why: str):
+    monkeypatch.setenv("CXX", compiler)
+    assert native.library() is None
+    assert native.library() is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("multimodal: models decode without compiled steps: ")
+    assert line.endswith(why)
+    assert type(prepare_for_inference(checkpoint(DECODERS["learned"]), "float32").model) is TextTransformer
+
+
+def place(folder: Path, made: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Stand in for the compiler; the returned list gets the places of each library that is loaded."""
+    loaded = []
+    monkeypatch.setattr(native, "_build", lambda compiler: made)
+    monkeypatch.setattr(native, "_compiler", lambda: "c++")
+    load = native.ctypes.CDLL
+    monkeypatch.setattr(native.ctypes, "CDLL", lambda path: loaded.append(Path(path)) or load(path))
+    return loaded
+
+
+@pytest.fixture
+def made(built: Path, compiled: None) -> bytes:
+    return next((built / "native").glob("*.so")).read_bytes()[: -native.DIGEST]
+
+
+def test_it_is_compiled_once_and_again_if_damaged(made: bytes, anew: Path, monkeypatch, capsys):
+    loaded = place(anew, made, monkeypatch)
+    assert native.library() is not None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("multimodal: compiled decoding steps in ")
+    native.library.cache_clear()
+    assert native.library() is not None
+    assert capsys.readouterr().err == ""
+    path = loaded[0]
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-100], b"\0" + whole[1:]):
+        path.unlink()  # the old one is mapped
+        path.write_bytes(damaged)
+        path.chmod(0o700)
+        native.library.cache_clear()
+        assert native.library() is not None
+        assert path.read_bytes() == whole
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_others_may_write_is_not_loaded(made: bytes, anew: Path, monkeypatch, capsys):
+    loaded = place(anew, made, monkeypatch)
+    native.library()
+    path = loaded.pop()
+    capsys.readouterr()
+    for open_to_others in (path, path.parent):
+        mode = open_to_others.stat().st_mode
+        open_to_others.chmod(0o777)
+        native.library.cache_clear()
+        assert native.library() is None
+        assert f"{open_to_others}: must be yours alone to write" in capsys.readouterr().err
+        open_to_others.chmod(mode)
+    path.rename(path.with_suffix(".other"))
+    path.symlink_to(path.with_suffix(".other"))
+    native.library.cache_clear()
+    assert native.library() is None
+    assert not loaded
+
+
+def test_a_folder_that_cannot_be_written(made: bytes, anew: Path, monkeypatch, capsys):
+    place(anew, made, monkeypatch)
+    (anew / "native").write_text("a file where the folder should be")  # the superuser may write in any folder
+    assert native.library() is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(anew / "native") in line
+    assert "MULTIMODAL_CACHE names another folder" in line
+
+
+def test_two_processes_at_once(made: bytes, anew: Path, monkeypatch):
+    place(anew, made, monkeypatch)
+    first = native.library()
+    path = next((anew / "native").glob("*.so"))
+    other = path.read_bytes()
+    path.unlink()
+
+    def build(_: str) -> bytes:  # the other one is quicker
+        path.write_bytes(other)
+        path.chmod(0o700)
+        return made
+
+    monkeypatch.setattr(native, "_build", build)
+    native.library.cache_clear()
+    assert native.library() is not None
+    assert first is not None
+    assert os.listdir(anew / "native") == [path.name]
