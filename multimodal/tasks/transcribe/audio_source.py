@@ -1,10 +1,13 @@
 """Streaming access to a recording: a survey of the whole, then windows or clips of it in order.
 
-Nothing here holds the samples or the mel of a whole recording, so memory does not grow with its length.
+The samples of recordings are kept for the second pass up to `KEPT` in all; longer ones are decoded again, so memory
+does not grow with their length.
 """
 
 import os
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,14 +17,64 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.system.ahead import Ahead
 from multimodal.tokens.audio.arrays import Samples, as_audio
 from multimodal.tokens.audio.damage import DamagedSpan
 from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW, log10_mel, scaled_mel
-from multimodal.tokens.audio.reading import OddAudio, count_channels, stream_audio
+from multimodal.tokens.audio.reading import OddAudio, TruncatedAudio, count_channels, stream_audio
 
 CHUNK = 30 * RATE
+KEPT = 20 * 60 * RATE  # samples kept of all open recordings, 77 MB
+DECODED_AHEAD = 10  # chunks
 FLOOR = -10.0  # log10 mel power of digital silence
 AHEAD = WINDOW // 2  # samples that a centred mel frame sees before its 10 ms step
+
+
+class _Room:
+    """Samples that may still be kept."""
+
+    def __init__(self) -> None:
+        self.left, self._lock = KEPT, threading.Lock()
+
+    def take(self, count: int) -> bool:
+        with self._lock:
+            taken = count <= self.left
+            self.left -= count if taken else 0
+        return taken
+
+    def give(self, count: int) -> None:
+        with self._lock:
+            self.left += count
+
+
+_room = _Room()
+
+
+class _KeptChunks:
+    """Chunks of a pass, for the next ones; given up where there is no room."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Tensor] | None = []
+        self._taken = [0]
+        self._end = weakref.finalize(self, lambda taken: _room.give(taken.pop()), self._taken)
+
+    def add(self, chunk: Tensor) -> None:
+        if self.chunks is None:
+            return
+        if _room.take(len(chunk)):
+            self._taken[0] += len(chunk)
+            self.chunks.append(chunk)
+        else:
+            self.chunks = None
+            self._end()
+
+
+class _Findings(NamedTuple):
+    """What a pass has found: see `stream_audio`."""
+
+    damage: list[DamagedSpan]
+    remarks: list[str]
+    faults: list[str]
 
 
 class AudioSource:
@@ -39,23 +92,56 @@ class AudioSource:
         self.channel, self.on_truncated, self.track, self.warned = channel, on_truncated, audio_track, quiet
         self.damage: list[DamagedSpan] = []
         self.name = name_of_audio(self.source)
+        self._kept: _KeptChunks | None = None
+        self._ahead: tuple[Ahead[Tensor], _Findings] | None = None
         if isinstance(self.source, Samples) and (audio_track or 1) != 1:
             raise UsageError(f"{audio_track}: samples have one track, 1", argument="audio_track")
 
     def chunks(self) -> Iterator[Float[Tensor, "_"]]:
         """Consecutive chunks of 30 s; the last one may be shorter."""
-        damage, remarks = [], []
-        if isinstance(self.source, Samples):
-            yield from self.source.stream(CHUNK / RATE, self.channel, remarks)
-        else:
-            on_truncated = "ignore" if self.warned and self.on_truncated == "warn" else self.on_truncated
-            yield from stream_audio(
-                self.source, RATE, CHUNK / RATE, on_truncated, damage=damage, remarks=remarks, channel=self.channel,
-                audio_track=self.track,
-            )  # fmt: skip
-        for text in [] if self.warned else remarks:
+        if self._kept is not None:
+            yield from self._kept.chunks or ()
+            return
+        ahead, self._ahead = self._ahead, None
+        decoded, told = ahead or self._started()
+        keeping = None if isinstance(self.source, Samples) else _KeptChunks()
+        try:
+            for chunk in decoded:
+                if keeping is not None:
+                    keeping.add(chunk)
+                yield chunk
+        finally:
+            if ahead:
+                ahead[0].close()
+        if told.faults and self.on_truncated == "error":
+            raise AudioError(told.faults[0])
+        if told.faults and self.on_truncated == "warn" and not self.warned:
+            warnings.warn(TruncatedAudio(told.faults[0]), stacklevel=2)
+        for text in [] if self.warned else told.remarks:
             warnings.warn(OddAudio(text), stacklevel=2)
-        self.damage, self.warned = damage, True
+        self.damage, self.warned = told.damage, True
+        self._kept = keeping if keeping is not None and keeping.chunks is not None else None
+
+    def _started(self) -> tuple[Iterator[Tensor], "_Findings"]:
+        """A pass, with what it fills."""
+        told = _Findings([], [], [])
+        if isinstance(self.source, Samples):
+            return self.source.stream(CHUNK / RATE, self.channel, told.remarks), told
+        options = {"channel": self.channel, "audio_track": self.track, **told._asdict()}
+        return stream_audio(self.source, RATE, CHUNK / RATE, "ignore", **options), told
+
+    def read_ahead(self) -> None:
+        """Start to decode a file for the first pass in a thread, some minutes ahead of it."""
+        if not isinstance(self.source, Samples):
+            decoded, told = self._started()
+            self._ahead = Ahead(decoded, DECODED_AHEAD), told
+
+    def close(self) -> None:
+        """Drop what is kept, and end the thread that reads ahead."""
+        self._kept = None
+        if self._ahead is not None:
+            self._ahead[0].close()
+            self._ahead = None
 
     def count_channels(self) -> int:
         if isinstance(self.source, Samples):
@@ -82,14 +168,14 @@ class AudioSurvey(NamedTuple):
 @torch.inference_mode()
 def survey(
     source: AudioSource, *, bands: int | None = None, push: Callable[[Tensor], None] | None = None, windows: int = 0,
-    size: int = 30 * RATE,
+    size: int = 30 * RATE, device: torch.device | str = "cpu",
 ) -> AudioSurvey:  # fmt: skip
-    """Read a recording once: find the peak of its mel with `bands` bands, pass each chunk to `push`, and keep evenly
-    spread windows of `size` samples.
+    """Read a recording once: find the peak of its mel with `bands` bands on `device`, pass each chunk to `push`, and
+    keep evenly spread windows of `size` samples.
 
     Keeps between half of `windows` and all of them if the recording is long enough. The last window may be shorter,
     but not by more than half unless it is the only one."""
-    samples, peak, tail, spread = 0, FLOOR, None, _Spread(windows, size)
+    samples, peaks, tail, spread = 0, list[Tensor](), None, _Spread(windows, size)
     for chunk in source.chunks():
         samples += len(chunk)
         spread.push(chunk)
@@ -98,11 +184,13 @@ def survey(
         if bands is not None:
             padded = _reflected(chunk) if tail is None else torch.cat([tail, chunk])
             frames = max(0, (len(padded) - WINDOW) // HOP + 1)
-            peak = max(peak, _peak(padded, bands))
+            peaks += _peak(padded, bands, device)
             tail = padded[frames * HOP :].clone()
     if bands is not None and tail is not None:
-        peak = max(peak, _peak(F.pad(tail, (0, WINDOW)), bands))
-    return AudioSurvey(samples, None if bands is None else peak, spread.windows())
+        peaks += _peak(F.pad(tail, (0, WINDOW)), bands, device)
+    # read at the end, so that a GPU works while chunks are decoded
+    found = [FLOOR, *(torch.stack(peaks).tolist() if peaks else ())]
+    return AudioSurvey(samples, None if bands is None else max(found), spread.windows())
 
 
 def _reflected(start: Float[Tensor, "_"]) -> Float[Tensor, "_"]:
@@ -111,8 +199,8 @@ def _reflected(start: Float[Tensor, "_"]) -> Float[Tensor, "_"]:
     return torch.cat([mirrored, start])
 
 
-def _peak(samples: Float[Tensor, "_"], bands: int) -> float:
-    return log10_mel(samples, bands).amax().item() if len(samples) >= WINDOW else FLOOR
+def _peak(samples: Float[Tensor, "_"], bands: int, device: torch.device | str) -> list[Float[Tensor, ""]]:
+    return [log10_mel(samples.to(device), bands).amax()] if len(samples) >= WINDOW else []
 
 
 class _Spread:
@@ -176,11 +264,11 @@ class _Samples:
 
 
 class MelReader:
-    """Whisper's log-mel of a whole recording, window by window in ascending order. `peak` and `samples` are a
-    survey's."""
+    """Whisper's log-mel of a whole recording, window by window in ascending order, made on `device`. `peak` and
+    `samples` are a survey's."""
 
-    def __init__(self, source: AudioSource, bands: int, peak: float, samples: int):
-        self.bands, self.peak, self.samples = bands, peak, samples
+    def __init__(self, source: AudioSource, bands: int, peak: float, samples: int, device: torch.device | str = "cpu"):
+        self.bands, self.peak, self.samples, self.device = bands, peak, samples, device
         self.frames = samples // HOP
         self.name, self.spans = source.name, _Samples(source)
 
@@ -192,13 +280,14 @@ class MelReader:
         since its survey."""
         start, stop = seek * HOP - AHEAD, (seek + count - 1) * HOP - AHEAD + WINDOW
         if start >= self.samples:  # silence, nothing to read
-            return scaled_mel(torch.full((self.bands, count), FLOOR), self.peak)
+            return scaled_mel(torch.full((self.bands, count), FLOOR, device=self.device), self.peak)
         wave = self.spans.span(max(0, start), max(stop, AHEAD + 1))
         if max(0, start) + len(wave) < min(stop, self.samples):
             raise AudioError(f"{self.name}: changed while it was read ({self.samples} samples before)")
         if start < 0:
             wave = _reflected(wave)[start + AHEAD :]
-        return scaled_mel(log10_mel(F.pad(wave, (0, stop - start - len(wave))), self.bands), self.peak)
+        padded = F.pad(wave, (0, stop - start - len(wave))).to(self.device)
+        return scaled_mel(log10_mel(padded, self.bands), self.peak)
 
 
 def cut(source: AudioSource, clips: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Float[Tensor, "_"]]]:

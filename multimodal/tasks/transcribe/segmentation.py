@@ -19,10 +19,10 @@ Clip = tuple[int, int]  # mel frames [start, stop)
 
 
 class LevelMeter:
-    """Levels of each mel frame of a stream and, with `vad`, its speech probabilities."""
+    """Levels of each mel frame of a stream and, with `vad`, its speech probabilities, found on `device`."""
 
-    def __init__(self, vad: bool = False):
-        self.detector, self._rest = SpeechDetector() if vad else None, torch.zeros(0)
+    def __init__(self, vad: bool = False, device: torch.device | str = "cpu"):
+        self.detector, self._rest = SpeechDetector(device) if vad else None, torch.zeros(0)
         # one growing buffer each: small tensors kept between large temporary ones would fragment the heap
         self._peaks, self._powers = array("f"), array("f")
 

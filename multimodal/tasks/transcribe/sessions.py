@@ -96,9 +96,10 @@ def _open_whisper(
     model, tokenizer = model_and_tokenizer(checkpoint)
     size, bands = STRIDE * model.config.encoder.context, model.config.encoder.bands
     segments = options.language_detection_segments if language is None else 1
-    meter = LevelMeter(options.vad_filter)
+    device = next(model.parameters()).device
+    meter = LevelMeter(options.vad_filter, device)
     overview = survey(
-        source, bands=bands, push=meter.push, windows=segments if segments > 1 else 0, size=size * HOP
+        source, bands=bands, push=meter.push, windows=segments if segments > 1 else 0, size=size * HOP, device=device
     )  # fmt: skip
     probability = None
     if language is None:
@@ -111,7 +112,7 @@ def _open_whisper(
     content, (peaks, powers) = overview.samples // HOP, meter.levels()
     speech = meter.speech(options, overview.samples, size if options.batched else None)
     clips, skipped = plan(options, content, speech)
-    reader = MelReader(source, bands, overview.mel_peak, overview.samples)
+    reader = MelReader(source, bands, overview.mel_peak, overview.samples, device)
 
     def silent(seek: int, count: int) -> bool:
         return options.remove_repetitions and bool((peaks[seek : seek + count] < SILENT).all())
@@ -167,7 +168,7 @@ def _open_conformer(
     checkpoint: Checkpoint, options: CtcOptions, language: str | None, source: AudioSource, report: Report,
     journal: JournalPart,
 ) -> Session:  # fmt: skip
-    meter = LevelMeter(options.vad_filter)
+    meter = LevelMeter(options.vad_filter, checkpoint.model.ctc.weight.device)
     samples = survey(source, push=meter.push).samples
     longest, content = windows.LONGEST // HOP, -(-samples // HOP)  # a partial frame counts
     _, powers = meter.levels()

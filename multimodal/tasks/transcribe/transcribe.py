@@ -1,5 +1,8 @@
 """Speech to text: any recording, any speech model of the suite."""
 
+import contextlib
+import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +43,7 @@ Options = WhisperOptions | CtcOptions
 OnProgress = Callable[[Any, float, float], None]
 OnSegments = Callable[[Any, list[dict[str, Any]]], None]
 OpenJournal = Callable[[Any], Journal]
+MOST_AHEAD = 8  # recordings decoded ahead of the model
 
 
 class Transcriber(LoadedModel):
@@ -105,7 +109,9 @@ class Transcriber(LoadedModel):
         check_on_error(on_error)
         sources = Items(items, keyed)
         report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
-        streams = _streams(sources, self.options, self._open, report, self.urls, journal)
+        # an iterator may wait for a result before it gives its next item
+        ahead = min(MOST_AHEAD, len(os.sched_getaffinity(0))) if isinstance(items, list | tuple) else 0
+        streams = _streams(sources, self.options, self._open, report, self.urls, journal, ahead)
         ended = scheduler.run(streams, self._serve, self.options.batch_size, batch_key)
         results = _collected(ended, self.checkpoint, self.options, report)
         results = _unwrapped(_ordered(results) if in_order else results)
@@ -224,14 +230,14 @@ class _Ended(NamedTuple):
 
 def _streams(
     items: Iterable[Item], options: Options, open_: Open, report: _Reporter, urls: bool,
-    journal: OpenJournal | None,
+    journal: OpenJournal | None, ahead: int,
 ) -> Iterator[Generator[Any, Any, _Ended]]:  # fmt: skip
     """The streams of all sources, opened when their turn comes, and a marker after those of each source."""
-    for item in items:
+    for item, audio in _read_ahead(items, options, ahead):
         job = _Job(item)
         try:
             kept = JournalPart(None if journal is None else journal(item.key))
-            for number, channel in enumerate(_channels(job, local(item.source, urls), options)):
+            for number, channel in enumerate(_channels(job, audio or local(item.source, urls), options)):
                 channel.session = open_(channel.audio, partial(report.at_frame, job, channel), kept.part(number))
                 for index, stream in enumerate(channel.session.streams):
                     job.pending += 1
@@ -244,7 +250,36 @@ def _streams(
         yield _tagged(None, job)
 
 
+def _read_ahead(
+    items: Iterable[Item], options: Options, count: int
+) -> Iterator[tuple[Item, AudioSource | None]]:  # fmt: skip
+    """Items with their audio, of which the next `count` are decoded by threads. None: opened when its turn comes."""
+    waiting = deque[tuple[Item, AudioSource | None]]()
+    try:
+        for item in items:
+            audio = None
+            if count and not options.split_channels:
+                with contextlib.suppress(MultimodalError):  # raised again when its turn comes
+                    audio = AudioSource(
+                        local(item.source, False), on_truncated=options.on_truncated, audio_track=options.audio_track
+                    )
+                    audio.read_ahead()
+            waiting.append((item, audio))
+            if len(waiting) > count:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        for _, audio in waiting:
+            if audio is not None:
+                audio.close()
+
+
 def _channels(job: _Job, source: Any, options: Options) -> Iterator[_Channel]:
+    if isinstance(source, AudioSource):
+        job.channels.append(_Channel(source, None))
+        yield job.channels[-1]
+        return
     split = options.split_channels
     open_ = partial(AudioSource, source, on_truncated=options.on_truncated, audio_track=options.audio_track)
     if split:
@@ -279,7 +314,10 @@ def _collected(
                 report(job, channel, part.coverage[-1].stop, part.segments)
                 channel.reported += 1
         if job.started and not job.pending:
-            yield job, job.error or _result(job, checkpoint, options)
+            result = job.error or _result(job, checkpoint, options)
+            for one in job.channels:
+                one.audio.close()
+            yield job, result
 
 
 def _ordered(results: Iterable[tuple[_Job, Any]]) -> Iterator[tuple[_Job, Any]]:

@@ -49,20 +49,20 @@ class SileroVad(nn.Module):
 
 
 @functools.cache
-def silero() -> SileroVad:
+def silero(device: str = "cpu") -> SileroVad:
     """The 16 kHz network with the shipped weights. Raises CheckpointError if they are missing or damaged."""
     path = asset("silero-vad", "model.safetensors")
     with torch.device("meta"):
         model = SileroVad()
     fill(model, read_tensors(path), str(path))
-    return model.eval()
+    return model.eval().to(device)
 
 
 class SpeechDetector:
-    """Streaming speech probabilities; samples may come in pieces of any size."""
+    """Streaming speech probabilities, found on `device`; samples may come in pieces of any size."""
 
-    def __init__(self):
-        self._model, self._state = silero(), None
+    def __init__(self, device: torch.device | str = "cpu"):
+        self._model, self._state, self._device = silero(str(device)), None, device
         self._probabilities = array("f")  # one growing buffer: see segmentation.LevelMeter
         self._rest = torch.zeros(CONTEXT)  # the context, then samples that do not fill a frame yet
 
@@ -73,8 +73,8 @@ class SpeechDetector:
             self._rest = torch.cat([self._rest, piece.detach().float().cpu()])
             frames = (len(self._rest) - CONTEXT) // FRAME
             if frames:
-                probabilities, self._state = self._model(_framed(self._rest), self._state)
-                self._probabilities.frombytes(probabilities.numpy().tobytes())
+                probabilities, self._state = self._model(_framed(self._rest.to(self._device)), self._state)
+                self._probabilities.frombytes(probabilities.cpu().numpy().tobytes())
                 self._rest = self._rest[frames * FRAME :].clone()
 
     @torch.inference_mode()
@@ -82,8 +82,8 @@ class SpeechDetector:
         """One for each FRAME so far, the last one zero-padded."""
         probabilities = torch.tensor(self._probabilities)
         if missing := (CONTEXT - len(self._rest)) % FRAME:
-            last = self._model(_framed(F.pad(self._rest, (0, missing))), self._state)[0]
-            probabilities = torch.cat([probabilities, last])
+            rest = F.pad(self._rest, (0, missing)).to(self._device)
+            probabilities = torch.cat([probabilities, self._model(_framed(rest), self._state)[0].cpu()])
         return probabilities
 
     def take(self) -> list[float]:

@@ -90,7 +90,7 @@ def wave_level(wave: Float[Tensor, "T"]) -> Float[Tensor, "F"]:
 
 def mel_level(mel: Float[Tensor, "M F"]) -> Float[Tensor, "F"]:
     """Level in dB of each frame of Whisper's log-mel, 25 to 30 above `wave_level`."""
-    return 10 * (10 ** (4 * mel.float() - 4)).sum(0).log10()
+    return (10 * (10 ** (4 * mel.float() - 4)).sum(0).log10()).cpu()
 
 
 def snap_to_audio(timings: Sequence[WordTiming], level: Float[Tensor, "F"]) -> list[WordTiming]:

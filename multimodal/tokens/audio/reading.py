@@ -38,6 +38,9 @@ GATHER_SECONDS = 1.0
 GATHER_MOST = 1 << 24  # samples of all channels
 
 
+TYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "flt": np.float32, "dbl": np.float64}  # by FFmpeg's names
+
+
 class TruncatedAudio(UserWarning):
     """A recording ends early or is damaged, and the caller accepts that."""
 
@@ -49,7 +52,7 @@ class OddAudio(UserWarning):
 def stream_audio(
     source: str | Path | bytes, rate: int = SAMPLE_RATE, chunk_seconds: float | int = 30.0, on_truncated: str = "error",
     channel: int | None = None, damage: list[DamagedSpan] | None = None, audio_track: int | None = None,
-    remarks: list[str] | None = None,
+    remarks: list[str] | None = None, faults: list[str] | None = None,
 ) -> Iterator[Float[Tensor, "T"]]:  # fmt: skip
     """Yield an audio track of a file (or of its bytes) as mono float32 chunks [T] at `rate` Hz, within [-1, 1].
 
@@ -61,7 +64,7 @@ def stream_audio(
 
     Raises AudioError for a recording that is unreadable, empty or not finite; and after the last chunk for one that is
     damaged or ends more than 0.5 s and 2 % early: `on_truncated="warn"` gives a TruncatedAudio warning instead,
-    "ignore" only fills `damage`.
+    "ignore" only fills `damage`, and `faults` with the line.
     """
     if on_truncated not in ("error", "warn", "ignore"):
         raise UsageError(f"on_truncated: must be 'error', 'warn' or 'ignore' (got {on_truncated!r})")
@@ -75,7 +78,8 @@ def stream_audio(
     if on_truncated == "ignore" and damage is None:
         raise UsageError("on_truncated 'ignore': needs a list `damage` (got None)")
     reading = _Reading(source, _name(source), channel, audio_track)
-    pieces = _samples(reading, rate, on_truncated, [] if damage is None else damage, [] if remarks is None else remarks)
+    told = ([] if found is None else found for found in (damage, remarks, faults))
+    pieces = _samples(reading, rate, on_truncated, *told)
     return chunked(pieces, round(chunk_seconds * rate))
 
 
@@ -182,7 +186,7 @@ class _Reading(NamedTuple):
 
 
 def _samples(
-    reading: _Reading, rate: int, on_truncated: str, damage: list[DamagedSpan], remarks: list[str]
+    reading: _Reading, rate: int, on_truncated: str, damage: list[DamagedSpan], remarks: list[str], faults: list[str]
 ) -> Iterator[Float32[np.ndarray, "n"]]:
     """Yield resampled mono audio, then report how it ended."""
     name, levels, made = reading.name, Levels(), 0
@@ -201,6 +205,7 @@ def _samples(
     problem = clock.finish(cut)
     damage += clock.lost
     remarks += _remarks(reading, levels, taken, tracks)
+    faults += [problem] if problem else []
     if problem and on_truncated == "error":
         raise AudioError(problem)
     if problem and on_truncated == "warn":
@@ -228,8 +233,9 @@ def _clock(name: str, container, stream, file) -> DecoderClock:
     return DecoderClock(name, start, length, promised, timeless, pause)
 
 
-def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
-    """Yield (rate, samples) of each frame, with silence for losses; a broken container ends the stream."""
+def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (rate, samples [C n] as decoded) of each frame, with silence for losses; a broken container ends the
+    stream."""
     import av
 
     packets, tick = container.demux(stream), float(stream.time_base or 0)
@@ -246,7 +252,7 @@ def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int,
             frames = [frame for frame in packet.decode() if frame.samples] if known else []
             for frame in frames:
                 check_plausible(clock.name, frame.sample_rate, frame.layout.nb_channels)
-            known = known and all(_has_its_planes(frame) for frame in frames)
+                known = known and _has_its_planes(frame)
         except av.error.FFmpegError:
             known = False
         frames = frames if known else []
@@ -256,21 +262,22 @@ def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int,
             time = None if frame.pts is None else frame.pts * tick
             silent = round(clock.frame(time, frame.samples / rate) * rate)
             for start in range(0, silent, rate):
-                yield rate, np.zeros((len(sound), min(rate, silent - start)), np.float32)
+                middle = 128 if sound.dtype == np.uint8 else 0
+                yield rate, np.full((len(sound), min(rate, silent - start)), middle, sound.dtype)
             yield rate, sound
 
 
 def _gathered(
-    sounds: Iterator[tuple[int, Float32[np.ndarray, "C n"]]], clock: DecoderClock, channel: int | None
+    sounds: Iterator[tuple[int, np.ndarray]], clock: DecoderClock, channel: int | None
 ) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
-    """Join frames of one rate and channel count to (rate, samples) of about a second."""
+    """Join frames of one rate, channel count and type to (rate, samples) of about a second."""
     kind, parts, count = None, [], 0
     for rate, sound in sounds:
-        sound = _channel(sound, channel, clock)
-        if parts and (rate, len(sound)) != kind:
+        sound = sound if channel is None else _channel(sound, channel, clock)
+        if parts and (rate, len(sound), sound.dtype) != kind:
             yield kind[0], _joined(parts, clock)
             parts, count = [], 0
-        kind = rate, len(sound)
+        kind = rate, len(sound), sound.dtype
         parts.append(sound)
         count += sound.shape[1]
         if count >= GATHER_SECONDS * rate or count * len(sound) >= GATHER_MOST:
@@ -296,9 +303,7 @@ def converted(
         yield from (resampler.push(mixer.flush()), resampler.flush())
 
 
-def _channel(sound: Float32[np.ndarray, "C n"], channel: int | None, clock: DecoderClock) -> Float32[np.ndarray, "D n"]:
-    if channel is None:
-        return sound
+def _channel(sound: np.ndarray, channel: int, clock: DecoderClock) -> np.ndarray:
     if channel >= len(sound):
         raise UsageError(f"channel {channel}: {clock.name} has {len(sound)} channels (at {clock.seconds:.2f} s)")
     return sound[channel : channel + 1]
@@ -310,15 +315,15 @@ def _has_its_planes(frame) -> bool:
     return channels <= 8 or not frame.format.is_planar or len(frame.planes) == channels
 
 
-def _planar(frame, name: str) -> Float32[np.ndarray, "C n"]:
-    """Samples [C, n] as float32 with full scale 1, from any PCM type, packed or planar."""
-    try:
-        sound = frame.to_ndarray()
-    except ValueError:  # 64-bit integers
-        raise AudioError(f"{name}: unsupported sample format ({frame.format.name})") from None
-    if not frame.format.is_planar:
-        sound = sound.reshape(frame.samples, -1).T
-    return as_floats(sound)
+def _planar(frame, name: str) -> np.ndarray:
+    """Samples [C, n] of any PCM type, packed or planar, without a copy."""
+    kind, count, planes = frame.format.name, frame.samples, frame.planes
+    if (known := TYPES.get(kind.removesuffix("p"))) is None:  # 64-bit integers
+        raise AudioError(f"{name}: unsupported sample format ({kind})")
+    if not kind.endswith("p"):
+        return np.frombuffer(planes[0], known, count * frame.layout.nb_channels).reshape(count, -1).T
+    rows = [np.frombuffer(plane, known, count) for plane in planes]
+    return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
 
 def as_floats(sound: np.ndarray) -> Float32[np.ndarray, "C n"]:
@@ -330,9 +335,10 @@ def as_floats(sound: np.ndarray) -> Float32[np.ndarray, "C n"]:
     return sound.astype(np.float32, copy=False)
 
 
-def _joined(parts: list[Float32[np.ndarray, "C _"]], clock: DecoderClock) -> Float32[np.ndarray, "C n"]:
-    sound = np.concatenate(parts, axis=1)
-    if not np.isfinite(sound).all():
+def _joined(parts: list[np.ndarray], clock: DecoderClock) -> Float32[np.ndarray, "C n"]:
+    whole = np.concatenate(parts, axis=1)
+    sound = as_floats(whole)
+    if whole.dtype.kind == "f" and not np.isfinite(sound).all():
         value = sound[~np.isfinite(sound)][0]
         raise AudioError(f"{clock.name}: not a finite sample within {clock.seconds:.2f} s of the start ({value})")
     return sound

@@ -1,6 +1,7 @@
 """Recordings read in a stream: the survey, mel windows equal to those of the whole, clips, warnings once."""
 
 import itertools
+import threading
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.tasks.transcribe import audio_source
 from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, cut, survey
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
@@ -64,7 +66,12 @@ def test_the_windows_hold_little(monkeypatch):
     assert max(held) <= 91 * RATE
 
 
-def test_a_recording_that_shrinks_between_the_passes_is_refused(tmp_path):
+@pytest.fixture
+def nothing_kept(monkeypatch):
+    monkeypatch.setattr(audio_source._room, "left", 0)
+
+
+def test_a_recording_that_shrinks_between_the_passes_is_refused(tmp_path, nothing_kept):
     path = tmp_path / "a.wav"
     path.write_bytes(wav(sound(50 * RATE).numpy()))
     mel = reader(AudioSource(path))
@@ -108,7 +115,48 @@ def test_clips_in_one_pass():
     assert len(passes) == 1
 
 
-def test_every_pass_reads_anew_but_warns_once(tmp_path):
+def test_a_file_is_decoded_once_if_its_samples_can_be_kept(tmp_path, monkeypatch):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(sound(70 * RATE).numpy()))
+    reads = []
+    real = audio_source.stream_audio
+    monkeypatch.setattr(audio_source, "stream_audio", lambda *args, **named: reads.append(args) or real(*args, **named))
+    before, recording = audio_source._room.left, AudioSource(path)
+    whole = [torch.cat(list(recording.chunks())) for _ in range(3)]
+    assert torch.equal(whole[0], whole[2])
+    assert (len(reads), audio_source._room.left) == (1, before - 70 * RATE)
+    recording.close()
+    assert audio_source._room.left == before
+    monkeypatch.setattr(audio_source._room, "left", 40 * RATE)  # less than the recording
+    other = AudioSource(path)
+    assert all(torch.equal(torch.cat(list(other.chunks())), whole[0]) for _ in range(2))
+    assert (len(reads), audio_source._room.left) == (3, 40 * RATE)
+
+
+def test_a_file_read_ahead_is_what_it_is_else(tmp_path):
+    path = tmp_path / "half.wav"
+    file = wav(sound(80 * RATE).numpy())
+    path.write_bytes(file[: len(file) // 2])
+    recordings = [AudioSource(path), AudioSource(path)]
+    recordings[1].read_ahead()
+    with pytest.warns(TruncatedAudio, match="ends early") as caught:
+        first, second = (torch.cat(list(recording.chunks())) for recording in recordings)
+    assert len(caught) == 2
+    assert torch.equal(first, second)
+    assert recordings[0].damage == recordings[1].damage
+    missing = AudioSource(tmp_path / "none.wav")
+    missing.read_ahead()
+    with pytest.raises(AudioError, match=r"none\.wav"):
+        list(missing.chunks())
+    unread = AudioSource(path)
+    unread.read_ahead()
+    unread.close()
+    for thread in [one for one in threading.enumerate() if one.name == "ahead"]:
+        thread.join(5)
+    assert not any(one.name == "ahead" for one in threading.enumerate())
+
+
+def test_every_pass_reads_anew_but_warns_once(tmp_path, nothing_kept):
     path = tmp_path / "half.wav"
     file = wav(sound(4 * RATE).numpy())
     path.write_bytes(file[: len(file) // 2])
