@@ -64,8 +64,9 @@ class Loop:
         self.world, self.rank, self.device = self.processes.world, self.processes.rank, self.processes.device
         loader.world, loader.rank = self.world, self.rank
         self.objective = objective.to(self.device)
-        if s.precision == "bfloat16":
-            objective.model.to(torch.bfloat16)
+        self.floating = torch.bfloat16 if s.precision == "bfloat16" else None
+        if self.floating:
+            objective.model.to(self.floating)
         self.kind = self.device.type
         self.statistics = running_statistics(objective.model)
         if s.checkpointing:
@@ -73,9 +74,10 @@ class Loop:
         if s.compile:
             compile_blocks(objective.model)
         self.plain = copy.deepcopy(objective.model).cpu() if s.shard and self.processes.main else None
-        self.parallel = DataParallel(objective, self.processes, s.shard)
-        scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
-        self.state = TrainingState(objective.model, s.optim, scaler)
+        types = (torch.bfloat16, getattr(torch, s.reduce)) if s.precision == "autocast" else ()
+        self.parallel = DataParallel(objective, self.processes, s.shard, s.hybrid, *types)
+        scaled = s.precision == "float16"
+        self.state = TrainingState(objective.model, s.optim, torch.amp.GradScaler(self.kind, enabled=scaled))
         self.states = s.run / "states"
         self.done = self.first = 0  # completed steps, now and at the start of this process
         self.forward_flops: int | None = None  # of the first micro-batch
@@ -138,8 +140,7 @@ class Loop:
         if not batches:
             return {"loss": math.nan, "norm": math.nan}, False
         before = [buffer.clone() for buffer in self.statistics]
-        floating = torch.bfloat16 if s.precision == "bfloat16" else None
-        batches = [moved(batch, self.device, floating) for batch in batches]
+        batches = [moved(batch, self.device, self.floating) for batch in batches]
         self.notes.get(self.done + 1, {})["elements"] = sum(map(elements, batches)) * self.world
         metrics = self._backward(batches)
         self.parallel.finish()
@@ -301,8 +302,7 @@ class Loop:
         if not self.processes.main:
             return None
         model = copy.deepcopy(self.objective.model if self.plain is None else self.plain).to(self.device)
-        if self.settings.precision == "bfloat16":
-            model.float()
+        model = model.float() if self.floating else model
         if weights:
             model.load_state_dict(weights)
         return model.eval()

@@ -30,6 +30,8 @@ class LoopSettings:
     device: str = "cpu"
     deterministic: bool = False  # use deterministic kernels: runs on a GPU repeat bit for bit, but slower
     shard: bool = False  # shard weights and optimizer over processes (FSDP2), for models too large for one GPU
+    hybrid: bool = False  # with shard: over the processes of each machine; machines exchange gradients alone (HSDP)
+    reduce: Literal["float32", "bfloat16"] = "float32"  # with shard and autocast: type in which gradients are summed
     threads: int = 0  # 0: torch's default
     workers: int = 0  # processes that make batches; 0: the main process
     seed: int = 0
@@ -45,6 +47,8 @@ class LoopSettings:
         at_least(0, self, "threads", "workers", "seed")
         demand("threads", self.threads, self.threads <= 1024, "1024 or fewer")  # torch starts them all
         demand("keep", self.keep, self.keep >= 2, "2 or more, so that one remains if the newest is damaged")
+        demand("hybrid", self.hybrid, self.shard or not self.hybrid, "with shard")
+        demand("reduce", self.reduce, self.shard or self.reduce == "float32", "float32 without shard")
         if self.shard:  # Muon needs whole matrices, float16's scaler the gradients of all processes
             demand("optimizer", self.optim.optimizer, self.optim.optimizer == "adamw", "adamw with shard")
             demand("precision", self.precision, self.precision != "float16", "autocast or bfloat16 with shard")

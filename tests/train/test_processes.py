@@ -90,6 +90,25 @@ def test_weights_in_shards_train_as_whole_ones_and_go_on_with_others(tmp_path):
     assert refused[0]["end"].endswith("does not fit this run: it was saved without shard")
 
 
+def test_two_machines_of_two_processes_train_as_one_and_go_on_as_others(tmp_path):
+    options = {"steps": 4, "save_every": 2, "evaluate_every": 2}
+    one = run(1, "images", tmp_path / "1", **options)
+    same(run(4, "images", tmp_path / "4", shard=True, hybrid=True, inside=2, **options), one)
+    there = tmp_path / "4" / "states"
+    shutil.rmtree(there / "state-000000004")
+    same(run(2, "images", tmp_path / "4", shard=True, resume=True, **options), one, since=2)
+    refused = spawn(several_cases.train, 3, "images", tmp_path / "3", {"shard": True, "hybrid": True, "inside": 2})
+    assert refused[0] == "UsageError: hybrid needs as many processes on each machine (got 3 in all, 2 here)"
+
+
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+def test_weights_and_gradients_that_travel_in_bfloat16_train_nearly_the_same(tmp_path, reduce):
+    whole = run(2, "half", tmp_path / "1", steps=5)
+    shards = run(2, "half", tmp_path / "2", steps=5, shard=True, reduce=reduce)
+    assert shards["losses"] == pytest.approx(whole["losses"], rel=0.02)
+    assert shards["losses"] != whole["losses"]
+
+
 def test_a_clip_in_shards_trains_as_a_whole_one(tmp_path):
     one, two = (run(n, "clip", tmp_path / str(n), "sigmoid", "ring", steps=3, shard=n > 1) for n in (1, 2))
     same(two, one)

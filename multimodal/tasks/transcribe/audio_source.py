@@ -70,7 +70,7 @@ class _KeptChunks:
 
 
 class _Findings(NamedTuple):
-    """What a pass has found: see `stream_audio`."""
+    """Findings of a pass: see `stream_audio`."""
 
     damage: list[DamagedSpan]
     remarks: list[str]

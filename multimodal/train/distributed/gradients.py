@@ -1,7 +1,9 @@
 """Data parallel training: averaged gradients (DDP), or sharded weights and optimizer (FSDP2)."""
 
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,29 +17,36 @@ from multimodal.train.device import blocks
 from multimodal.train.distributed.processes import Processes
 from multimodal.train.objective import Objective
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 class DataParallel:
     """Wraps an objective as `module`, whose gradients are averaged over processes.
 
     With `shard` each process keeps a part of each weight, gradient and optimizer state, and gathers a block while it
-    computes it (Zhao et al. 2023). Scalars, such as CLIP's scale, stay replicated."""
+    computes it (Zhao et al. 2023); `hybrid`: each machine keeps all parts, and only gradients go between machines
+    (HSDP). Scalars, such as CLIP's scale, stay replicated. `gathered`, `reduced`: types in which weights and gradients
+    travel; None: their own."""
 
-    def __init__(self, objective: Objective, processes: Processes, shard: bool = False):
-        self.objective, self.processes, self.shard = objective, processes, shard
+    def __init__(
+        self, objective: Objective, processes: Processes, shard: bool = False, hybrid: bool = False,
+        gathered: torch.dtype | None = None, reduced: torch.dtype | None = None,
+    ):  # fmt: skip
+        self.objective, self.processes, self.hybrid = objective, processes, hybrid
         self.module: nn.Module = objective
         self.whole: list[nn.Parameter] = []  # parameters that are not sharded
         self.fresh = True
         if shard:
-            self._shard()
+            self._shard(gathered, reduced)
         elif processes.world > 1:
             self.module = DistributedDataParallel(
                 objective, process_group=processes.group, broadcast_buffers=False, gradient_as_bucket_view=True,
                 find_unused_parameters=objective.partly,
             )  # fmt: skip
 
-    def _shard(self) -> None:
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import fully_shard
+    def _shard(self, gathered: torch.dtype | None, reduced: torch.dtype | None) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         group = self.processes.group
         if group is None:
@@ -45,10 +54,25 @@ class DataParallel:
         self.whole = [p for p in self.objective.parameters() if p.ndim == 0]
         for tensor in self.objective.state_dict().values():
             dist.broadcast(tensor, 0, group=group)
-        mesh = DeviceMesh.from_group(group, self.processes.device.type)
+        # inputs keep their type: under autocast products cast them, and targets stay exact
+        policy = MixedPrecisionPolicy(gathered, reduced, cast_forward_inputs=False)
+        options = {"mesh": self._mesh(group), "mp_policy": policy}
         for block in dict.fromkeys(blocks(self.objective)):
-            fully_shard(block, mesh=mesh)
-        fully_shard(self.objective, mesh=mesh, ignored_params=set(self.whole))
+            fully_shard(block, **options)
+        fully_shard(self.objective, ignored_params=set(self.whole), **options)
+
+    def _mesh(self, group: dist.ProcessGroup) -> "DeviceMesh":
+        """One dimension of all processes, or two: machines, which hold copies, and the processes of each."""
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+        kind, world = self.processes.device.type, self.processes.world
+        if not self.hybrid:
+            return DeviceMesh.from_group(group, kind)
+        inside = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        if world % inside:
+            counts = f"{world} in all, {inside} here"
+            raise UsageError(f"needs as many processes on each machine (got {counts})", argument="hybrid")
+        return init_device_mesh(kind, (world // inside, inside), mesh_dim_names=("machines", "processes"))
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
         """Context of a micro-batch's forward and backward. Sharded gradients are exchanged after each, since their

@@ -114,6 +114,15 @@ def _noted(name: str, size: tuple[int, int], made: list, *numbers: float, fillco
     return made
 
 
+class _Erased:
+    """Stand-in for an image whose box [:, top:bottom, left:right] timm erases."""
+
+    box: tuple[int, int, int, int] | None = None
+
+    def __setitem__(self, places: tuple[slice, slice, slice], _: Tensor) -> None:
+        self.box = (places[1].start, places[2].start, places[1].stop, places[2].stop)
+
+
 class ImageAugment:
     """Draws the augmentation of a labelled image and crops it; `labels` are in the order of the model's outputs.
 
@@ -139,7 +148,7 @@ class ImageAugment:
             raise UsageError(f"{s.randaugment}: timm does not know it ({error!r})", argument="randaugment") from None
         self.policy = transforms[0] if transforms else None
         self._record_operations(s.randaugment)
-        self.erasing = RandomErasing(s.erase, mode="pixel", device="cpu")
+        self.erasing = RandomErasing(s.erase, mode="const", device="cpu")
 
     def _record_operations(self, text: str) -> None:
         from timm.data.auto_augment import AutoAugment, RandAugment
@@ -167,11 +176,11 @@ class ImageAugment:
         return ImageExample(crop, mirrored, operations, erased, self.index[sample.label], batch)
 
     def _erased(self) -> tuple[int, int, int, int] | None:
-        """The box of timm's random erasing, found by erasing an image of zeros."""
-        if not self.erasing.probability:
-            return None
-        places = self.erasing(torch.zeros(1, *self.record.size))[0].nonzero()
-        return (*places.amin(0).tolist(), *(places.amax(0) + 1).tolist()) if len(places) else None
+        """The box of timm's random erasing."""
+        noted = _Erased()
+        if self.erasing.probability:
+            self.erasing._erase(noted, 3, *self.record.size, torch.float32)
+        return noted.box
 
 
 class DrawnBatch(NamedTuple):

@@ -120,6 +120,13 @@ def image_loop(run: Path, nan: tuple[int, ...] = (), **changes: Any) -> Loop:
     return Loop(s, Classify(tiny_run.model(drop=0.0).double()), loader, figures)
 
 
+def half_loop(run: Path, **changes: Any) -> Loop:
+    """Classification in float32 under autocast."""
+    s = tiny_run.settings(run, **{"optim": ADAMW, "precision": "autocast"} | changes)
+    loader = Loader(tiny_run.Images(), shuffled(28, 8, 0), as_it_is, tiny_run.collate, micro=s.accumulate)
+    return Loop(s, tiny_run.Classify(tiny_run.model(drop=0.0)), loader, figures)
+
+
 def fit(loop: Loop) -> dict[str, Any]:
     """Train; return losses by step (first process), the end and the weights."""
     multimodal.train.loop.TrainingLog, Recorder.rows, Recorder.figures = Recorder, {}, {}
@@ -137,7 +144,8 @@ def train(make: str, *args: Any) -> dict[str, Any]:
     """Train the named loop; the last of `args` are the settings."""
     *args, options = args
     logging.disable()
-    return fit({"clip": clip_loop, "images": image_loop}[make](*args, **options))
+    os.environ["LOCAL_WORLD_SIZE"] = str(options.pop("inside", os.environ["WORLD_SIZE"]))  # processes of a machine
+    return fit({"clip": clip_loop, "images": image_loop, "half": half_loop}[make](*args, **options))
 
 
 def trouble(run: Path, kind: str, at: int = 3) -> dict[str, Any]:
