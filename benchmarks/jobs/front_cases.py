@@ -1,5 +1,5 @@
-"""What happens before the model, a core: images decoded and resized, drawn for training, and recordings decoded and
-made into features. The decoder alone is the floor. The curve over processes is by wall clock."""
+"""Work before the model, a core: images decoded and resized, drawn for training, and recordings decoded and made into
+features. The decoder alone is the floor. The curve over processes is by wall clock."""
 
 from benchmarks.suite.cases import Candidate, Case, Options
 

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ import numpy as np
 from multimodal.data.manifests import CSV, JSONL, Line, read_list
 from multimodal.data.remote.copies import fetch, fetch_row
 from multimodal.data.remote.trust import OWN_FOLDER, Trust, is_remote
-from multimodal.data.shards import OpenFiles, ShardSample, plain_tar, shots
+from multimodal.data.shard_index import shard_index
+from multimodal.data.shards import LARGEST, OpenFiles, ShardSample, plain_tar, shots
 from multimodal.errors import DataError
 from multimodal.system.walk import Links, walk
 from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
@@ -97,10 +99,7 @@ class PackedRows:
     """Rows packed into one buffer that forked workers share; a list of objects would be copied page by page as its
     reference counts change. `labels`: the distinct ones, sorted, or None. `trust`: for rows of a list."""
 
-    def __init__(
-        self, where: str, rows: Iterable[SourceRow], shards: Sequence[Path] = (), cache: Path | None = None,
-        trust: Trust | None = None,
-    ):  # fmt: skip
+    def __init__(self, where: str, rows: Iterable[SourceRow], *, cache: Path | None = None, trust: Trust | None = None):
         rows = _complete(list(rows))
         self.where, self.trust = where, trust
         if not any(not row.fault for row in rows):
@@ -108,12 +107,11 @@ class PackedRows:
             raise DataError(f"{where}: no usable item ({first})")
         packed = [json.dumps(row).encode() for row in rows]
         self.labels = tuple(sorted({row.label for row in rows if row.label is not None})) or None
-        self.shards, self.cache = [str(path) for path in shards], cache
+        self.cache = cache
         # a list may be a link, as in the Hugging Face cache: its target's folder counts as its own too
         self.folders = [] if is_remote(where) else [os.path.realpath(os.path.dirname(path) or ".")
                                                     for path in (where, os.path.realpath(where))]  # fmt: skip
         self._data, self._ends = b"".join(packed), np.cumsum([0, *map(len, packed)])
-        self._handles = OpenFiles()
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -137,14 +135,9 @@ class PackedRows:
         row = self.row(key)
         if row.fault:
             raise DataError(f"{row.place}: {row.fault}")
-        if isinstance(row.media, str):
-            media = self._file(row.media)
-        else:
-            shard, offset, size = row.media
-            media = self._handles.read(self.shards[shard], offset, size)
-        return Sample(row.name, media, row.label, tuple(row.texts), row.fields)
+        return Sample(row.name, self._media(row.media), row.label, tuple(row.texts), row.fields)
 
-    def _file(self, media: str) -> Path:
+    def _media(self, media: Any) -> Path | bytes:
         if self.trust is None:
             return Path(media)
         if is_remote(media):
@@ -152,6 +145,50 @@ class PackedRows:
         if self.folders and (cause := self.trust.strays(media, self.folders)):
             raise DataError(f"{media}: {cause}")
         return Path(media)
+
+
+class TarRows(PackedRows):
+    """Samples of tars by their indexes, which are mapped (see `shard_index`)."""
+
+    def __init__(
+        self, where: str, parts: Sequence[str], files: Sequence[Path], columns: ListColumns, cache: Path | None = None
+    ):
+        self.where, self.trust, self.cache, self.folders = where, None, cache, []
+        self.parts, self.shards, self._handles = list(parts), [str(file) for file in files], OpenFiles()
+        kind = [columns.text_column, columns.label_column]
+        self._indexes = [shard_index(file, kind, partial(_packed_shard, file, columns), cache) for file in files]
+        self._starts = [0, *accumulate(map(len, self._indexes))]
+        facts = [index.facts for index in self._indexes]
+        self._lacks = [any(one[name] for one in facts) for name in ("labelled", "texted")]
+        self.labels = tuple(sorted(set(chain(*(one["labels"] for one in facts))))) or None
+        if not any(all(has or not needed for has, needed in zip(kind, self._lacks, strict=True))
+                   for one in facts for kind in one["usable"]):  # fmt: skip
+            row = self.row(0) if len(self) else None
+            raise DataError(f"{where}: no usable item ({f'{row.place}: {row.fault}' if row else '0 found'})")
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def row(self, key: int) -> SourceRow:
+        if not 0 <= key < len(self):
+            raise IndexError(f"item {key} of {len(self)}")
+        shard = bisect.bisect_right(self._starts, key) - 1
+        try:
+            row = SourceRow(*self._indexes[shard][key - self._starts[shard]])
+            offset, size = map(int, row.media or (0, 0))  # nothing else: an index names no file
+            fits = offset >= 0 <= size <= LARGEST
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            at = key - self._starts[shard]
+            raise DataError(f"{self._indexes[shard].path}: row {at} is damaged; delete the index")
+        name = f"{self.parts[shard]}!{row.name}"
+        fault = row.fault or _lacking(row, *self._lacks)
+        return row._replace(name=name, place=name, media=(shard, offset, size), fields=row.fields or {}, fault=fault)
+
+    def _media(self, media: tuple[int, int, int]) -> bytes:
+        shard, offset, size = media
+        return self._handles.read(self.shards[shard], offset, size)
 
 
 class JoinedSources:
@@ -206,8 +243,7 @@ def open_source(
     if not parts:
         raise DataError(f"{data}: no such file or folder (0 found)")
     if all(_is_tar(part) for part in parts):
-        files = [plain_tar(_local(part, cache), cache) for part in parts]
-        return PackedRows(str(data), _tar_rows(parts, files, columns), files, cache)
+        return TarRows(str(data), parts, [plain_tar(_local(part, cache), cache) for part in parts], columns, cache)
     return joined([_open_one(part, columns, separator, cache, trust) for part in parts])
 
 
@@ -303,14 +339,22 @@ def _list_row(line: Line, base: str, columns: ListColumns, trust: Trust) -> Sour
     return SourceRow(media, media, label, texts, values, fault, line.number)
 
 
-def _tar_rows(parts: list[str], files: list[Path], columns: ListColumns) -> Iterator[SourceRow]:
-    for number, (part, file) in enumerate(zip(parts, files, strict=True)):
-        for shot in shots(file):
-            yield _shot_row(shot, number, part, columns)
+def _packed_shard(file: Path, columns: ListColumns) -> tuple[dict[str, Any], list[bytes]]:
+    """Return facts of a shard's rows and the rows, packed. `usable`: whether rows without a fault have a label and a
+    text, each kind once."""
+    labels, usable, texted, rows = set[str](), set[tuple[bool, bool]](), False, []
+    for row in (_shot_row(shot, columns) for shot in shots(file)):
+        labels |= {row.label} if row.label is not None else set()
+        texted |= bool(row.texts)
+        if not row.fault:
+            usable.add((row.label is not None, bool(row.texts)))
+        rows.append(json.dumps(row).encode())
+    return {"labelled": bool(labels), "texted": texted, "labels": sorted(labels), "usable": sorted(usable)}, rows
 
 
-def _shot_row(shot: ShardSample, number: int, shard: str, columns: ListColumns) -> SourceRow:
-    name = f"{shard}!{shot.name}"
+def _shot_row(shot: ShardSample, columns: ListColumns) -> SourceRow:
+    """Return a row whose media are its offset and size in the shard."""
+    name = shot.name
     if shot.fault:
         return SourceRow(name, fault=shot.fault)
     media = [m for ending, m in shot.members.items() if f".{ending.rpartition('.')[2]}" in MEDIA]
@@ -326,15 +370,18 @@ def _shot_row(shot: ShardSample, number: int, shard: str, columns: ListColumns) 
     label, texts, fault = columns.label_and_texts(fields)
     label = small["cls"].strip() or None if "cls" in small else label
     texts = [small["txt"].strip()] if "txt" in small else texts
-    place = [number, media[0].offset, media[0].size]
-    return SourceRow(f"{shard}!{media[0].name}", place, label, texts, fields, fault)
+    return SourceRow(media[0].name, [media[0].offset, media[0].size], label, texts, fields, fault)
 
 
 def _complete(rows: list[SourceRow]) -> list[SourceRow]:
     """Mark rows without a label or text as broken if others have one."""
     labelled, texts = any(row.label is not None for row in rows), any(row.texts for row in rows)
     for at, row in enumerate(rows):
-        lacks = "label" if labelled and row.label is None else "text" if texts and not row.texts else ""
-        if lacks and not row.fault:
-            rows[at] = row._replace(fault=f"no {lacks} (others of its source have one)")
+        if not row.fault and (fault := _lacking(row, labelled, texts)):
+            rows[at] = row._replace(fault=fault)
     return rows
+
+
+def _lacking(row: SourceRow, labelled: bool, texts: bool) -> str:
+    lacks = "label" if labelled and row.label is None else "text" if texts and not row.texts else ""
+    return f"no {lacks} (others of its source have one)" if lacks else ""

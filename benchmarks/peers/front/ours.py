@@ -43,7 +43,7 @@ def in_processes(folder: Path, device: str, processes: int, **_: Any) -> Run:
 
 
 def drawn(folder: Path, device: str, size: int, **_: Any) -> Run:
-    """What a worker does for `train_vit.py` on a GPU: decoded crops in one batch, with their draws."""
+    """Work of a worker for `train_vit.py` on a GPU: decoded crops in one batch, with their draws."""
     from multimodal.train.objectives.augment_images import ImageAugment, ImageAugmentSettings
     from multimodal.train.objectives.classify import MixImages
 
@@ -58,7 +58,7 @@ def drawn(folder: Path, device: str, size: int, **_: Any) -> Run:
 
 
 def squares(folder: Path, device: str, size: int, **_: Any) -> Run:
-    """What a worker does for `train_clip.py` on a GPU: decoded squares of 7/6 of the model's edge."""
+    """Work of a worker for `train_clip.py` on a GPU: decoded squares of 7/6 of the model's edge."""
     files, edge = jpegs(folder), size * 7 // 6
     return lambda: [float(torch.stack([square(read_image(file, least=edge), edge) for file in files]).sum())]
 
