@@ -1,8 +1,8 @@
 """Indexes of tars: one packed row per sample, kept beside the shard and mapped, so that all processes share the memory
 and a resumed run does not read the headers again.
 
-An index is data alone: rows are JSON, checked by a checksum, and never name a file. A stale or damaged one is made
-anew; a file that is no index is left alone, and the index goes to the cache folder, as it does where the shard's folder
+An index is data alone: rows are JSON, checked by a checksum, and never name a file. A stale or damaged one is rebuilt;
+a file that is no index is left alone, and the index goes to the cache folder, as it does where the shard's folder
 cannot be written."""
 
 import contextlib

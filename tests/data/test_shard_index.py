@@ -1,4 +1,4 @@
-"""Indexes of tars: kept, mapped, made anew when stale or damaged, and never written over other files."""
+"""Indexes of tars: kept, mapped, rebuilt when stale or damaged, and never written over other files."""
 
 import io
 import os
