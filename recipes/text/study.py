@@ -211,15 +211,14 @@ def main(s: StudyRun) -> None:
     s.loop.run.mkdir(parents=True, exist_ok=True)
     for variant in variants(s, tokenizer.vocab_size):
         model = trained(s, variant, corpus)
+        size = f", {sum(p.numel() for p in model.parameters()):,} parameters" if s.study == "experts" else ""
         for name, row in judged(s, model, unseen).items():
-            results[f"{variant.name}, {name}" if name else variant.name] = row
-        size = sum(p.numel() for p in model.parameters())
-        log.info("%s, %d parameters: %s", variant.name, size,
-                 " ".join(f"{length}: {value:.2f}" for length, value in row.items()))  # fmt: skip
+            results[f"{variant.name}, {name}" if name else variant.name + size] = row
+        log.info("%s: %s", variant.name, " ".join(f"{length}: {value:.2f}" for length, value in row.items()))
         write_output(s.loop.run / "study.json", (json.dumps(results, indent=1) + "\n").encode())
         draw(s, results, s.loop.run / "study")
     for name, row in results.items():
-        print(f"{name:<24}", *(f"{value:10.3f}" for value in row.values()))
+        print(f"{name:<36}", *(f"{value:10.3f}" for value in row.values()))
 
 
 if __name__ == "__main__":

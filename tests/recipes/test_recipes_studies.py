@@ -24,6 +24,7 @@ def test_the_study_of_cleaning_trains_on_each_kind_of_text(load_recipe, tmp_path
     assert "cookies" in dirty
     assert not any(word in clean for word in ("cookies", "JavaScript", "ipsum", "{"))
     assert (tmp_path / "run" / "study.png").stat().st_size > 1000
+    assert b"</svg>" in (tmp_path / "run" / "study.svg").read_bytes()
     assert "clean from the start" in capsys.readouterr().out
 
 
@@ -41,6 +42,17 @@ def test_the_study_of_scaling_fits_a_law_to_each_kind(load_recipe, tmp_path, dra
         assert 0 < loss < 4
         assert record["laws"][kind]["r2"] == pytest.approx(1)  # of two sizes
     assert (tmp_path / "run" / "study.png").stat().st_size > 1000
+
+
+def test_the_study_of_experts_compares_mixtures_of_equal_compute(load_recipe, tmp_path, drawn, capsys):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
+    flags = ["--study", "experts", "--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),
+             "--mixtures", "3", "--judged", "200", "--width", "8", *SMALL]  # fmt: skip
+    start(load_recipe("study").main, flags)
+    results = json.loads((tmp_path / "run" / "study.json").read_text())
+    assert [name.split(",")[0] for name in results] == ["one feed-forward", "2 of 3 experts"]
+    assert "2 of 3 experts" in capsys.readouterr().out
+    assert b"</svg>" in (tmp_path / "run" / "study.svg").read_bytes()
 
 
 def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tmp_path, drawn):
@@ -67,6 +79,25 @@ def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tm
     for name in ("phase", "shots"):
         assert 1000 < (tmp_path / "run" / f"{name}.png").stat().st_size < 60_000
         assert b"</svg>" in (tmp_path / "run" / f"{name}.svg").read_bytes()
+
+
+def test_the_study_of_translation_compares_models_of_equal_compute_and_of_equal_size(load_recipe, tmp_path, drawn):
+    for language, noun in {"en": "the dog {}", "de": "der Hund {}", "fr": "le chien {}", "cs": "pes {}"}.items():
+        for part, count in (("train", 20), ("test", 3)):
+            (tmp_path / f"{part}.{language}").write_text("".join(f"{noun.format(n)}\n" for n in range(count)))
+    flags = ["--train", str(tmp_path / "train"), "--test", str(tmp_path / "test"), "--run", str(tmp_path / "run"),
+             "--vocabulary", "300", "--width", "16", "--heads", "2", "--hidden", "32", "--context", "24",
+             "--seeds", "1", "--budget", "64", "--judged", "1", "--steps", "1", "--threads", "1"]  # fmt: skip
+    recipe = load_recipe("study_translation")
+    start(recipe.main, flags)
+    cells = json.loads((tmp_path / "run" / "study.json").read_text())["cells"]
+    dense, grouped, wider = (cell["parameters"] for cell in cells)
+    assert dense < grouped
+    assert abs(wider / grouped - 1) < 0.01
+    assert all(len(cell["bleu"]) == 12 for cell in cells)
+    assert "| BLEU, en → de |" in (tmp_path / "run" / "study.md").read_text()
+    start(recipe.main, [*flags, "--resume"])  # finished cells are kept
+    assert json.loads((tmp_path / "run" / "study.json").read_text())["cells"] == cells
 
 
 @pytest.fixture
