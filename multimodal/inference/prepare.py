@@ -23,6 +23,7 @@ from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
 from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack, row_linear
+from multimodal.inference.tune import is_intel, least_time, remembered
 from multimodal.inference.vit import PreparedViT
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
@@ -48,7 +49,7 @@ def prepare_for_inference(
     PyTorch can neither move, cast, save nor copy them; those calls raise UsageError. Do not edit the rest in place;
     change the original and prepare that.
 
-    `auto`: on a CPU Whisper's encoder in bfloat16 where the CPU is fast in it, and all else in float32; on a GPU
+    `auto`: on a CPU Whisper's encoder in bfloat16 where that is the quicker type, and all else in float32; on a GPU
     Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only, for models that
     write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers, and the keys and values of
     a source in bfloat16 where steps are compiled (`native.library`). Inputs are float32, but speech frames have the
@@ -197,6 +198,22 @@ def fast_bfloat16() -> bool:
     return any(has.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
+def quicker_type() -> torch.dtype:
+    """bfloat16 or float32, in which an encoder's products are quicker here; measured once. Intel's processors need AMX
+    for bfloat16."""
+    if not fast_bfloat16():
+        return torch.float32
+    types = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+    slow = is_intel() and not torch.cpu.get_capabilities().get("amx_bf16", False)
+    rows, weight = torch.ones(512, 512), torch.ones(1536, 512)
+
+    def measure() -> str:
+        maps = {name: (PackedLinear(weight.to(dtype)), rows.to(dtype)) for name, dtype in types.items()}
+        return min(maps, key=lambda name: least_time(lambda: maps[name][0](maps[name][1])))
+
+    return types[remembered("encoder's type", types, "float32" if slow else "bfloat16", measure)]
+
+
 def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> None:
     model = checkpoint.model
     if checkpoint.prepared is None and any(isinstance(part, Frozen) for part in model.modules()):
@@ -234,7 +251,7 @@ def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[t
     if device.type == "cuda":
         return torch.float16, torch.float16
     # the decoder's small products are slower in bfloat16
-    return torch.bfloat16 if device.type == "cpu" and fast_bfloat16() else torch.float32, torch.float32
+    return quicker_type() if device.type == "cpu" else torch.float32, torch.float32
 
 
 def _in_types(

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ PROBED = 400  # outputs of a map whose bits are compared
 ROUNDS = 5
 GAIN = 1.05  # by which a way must beat the built-in one, so that noise does not change bits
 
-Choices = dict[str, str]  # shapes → way
+Choices = dict[str, str]  # shapes, or another question → way
 _known: dict[str, Choices] = {}  # by machine
 _spent = 0.0
 
@@ -37,26 +37,33 @@ _spent = 0.0
 def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str) -> str:
     """The name of the quickest of the exact `ways` for such maps; `usual` if measuring is off or has taken too long.
     Maps of as many inputs and about as many weights share a choice."""
+    size = min(outputs * inputs, 2 * WEIGHTS).bit_length() // 2
+    measure = lambda: _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual)
+    return remembered(f"{inputs} inputs, about 4^{size} weights", ways, usual, measure)
+
+
+def remembered(question: str, answers: Container[str], usual: str, measure: Callable[[], str]) -> str:
+    """The answer of `measure` on this machine, kept for the next time; `usual` if measuring is off or has taken too
+    long."""
     global _spent
     if os.environ.get("MULTIMODAL_TUNE") == "0":
         return usual
-    size = min(outputs * inputs, 2 * WEIGHTS).bit_length() // 2
-    name, shapes = machine(), f"{inputs} inputs, about 4^{size} weights"
+    name = machine()
     if name not in _known:
         _known[name] = _stored().get(name, {})
-    if _known[name].get(shapes) not in ways:
+    if _known[name].get(question) not in answers:
         if _spent > SECONDS:
             return usual
         start = _clock()
-        way = _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual)
+        answer = measure()
         # what another process has chosen meanwhile counts, so that both have the same bits
         others = _stored()
         _known[name] |= others.get(name, {})
-        if _known[name].get(shapes) not in ways:
-            _known[name][shapes] = way
+        if _known[name].get(question) not in answers:
+            _known[name][question] = answer
         _store(others | {name: _known[name]})
         _spent += _clock() - start
-    return _known[name][shapes]
+    return _known[name][question]
 
 
 def machine() -> str:
@@ -98,6 +105,16 @@ def _store(tables: dict[str, Choices]) -> None:
 
 def _clock() -> float:
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def least_time(work: Callable[[], object]) -> float:
+    """Seconds of the quickest of some rounds."""
+    taken = []
+    for _ in range(ROUNDS):
+        start = _clock()
+        work()
+        taken.append(_clock() - start)
+    return min(taken)
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from multimodal.inference import tune
-from multimodal.inference.packed import PackedLinear, row_linear
+from multimodal.inference import prepare, tune
+from multimodal.inference.packed import PackedLinear, can_pack, row_linear
 from multimodal.inference.row_table import TableLinear
 
 Product = Callable[[Tensor], Tensor]
@@ -149,3 +149,18 @@ def test_maps_for_decoding_are_made_in_the_chosen_way(monkeypatch: pytest.Monkey
     monkeypatch.setattr("multimodal.inference.packed.choose", lambda *_: way)
     assert type(row_linear(torch.randn(9, 5))) is kind
     assert type(row_linear(torch.randn(64, 32, dtype=torch.bfloat16))) is PackedLinear
+
+
+@pytest.mark.parametrize(("times", "type_"), [((1.0, 2.0), torch.bfloat16), ((2.0, 1.0), torch.float32)])
+def test_an_encoder_computes_in_the_type_that_was_quicker(
+    home: Path, monkeypatch: pytest.MonkeyPatch, times: tuple[float, float], type_: torch.dtype
+):
+    if not can_pack(torch.bfloat16):
+        pytest.skip("no packed products in bfloat16 here")
+    left = list(times)
+    monkeypatch.setattr(prepare, "fast_bfloat16", lambda: True)
+    monkeypatch.setattr(prepare, "least_time", lambda work: (work(), left.pop(0))[1])
+    assert prepare.quicker_type() == type_
+    forget(monkeypatch)
+    assert prepare.quicker_type() == type_
+    assert not left

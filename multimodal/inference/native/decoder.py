@@ -51,7 +51,7 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
 
     def _step(self, x: Float[Tensor, "B D"], cache: Cache) -> Float[Tensor, "B 1 V"]:
         rows, length, x = len(x), cache.length, x.float().contiguous()
-        step, logits = native.NextRecord(), x.new_empty(rows, 1, self.config.vocabulary)
+        step, logits = native.TokenRecord(), x.new_empty(rows, 1, self.config.vocabulary)
         own = [layer.reserve(1) for layer in cache.self_attention]
         kept = [x, logits, cache.start]
         step.x, step.logits, step.rows, step.length = x.data_ptr(), logits.data_ptr(), rows, length
@@ -67,7 +67,7 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
             layer.length += 1
         return logits
 
-    def _add_source(self, step: native.NextRecord, cache: Cache, kept: list) -> None:
+    def _add_source(self, step: native.TokenRecord, cache: Cache, kept: list) -> None:
         sides = zip(*map(self._source, cache.cross_attention), strict=True)
         step.source_keys, step.source_values = (_pointers(side, kept) for side in sides)
         step.sources, _, step.source_length, _ = cache.cross_attention[0].key.shape
@@ -85,7 +85,7 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
             held = self.halves[layer] = key, key.bfloat16(), value.bfloat16()
         return held[1:]
 
-    def _add_positions(self, step: native.NextRecord, cache: Cache, kept: list) -> None:
+    def _add_positions(self, step: native.TokenRecord, cache: Cache, kept: list) -> None:
         config, length = self.config.positions, cache.length
         if config.kind == "rotary":
             index = self._numbers(length, 1, self._index(length, 1, cache, None))

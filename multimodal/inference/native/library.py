@@ -53,7 +53,7 @@ class DecoderRecord(ctypes.Structure):
     ))  # fmt: skip
 
 
-class NextRecord(ctypes.Structure):
+class TokenRecord(ctypes.Structure):
     _fields_ = (*(
         (name, POINTER) for name in ("x", "logits", "keys", "values", "source_keys", "source_values", "starts", "bias",
                                      "cos", "sin", "seen", "capacities")

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from multimodal.inference.modules import Frozen
@@ -12,6 +12,7 @@ from multimodal.inference.native.library import LinearRecord, library
 
 LEVELS = 127  # of a weight and of an activation, to each side of 0
 ZERO = 128  # of activations, which are unsigned bytes
+SOME = 64  # panels that are laid out at a time
 
 
 class NativeLinear(Frozen):
@@ -24,28 +25,33 @@ class NativeLinear(Frozen):
         super().__init__()
         self.out_features, self.in_features, self.int8 = *weight.shape, int8
         weight, self.panel = weight.detach().float(), library().panel()
-        steps = sums = None
-        if int8:
-            peaks = weight.abs().amax(1, keepdim=True).clamp_min(1e-30)
-            weight = (weight * (LEVELS / peaks)).round().to(torch.int8)
-            steps = self._padded(peaks[:, 0] / LEVELS)
-            sums = self._padded(weight.sum(1, dtype=torch.int32) * ZERO)
-        bias = None if bias is None else self._padded(bias.detach().float())
-        self.tensors = self._panels(weight), steps, bias, sums
-        inputs = self.tensors[0].shape[1] * self.tensors[0].shape[3]
+        peaks = torch.linalg.vector_norm(weight, torch.inf, 1).clamp_min_(1e-30) if int8 else None
+        panels, sums = self._panels(weight, peaks)
+        others = peaks / LEVELS if int8 else None, None if bias is None else bias.detach().float(), sums
+        padded = (None if one is None else F.pad(one, (0, -len(one) % self.panel)).clone() for one in others)
+        self.tensors = panels, *padded
         pointers = [0 if tensor is None else tensor.data_ptr() for tensor in self.tensors]
-        self.map = LinearRecord(*pointers, self.out_features, inputs)
+        self.map = LinearRecord(*pointers, self.out_features, panels.shape[1] * panels.shape[3])
         self.place, self.multiply = ctypes.addressof(self.map), library().linear
 
-    def _padded(self, values: Num[Tensor, "N"]) -> Num[Tensor, "M"]:
-        return F.pad(values, (0, -len(values) % self.panel)).contiguous()
-
-    def _panels(self, weight: Tensor) -> Tensor:
-        """[panels, inputs / each, outputs of a panel, each], with 4 bytes in each place."""
-        each = 4 // weight.element_size()
-        weight = F.pad(weight, (0, -self.in_features % each, 0, -self.out_features % self.panel))
-        weight = weight.reshape(-1, self.panel, weight.shape[1] // each, each).transpose(1, 2)
-        return weight.clone(memory_format=torch.contiguous_format)  # never the original's memory
+    def _panels(
+        self, weight: Float[Tensor, "N K"], peaks: Float[Tensor, "N"] | None
+    ) -> tuple[Num[Tensor, "P S panel each"], Int[Tensor, "N"] | None]:
+        """Weights [panels, inputs / each, outputs of a panel, each], with 4 bytes in each place, and for integers what
+        `ZERO` adds to each output. A few panels at a time, since the logits' weights are half of a small model."""
+        each, count = 1 if peaks is None else 4, -(-len(weight) // self.panel)
+        dtype = torch.float32 if peaks is None else torch.int8
+        made = weight.new_empty(count, -(-weight.shape[1] // each), self.panel, each, dtype=dtype)
+        sums = []
+        for at in range(0, count, SOME):
+            rows = slice(at * self.panel, (at + SOME) * self.panel)
+            part = weight[rows]
+            if peaks is not None:
+                part = (part * (LEVELS / peaks[rows, None])).round_()
+                sums.append(part.sum(1).int() * ZERO)
+            part = F.pad(part, (0, -part.shape[1] % each, 0, -len(part) % self.panel))
+            made[at : at + SOME] = part.reshape(-1, self.panel, made.shape[1], each).transpose(1, 2)
+        return made, None if peaks is None else torch.cat(sums)
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
         rows = x.detach().reshape(-1, self.in_features).float().contiguous()
