@@ -31,10 +31,24 @@ def write(folder: Path) -> None:
         growth_plot.draw(results["growth"], folder / "growth.svg")
         parts.append("![time and memory as work grows](growth.svg)")
     for job, content in compared.items():
-        parts += [f"## {job}", table(content["rows"])]
+        parts += [f"## {job}", (rates if job == "front" else table)(content["rows"])]
     if "growth" in results:
         parts += ["## growth", growth(results["growth"])]
     (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
+
+
+def rates(rows: list[Row]) -> str:
+    """Units a second: of a core by processor time (none where other processes worked), and by wall clock."""
+    lines = ["| work | by | a second of a core | a second | MB |", "|---|---|---|---|---|"]
+    for row in rows:
+        for name, found in row["candidates"].items():
+            if "cpu" not in found:
+                continue
+            worked, wall = found["cpu"]["median"], found["wall"]["median"]
+            core = f"{row['units'] / worked:,.0f}" if worked > wall / 10 else ""
+            parts = [row["case"], name, core, f"{row['units'] / wall:,.0f}", f"{found['peak MB']:.0f}"]
+            lines.append(f"| {' | '.join(parts)} |")
+    return "\n".join(lines)
 
 
 def about(results: dict[str, dict[str, Any]]) -> Iterator[str]:
