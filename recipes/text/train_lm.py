@@ -22,7 +22,7 @@ The shipped gpt-mini, 1.84 bits per byte of its validation texts after about 20 
 
 Several files of --data are one text after the other. With weights each is a source of its own, and rows are drawn as in
 GPT-3's training (Brown et al. 2020, table 2.2): by `--weights 0.6 0.4`, by `--epochs 1 3` of each file, or by
-`--temperature 5`, the sizes to the power of 1/5. The log has the table of weights and epochs.
+`--temperature 5`, the sizes to the power of 1/5. Log and report have the weights and epochs.
 
 `--induction` scores the heads at each evaluation and plots when induction heads form (Olsson et al. 2022):
 
@@ -173,10 +173,7 @@ def source_of(s: LanguageModelRun, texts: list[list[str]], tokenizer: Tokenizer)
     tokens = [len(corpus.ids) for corpus in corpora]
     by_epochs = [n * epochs for n, epochs in zip(tokens, s.epochs, strict=False)]
     weights = s.weights or by_epochs or temperature_weights(tokens, s.temperature)
-    mixture = Mixture(sources, weights, [path.name for path in s.data])
-    for row in mixture.table(s.loop.steps * s.batch):
-        log.info("%s: %d rows, weight %.3f, %.2f epochs", *row)
-    return mixture
+    return Mixture(sources, weights, [path.name for path in s.data])
 
 
 def main(s: LanguageModelRun) -> None:
@@ -196,6 +193,10 @@ def main(s: LanguageModelRun) -> None:
     model = TextTransformer(language_config(s.model, tokenizer.vocab_size))
     gpt2_weights(model)
     source = source_of(s, [own for own, _ in parts], tokenizer)
+    rows = source.table(loop.steps * s.batch) if isinstance(source, Mixture) else []
+    shares = ["{}: {} rows, weight {:.3f}, {:.2f} epochs".format(*row) for row in rows]
+    for line in shares:
+        log.info(line)
     prepare = PrepareTokens(s.model.context, s.objective == "prefix", s.documents != "none", s.repeat)
     loader = loop.loader(source, source.plan(s.batch, loop.seed), prepare, stack_fields)
     judge = validation(s, tokenizer, unseen, model)
@@ -206,7 +207,7 @@ def main(s: LanguageModelRun) -> None:
 
     Loop(loop, Language(model, balance=s.balance), loader, evaluate).fit()
     best = judge.load()
-    lines, images = samples(s, best.model, tokenizer, prompt), []
+    lines, images = [*shares, *samples(s, best.model, tokenizer, prompt)], []
     if heads:
         lines += heads.plot(loop.run / "report" / "induction.png")
         images = ["induction.png"]

@@ -114,7 +114,7 @@ def test_a_resumed_run_equals_an_unbroken_one_and_keeps_the_best(recipe, text):
     assert cards[0] == cards[1]
 
 
-def test_a_mixture_resumes_to_the_same_run_and_logs_its_epochs(recipe, text, caplog):
+def test_a_mixture_resumes_to_the_same_run_and_reports_its_epochs(recipe, text, caplog):
     (other := text.with_name("other.txt")).write_text(SAID * 40)
     mixed = {"steps": 8, "schedule": "wsd", "warmup": 0}
     for name, changes in (("whole", {}), ("part", {"steps": 4}), ("part", {"resume": ""})):
@@ -123,6 +123,7 @@ def test_a_mixture_resumes_to_the_same_run_and_logs_its_epochs(recipe, text, cap
     assert_same_states(text.parent / "whole", text.parent / "part", 8)
     rows = (len(SAID) * 3 + 1) * 20 * 0.9 // 24
     assert any(re.match(rf"text.txt: {rows:.0f} rows, weight 0.750, 0.\d+ epochs", line) for line in caplog.messages)
+    assert "weight 0.750" in (text.parent / "part" / "report" / "report.md").read_text()
 
 
 def test_a_resumed_run_does_not_replace_its_best_by_worse(recipe, text):
