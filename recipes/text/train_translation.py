@@ -158,12 +158,14 @@ def main(s: TranslationRun) -> None:
     begin = model.config.start_id
     source, held = (ParallelTexts(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
     log.info("pairs: %d, skipped: %d", len(source), source.left_out)
+    shares = []
     if s.temperature:
         counts = Counter(key[:2] for key in source.keys)
         repeats = direction_repeats(counts, s.temperature)
         often = {pair: often.get(pair, 1.0) * times for pair, times in repeats.items()}
-        for (a, b), times in repeats.items():
-            log.info("%s-%s: %d pairs, %.2f times per epoch", a, b, counts[a, b], times)
+        shares = [f"{a}-{b}: {counts[a, b]} pairs, {n:.2f} times per epoch" for (a, b), n in repeats.items()]
+        for line in shares:
+            log.info(line)
     plan = pair_plan(source, often, s.budget, loop.seed)
     loader = loop.loader(source, plan, unchanged, CollatePairs(tokenizer.pad_id))
     objective = Translating(model, s.smoothing)
@@ -181,7 +183,7 @@ def main(s: TranslationRun) -> None:
     prefixes = [prefix for prefix in (s.train, s.val, s.test) if prefix]
     data = [parallel_file(prefix, language) for prefix in prefixes for language in s.languages]
     card = {"summary": f"translates between {', '.join(s.languages)}", "bleu": scores}
-    finish(s, Checkpoint(made.model, tokenizer, card=card), data, examples, figures=scores, store="float16")
+    finish(s, Checkpoint(made.model, tokenizer, card=card), data, [*shares, *examples], figures=scores, store="float16")
 
 
 if __name__ == "__main__":
