@@ -41,20 +41,6 @@ typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
 typedef float Anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
 
 inline Floats load(const float *from) { return *(const Anywhere *)from; }
-inline Floats load(const uint16_t *from) {  // bfloat16
-    typedef uint16_t Halves __attribute__((vector_size(BYTES / 2)));
-    typedef uint32_t Whole __attribute__((vector_size(BYTES)));
-    Halves halves;
-    memcpy(&halves, from, BYTES / 2);
-    return (Floats)(__builtin_convertvector(halves, Whole) << 16);
-}
-inline float single(float value) { return value; }
-inline float single(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
 inline void store(float *to, Floats value) { *(Anywhere *)to = value; }
 
 // ---- threads: the caller hands out parts, helpers take some. It never waits for a helper that has not begun.
@@ -189,12 +175,12 @@ inline float total(Floats lanes) {
 #endif
 }
 
-template <class Number> float dot(const float *a, const Number *b, int64_t size) {
+inline float dot(const float *a, const float *b, int64_t size) {
     Floats sum = {};
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) sum += load(a + i) * load(b + i);
     float rest = 0;
-    for (; i < size; ++i) rest += a[i] * single(b[i]);
+    for (; i < size; ++i) rest += a[i] * b[i];
     return total(sum) + rest;
 }
 

@@ -64,21 +64,30 @@ template <class Number> struct Keys {  // that some queries see
     float scale;
 };
 
-template <class Number> void fetch(const Number *from, int64_t count) {
-    const int64_t size = count * sizeof(Number);
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch((const char *)from + AHEAD + i);
+constexpr int64_t BLOCK = 32;  // positions whose keys or values stay in the first cache for all queries
+
+// The next `count` numbers of keys or values, whose successors are fetched.
+inline const float *floats(const float *from, int64_t count, std::vector<float> &) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch((const char *)(from + i) + AHEAD);
+    return from;
+}
+
+inline const float *floats(const uint16_t *from, int64_t count, std::vector<float> &room) {
+    for (int64_t i = 0; i < count; i += 32) __builtin_prefetch((const char *)(from + i) + AHEAD);
+    room.resize(count);
+    uint32_t *to = (uint32_t *)room.data();
+    for (int64_t i = 0; i < count; ++i) to[i] = (uint32_t)from[i] << 16;
+    return room.data();
 }
 
 // Adds `chances` [count] times values [count width] to `sum`, one position after the other.
-template <class Number>
-void mix(const float *chances, const Number *values, int64_t count, int64_t width, float *sum) {
+void mix(const float *chances, const float *values, int64_t count, int64_t width, float *sum) {
     int64_t e = 0;
     for (; e + 4 * LANES <= width; e += 4 * LANES) {
         Floats a = load(sum + e), b = load(sum + e + LANES);
         Floats c = load(sum + e + 2 * LANES), d = load(sum + e + 3 * LANES);
-        const Number *value = values + e;
+        const float *value = values + e;
         for (int64_t s = 0; s < count; ++s, value += width) {
-            fetch(value, 4 * LANES);
             a += chances[s] * load(value), b += chances[s] * load(value + LANES);
             c += chances[s] * load(value + 2 * LANES), d += chances[s] * load(value + 3 * LANES);
         }
@@ -90,43 +99,49 @@ void mix(const float *chances, const Number *values, int64_t count, int64_t widt
         store(sum + e, a);
     }
     for (; e < width; ++e)
-        for (int64_t s = 0; s < count; ++s) sum[e] += chances[s] * single(values[s * width + e]);
+        for (int64_t s = 0; s < count; ++s) sum[e] += chances[s] * values[s * width + e];
+}
+
+// Turns the scores [size], a multiple of LANES, into chances; returns their sum, by which they are not divided.
+float soften(float *scores, int64_t size) {
+    Floats peaks = load(scores), sum = {};
+    for (int64_t s = LANES; s < size; s += LANES) peaks = choose(load(scores + s) > peaks, load(scores + s), peaks);
+    float most = peaks[0];
+    for (int i = 1; i < LANES; ++i) most = std::max(most, peaks[i]);
+    for (int64_t s = 0; s < size; s += LANES) {
+        Floats chance = exponential(load(scores + s) - most);
+        store(scores + s, chance), sum += chance;
+    }
+    return total(sum);
 }
 
 // Attention of queries [count width], `between` apart; the result takes their places.
 template <class Number> void attend(const Keys<Number> &own, float *queries, int64_t count, int64_t between) {
-    static thread_local std::vector<float> buffer;
+    static thread_local std::vector<float> scores, sums, room;
     const int64_t width = own.width, size = (own.count + LANES - 1) / LANES * LANES;
-    buffer.resize(count * size + LANES);
-    std::vector<float> sums(count);
-    float *scores = buffer.data();
-    for (int64_t s = 0; s < own.count; ++s) {
-        fetch(own.keys + s * width, width);
+    scores.assign(count * size, -INFINITY), sums.resize(count);
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t e = 0; e < width; ++e) queries[i * between + e] *= own.scale;
+    for (int64_t s = 0; s < own.count; s += BLOCK) {
+        const int64_t some = std::min(BLOCK, own.count - s);
+        const float *keys = floats(own.keys + s * width, some * width, room);
         for (int64_t i = 0; i < count; ++i)
-            scores[i * size + s] = dot(queries + i * between, own.keys + s * width, width) * own.scale;
+            for (int64_t k = 0; k < some; ++k)
+                scores[i * size + s + k] = dot(queries + i * between, keys + k * width, width);
     }
-    for (int64_t i = 0; i < count; ++i, scores += size) {
-        for (int64_t s = 0; s < own.count; ++s) {
-            if (own.bias) scores[s] += own.bias[i * own.bias_between + s];
-            if (own.seen && !own.seen[s]) scores[s] = -INFINITY;
-        }
-        std::fill(scores + own.count, scores + size, -INFINITY);
-        float most = -INFINITY;
-        for (int64_t s = 0; s < own.count; ++s) most = scores[s] > most ? scores[s] : most;
-        Floats sum = {};
-        for (int64_t s = 0; s < size; s += LANES) {
-            Floats chance = exponential(load(scores + s) - most);
-            store(scores + s, chance), sum += chance;
-        }
-        sums[i] = total(sum);
+    for (int64_t i = 0; i < count; ++i) {
+        float *row = scores.data() + i * size;
+        for (int64_t s = 0; own.bias && s < own.count; ++s) row[s] += own.bias[i * own.bias_between + s];
+        for (int64_t s = 0; own.seen && s < own.count; ++s) row[s] = own.seen[s] ? row[s] : -INFINITY;
+        sums[i] = soften(row, size);
         memset(queries + i * between, 0, 4 * width);
     }
-    constexpr int64_t BLOCK = 32;  // positions whose values stay in the first cache for all queries
-    for (int64_t s = 0; s < own.count; s += BLOCK)
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t some = std::min(BLOCK, own.count - s);
-            mix(buffer.data() + i * size + s, own.values + s * width, some, width, queries + i * between);
-        }
+    for (int64_t s = 0; s < own.count; s += BLOCK) {
+        const int64_t some = std::min(BLOCK, own.count - s);
+        const float *values = floats(own.values + s * width, some * width, room);
+        for (int64_t i = 0; i < count; ++i)
+            mix(scores.data() + i * size + s, values, some, width, queries + i * between);
+    }
     for (int64_t i = 0; i < count; ++i)
         for (int64_t e = 0; e < width; ++e) queries[i * between + e] /= sums[i];
 }
