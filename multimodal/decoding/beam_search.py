@@ -14,14 +14,21 @@ from torch import Tensor
 
 from multimodal.blocks.cache import Cache
 from multimodal.decoding.logits import log_softmax
-from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Step, length_limits, next_logits, rows_of
+from multimodal.decoding.sampling import (
+    PIECE,
+    LogitsProcessor,
+    SampledTokens,
+    Step,
+    length_limits,
+    next_logits,
+    rows_of,
+)
 
 LengthNorm = Callable[[int], float]  # number of new tokens without the end -> divisor of their log-probability
 Row = tuple[list[int], float]  # new ids without the end, and the sum of their scores, the end included
 EarlyStopping = bool | str  # or "never"
 ASYNC_DEVICES = ("cuda",)  # device types on which the host follows some steps behind
 STEPS_AHEAD = 2  # steps, so that the device never waits for the host
-PIECE = 128  # of a vocabulary
 
 
 @dataclass

@@ -23,6 +23,7 @@ LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 # (logits [B V], number of each prompt in the batch or None once all its rows have ended) -> tokens [B]
 Sampler = Callable[[Tensor, list[int | None]], Tensor]
 PADDING = -1  # the id that processors see before a row's first
+PIECE = 128  # of a vocabulary that is searched for its best
 CHECK_EVERY = 8  # steps between checks for ended rows on an accelerator, where each check waits for the device
 
 
@@ -64,8 +65,19 @@ def generate_steps(
 ) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
     """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
     `multinomial_sampler`, None for greedy; `copies`: see `sample`."""
-    choose = choose or (lambda logits, live: logits.argmax(-1))
+    choose = choose or (lambda logits, live: most_probable(logits))
     return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies)
+
+
+def most_probable(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+    """`argmax`, twice as fast on a CPU: search only the piece with the highest peak."""
+    whole = logits.shape[1] // PIECE * PIECE
+    if whole < 2 * PIECE or logits.device.type != "cpu":
+        return logits.argmax(-1)
+    first = logits[:, :whole].unflatten(1, (-1, PIECE)).amax(2).argmax(1, keepdim=True) * PIECE
+    rest = torch.arange(whole, logits.shape[1]).expand(len(logits), -1)
+    places = torch.cat([first + torch.arange(PIECE), rest], 1)
+    return places.gather(1, logits.gather(1, places).argmax(1, keepdim=True))[:, 0]
 
 
 def sample(

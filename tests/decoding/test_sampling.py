@@ -351,3 +351,10 @@ def test_timestamp_rule_equals_openai_whispers():
         expected = logits.clone()
         theirs.apply(expected, ids)
         assert torch.equal(ours(ids, logits), expected)
+
+
+@pytest.mark.parametrize("size", [5, 256, 700])
+def test_the_most_probable_token_is_the_first_of_the_best(size: int):
+    logits = torch.randint(-3, 3, (40, size)).float()  # with many ties
+    logits[0], logits[1, size // 2], logits[2, -1] = -torch.inf, torch.nan, 9.0
+    assert torch.equal(sampling.most_probable(logits), logits.argmax(-1))
