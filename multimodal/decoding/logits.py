@@ -3,6 +3,8 @@
 They write in place and ignore `sampling.PADDING` before a row."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +13,30 @@ from torch import Tensor
 from multimodal.decoding.sampling import PADDING, LogitsProcessor
 
 
-def suppress(tokens: Sequence[int]) -> LogitsProcessor:
+class History(NamedTuple):
+    """Ids [R S] at their positions, of which `at` [1] is the newest and `first` [1] the first after the prompt: of
+    fixed size, as a CUDA graph needs them."""
+
+    ids: Int[Tensor, "R S"]
+    at: Int[Tensor, "1"]
+    first: Int[Tensor, "1"]
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """A processor with a form that a CUDA graph can replay, after the first token. `key`: equal for equal processors;
+    `start`: the number of ids in the prompt that it was made for, if that matters."""
+
+    processor: LogitsProcessor
+    replayed: Callable[[History, Float[Tensor, "R V"]], Float[Tensor, "R V"]]
+    key: tuple[Any, ...]
+    start: int | None = None
+
+    def __call__(self, ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        return self.processor(ids, logits)
+
+
+def suppress(tokens: Sequence[int]) -> Replayed:
     """Forbid these tokens."""
     index = torch.tensor(sorted(set(tokens)), dtype=torch.long)
 
@@ -20,17 +45,24 @@ def suppress(tokens: Sequence[int]) -> LogitsProcessor:
         index = index.to(logits.device)
         return logits.index_fill_(-1, index, -torch.inf)
 
-    return processor
+    replayed = lambda history, logits: logits.index_fill_(-1, index, -torch.inf)  # on the device since the first token
+    return Replayed(processor, replayed, ("suppress", *index.tolist()))
 
 
-def suppress_first(tokens: Sequence[int], start: int, count: int = 1) -> LogitsProcessor:
+def suppress_first(tokens: Sequence[int], start: int, count: int = 1) -> Replayed:
     """Forbid these tokens among the first `count` after a prompt of `start` ids: a blank, or an early end."""
     never = suppress(tokens)
 
     def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         return never(ids, logits) if ids.shape[1] - start < count else logits
 
-    return processor
+    def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        if count == 1:
+            return logits
+        early = history.at - history.first + 1 < count
+        return torch.where(early, never.replayed(history, logits.clone()), logits)
+
+    return Replayed(processor, replayed, ("suppress_first", count, never.key), start)
 
 
 def no_repeat_ngram(size: int) -> LogitsProcessor:
@@ -106,14 +138,14 @@ def log_softmax(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[
     return logits.log_softmax(-1)
 
 
-def end_if_all_forbidden(eos: int) -> LogitsProcessor:
+def end_if_all_forbidden(eos: int) -> Replayed:
     """Allow the end where the processors before forbid every token."""
 
     def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         logits[:, eos].masked_fill_(logits.amax(-1) == -torch.inf, 0.0)
         return logits
 
-    return processor
+    return Replayed(processor, lambda history, logits: processor(history.ids, logits), ("end", eos))
 
 
 def top_k(logits: Float[Tensor, "B V"], count: int) -> Float[Tensor, "B V"]:
@@ -148,7 +180,7 @@ def sampling_filter(count: int, mass: float, share: float = 0.0) -> Callable[[Te
     return narrow
 
 
-def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> LogitsProcessor:
+def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> Replayed:
     """Timestamp tokens (from id `begin` on) come first, in pairs except before the end, and never decrease.
 
     A prompt has `start` ids. The first timestamp is at most `latest_first` steps of 0.02 s. Where all timestamps
@@ -162,13 +194,32 @@ def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_firs
             if latest_first is not None:
                 times[:, latest_first + 1 :] = -torch.inf
             return logits
-        closing, earliest = _pairs(made, begin, times.shape[1])
+        return paired(logits, *_pairs(made, begin, times.shape[1]))
+
+    def paired(
+        logits: Float[Tensor, "B V"], closing: Bool[Tensor, "B"], earliest: Int[Tensor, "B"], always: bool = False
+    ) -> Float[Tensor, "B V"]:
+        text, times = logits[:, :begin], logits[:, begin:]
         times.masked_fill_(torch.arange(times.shape[1], device=times.device) < earliest[:, None], -torch.inf)
-        _forbid(logits[:, :eot], closing)
-        _forbid(text, times.logsumexp(-1) > text.amax(-1))
+        _forbid(logits[:, :eot], closing, always)
+        _forbid(text, times.logsumexp(-1) > text.amax(-1), always)
         return logits
 
-    return processor
+    def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        logits[:, no_timestamps] = -torch.inf
+        return paired(logits, *_replayed_pairs(history, begin, logits.shape[1] - begin), always=True)
+
+    return Replayed(processor, replayed, ("timestamps", begin, eot, no_timestamps), start)
+
+
+def _replayed_pairs(history: History, begin: int, count: int) -> tuple[Bool[Tensor, "R"], Int[Tensor, "R"]]:
+    """`_pairs` of the ids after the prompt."""
+    ids, at, first = history
+    places = torch.arange(ids.shape[1], device=ids.device)
+    is_time = (ids >= begin) & (places >= first) & (places <= at)
+    last = is_time.index_select(1, at)[:, 0]
+    before = is_time.index_select(1, (at - 1).clamp(min=0))[:, 0] | (at == first)
+    return _next_time(last, before, ids.masked_fill(~is_time, begin - 1).amax(-1) - begin, count)
 
 
 def _pairs(made: Int[Tensor, "B N"], begin: int, count: int) -> tuple[Bool[Tensor, "B"], Int[Tensor, "B"]]:
@@ -176,15 +227,21 @@ def _pairs(made: Int[Tensor, "B N"], begin: int, count: int) -> tuple[Bool[Tenso
     is_time = made >= begin
     last = is_time[:, -1]
     before = is_time[:, -2] if made.shape[1] > 1 else torch.ones_like(last)
+    return _next_time(last, before, made.masked_fill(~is_time, begin - 1).amax(-1) - begin, count)
+
+
+def _next_time(
+    last: Bool[Tensor, "B"], before: Bool[Tensor, "B"], latest: Int[Tensor, "B"], count: int
+) -> tuple[Bool[Tensor, "B"], Int[Tensor, "B"]]:
+    """`last`, `before`: the last two ids are timestamps; `latest`: the latest one, since they never decrease."""
     closing = last & ~before
-    latest = made.masked_fill(~is_time, begin - 1).amax(-1) - begin  # the last: they never decrease
     earliest = torch.where(closing, latest, latest + 1)
     return closing, earliest.masked_fill(last & before, count)
 
 
-def _forbid(logits: Float[Tensor, "B W"], rows: Bool[Tensor, "B"]) -> None:
-    """Forbid all tokens of these rows. `any` is cheap on a CPU but waits on an accelerator."""
-    if logits.device.type != "cpu" or rows.any():
+def _forbid(logits: Float[Tensor, "B W"], rows: Bool[Tensor, "B"], always: bool) -> None:
+    """Forbid all tokens of these rows. `any` is cheap on a CPU but waits on an accelerator, and `always` forbids it."""
+    if always or logits.device.type != "cpu" or rows.any():
         logits.masked_fill_(rows[:, None], -torch.inf)
 
 

@@ -65,6 +65,10 @@ def generate_steps(
 ) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
     """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
     `multinomial_sampler`, None for greedy; `copies`: see `sample`."""
+    if choose is None and copies == 1:
+        replayed = getattr(cache, "greedy", None)  # of a static cache on a GPU
+        if replayed and (steps := replayed(step, prompt, eos, max_new, processors)):
+            return steps
     choose = choose or (lambda logits, live: most_probable(logits))
     return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies)
 
@@ -176,7 +180,7 @@ def _one_by_one(
         made = ids[:, prompt.shape[1] :].unflatten(0, (-1, copies))
         for at in prompts:
             number = numbers[at]
-            rows = [_until(row[: limits[number]], eos) for row in made[at].tolist()]
+            rows = [until(row[: limits[number]], eos) for row in made[at].tolist()]
             results[number] = rows, sums[at * copies : (at + 1) * copies].tolist()
 
     for count in range(1, max(limits) + 1):
@@ -212,5 +216,6 @@ def _one_by_one(
     )
 
 
-def _until(ids: list[int], eos: int) -> list[int]:
+def until(ids: list[int], eos: int) -> list[int]:
+    """The ids before the end."""
     return ids[: ids.index(eos)] if eos in ids else ids

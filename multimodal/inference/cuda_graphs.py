@@ -6,6 +6,7 @@ replayed. On other devices the same function is called, which is no faster."""
 
 import warnings
 import weakref
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.sampling import Step, cross_attention_step
+from multimodal.decoding.captured_greedy import GreedyRules, GreedyState, greedy_rules, greedy_steps
+from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Step, cross_attention_step
 from multimodal.inference.modules import Frozen, Replacement
 from multimodal.inference.static_cache import MovingCache, StaticCache
 from multimodal.models.text import TextTransformer
@@ -61,48 +63,96 @@ def static_step(
     the next step. The step raises ValueError beyond the capacity or the context."""
     cache = MovingCache(decoder.config.stack.layers, start, _rounded(max(capacity, 64)))
     cache.context = decoder.config.limit
+    if _replays(decoder.embed.weight.device):
+        cache.greedy = partial(_greedy, decoder, weakref.ref(cache))
 
     @torch.inference_mode()
     def step(ids: Int[Tensor, "B T"], cache: MovingCache) -> Float[Tensor, "B N V"]:
         if not cache.length:
             return decoder(ids, source, valid, cache=cache, last=last)
-        most = cache.capacity if cache.start is not None else min(cache.capacity, cache.context or cache.capacity)
-        if ids.shape[1] != 1 or cache.length >= most:
-            raise ValueError(f"{ids.shape[1]} ids after {cache.length} positions: one at a time, {most} at most")
         if cache.slot is None:
-            slot = _slot(decoder, cache, len(ids))
-            slot.owner = weakref.ref(cache)
-            cache.move(slot)
-        cache.seen += 1
+            _move(decoder, cache, len(ids))
+        _count(cache, ids.shape[1])
         return cache.slot.step(decoder, ids)
 
     return step, cache
 
 
-class _Slot(StaticCache):
-    """All that a step reads and writes: the cache of R rows, ids [R 1] and logits [R 1 V], of unused rows too.
-    `shapes`: of the batches that fit; `owner`: a weak reference to the cache that uses it."""
+def _greedy(
+    decoder: GraphDecoder, owner: Callable[[], MovingCache], step: Step, prompt: Int[Tensor, "B T"], eos: int,
+    max_new: int | Sequence[int], processors: Sequence[LogitsProcessor],
+) -> Generator[Tensor, None, SampledTokens] | None:  # fmt: skip
+    cache, rules = owner(), greedy_rules(processors, eos, prompt)
+    if rules is None or cache.length:
+        return None
 
-    def __init__(self, like: Cache, rows: int, sources: int, capacity: int, shapes: tuple[Any, ...]) -> None:
+    def start(rows: int) -> tuple[GreedyState, Callable[[], None]]:
+        slot = _move(decoder, cache, rows, rules)
+
+        def advance() -> None:
+            _count(cache, 1)
+            slot.advance(decoder)
+
+        return slot.state, advance
+
+    return greedy_steps(start, step, prompt, cache, rules, max_new)
+
+
+def _move(decoder: GraphDecoder, cache: MovingCache, rows: int, rules: GreedyRules | None = None) -> "_Slot":
+    slot = _slot(decoder, cache, rows, rules)
+    slot.owner = weakref.ref(cache)
+    cache.move(slot)
+    return slot
+
+
+def _count(cache: MovingCache, ids: int) -> None:
+    """Count the next position. Raises ValueError if there is no room for it."""
+    most = cache.capacity if cache.start is not None else min(cache.capacity, cache.context or cache.capacity)
+    if ids != 1 or cache.length >= most:
+        raise ValueError(f"{ids} ids after {cache.length} positions: one at a time, {most} at most")
+    cache.seen += 1
+
+
+def _replays(device: torch.device) -> bool:
+    # a graph would keep autocast's copies of the weights
+    return device.type in REPLAYING and not torch.is_autocast_enabled(device.type)
+
+
+class _Slot(StaticCache):
+    """All that a step reads and writes: the cache of R rows, ids [R 1] and logits [R 1 V], of unused rows too; or the
+    state of a greedy search. `shapes`: of the batches that fit; `owner`: a weak reference to the cache that uses it."""
+
+    def __init__(
+        self, like: Cache, rows: int, sources: int, capacity: int, shapes: tuple[Any, ...],
+        rules: GreedyRules | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(like, rows, sources, capacity)
+        self.state = None if rules is None else GreedyState(rules, rows, capacity, self.at.device)
         self.ids, self.shapes = torch.zeros(rows, 1, dtype=torch.long, device=self.at.device), shapes
         self.owner, self.graph, self.logits = lambda: None, None, None
 
     def step(self, decoder: TextTransformer, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 V"]:
         self.ids[: len(ids)] = ids
+        self.advance(decoder)
+        return self.logits[: len(ids)]
+
+    def advance(self, decoder: TextTransformer) -> None:
         if self.graph is None:
             self.logits = self.forward(decoder)
         else:
             self.graph.replay()
-        return self.logits[: len(ids)]
 
-    def forward(self, decoder: TextTransformer) -> Float[Tensor, "R 1 V"]:
+    def forward(self, decoder: TextTransformer) -> Float[Tensor, "R 1 V"] | None:
         """The function that is captured."""
         # cross-attention with cached keys does not read the source
         source = decoder.embed.weight.new_empty(1, 0, decoder.config.width) if self.has_source else None
-        logits = decoder(self.ids, source, cache=self)
+        logits = decoder(self.ids if self.state is None else self.state.token[:, None], source, cache=self)
         self.at.add_(1)
-        return logits
+        if self.state is None:
+            return logits
+        row = logits[:, -1].to(torch.float32, memory_format=torch.contiguous_format)
+        self.state.take(self.state.processed(row, self.at - 1), self.at)
+        return None
 
     def capture(self, decoder: TextTransformer) -> None:
         """Warm up on a side stream, then capture, as in PyTorch's notes on CUDA graphs."""
@@ -120,20 +170,19 @@ class _Slot(StaticCache):
         self.graph = graph
 
 
-def _slot(decoder: GraphDecoder, cache: Cache, rows: int) -> _Slot:
+def _slot(decoder: GraphDecoder, cache: Cache, rows: int, rules: GreedyRules | None = None) -> _Slot:
     """An idle slot for these rows, new where the decoder has none."""
     first, key = cache.cross_attention[0].key if cache.has_source else None, cache.self_attention[0].key
     count = rows if first is None else len(first)
     sources = _rounded(count)
     sizes = rows // count * sources, sources, cache.capacity
-    # a graph would keep autocast's copies of the weights
-    replayed = key.device.type in REPLAYING and not torch.is_autocast_enabled(key.device.type)
-    shapes = *sizes, None if first is None else first.shape[2], cache.source_mask is None, key.dtype, replayed
+    replayed, search = _replays(key.device), None if rules is None else rules.key
+    shapes = *sizes, None if first is None else first.shape[2], cache.source_mask is None, key.dtype, replayed, search
     slots = decoder.slots
     slot = next((slot for slot in slots if slot.shapes == shapes and slot.owner() is None), None)
     if slot is None:
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside of it
-            slot = _Slot(cache, *sizes, shapes)
+            slot = _Slot(cache, *sizes, shapes, rules)
         if replayed:
             try:
                 slot.capture(decoder)

@@ -1,5 +1,8 @@
 """Key/value caches of fixed shapes and addresses, so that a step over them can be replayed (CUDA graphs)."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -101,6 +104,8 @@ class MovingCache(Cache):
         super().__init__(layers, start)
         self.capacity, self.seen = capacity, 0
         self.slot: StaticCache | None = None
+        # (step, prompt, eos, max_new, processors) -> greedy steps inside of a graph, None where they cannot be
+        self.greedy: Callable[..., Any] | None = None
 
     def move(self, slot: StaticCache) -> None:
         slot.fill(self)

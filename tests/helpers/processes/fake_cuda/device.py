@@ -43,12 +43,14 @@ class Waits(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.found: Counter[str] = Counter()
+        self.launches = 0  # operations on the device that are more than views
 
     def note(self, cause: str) -> None:
         self.found[f"{cause}: {where()}"] += 1
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs, first = kwargs or {}, args[0] if args else None
+        self.launches += function.namespace == "aten" and on_cuda(first) and not function.is_view
         if function is aten._local_scalar_dense.default:
             return self._scalar(function, first)
         if function is aten.equal.default and on_cuda(first):
