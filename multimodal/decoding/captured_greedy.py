@@ -9,7 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.decoding.logits import History, Replayed
-from multimodal.decoding.sampling import CHECK_EVERY, LogitsProcessor, SampledTokens, Step, length_limits, until
+from multimodal.decoding.sampling import (
+    CHECK_EVERY,
+    LogitsProcessor,
+    SampledTokens,
+    Step,
+    length_limits,
+    most_probable,
+    until,
+)
 from multimodal.decoding.sampling import next_logits as first_logits
 
 
@@ -58,7 +66,7 @@ class GreedyState:
         """Append the most probable token of the first B rows at position `at`."""
         count, eos = len(logits), self.rules.eos
         ended, sums, left = self.ended[:count], self.sums[:count], self.left[:count]
-        token = logits.argmax(-1).masked_fill(ended, max(eos, 0))
+        token = most_probable(logits).masked_fill(ended, max(eos, 0))
         sums += logits.log_softmax(-1).gather(1, token[:, None])[:, 0].masked_fill(ended, 0)
         left -= 1
         ended |= (token == eos) | (left <= 0)
