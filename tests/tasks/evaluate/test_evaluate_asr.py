@@ -74,7 +74,7 @@ def test_the_normaliser_is_that_of_the_language_and_is_named():
     assert evaluation(("A", "a"), name="none").figures()["wer"] == 1
     with pytest.raises(UsageError, match="'english'"):
         evaluation(pair, name="english", keep_marks=True)
-    with pytest.raises(UsageError, match="none of english, basic, none"):
+    with pytest.raises(UsageError, match="one of english, basic, none"):
         normalizer("french")
 
 
