@@ -31,6 +31,7 @@ COMMANDS = {
     "fill-mask": ("text.fill_mask", "predict the masked words or spans of a text"),
     "tag": ("text.tag", "find names and other entities in texts"),
     "answer": ("text.answer", "answer a question from a text, or choose its answer"),
+    "serve": ("system.serve", "serve models over HTTP with OpenAI's protocol, and a page"),
     "clean": ("text.clean", "clean text for language models by C4's rules, without duplicates"),
     "embed": ("text.embed", "embed texts or images as vectors"),
     "translate": ("text.translate", "translate texts with an encoder-decoder checkpoint"),
@@ -42,8 +43,8 @@ COMMANDS = {
     "download": ("checkpoints.download", "download public models into the hub's cache, and check those in it"),
     "convert": ("checkpoints.convert", "convert a foreign checkpoint, or export to a foreign format"),
     "validate": ("validate", "decode every item of training data and list broken ones"),
-    "completion": ("completion", "print a script that completes commands and flags in bash, zsh or fish"),
-    "env": ("env", "report versions and machine, for a bug report"),
+    "completion": ("system.completion", "print a script that completes commands and flags in bash, zsh or fish"),
+    "env": ("system.env", "report versions and machine, for a bug report"),
 }  # fmt: skip
 LOADED = ("model", "index", "source")  # options that name what a command loads
 EXAMPLES = """examples:

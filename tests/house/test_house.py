@@ -142,7 +142,7 @@ def plain(distribution: str) -> str:
 def test_every_import_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {plain(line) for line in project["dependencies"]}
-    optional = {plain(line) for line in project["optional-dependencies"]["ray"]}  # of recipes alone
+    extras = {"recipes/": "ray", "multimodal/serve/": "serve", "multimodal/cli/system/serve.py": "serve"}
     homes = importlib.metadata.packages_distributions()
     for name, file in sources().items():
         for target in file.imports:
@@ -150,5 +150,6 @@ def test_every_import_is_declared():
             if module in sys.stdlib_module_names or module in ("multimodal", "compression"):
                 continue  # compression: of the standard library from Python 3.14 on
             found = {plain(home) for home in homes.get(module, [module])}
-            known = declared | optional if name.startswith("recipes/") else declared
+            own = [extra for place, extra in extras.items() if name.startswith(place)]
+            known = declared | {plain(line) for extra in own for line in project["optional-dependencies"][extra]}
             assert found & known, f"{name} imports {module}, which pyproject.toml does not declare"

@@ -238,6 +238,7 @@ class TextWriter:
 
     @torch.inference_mode()
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
+        """A generator of the text's pieces, which returns the whole `Continuation`."""
         step, cache, ids = self.start([row], limit)
         steps = generate_steps(step, ids, cache, eos=self.eos, max_new=limit, processors=self._processors(ids.shape[1]),
                          choose=self._choice())  # fmt: skip
@@ -253,6 +254,7 @@ class TextWriter:
         result = self._continuation(row, decoded.ids[0], decoded.logprobs[0], limit)
         if text := detokenizer.end(result.stopped in ("end", "stop")):
             yield text
+        return result
 
     def _choice(self) -> Sampler | None:
         options = self.options

@@ -53,19 +53,25 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
     `latency_p95`, `latency_max` of all lines and `final_latency_…` of the finals.
 
     Raises UsageError for a model without CTC, and as `PcmReader` and `conformer.decode.language_model` do."""
+    options = live_options(checkpoint, options)
+    return LiveSession(checkpoint, options, PcmReader(read, options.rate)).events()
+
+
+def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> LiveOptions:
+    """Options with what they name loaded. Raises UsageError for a model without CTC, and as `run` does."""
     if not isinstance(checkpoint.model, ConformerCTC):
         raise UsageError(f"model {checkpoint.source}: live transcription needs a CTC model, got {checkpoint.kind}")
     options = options or LiveOptions()
     # refuse an unfit language model before reading anything
-    options = options.replace(decode=with_language_model(checkpoint, options.decode))
-    return _Live(checkpoint, options, PcmReader(read, options.rate)).events()
+    return options.replace(decode=with_language_model(checkpoint, options.decode))
 
 
-class _Live:
-    """State of a stream. `buffer`: samples from `first` on, those of the current utterance or LEAD. `now`: end of the
-    last frame with a speech probability; decisions are made only there, so they do not depend on how the samples
-    arrive. `begin`: first sample of the current utterance, None in silence; `spoken`: end of its speech; `shown`: end
-    of its last partial."""
+class LiveSession:
+    """State of a stream, for a caller that reads it: give each piece to `piece`, then call `end`.
+
+    `buffer`: samples from `first` on, those of the current utterance or LEAD. `now`: end of the last frame with a
+    speech probability; decisions are made only there, so they do not depend on how the samples arrive. `begin`: first
+    sample of the current utterance, None in silence; `spoken`: end of its speech; `shown`: end of its last partial."""
 
     def __init__(self, checkpoint: Checkpoint, options: LiveOptions, reader: PcmReader):
         self.checkpoint, self.options, self.reader = checkpoint, options, reader
@@ -81,16 +87,17 @@ class _Live:
         work, arrived = 0.0, monotonic()
         for piece in self.reader:
             began, arrived = monotonic(), piece.arrived
-            for event in self._piece(piece):
+            for event in self.piece(piece):
                 work += monotonic() - began
                 yield event
                 began = monotonic()
             work += monotonic() - began
         began = monotonic()
-        yield from self._end(arrived)
+        yield from self.end(arrived)
         yield self._summary(work + monotonic() - began)
 
-    def _piece(self, piece: PcmChunk) -> Iterator[Event]:
+    def piece(self, piece: PcmChunk) -> Iterator[Event]:
+        """Events of the next samples."""
         self.buffer = torch.cat([self.buffer, piece.samples])
         self.samples += len(piece.samples)
         self.detector.push(piece.samples)
@@ -98,7 +105,8 @@ class _Live:
             self.now += FRAME
             yield from self._frame(probability, piece.arrived)
 
-    def _end(self, arrived: float) -> Iterator[Event]:
+    def end(self, arrived: float) -> Iterator[Event]:
+        """Events of the rest, when no more samples come."""
         if missing := -self.samples % FRAME:
             self.detector.push(torch.zeros(missing))
         for probability in self.detector.take():

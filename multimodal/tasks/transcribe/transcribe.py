@@ -305,19 +305,49 @@ def _collected(
     ended: Iterable[_Ended], checkpoint: Checkpoint, options: Options, report: _Reporter
 ) -> Iterator[tuple[_Job, Transcript | MultimodalError]]:
     """Each job when its last stream ends."""
-    for job, channel, index, transcription in ended:
-        if channel is not None:
-            job.pending -= 1
-            if transcription is not None:
-                channel.parts[index] = transcription
-            while not channel.session.reports and (part := channel.parts.get(channel.reported)):
-                report(job, channel, part.coverage[-1].stop, part.segments)
-                channel.reported += 1
-        if job.started and not job.pending:
-            result = job.error or _result(job, checkpoint, options)
-            for one in job.channels:
-                one.audio.close()
-            yield job, result
+    for one in ended:
+        if (result := _taken(one, checkpoint, options, report)) is not None:
+            yield one.job, result
+
+
+def _taken(
+    ended: _Ended, checkpoint: Checkpoint, options: Options, report: _Reporter
+) -> Transcript | MultimodalError | None:
+    """Give a job the transcription of a stream; the job's result if that was the last one."""
+    job, channel, index, transcription = ended
+    if channel is not None:
+        job.pending -= 1
+        if transcription is not None:
+            channel.parts[index] = transcription
+        while not channel.session.reports and (part := channel.parts.get(channel.reported)):
+            report(job, channel, part.coverage[-1].stop, part.segments)
+            channel.reported += 1
+    if not job.started or job.pending:
+        return None
+    result = job.error or _result(job, checkpoint, options)
+    for one in job.channels:
+        one.audio.close()
+    return result
+
+
+class RecordingStreams:
+    """One recording as streams of requests to the model, for a scheduler of several clients: `streams` are opened when
+    taken, each runs as in `scheduler.run`, `serve` answers requests, and `taken` is given what each stream returns."""
+
+    def __init__(
+        self, transcriber: Transcriber, audio: Any, on_progress: OnProgress | None, on_segments: OnSegments | None
+    ):
+        self.transcriber, self.serve = transcriber, transcriber._serve
+        self._report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
+        items = [Item(None, audio, 0)]
+        self.streams = _streams(items, transcriber.options, transcriber._open, self._report, transcriber.urls, None)
+
+    def taken(self, ended: Any) -> Transcript | None:
+        """The result, if the stream that `ended` was the last. Raises AudioError."""
+        result = _taken(ended, self.transcriber.checkpoint, self.transcriber.options, self._report)
+        if isinstance(result, MultimodalError):
+            raise result
+        return result
 
 
 def _ordered(results: Iterable[tuple[_Job, Any]]) -> Iterator[tuple[_Job, Any]]:

@@ -24,12 +24,12 @@ def _fakes_are_found(monkeypatch):
 
 
 def sleeper(name, seconds, answer, library="peer", kind="float32"):
-    return Candidate(name, "tests.benchmarks.fakes:sleeper", {"seconds": seconds, "answer": answer}, library, kind)
+    return Candidate(name, "tests.house.benchmarks.fakes:sleeper", {"seconds": seconds, "answer": answer}, library, kind)
 
 
 def measure(tmp_path, *candidates, reference="ours", threads=1, plan=PLAN, **more):
     case = Case("fake", "work", "item", 4, candidates, reference, {"float32": ("near", 1e-3)},
-                "tests.benchmarks.fakes:prepare", **more)  # fmt: skip
+                "tests.house.benchmarks.fakes:prepare", **more)  # fmt: skip
     rows = command.Rows(tmp_path / "fake.json", {"versions": {}, "ceilings": {}}, {"work", "more work"})
     wrong = command.measure(case, rows, plan, [threads])
     return json.loads((tmp_path / "fake.json").read_text())["rows"][-1], wrong
@@ -53,25 +53,25 @@ def test_a_wrong_answer_is_not_timed(tmp_path):
     assert "wall" not in row["candidates"]["peer"]
     assert row["ratios"] == []
     assert wrong == ["peer: near: 5.00e-02 from the reference, at most 0.001 allowed"]
-    other = Candidate("shape", "tests.benchmarks.fakes:sleeper", {"seconds": 0, "answer": [1.0]}, "peer")
+    other = Candidate("shape", "tests.house.benchmarks.fakes:sleeper", {"seconds": 0, "answer": [1.0]}, "peer")
     assert "shape (1,), the reference (2,)" in measure(tmp_path, own, other)[1][0]
 
 
 def test_a_missing_peer_is_said_and_ours_may_not_fail(tmp_path):
     own = sleeper("ours", 0.01, [1.0], "multimodal")
-    row, wrong = measure(tmp_path, own, Candidate("absent", "tests.benchmarks.fakes:absent", library="peer"),
-                         Candidate("dead", "tests.benchmarks.fakes:dies", library="peer"))  # fmt: skip
+    row, wrong = measure(tmp_path, own, Candidate("absent", "tests.house.benchmarks.fakes:absent", library="peer"),
+                         Candidate("dead", "tests.house.benchmarks.fakes:dies", library="peer"))  # fmt: skip
     assert row["candidates"]["absent"]["left out"] == "missing: No module named 'no_such_library'"
     assert "exit code 3" in row["candidates"]["dead"]["left out"]
     assert not wrong
-    failing = Candidate("ours too", "tests.benchmarks.fakes:broken", library="multimodal")
+    failing = Candidate("ours too", "tests.house.benchmarks.fakes:broken", library="multimodal")
     assert measure(tmp_path, own, failing)[1] == ["ours too: failed: ValueError: no weights here"]
 
 
 def test_without_its_reference_nothing_is_measured(tmp_path):
     own = sleeper("ours", 0.01, [1.0], "multimodal")
     row, wrong = measure(
-        tmp_path, own, Candidate("peer", "tests.benchmarks.fakes:broken", library="x"), reference="peer"
+        tmp_path, own, Candidate("peer", "tests.house.benchmarks.fakes:broken", library="x"), reference="peer"
     )
     assert "wall" not in row["candidates"]["ours"]
     assert wrong == ["the reference, peer, gave no output: nothing was measured"]
@@ -79,7 +79,7 @@ def test_without_its_reference_nothing_is_measured(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are pinned on Linux only")
 def test_workers_have_as_many_processors_as_threads(tmp_path):
-    ours = Candidate("ours", "tests.benchmarks.fakes:threads", library="multimodal")
+    ours = Candidate("ours", "tests.house.benchmarks.fakes:threads", library="multimodal")
     row, wrong = measure(tmp_path, ours, sleeper("peer", 0, [1, 1]))
     assert not wrong
     assert row["candidates"]["peer"]["distance"] == {"near": 0.0}
@@ -90,7 +90,7 @@ def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
     other.write_text(f'#!/bin/sh\nWHICH=7 exec {sys.executable} "$@"\n')
     other.chmod(0o755)
     plan = replace(PLAN, pythons={"peer": str(other)})
-    both = [Candidate(name, "tests.benchmarks.fakes:interpreter", library=name) for name in ("multimodal", "peer")]
+    both = [Candidate(name, "tests.house.benchmarks.fakes:interpreter", library=name) for name in ("multimodal", "peer")]
     _, wrong = measure(tmp_path, *both, reference="multimodal", plan=plan)
     assert wrong == ["peer: near: 6.00e+00 from the reference, at most 0.001 allowed"]  # 7 beside 1
 

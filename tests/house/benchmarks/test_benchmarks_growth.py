@@ -33,7 +33,7 @@ def test_points_of_a_curve_rise_and_cost_more():
 
 def test_where_the_reference_is_too_slow_the_others_are_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    own, peer = (Candidate(name, "tests.benchmarks.fakes:sleeper", {"seconds": 0.01, "answer": [1.0]}, library)
+    own, peer = (Candidate(name, "tests.house.benchmarks.fakes:sleeper", {"seconds": 0.01, "answer": [1.0]}, library)
                  for name, library in (("ours", "multimodal"), ("peer", "peer")))  # fmt: skip
     case = Case("fake", "more work", "item", 1, (own, peer), "peer", {"float32": ("near", 1e-3)})
     (tmp_path / "input.txt").write_text("prepared")

@@ -1,0 +1,1 @@
+"""HTTP server: OpenAI's protocol for transcription, embeddings and chat, and our own for images and translation."""

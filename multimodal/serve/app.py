@@ -1,0 +1,78 @@
+"""The application: its state, its routes, its answers to errors."""
+
+import contextlib
+import shutil
+import threading
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from multimodal import __version__
+from multimodal.errors import MultimodalError
+from multimodal.serve.errors import HttpError, as_http
+from multimodal.serve.guard import Guard
+from multimodal.serve.images import SearchedIndex
+from multimodal.serve.models import Models
+from multimodal.serve.options import ServeOptions
+from multimodal.serve.routes import audio, chat, embeddings, live, system, vision
+from multimodal.serve.state import Server
+from multimodal.serve.uploads import upload_folder
+
+
+def create(options: ServeOptions) -> Guard:
+    """The ASGI application. Raises UsageError for options that contradict each other."""
+    server = Server(options, Models(options))
+    for name, folder in options.index:
+        server.indexes[name] = SearchedIndex.opened(folder, options)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server.folder = upload_folder()
+        threading.Thread(target=server.load, daemon=True).start()
+        try:
+            yield
+        finally:
+            server.models.stop()
+            shutil.rmtree(server.folder, ignore_errors=True)
+
+    app = FastAPI(title="multimodal", version=__version__, lifespan=lifespan, redoc_url=None)
+    app.state.server = server
+    for part in (audio, chat, embeddings, live, system, vision):
+        app.include_router(part.router)
+    for kind in (MultimodalError, HttpError, OSError, Exception):
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    if options.page:
+        system.add_page(app)
+    if options.cors:
+        app.add_middleware(CORSMiddleware, allow_origins=options.cors, allow_methods=["*"], allow_headers=["*"])
+    guard = Guard(app, options, server.metrics)
+    app.state.guard = guard
+    return guard
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    told = as_http(error)
+    return JSONResponse(told.body, told.status, told.headers)
+
+
+async def _invalid(request: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    place = ".".join(str(one) for one in first["loc"] if one != "body")
+    got = "" if first["type"] == "missing" else f" (got {str(first.get('input'))[:40]!r})"
+    told = HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)
+    return JSONResponse(told.body, told.status)
+
+
+async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    """A path or method that does not exist."""
+    text = f"{request.method} {request.url.path[:100]}: {str(error.detail).lower()}"
+    told = HttpError(error.status_code, text, "not_found" if error.status_code == 404 else None)
+    return JSONResponse(told.body, told.status, error.headers)

@@ -1,0 +1,53 @@
+"""Errors as HTTP statuses with a body in OpenAI's form."""
+
+import errno
+import logging
+from typing import Any
+
+from multimodal.errors import MultimodalError, UsageError
+from multimodal.serve.lane import BusyError, CancelledJobError
+from multimodal.serve.models import NoModelError, NotReadyError
+
+log = logging.getLogger(__name__)
+INVALID, SERVER = "invalid_request_error", "server_error"
+
+
+class HttpError(Exception):
+    """A refusal with its status. `code`: for programs; `param`: the field at fault; `seconds`: when to try again."""
+
+    def __init__(
+        self, status: int, problem: str, code: str | None = None, param: str | None = None, seconds: int | None = None
+    ):
+        super().__init__(problem)
+        self.status, self.code, self.param, self.seconds = status, code, param, seconds
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = INVALID if self.status < 500 else SERVER
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.seconds is None else {"retry-after": str(self.seconds)}
+
+
+def as_http(error: Exception) -> HttpError:
+    """The refusal that an error means. What is no fault of the client is logged, and told without details."""
+    text = " ".join(str(error).split())
+    match error:
+        case HttpError():
+            return error
+        case BusyError():
+            return HttpError(429, text, "queue_full", seconds=error.seconds)
+        case NotReadyError():
+            return HttpError(503, text, "not_ready", seconds=2)
+        case CancelledJobError():
+            return HttpError(504, "the request took longer than the server allows", "timeout")
+        case NoModelError():
+            return HttpError(404, text, "model_not_found", "model")
+        case MultimodalError():
+            return HttpError(400, text, None, error.argument if isinstance(error, UsageError) else None)
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return HttpError(507, "the server's disk is full", "disk_full")
+    log.error("%s: %s", type(error).__name__, text, exc_info=error)
+    return HttpError(500, "the server has failed; its log tells why", "internal_error")

@@ -1,0 +1,152 @@
+"""Checks of every request: keys, size and pace of the body, the end of the server; and counts."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from multimodal.serve.errors import HttpError, as_http
+from multimodal.serve.options import ServeOptions
+
+OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a key
+DRAINED = 4 << 20  # bytes of a refused body that are read
+PATIENCE = 30.0  # seconds for the next part of a body
+PROTOCOL_KEY = "openai-insecure-api-key."  # a key as browsers send it with a WebSocket
+
+
+class Metrics:
+    """Counts for /metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        own = {"registry": self.registry}
+        self.requests = Counter("multimodal_requests", "Requests by path and status", ["path", "status"], **own)
+        self.seconds = Histogram("multimodal_request_seconds", "Time to the end of the answer", ["path"], **own)
+        self.active = Gauge("multimodal_requests_active", "Requests without an answer yet", **own)
+        self.batches = Histogram("multimodal_batch_size", "Requests that shared a batch", ["model"],
+                                 buckets=(1, 2, 4, 8, 16, 32, 64), **own)  # fmt: skip
+        self.audio = Counter("multimodal_audio_seconds", "Seconds of sound transcribed", **own)
+
+
+class Guard:
+    """ASGI layer around the application. `active`: requests and sockets that run; `draining`: new ones are refused."""
+
+    def __init__(self, app: Any, options: ServeOptions, metrics: Metrics):
+        self.app, self.options, self.metrics = app, options, metrics
+        self.keys = [key.encode() for key in options.api_key]
+        self.most = int(options.max_upload_mb * 1e6)
+        self.active, self.draining = 0, False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        began, status, faults = time.perf_counter(), [500], list[HttpError]()
+        self.active += 1
+        self.metrics.active.set(self.active)
+
+        async def noted(message: Any) -> None:
+            if faults:  # of the body, for which the framework has an answer of its own
+                if message["type"] == "http.response.start":
+                    status[0] = faults[0].status
+                    await refuse(scope, receive, send, faults[0])
+                return
+            if message["type"] == "http.response.start":
+                status[0] = message["status"]
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self.app(scope, self._limited(scope, receive, faults), noted)
+            if scope["type"] == "websocket":
+                status[0] = 101
+        except HttpError as error:
+            status[0] = error.status
+            await refuse(scope, receive, send, error)
+        finally:
+            self.active -= 1
+            self.metrics.active.set(self.active)
+            path = getattr(scope.get("route"), "path", "other")  # not what a client makes up
+            self.metrics.requests.labels(path, status[0]).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
+
+    def _check(self, scope: Any) -> None:
+        """Raise HttpError for a request that must not pass."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if self.draining and scope["path"] != "/health":
+            raise HttpError(503, "the server is stopping", "stopping", seconds=5)
+        public = scope["path"] in OPEN or scope["path"].startswith("/page/")
+        if self.keys and not public and not self._has_key(headers):
+            raise HttpError(401, "no valid key: send the header Authorization: Bearer KEY", "invalid_api_key")
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit():
+            raise HttpError(400, f"content-length: expected a number (got {length[:20]!r})")
+        if int(length) > self.most:
+            raise self._too_large()
+
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        offered = [given.strip()] if scheme.lower() == b"bearer" else []
+        for one in headers.get(b"sec-websocket-protocol", b"").split(b","):
+            if one.strip().startswith(PROTOCOL_KEY.encode()):
+                offered.append(one.strip()[len(PROTOCOL_KEY) :])
+        found = [hmac.compare_digest(key, one) for key in self.keys for one in offered]  # all of them, in like time
+        return any(found)
+
+    def _too_large(self) -> HttpError:
+        return HttpError(413, f"the request is larger than {self.options.max_upload_mb:g} MB", "too_large")
+
+    def _limited(self, scope: Any, receive: Any, faults: list[HttpError]) -> Any:
+        """`receive` that refuses a body that is too large or too slow, and notes its fault."""
+        if scope["type"] != "http":
+            return receive
+        taken, ended = 0, False
+
+        async def limited() -> Any:
+            nonlocal taken, ended
+            if ended:  # what comes now is the end of the connection
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), PATIENCE)
+            except TimeoutError:
+                faults.append(HttpError(408, f"nothing came for {PATIENCE:g} seconds", "too_slow"))
+                raise faults[0] from None
+            ended = not message.get("more_body", False)
+            taken += len(message.get("body", b""))
+            if taken > self.most:
+                faults.append(self._too_large())
+                raise faults[0]
+            return message
+
+        return limited
+
+
+async def refuse(scope: Any, receive: Any, send: Any, error: Exception) -> None:
+    """Send an error as the whole answer."""
+    told = as_http(error)
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 4000 + told.status, "reason": str(told)[:100]})
+        return
+    await _drained(receive)
+    body = json.dumps(told.body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in told.headers.items()]
+    headers.append((b"connection", b"close"))  # a part of the body may still come
+    await send({"type": "http.response.start", "status": told.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _drained(receive: Any) -> None:
+    """Read on for a moment: a connection that closes before its request is read loses the answer."""
+    taken = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            while taken < DRAINED:
+                message = await receive()
+                taken += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return

@@ -1,0 +1,85 @@
+"""Jobs of images: classification and search."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.serve.lane import Job, Lane, Stream, Work, one_request
+from multimodal.serve.models import ServedModel
+from multimodal.serve.options import ServeOptions
+from multimodal.tasks.classify.classify import Classifier
+from multimodal.tasks.encode.loaded import device_of
+from multimodal.tasks.retrieve.index import Index, model_for, open_index, query_vectors
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
+
+KEPT = 64  # lists of labels whose vectors are kept
+
+
+class ClassifyingModel:
+    """Classification by a served model. The vectors of the last `KEPT` lists of labels are kept."""
+
+    def __init__(self, served: ServedModel):
+        self.served = served
+        self.kept: OrderedDict[Any, Classifier] = OrderedDict()
+
+    def classify(
+        self, images: list[Any], labels: Sequence[str] | None, templates: Any, threshold: float | None,
+        top: int | None,
+    ) -> Job:  # fmt: skip
+        """A job with the scores of each image. Raises UsageError, TextError."""
+        key = (tuple(labels) if labels is not None else None, str(templates), threshold, top)
+
+        def stream() -> Stream:
+            classifier = yield Work(object(), None, lambda _: [self._classifier(key, labels, templates)])
+            return (yield Work(("classify", key), images, lambda payloads: _scores(classifier, payloads)))
+
+        return Job(iter([stream()]))
+
+    def _classifier(self, key: Any, labels: Sequence[str] | None, templates: Any) -> Classifier:
+        if key not in self.kept:
+            threshold, top = key[2:]
+            self.kept[key] = Classifier(self.served.checkpoint, labels, templates=templates, threshold=threshold,
+                                        top=top, device=None)  # fmt: skip
+            while len(self.kept) > KEPT:
+                self.kept.popitem(last=False)
+        self.kept.move_to_end(key)
+        return self.kept[key]
+
+
+def _scores(classifier: Classifier, payloads: list[list[Any]]) -> list[list[dict[str, Any]]]:
+    found = iter(classifier(list(itertools.chain(*payloads))))
+    return [list(itertools.islice(found, len(one))) for one in payloads]
+
+
+class SearchedIndex:
+    """An image index with the model that made it, in a lane of its own."""
+
+    def __init__(self, index: Index, checkpoint: Checkpoint, lane: Lane):
+        self.index, self.checkpoint, self.lane = index, checkpoint, lane
+
+    @classmethod
+    def opened(cls, folder: str, options: ServeOptions) -> "SearchedIndex":
+        """Raises UsageError, CheckpointError."""
+        index = open_index(folder)
+        loaded = model_for(index, load(index.record.model, index.record.architecture))
+        checkpoint = prepare_for_inference(loaded, options.compute_type, device_of(options.device, loaded))
+        return cls(index, checkpoint, Lane(f"index {folder}", options.batch_size, options.queue))
+
+    def search(self, texts: Sequence[str], images: Sequence[Any], top: int) -> Job:
+        """A job with [{"file", "score"}] for each text, then each image."""
+
+        def serve(payloads: list[Any]) -> list[Any]:
+            return [self._found(*one) for one in payloads]
+
+        return one_request(Work("search", (texts, images, top), serve))
+
+    def _found(self, texts: Sequence[str], images: Sequence[Any], top: int) -> list[list[dict[str, Any]]]:
+        vectors = query_vectors(self.checkpoint, list(texts), list(images))
+        scores, rows = self.index.search(vectors, min(top, len(self.index)))
+        return [
+            [{"file": file, "score": score} for file, score in zip(self.index.files(best), own, strict=True)]
+            for own, best in zip(scores.tolist(), rows, strict=True)
+        ]

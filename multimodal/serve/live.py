@@ -1,0 +1,101 @@
+"""Live recordings: samples of a socket through the model's lane, events back."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+from typing import Any
+
+from multimodal.errors import AudioError, MultimodalError
+from multimodal.serve.lane import BusyError, CancelledJobError, Lane, Work, one_request
+from multimodal.tasks.transcribe.live import Event, LiveSession, live_options
+from multimodal.tasks.transcribe.whisper.options import LiveOptions
+from multimodal.tokens.audio.log_mel import RATE
+from multimodal.tokens.audio.pcm import PcmReader
+from multimodal.weights.folder import Checkpoint
+
+MOST_AHEAD = 60  # seconds of sound that may wait
+
+
+class LiveRecording:
+    """One live recording. `push` takes 16-bit samples, `commit` ends the utterance, `close` the recording; `give` is
+    called with each Event, with None after a commit, with a MultimodalError, and at the end with the summary.
+
+    Raises UsageError for a model without CTC, or options out of range."""
+
+    def __init__(self, checkpoint: Checkpoint, lane: Lane, options: LiveOptions, give: Callable[[Any], None]):
+        self.checkpoint, self.lane, self.give = checkpoint, lane, give
+        self.options = live_options(checkpoint, options)
+        self.waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: commit; b"": the end
+        self.ahead, self.rest, self.closed, self.gone = 0, b"", False, False
+        self.offset = 0.0  # seconds before the current session
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def push(self, samples: bytes) -> None:
+        """Raises AudioError for a client that sends faster than the model hears."""
+        if self.ahead > MOST_AHEAD * 2 * self.options.rate:
+            raise AudioError(f"more than {MOST_AHEAD} seconds of sound wait")
+        self.ahead += len(samples)
+        if samples:
+            self.waiting.put(samples)
+
+    def commit(self) -> None:
+        self.waiting.put(None)
+
+    def close(self) -> None:
+        """No more samples come."""
+        self.waiting.put(b"")
+
+    def drop(self) -> None:
+        """The client has gone: stop."""
+        self.gone = True
+        self.close()
+
+    def _read(self, size: int) -> bytes:
+        """Samples for a `PcmReader`; none at a commit or the end."""
+        while not self.rest:
+            samples = self.waiting.get()
+            if not samples:
+                self.closed = samples is not None
+                return b""
+            self.rest, self.ahead = samples, self.ahead - len(samples)
+        part, self.rest = self.rest[:size], self.rest[size:]
+        return part
+
+    def _follow(self) -> None:
+        try:
+            while not self.closed:
+                self._session()
+                if not self.closed:
+                    self.give(None)
+            self.give(Event("summary", "", 0.0, self.offset, 0.0))
+        except Exception as error:
+            self.give(error if isinstance(error, MultimodalError) else AudioError("the stream has failed"))
+
+    def _session(self) -> None:
+        """Transcribe up to the next commit or the end."""
+        reader = PcmReader(self._read, self.options.rate, "stream")
+        session, arrived = LiveSession(self.checkpoint, self.options, reader), monotonic()
+        try:
+            for piece in reader:
+                arrived = piece.arrived
+                self._run(lambda piece=piece: session.piece(piece))
+        except AudioError:
+            if session.samples:
+                raise
+        if session.samples:
+            self._run(lambda: session.end(arrived))
+        self.offset += session.samples / RATE
+
+    def _run(self, events: Callable[[], Iterator[Event]]) -> None:
+        """Compute events in the model's lane."""
+        if self.gone:
+            raise CancelledJobError("the client has gone")
+        while True:
+            try:
+                future = self.lane.submit(one_request(Work(object(), None, lambda _: [list(events())])))
+                break
+            except BusyError:
+                sleep(0.05)
+        for one in future.result():
+            self.give(one._replace(start=one.start + self.offset, end=one.end + self.offset))

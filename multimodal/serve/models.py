@@ -1,0 +1,110 @@
+"""The models of a server: each loaded once, with the tasks that it can do and a thread of its own."""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from multimodal.errors import CheckpointError, MultimodalError, UsageError, did_you_mean
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
+from multimodal.serve.lane import Lane
+from multimodal.serve.options import ServeOptions
+from multimodal.tasks.classify.head import has_head
+from multimodal.tasks.encode.loaded import device_of
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
+
+Task = Literal["transcribe", "classify", "embed-images", "embed", "chat", "translate"]
+KINDS: dict[str, tuple[Task, ...]] = {
+    "speech_to_text": ("transcribe",), "joint_conformer": ("transcribe",), "any_to_text": ("chat",),
+    "clip": ("classify", "embed-images", "embed"), "coca": ("classify", "embed-images", "embed"),
+}  # fmt: skip
+
+
+class ServedModel(NamedTuple):
+    name: str
+    checkpoint: Checkpoint
+    tasks: tuple[Task, ...]
+    lane: Lane
+
+
+class NoModelError(UsageError):
+    """No such model, or none for the task."""
+
+
+class NotReadyError(MultimodalError):
+    """Models are still loading, or could not be loaded."""
+
+
+def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
+    """Tasks of a model. Raises CheckpointError for one that no endpoint takes."""
+    model = checkpoint.model
+    if found := KINDS.get(checkpoint.kind):
+        return found
+    if checkpoint.kind == "vit":
+        return ("classify", "embed-images") if has_head(checkpoint) else ("embed-images",)
+    if isinstance(model, TextTransformer):
+        return ("chat",) if model.config.tied is not None and model.config.causal else ("embed",)
+    if isinstance(model, EncoderDecoder):
+        return ("translate",) if checkpoint.required_tokenizer().language_ids else ("chat",)
+    raise CheckpointError(f"model {checkpoint.source}: cannot be served, no endpoint takes a {checkpoint.kind}")
+
+
+class Models:
+    """Models by name, loaded by `load_all`. Raises NotReadyError until they are there."""
+
+    def __init__(self, options: ServeOptions):
+        self.options, self.aliases = options, dict(options.alias)
+        self.served: dict[str, ServedModel] = {}
+        self.failure: MultimodalError | None = None
+        self.ready = threading.Event()
+        for alias, name in options.alias:
+            if name not in options.models:
+                raise UsageError(f"{alias}={name}: {name} is not among models ({', '.join(options.models)})",
+                                 argument="alias")  # fmt: skip
+
+    def load_all(self) -> None:
+        """Load the models in order. Raises MultimodalError."""
+        o = self.options
+        try:
+            for name in o.models:
+                loaded = load(name)
+                checkpoint = prepare_for_inference(loaded, o.compute_type, device_of(o.device, loaded))
+                checkpoint = replace(checkpoint, source=name)  # messages name models as clients do
+                self.served[name] = ServedModel(name, checkpoint, tasks_of(checkpoint),
+                                                Lane(name, o.batch_size, o.queue))  # fmt: skip
+        except MultimodalError as error:
+            self.failure = error
+            raise
+        self.ready.set()
+
+    def check(self) -> None:
+        if not self.ready.is_set():
+            raise NotReadyError("models are loading" if self.failure is None else "models could not be loaded")
+
+    def of(self, task: Task, name: str | None) -> ServedModel:
+        """The named model, or the first one of a task. Raises NoModelError, NotReadyError."""
+        self.check()
+        able = {one.name: one for one in self.served.values() if task in one.tasks}
+        if name is None:
+            if not able:
+                raise NoModelError(f"no model of this server can {task} ({', '.join(self.served)})", argument="model")
+            return next(iter(able.values()))
+        found = self.served.get(self.aliases.get(name, name))
+        if found is None:
+            known = [*self.served, *self.aliases]
+            raise NoModelError(f"{name!r:.80}: not served{did_you_mean(name, known)} (served: {', '.join(known)})",
+                          argument="model")  # fmt: skip
+        if task not in found.tasks:
+            others = ", ".join(able) or "none"
+            raise NoModelError(f"{name!r:.80}: cannot {task} (able: {others})", argument="model")
+        return found
+
+    def lanes(self) -> Iterable[Lane]:
+        return [one.lane for one in self.served.values()]
+
+    def stop(self) -> None:
+        for lane in self.lanes():
+            lane.stop()

@@ -1,0 +1,153 @@
+"""/v1/audio: transcriptions and translations, as OpenAI's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from multimodal.serve.calls import named, outcome, streamed
+from multimodal.serve.errors import HttpError
+from multimodal.serve.lane import Job
+from multimodal.serve.speech import TranscriptionJob
+from multimodal.serve.state import Server, server_of
+from multimodal.serve.uploads import Form, received
+from multimodal.tasks.transcribe.writers import srt, vtt
+from multimodal.tokens.text.languages import LANGUAGES
+
+router = APIRouter(prefix="/v1/audio", tags=["audio"])
+FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+FIELDS = ("file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities", "stream",
+          "include", "chunking_strategy")  # fmt: skip
+UPLOAD = {"required": True, "content": {"multipart/form-data": {"schema": {
+    "type": "object", "required": ["file"], "properties": {
+        "file": {"type": "string", "format": "binary", "description": "recording or video, judged by its content"},
+        "model": {"type": "string"}, "language": {"type": "string", "examples": ["en"]}, "prompt": {"type": "string"},
+        "response_format": {"type": "string", "enum": list(FORMATS)},
+        "temperature": {"type": "number", "description": "0: 0, and higher ones where decoding fails"},
+        "timestamp_granularities[]": {"type": "array", "items": {"type": "string", "enum": ["word", "segment"]}},
+        "stream": {"type": "boolean"},
+    }}}}}  # fmt: skip
+
+
+@router.post("/transcriptions", openapi_extra={"requestBody": UPLOAD})
+async def transcriptions(request: Request) -> Response:
+    """Text of a recording, in its language."""
+    return await _respond(request, "transcribe")
+
+
+@router.post("/translations", openapi_extra={"requestBody": UPLOAD})
+async def translations(request: Request) -> Response:
+    """English text of a recording, by a Whisper model."""
+    return await _respond(request, "translate")
+
+
+async def _respond(request: Request, task: str) -> Response:
+    server = server_of(request)
+    server.models.check()
+    received_form = received(request, server.folder)
+    form = await received_form.__aenter__()
+    leave = lambda: received_form.__aexit__(None, None, None)
+    try:
+        style, options = _options(form, task)
+        served, path = server.of("transcribe", form.text("model")), form.file()
+        if _flag(form, "stream"):
+            return _stream(server, served, path, options, leave)
+        with named({path: "file"}):
+            make = lambda: TranscriptionJob(served.checkpoint, path, options)
+            result = await outcome(request, served.lane, make, server.options.seconds)
+    except BaseException:
+        await leave()
+        raise
+    await leave()
+    server.metrics.audio.inc(result["duration"])
+    return _written(result, style, task, form.texts.get("timestamp_granularities", []))
+
+
+def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
+    """Form of the answer and the options of decoding. Raises HttpError."""
+    if unknown := [name for name in (*form.texts, *form.files) if name not in FIELDS]:
+        raise HttpError(400, f"{unknown[0][:60]}: unknown field (known: {', '.join(FIELDS)})", param=unknown[0][:60])
+    style = form.text("response_format") or "json"
+    if style not in FORMATS:
+        raise HttpError(400, f"response_format: must be one of {', '.join(FORMATS)} (got {style[:40]!r})",
+                        param="response_format")  # fmt: skip
+    if asked := form.texts.get("include"):
+        raise HttpError(400, f"include: {asked[0][:40]!r} is not offered", param="include")
+    options: dict[str, Any] = {"task": task}
+    if language := form.text("language"):
+        options["language"] = language
+    if prompt := form.text("prompt"):
+        options["initial_prompt"] = prompt
+    if temperature := form.text("temperature"):
+        try:
+            value = float(temperature)
+        except ValueError:
+            problem = f"temperature: expected a number (got {temperature[:40]!r})"
+            raise HttpError(400, problem, param="temperature") from None
+        if not 0 <= value <= 1:
+            raise HttpError(400, f"temperature: must be in 0 to 1 (got {value:g})", param="temperature")
+        if value:
+            options["temperature"] = (value,)
+    granularities = form.texts.get("timestamp_granularities", [])
+    if wrong := [one for one in granularities if one not in ("word", "segment")]:
+        raise HttpError(400, f"timestamp_granularities: must be word or segment (got {wrong[0][:40]!r})",
+                        param="timestamp_granularities")  # fmt: skip
+    options["word_timestamps"] = "word" in granularities
+    return style, options
+
+
+def _flag(form: Form, name: str) -> bool:
+    text = form.text(name) or "false"
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise HttpError(400, f"{name}: must be true or false (got {text[:40]!r})", param=name)
+    return text.lower() in ("true", "1")
+
+
+def _stream(server: Server, served: Any, path: Path, options: dict[str, Any], leave: Callable[[], Any]) -> Response:
+    """Events of OpenAI's: the text as segments end, then all of it."""
+
+    def make(give: Callable[[Any], None]) -> Job:
+        given: list[str] = []
+
+        def on_segments(_: Any, segments: list[dict[str, Any]]) -> None:
+            for one in segments:  # Whisper's begin with a space, those of other models do not
+                given.append(one["text"] if one["text"].startswith(" ") or not given else f" {one['text']}")
+                give(given[-1] if len(given) > 1 else given[-1].lstrip())
+
+        with named({path: "file"}):
+            return TranscriptionJob(served.checkpoint, path, options, on_segments=on_segments)
+
+    def last(result: dict[str, Any]) -> list[dict[str, Any]]:
+        server.metrics.audio.inc(result["duration"])
+        return [{"type": "transcript.text.done", "text": result["text"].strip()}]
+
+    event = lambda text: {"type": "transcript.text.delta", "delta": text}
+    return streamed(served.lane, make, server.options.seconds, event, last, leave)
+
+
+def _written(result: dict[str, Any], style: str, task: str, granularities: list[str]) -> Response:
+    match style:
+        case "text":
+            return PlainTextResponse(result["text"].strip() + "\n")
+        case "srt":
+            return PlainTextResponse(srt(result))
+        case "vtt":
+            return PlainTextResponse(vtt(result), media_type="text/vtt")
+        case "verbose_json":
+            return JSONResponse(verbose(result, task, granularities))
+    return JSONResponse({"text": result["text"].strip()})
+
+
+def verbose(result: dict[str, Any], task: str, granularities: list[str]) -> dict[str, Any]:
+    """OpenAI's verbose_json. Segments have what the model gives."""
+    language = result["language"]
+    told = {"task": task, "language": LANGUAGES.get(language, language), "duration": result["duration"],
+            "text": result["text"].strip()}  # fmt: skip
+    if "word" in granularities:
+        words = [word for segment in result["segments"] for word in segment.get("words", [])]
+        told["words"] = [{"word": one["word"].strip(), "start": one["start"], "end": one["end"]} for one in words]
+    if "segment" in granularities or not granularities:
+        told["segments"] = [{k: v for k, v in one.items() if k != "words"} for one in result["segments"]]
+    return told

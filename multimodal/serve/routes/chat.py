@@ -1,0 +1,174 @@
+"""/v1/chat/completions, as OpenAI's, and /v1/translate."""
+
+import base64
+import binascii
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from multimodal.serve.calls import outcome, streamed
+from multimodal.serve.errors import HttpError
+from multimodal.serve.state import server_of
+from multimodal.serve.texts import Answered, translations
+from multimodal.tokens.chat.messages import Message, MessagePart
+
+router = APIRouter(prefix="/v1", tags=["text"])
+REASONS = {"end": "stop", "stop": "stop", "max_new_tokens": "length", "context": "length"}
+DECODING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens",
+            "max_completion_tokens": "max_new_tokens", "n": "num_return"}  # fmt: skip
+DEFAULT_TOKENS = 256
+EXAMPLE = {"messages": [{"role": "user", "content": [
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}, {"type": "text", "text": "What is this?"},
+]}]}  # fmt: skip
+
+
+class ChatRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    model: str | None = None
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1, le=32)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=0)
+    user: str | None = None
+    stream_options: dict[str, Any] | None = None
+
+    def decoding(self) -> dict[str, Any]:
+        """Options in our names. Without a temperature or a seed, the most probable text."""
+        given = {own: value for name, own in DECODING.items() if (value := getattr(self, name)) is not None}
+        given.setdefault("max_new_tokens", DEFAULT_TOKENS)
+        given.setdefault("temperature", 1.0 if self.n > 1 else 0.0)
+        if given["temperature"] == 0:
+            for name in ("top_p", "seed"):
+                given.pop(name, None)
+        if self.stop:
+            given["stop"] = self.stop if isinstance(self.stop, str) else tuple(self.stop)
+        return given
+
+
+def read_parts(messages: list[dict[str, Any]]) -> list[Message]:
+    """Messages with their media as bytes: nothing on the server's disk and no address is read. Raises HttpError."""
+    found = []
+    for number, one in enumerate(messages):
+        where = f"messages[{number}]"
+        role = {"developer": "system"}.get(one.get("role"), one.get("role"))
+        if role not in ("system", "user", "assistant"):
+            raise HttpError(
+                400, f"{where}.role: must be system, user or assistant (got {str(role)[:40]!r})", param=where
+            )
+        content = one.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list) or not parts:
+            raise HttpError(400, f"{where}.content: expected a text or a list of parts", param=where)
+        found.append(Message(role, tuple(_part(part, f"{where}.content[{i}]") for i, part in enumerate(parts))))
+    return found
+
+
+def _part(part: Any, where: str) -> MessagePart:
+    kind = part.get("type") if isinstance(part, dict) else None
+    value = part.get(kind) if isinstance(kind, str) else None
+    if kind == "text" and isinstance(value, str):
+        return MessagePart("text", value)
+    if kind == "image_url" and isinstance(value, str | dict):
+        return MessagePart("image", data_url(value if isinstance(value, str) else value.get("url"), where))
+    if kind == "input_audio" and isinstance(value, dict):
+        return MessagePart("audio", base64_bytes(value.get("data"), where))
+    known = "text, image_url with a data URL, input_audio with base64 data"
+    raise HttpError(400, f"{where}: expected one of {known} (got {str(kind)[:40]!r})", param=where)
+
+
+def data_url(url: Any, where: str) -> bytes:
+    """Bytes of a data URL. Raises HttpError; other addresses are never fetched."""
+    if not isinstance(url, str) or not url.startswith("data:"):
+        got = str(url).partition(":")[0][:20]
+        raise HttpError(
+            400, f"{where}: expected a data URL, as this server fetches nothing (got {got!r}…)", param=where
+        )
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise HttpError(400, f"{where}: expected data:TYPE;base64,…", param=where)
+    return base64_bytes(body, where)
+
+
+def base64_bytes(text: Any, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise HttpError(400, f"{where}: expected base64", param=where) from None
+
+
+@router.post("/chat/completions")
+async def completions(request: Request, body: ChatRequest) -> Response:
+    """The assistant's next message. Images and sound go to an any-to-text model."""
+    server = server_of(request)
+    chat, messages, options = server.chat(body.model), read_parts(body.messages), body.decoding()
+    base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
+    if body.stream:
+        return _streamed(server, chat, messages, options, base, bool((body.stream_options or {}).get("include_usage")))
+    make = lambda: chat.answers(messages, options)
+    answered = await outcome(request, chat.served.lane, make, server.options.seconds)
+    choices = [
+        {"index": i, "message": {"role": "assistant", "content": one.text.strip()}, "logprobs": None,
+         "finish_reason": REASONS[one.stopped]}
+        for i, one in enumerate(answered.answers)
+    ]  # fmt: skip
+    return JSONResponse(base | {"object": "chat.completion", "choices": choices, "usage": counted(answered)})
+
+
+def counted(answered: Answered) -> dict[str, int]:
+    """Tokens of a request, as OpenAI counts them."""
+    prompt, made = answered.prompt_tokens, sum(one.tokens for one in answered.answers)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def _streamed(
+    server: Any, chat: Any, messages: list[Message], options: dict[str, Any], base: dict[str, Any], usage: bool
+) -> Response:  # fmt: skip
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return base | {"object": "chat.completion.chunk", "choices": [choice]}
+
+    roles = iter([{"role": "assistant"}])
+    event = lambda text: chunk(next(roles, {}) | {"content": text})
+
+    def last(answered: Answered) -> list[Any]:
+        told = base | {"object": "chat.completion.chunk", "choices": [], "usage": counted(answered)}
+        return [chunk(next(roles, {}), REASONS[answered.answers[0].stopped]), *([told] if usage else []), "[DONE]"]
+
+    make: Callable[[Callable[[Any], None]], Any] = lambda give: chat.pieces(messages, options, give)
+    return streamed(chat.served.lane, make, server.options.seconds, event, last)
+
+
+class TranslationRequest(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"input": "A dog runs.", "source": "en", "target": "de"}]}
+    )
+
+    input: str | list[str]
+    source: str | None = None
+    target: str | None = None
+    model: str | None = None
+
+
+@router.post("/translate")
+async def translate(request: Request, body: TranslationRequest) -> dict[str, Any]:
+    """Texts in another language."""
+    server = server_of(request)
+    served = server.of("translate", body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if not texts:
+        raise HttpError(400, "input: expected a text or several (got 0)", param="input")
+    make = lambda: translations(served, texts, body.source, body.target)
+    found = await outcome(request, served.lane, make, server.options.seconds)
+    data = [{"index": i, "text": one.text, "finished": one.finished} for i, one in enumerate(found)]
+    return {"object": "list", "data": data, "model": served.name}

@@ -1,0 +1,239 @@
+"""Live sound: /v1/realtime with OpenAI's events, and /v1/audio/stream for plain samples."""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+
+from multimodal.errors import MultimodalError, UsageError
+from multimodal.serve.errors import HttpError, as_http
+from multimodal.serve.guard import PROTOCOL_KEY
+from multimodal.serve.live import LiveRecording
+from multimodal.serve.routes.chat import base64_bytes
+from multimodal.serve.state import Server
+from multimodal.tasks.transcribe.live import Event
+from multimodal.tasks.transcribe.whisper.options import LiveOptions
+
+router = APIRouter()
+REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16
+
+
+class Socket:
+    """A live recording and its socket."""
+
+    def __init__(self, socket: WebSocket, server: Server):
+        self.socket, self.server = socket, server
+        self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        self.recording: LiveRecording | None = None
+
+    def open(self, model: str | None, values: Mapping[str, Any]) -> LiveRecording:
+        """Raises UsageError, NotReadyError."""
+        served = self.server.of("transcribe", model)
+        give = lambda one: self.loop.call_soon_threadsafe(self.events.put_nowait, one)
+        self.recording = LiveRecording(served.checkpoint, served.lane, LiveOptions(**values), give)
+        return self.recording
+
+
+@contextlib.asynccontextmanager
+async def accepted(socket: WebSocket) -> AsyncIterator[Socket]:
+    """An open socket; one of `streams` at most. An error is sent and closes it."""
+    server: Server = socket.app.state.server
+    offered = [one for one in socket.scope.get("subprotocols", []) if not one.startswith(PROTOCOL_KEY)]
+    await socket.accept(subprotocol=offered[0] if offered else None)
+    made = Socket(socket, server)
+    server.live += 1
+    try:
+        if server.live > server.options.streams:
+            raise HttpError(429, f"{server.options.streams} live recordings run already", "queue_full")
+        yield made
+    except WebSocketDisconnect:
+        pass
+    except (MultimodalError, HttpError) as error:
+        told = as_http(error)
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+            await socket.send_json({"type": "error"} | told.body)
+            await socket.close(1008)
+    finally:
+        server.live -= 1
+        if made.recording is not None:
+            made.recording.drop()
+
+
+@router.websocket("/v1/audio/stream")
+async def stream(socket: WebSocket, model: str | None = None, rate: int = 16_000) -> None:
+    """Binary messages hold 16-bit samples of one channel, a text message "end" ends them; answers are JSON messages
+    of type partial, final and summary."""
+    async with accepted(socket) as own:
+        recording = own.open(model, {"rate": rate})
+        sending = asyncio.create_task(_send_events(own))
+        try:
+            while not sending.done():
+                message = await _received(socket, sending)
+                if message is None:
+                    break
+                if message.get("bytes") is not None:
+                    recording.push(message["bytes"])
+                elif message.get("text", "").strip() == "end":
+                    recording.close()
+                    break
+                else:
+                    raise UsageError('expected samples, or "end"', argument="message")
+            await sending
+            await socket.close()
+        finally:
+            sending.cancel()
+
+
+async def _received(socket: WebSocket, sending: asyncio.Task[None]) -> Any:
+    """The next message; None if the sender of events has ended before. Raises WebSocketDisconnect."""
+    receiving = asyncio.create_task(socket.receive())
+    await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+    if not receiving.done():
+        receiving.cancel()
+        return None
+    message = receiving.result()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1000))
+    return message
+
+
+async def _send_events(own: Socket) -> None:
+    while True:
+        one = await own.events.get()
+        if isinstance(one, MultimodalError):
+            raise one
+        if isinstance(one, Event):
+            told = {"type": one.kind, "text": one.text, "start": round(one.start, 3), "end": round(one.end, 3)}
+            more = {"stable": one.stable, "latency": round(one.latency, 3)}
+            await own.socket.send_json(told | (more if one.kind != "summary" else {}))
+            if one.kind == "summary":
+                return
+
+
+class Realtime:
+    """OpenAI's events of a transcription session."""
+
+    def __init__(self, own: Socket, model: str | None):
+        self.own, self.model, self.values = own, model, {"rate": REALTIME_RATE}
+        self.item, self.before, self.said = _id("item"), None, ""
+        self.finals = 0  # since the last commit
+
+    def session(self) -> dict[str, Any]:
+        rate = {"type": "audio/pcm", "rate": self.values["rate"]}
+        return {"type": "transcription", "object": "realtime.transcription_session",
+                "audio": {"input": {"format": rate, "transcription": {"model": self.model}}}}  # fmt: skip
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.own.socket.send_json({"type": kind, "event_id": _id("event"), **fields})
+
+    async def take(self, message: Any) -> None:
+        """Act on a client's event. Raises UsageError, HttpError."""
+        event = _parsed(message)
+        match event.get("type"):
+            case "session.update" | "transcription_session.update":
+                self._update(event.get("session") or {})
+                await self.send("session.updated", session=self.session())
+            case "input_audio_buffer.append":
+                self._recording().push(base64_bytes(event.get("audio"), "audio"))
+            case "input_audio_buffer.commit":
+                self._recording().commit()
+            case "input_audio_buffer.clear":
+                if self.own.recording is not None:
+                    self.own.recording.drop()
+                    self.own.recording = None
+                await self.send("input_audio_buffer.cleared")
+            case other:
+                raise UsageError(f"{str(other)[:60]!r} is not an event of a transcription session", argument="type")
+
+    def _recording(self) -> LiveRecording:
+        return self.own.recording or self.own.open(self.model, self.values)
+
+    def _update(self, session: dict[str, Any]) -> None:
+        """Settings in OpenAI's present or earlier form."""
+        if self.own.recording is not None:
+            raise UsageError("settings must come before the first sound", argument="session")
+        given = (session.get("audio") or {}).get("input") or {}
+        rate = (given.get("format") or {}).get("rate", REALTIME_RATE)
+        turns = given.get("turn_detection", session.get("turn_detection", {})) or {}
+        told = given.get("transcription") or session.get("input_audio_transcription") or {}
+        self.model = told.get("model", self.model)
+        self.values = {"rate": rate}
+        if (silence := turns.get("silence_duration_ms")) is not None:
+            self.values["silence"] = silence / 1000
+        if (threshold := turns.get("threshold")) is not None:
+            self.values["threshold"] = threshold
+        LiveOptions(**self.values)
+        self.own.server.of("transcribe", self.model)
+
+    async def tell(self, one: Any) -> None:
+        """Send what the recording gave. Raises its errors."""
+        if isinstance(one, MultimodalError):
+            raise one
+        if one is None:  # after a commit
+            if not self.finals:
+                await self._committed()
+            self.finals = 0
+        elif one.kind == "partial":
+            await self._delta(one.stable)
+        elif one.kind == "final":
+            await self._committed()
+            if one.text.startswith(self.said):
+                await self._delta(one.text)
+            await self.send("conversation.item.input_audio_transcription.completed", item_id=self.item, content_index=0,
+                            transcript=one.text)  # fmt: skip
+            self.before, self.item, self.said = self.item, _id("item"), ""
+            self.finals += 1
+
+    async def _committed(self) -> None:
+        await self.send("input_audio_buffer.committed", item_id=self.item, previous_item_id=self.before)
+
+    async def _delta(self, text: str) -> None:
+        """Send what is new in a text that begins with what was sent."""
+        if text.startswith(self.said) and len(text) > len(self.said):
+            await self.send("conversation.item.input_audio_transcription.delta", item_id=self.item, content_index=0,
+                            delta=text[len(self.said) :])  # fmt: skip
+            self.said = text
+
+
+def _id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex[:20]}"
+
+
+def _parsed(message: Any) -> dict[str, Any]:
+    try:
+        event = json.loads(message.get("text") or "")
+    except json.JSONDecodeError:
+        event = None
+    if not isinstance(event, dict):
+        raise UsageError("expected a JSON object", argument="message")
+    return event
+
+
+@router.websocket("/v1/realtime")
+async def realtime(socket: WebSocket, intent: str = "transcription", model: str | None = None) -> None:
+    """OpenAI's realtime protocol, transcription alone."""
+    async with accepted(socket) as own:
+        if intent != "transcription":
+            raise UsageError(f"{intent[:40]!r}: this server offers transcription", argument="intent")
+        own.server.of("transcribe", model)
+        session = Realtime(own, model)
+        await session.send("session.created", session=session.session())
+        sending = asyncio.create_task(_tell_all(own, session))
+        try:
+            while (message := await _received(socket, sending)) is not None:
+                try:
+                    await session.take(message)
+                except (MultimodalError, HttpError) as error:  # the session goes on
+                    await session.send("error", **as_http(error).body)
+            await sending
+        finally:
+            sending.cancel()
+
+
+async def _tell_all(own: Socket, session: Realtime) -> None:
+    while True:
+        await session.tell(await own.events.get())

@@ -1,0 +1,53 @@
+"""/v1/models, /health, /metrics and the page."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from multimodal.serve.state import server_of
+
+router = APIRouter(tags=["server"])
+PAGE = Path(__file__).parents[1] / "page"
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The models, with the tasks of each; the first of a task answers where none is named."""
+    served = server_of(request).models
+    served.check()
+    data = [
+        {"id": one.name, "object": "model", "created": 0, "owned_by": "multimodal", "tasks": list(one.tasks),
+         "summary": one.checkpoint.card.get("summary", "")}
+        for one in served.served.values()
+    ]  # fmt: skip
+    data += [{"id": alias, "object": "model", "created": 0, "owned_by": "multimodal", "alias_of": name}
+             for alias, name in served.aliases.items()]  # fmt: skip
+    return {"object": "list", "data": data, "indexes": list(server_of(request).indexes)}
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 once all models are loaded, 503 before, and while the server stops."""
+    server, guard = server_of(request), request.app.state.guard
+    models = server.models
+    state = "stopping" if guard.draining else "ready" if models.ready.is_set() else "loading"
+    state = "failed" if models.failure is not None else state
+    return JSONResponse({"status": state, "models": list(models.served)}, 200 if state == "ready" else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Counts for Prometheus."""
+    return Response(generate_latest(server_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def add_page(app: FastAPI) -> None:
+    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(PAGE / "index.html")

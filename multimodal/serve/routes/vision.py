@@ -1,0 +1,100 @@
+"""/v1/classify and /v1/search."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from multimodal.errors import UsageError
+from multimodal.serve.calls import named, outcome
+from multimodal.serve.errors import HttpError
+from multimodal.serve.routes.chat import data_url
+from multimodal.serve.state import server_of
+from multimodal.serve.uploads import received
+
+router = APIRouter(prefix="/v1", tags=["vision"])
+MOST = 256  # images of a request
+
+
+class ClassificationRequest(BaseModel):
+    """`images`: data URLs. The same fields may come as a form, with files as `images` and a `labels` each."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={
+        "examples": [{"images": ["data:image/jpeg;base64,…"], "labels": ["a dog", "a cat"]}]
+    })  # fmt: skip
+
+    images: list[str] = Field(min_length=1, max_length=MOST)
+    labels: list[str] | None = None
+    model: str | None = None
+    templates: str | list[str] | None = None
+    threshold: float | None = None
+    top: int | None = Field(None, ge=1)
+
+
+BODY = {"required": True, "content": {
+    "application/json": {"schema": ClassificationRequest.model_json_schema()},
+    "multipart/form-data": {"schema": {"type": "object", "properties": {
+        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+        "labels": {"type": "array", "items": {"type": "string"}}, "threshold": {"type": "number"},
+        "top": {"type": "integer"}, "model": {"type": "string"}, "templates": {"type": "string"},
+    }}},
+}}  # fmt: skip
+
+
+@router.post("/classify", openapi_extra={"requestBody": BODY})
+async def classify(request: Request) -> dict[str, Any]:
+    """Scores of labels for images, zero-shot, or of the classes of a ViT with a head."""
+    server = server_of(request)
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        async with received(request, server.folder) as form:
+            files = form.files.get("images", []) + form.files.get("file", [])
+            values: dict[str, Any] = {name: found[0] for name, found in form.texts.items() if name != "labels"}
+            values |= {"labels": form.texts["labels"]} if "labels" in form.texts else {}
+            asked = ClassificationRequest.model_validate(values | {"images": ["form"] * max(len(files), 1)})
+            if not files:
+                raise HttpError(400, "images: expected files", param="images")
+            return await _scored(request, asked, files)
+    asked = ClassificationRequest.model_validate_json(await request.body())
+    return await _scored(request, asked, [data_url(one, f"images[{i}]") for i, one in enumerate(asked.images)])
+
+
+async def _scored(request: Request, asked: ClassificationRequest, images: list[Any]) -> dict[str, Any]:
+    server = server_of(request)
+    model = server.classifier(asked.model)
+    names = {path: f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
+    make = lambda: model.classify(images, asked.labels, asked.templates, asked.threshold, asked.top)
+    with named(names):
+        results = await outcome(request, model.served.lane, make, server.options.seconds)
+    data = [{"index": i, **{k: v for k, v in one.items() if k != "file"}} for i, one in enumerate(results)]
+    return {"object": "list", "data": data, "model": model.served.name}
+
+
+class SearchRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"text": "two dogs", "top": 5}]})
+
+    index: str | None = None
+    text: str | None = None
+    image: str | None = None  # data URL
+    top: int = Field(10, ge=1, le=1000)
+
+
+@router.post("/search")
+async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
+    """The images of an index nearest to a text or an image."""
+    server = server_of(request)
+    server.models.check()
+    if (body.text is None) == (body.image is None):
+        raise UsageError("expected either a text or an image", argument="text")
+    if not server.indexes:
+        raise HttpError(404, "this server has no index (start it with --index NAME=FOLDER)", "index_not_found")
+    name = body.index or next(iter(server.indexes))
+    if name not in server.indexes:
+        known = ", ".join(server.indexes)
+        raise HttpError(404, f"index: {name[:60]!r} is not served (served: {known})", "index_not_found", "index")
+    found = server.indexes[name]
+    texts = [] if body.text is None else [body.text]
+    images = [] if body.image is None else [data_url(body.image, "image")]
+    make = lambda: found.search(texts, images, body.top)
+    (hits,) = await outcome(request, found.lane, make, server.options.seconds)
+    return {"object": "list", "index": name, "data": hits}

@@ -1,0 +1,146 @@
+"""Jobs of text: chat answers, translations and embeddings."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multimodal.errors import TextError
+from multimodal.models.any_to_text import AnyToText
+from multimodal.serve.lane import Job, Stream, Work, one_request
+from multimodal.serve.models import ServedModel
+from multimodal.tasks.ask.asker import settings
+from multimodal.tasks.ask.writer import AnswerWriter
+from multimodal.tasks.text.embedder import Embedder
+from multimodal.tasks.text.generate import Continuation, TextWriter
+from multimodal.tasks.text.options import TranslateOptions, options_for
+from multimodal.tasks.text.translate import Translation, TranslationWriter
+from multimodal.tokens.chat.messages import Message
+
+
+class Answered(NamedTuple):
+    """`prompt_tokens`: with those of the media."""
+
+    answers: list[Continuation]
+    prompt_tokens: int
+
+
+class ChatModel:
+    """A served model that answers messages: any-to-text, or a language model with or without a chat template (whose
+    prompt is then the messages' texts, a line each)."""
+
+    def __init__(self, served: ServedModel):
+        self.served, self.media = served, None
+
+    def writer(self, options: Mapping[str, Any]) -> TextWriter:
+        """Raises UsageError."""
+        checkpoint = self.served.checkpoint
+        if not isinstance(checkpoint.model, AnyToText):
+            return TextWriter(checkpoint, options_for(options))
+        made = AnswerWriter(checkpoint, *settings(checkpoint, options))
+        self.media = made.media = self.media or made.media  # keeps what was encoded
+        return made
+
+    def answers(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Job:
+        """A job with `Answered`. Raises UsageError, TextError."""
+        writer = self.writer(options)
+
+        def stream() -> Stream:
+            prompt = yield self._alone(lambda: self._prompt(writer, messages))
+            key = ("chat", str(vars(writer.options)))
+            answers = yield Work(key, prompt, lambda prompts: self._write(writer, prompts))
+            return Answered(answers, len(ids_of(prompt)))
+
+        return Job(iter([stream()]))
+
+    def pieces(self, messages: Sequence[Message], options: Mapping[str, Any], give: Callable[[str], None]) -> Job:
+        """A job that gives the answer piece by piece, with `Answered` as its result. Other jobs have turns between the
+        pieces. Raises UsageError, TextError."""
+        writer = self.writer(options)
+        writer.check_stream()
+
+        def stream() -> Stream:
+            prompt = yield self._alone(lambda: self._prompt(writer, messages))
+            pieces = self._pieces(writer, prompt)
+            while isinstance(piece := (yield self._alone(lambda: _next(pieces))), str):
+                give(piece)
+            return Answered([piece], len(ids_of(prompt)))
+
+        return Job(iter([stream()]))
+
+    @staticmethod
+    def _alone(work: Callable[[], Any]) -> Work:
+        return Work(object(), None, lambda _: [work()])
+
+    def _prompt(self, writer: TextWriter, messages: Sequence[Message]) -> Any:
+        checkpoint = self.served.checkpoint
+        if isinstance(writer, AnswerWriter):
+            return writer.prompt(messages)
+        if others := [part.kind for one in messages for part in one.parts if part.kind != "text"]:
+            raise TextError(f"model {checkpoint.source}: takes no {others[0]} (it takes text alone)")
+        if checkpoint.chat is None:
+            return writer.ids("\n".join(one.text for one in messages), "messages")
+        text = checkpoint.chat.text(messages, [], writer.tokenizer, f"model {checkpoint.source}: chat template")
+        return writer.tokenizer.encode_template(text)
+
+    def _write(self, writer: TextWriter, prompts: list[Any]) -> list[list[Continuation]]:
+        return writer.answers(prompts) if isinstance(writer, AnswerWriter) else writer(prompts)
+
+    def _pieces(self, writer: TextWriter, prompt: Any) -> Iterator[str]:
+        if isinstance(writer, AnswerWriter):
+            return writer.pieces(prompt)
+        return writer._streamed(prompt, writer.max_new(prompt))
+
+
+def _next(pieces: Iterator[str]) -> str | Continuation:
+    """The next piece of a text, or all of it after the last one."""
+    try:
+        return next(pieces)
+    except StopIteration as end:
+        return end.value
+
+
+def ids_of(prompt: Any) -> list[int]:
+    return prompt if isinstance(prompt, list) else prompt.ids
+
+
+def translations(served: ServedModel, texts: Sequence[str], source: str | None, target: str | None) -> Job:
+    """A job with a `Translation` of each text. Raises UsageError, TextError."""
+    writer = TranslationWriter(served.checkpoint, source, target, TranslateOptions())
+    sources = [writer.read(text) for text in texts]
+
+    def serve(payloads: list[Any]) -> list[list[Translation]]:
+        found = iter(writer(list(itertools.chain(*payloads))))
+        return [list(itertools.islice(found, len(one))) for one in payloads]
+
+    return one_request(Work(("translate", source, target), sources, serve))
+
+
+class EmbeddingModel:
+    """Vectors of texts and images by a served model."""
+
+    def __init__(self, served: ServedModel):
+        self.served = served
+        self.embedder = Embedder(served.checkpoint, device=None)
+
+    def texts(self, texts: list[str]) -> Job:
+        """A job with the vectors [N D]."""
+        return one_request(Work("texts", texts, self._texts))
+
+    def images(self, images: list[Any]) -> Job:
+        return one_request(Work("images", images, self._images))
+
+    def _texts(self, payloads: list[list[str]]) -> list[np.ndarray]:
+        return self._each(payloads, self.embedder.texts)
+
+    def _images(self, payloads: list[list[Any]]) -> list[np.ndarray]:
+        return self._each(payloads, self.embedder.images)
+
+    @staticmethod
+    def _each(payloads: list[list[Any]], encode: Callable[[list[Any]], np.ndarray]) -> list[np.ndarray]:
+        vectors = encode(list(itertools.chain(*payloads)))
+        return np.split(vectors, np.cumsum([len(one) for one in payloads])[:-1])
+
+    def tokens(self, texts: Sequence[str]) -> int:
+        return sum(len(self.served.checkpoint.required_tokenizer().encode(text)) for text in texts)

@@ -1,0 +1,155 @@
+"""Uploads: forms whose files go to disk as they come, in a folder that ends with the request."""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from fastapi import Request
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from multimodal.serve.errors import HttpError
+
+MOST_FIELD = 10 << 20  # bytes of a text
+MOST_FIELDS = 1000
+FOLDER = "multimodal-serve-"
+
+
+class Form(NamedTuple):
+    """Texts and files by field name, in order."""
+
+    texts: dict[str, list[str]]
+    files: dict[str, list[Path]]
+
+    def text(self, name: str) -> str | None:
+        """The only value of a field. Raises HttpError for several."""
+        found = self.texts.get(name, [])
+        if len(found) > 1:
+            raise HttpError(400, f"{name}: expected one value, got {len(found)}", param=name)
+        return found[0] if found else None
+
+    def file(self, name: str = "file") -> Path:
+        """The only file of a field. Raises HttpError."""
+        found = self.files.get(name, [])
+        if len(found) != 1:
+            raise HttpError(400, f"{name}: expected one file, got {len(found)}", param=name)
+        return found[0]
+
+
+def upload_folder() -> Path:
+    """A new folder of this process. Those that crashed servers left are removed."""
+    root = Path(tempfile.gettempdir())
+    for left in root.glob(f"{FOLDER}*"):
+        found = re.fullmatch(rf"{FOLDER}(\d+)-\w+", left.name)
+        if found and not _runs(int(found[1])) and left.stat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@contextlib.asynccontextmanager
+async def received(request: Request, root: Path) -> AsyncIterator[Form]:
+    """The form of a request. Its files are removed at the end. Raises HttpError."""
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
+        raise HttpError(415, f"expected multipart/form-data, got {kind.decode('latin-1')[:60] or 'no content type'}")
+    with _folder(root) as folder:
+        parts = _Parts(folder)
+        parser = MultipartParser(boundary, parts.callbacks)
+        try:
+            async for chunk in request.stream():
+                parser.write(chunk)
+            parser.finalize()
+        except FormParserError as error:
+            raise HttpError(400, f"the form cannot be read ({error})") from None
+        finally:
+            parts.close()
+        yield parts.form
+
+
+class _Parts:
+    """Parts of a form as its parser finds them: those with a file name are written to files."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.form = folder, Form({}, {})
+        self.header, self.name = [b"", b""], ""
+        self.disposition = b""
+        self.file: BinaryIO | None = None
+        self.text, self.count = bytearray(), 0
+
+    @property
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin, "on_header_field": lambda data, a, b: self._add(0, data[a:b]),
+            "on_header_value": lambda data, a, b: self._add(1, data[a:b]), "on_header_end": self._header,
+            "on_headers_finished": self._start, "on_part_data": lambda data, a, b: self._data(data[a:b]),
+            "on_part_end": self._end,
+        }  # fmt: skip
+
+    def _begin(self) -> None:
+        self.count += 1
+        if self.count > MOST_FIELDS:
+            raise HttpError(400, f"the form has more than {MOST_FIELDS} parts")
+        self.header, self.disposition = [b"", b""], b""
+
+    def _add(self, which: int, data: bytes) -> None:
+        self.header[which] += data
+
+    def _header(self) -> None:
+        if self.header[0].lower() == b"content-disposition":
+            self.disposition = self.header[1]
+        self.header = [b"", b""]
+
+    def _start(self) -> None:
+        _, options = parse_options_header(self.disposition)
+        self.name = options.get(b"name", b"").decode("utf-8", "replace").removesuffix("[]")
+        if b"filename" in options:  # which says nothing: files are judged by their content
+            path = self.folder / f"{self.count}"
+            self.file = path.open("wb")
+            self.form.files.setdefault(self.name, []).append(path)
+
+    def _data(self, data: bytes) -> None:
+        if self.file is not None:
+            self.file.write(data)
+            return
+        self.text += data
+        if len(self.text) > MOST_FIELD:
+            raise HttpError(413, f"{self.name}: has more than {MOST_FIELD >> 20} MB of text", "too_large", self.name)
+
+    def _end(self) -> None:
+        if self.file is not None:
+            self.close()
+            return
+        try:
+            self.form.texts.setdefault(self.name, []).append(self.text.decode())
+        except UnicodeDecodeError:
+            raise HttpError(400, f"{self.name}: is not UTF-8 text", param=self.name) from None
+        self.text = bytearray()
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+@contextlib.contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

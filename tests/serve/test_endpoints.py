@@ -1,0 +1,166 @@
+"""Endpoints give what the library gives, in OpenAI's form, to OpenAI's client."""
+
+import asyncio
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+import multimodal
+from multimodal.cli.main import main
+from multimodal.system.assets import asset
+
+SPEECH = asset("sample", "speech.flac")
+
+
+@pytest.fixture(scope="module")
+def asked(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def heard() -> dict:
+    return multimodal.transcribe(SPEECH, "asr-conformer-en", compute_type="float32", word_timestamps=True)
+
+
+def png(colour: str = "red", size: tuple[int, int] = (40, 32)) -> bytes:
+    made = io.BytesIO()
+    Image.new("RGB", size, colour).save(made, "PNG")
+    return made.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def test_transcriptions_have_openais_forms(asked, client, heard):
+    create = asked.audio.transcriptions.create
+    with SPEECH.open("rb") as file:
+        plain = create(file=file, model="asr-conformer-en")
+    assert plain.text == heard["text"]
+    verbose = create(file=SPEECH, model="asr-conformer-en", response_format="verbose_json",
+                     timestamp_granularities=["word", "segment"])  # fmt: skip
+    assert verbose.language == "english"
+    assert verbose.duration == pytest.approx(heard["duration"])
+    assert [one.text for one in verbose.segments] == [one["text"] for one in heard["segments"]]
+    assert [one.avg_logprob for one in verbose.segments] == [one["avg_logprob"] for one in heard["segments"]]
+    words = [word for one in heard["segments"] for word in one["words"]]
+    assert [(one.word, one.start) for one in verbose.words] == [(one["word"].strip(), one["start"]) for one in words]
+    for style, mark in (("text", heard["text"]), ("srt", "00:00:"), ("vtt", "WEBVTT")):
+        assert mark in create(file=SPEECH, model="asr-conformer-en", response_format=style)
+    events = list(create(file=SPEECH, model="asr-conformer-en", stream=True))
+    assert "".join(one.delta for one in events[:-1]) == events[-1].text == heard["text"]
+
+
+def test_an_asynchronous_client_is_served(served, heard):
+    async def run() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
+            return (await made.audio.transcriptions.create(file=SPEECH, model="asr-conformer-en")).text
+
+    assert asyncio.run(run()) == heard["text"]
+
+
+def test_simultaneous_recordings_share_batches_and_keep_their_text(client, heard):
+    other = asset("sample", "german.flac")
+    sounds, expected = (
+        [SPEECH, other] * 4,
+        [heard["text"], multimodal.transcribe(other, compute_type="float32")["text"]],
+    )
+    send = lambda path: client.post("/v1/audio/transcriptions", files={"file": path.read_bytes()}).json()["text"]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(send, sounds)) == expected * 4
+
+
+def test_embeddings_are_the_librarys(asked):
+    texts = ["a dog runs", "two cats", "a dog runs"]
+    made = asked.embeddings.create(input=texts, model="sentence-mini")  # the client asks for base64
+    expected = multimodal.Embedder("sentence-mini", compute_type="float32").texts(texts)
+    np.testing.assert_allclose([one.embedding for one in made.data], expected, atol=1e-6)
+    assert made.usage.prompt_tokens > 0
+    image = asked.embeddings.create(input=[data_url(png())], model="clip-vit-16", encoding_format="float")
+    expected = multimodal.Embedder("clip-vit-16", compute_type="float32").images([png()])
+    np.testing.assert_allclose([one.embedding for one in image.data], expected, atol=1e-6)
+
+
+def test_chat_answers_as_the_library_does(asked):
+    content = [{"type": "image_url", "image_url": {"url": data_url(png())}}, {"type": "text", "text": "What is this?"}]
+    options = {"messages": [{"role": "user", "content": content}], "model": "any-mini", "max_tokens": 12}
+    made = asked.chat.completions.create(**options)
+    asker = multimodal.Asker("any-mini", compute_type="float32", max_new_tokens=12)
+    assert made.choices[0].message.content == asker("What is this?", png())
+    assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+    pieces = list(asked.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
+    assert text.strip() == made.choices[0].message.content
+    assert pieces[-1].usage == made.usage
+    assert pieces[-2].choices[0].finish_reason == made.choices[0].finish_reason
+
+
+def test_chat_takes_sound(asked):
+    sound = {"data": base64.b64encode(SPEECH.read_bytes()).decode(), "format": "flac"}
+    content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "Which language is spoken?"}]
+    made = asked.chat.completions.create(messages=[{"role": "user", "content": content}], model="any-mini")
+    assert made.choices[0].message.content == multimodal.ask(
+        "Which language is spoken?", SPEECH, compute_type="float32"
+    )
+
+
+def test_a_language_model_continues_with_choices_and_stops(asked):
+    messages = [{"role": "user", "content": "A man"}]
+    make = lambda **more: asked.chat.completions.create(messages=messages, model="gpt-mini", max_tokens=12, **more)
+    first = make().choices[0]
+    assert first.finish_reason == "length"
+    expected = multimodal.generate("A man", compute_type="float32", temperature=0, max_new_tokens=12)
+    assert first.message.content == expected.strip()
+    word = first.message.content.split()[3]
+    stopped = make(stop=[word]).choices[0]
+    assert (stopped.finish_reason, word in stopped.message.content) == ("stop", False)
+    several = make(n=3, temperature=1.0, seed=5).choices
+    assert [one.message.content for one in several] == [
+        one.message.content for one in make(n=3, temperature=1.0, seed=5).choices
+    ]
+    assert len({one.message.content for one in several}) > 1
+
+
+def test_images_are_classified_from_forms_and_json(client):
+    labels = ["a red square", "a blue sea"]
+    form = client.post("/v1/classify", files=[("images", png()), ("images", png("blue"))], data={"labels": labels})
+    body = {"images": [data_url(png()), data_url(png("blue"))], "labels": labels}
+    assert form.json() == client.post("/v1/classify", json=body).json()
+    expected = multimodal.classify([png(), png("blue")], labels, compute_type="float32")
+    for own, right in zip(form.json()["data"], expected, strict=True):
+        assert own["scores"] == right["scores"]
+
+
+def test_texts_are_translated(client):
+    made = client.post("/v1/translate", json={"input": ["A dog runs.", ""], "source": "en", "target": "de"}).json()
+    translator = multimodal.Translator(source="en", target="de", compute_type="float32")
+    assert [one["text"] for one in made["data"]] == translator(["A dog runs.", ""])
+
+
+def test_an_index_is_searched_by_text_and_image(serve, tmp_path):
+    for colour in ("red", "green", "blue"):
+        (tmp_path / f"{colour}.png").write_bytes(png(colour))
+    with pytest.raises(SystemExit, match="0"):
+        main(["index", str(tmp_path), "--output", str(tmp_path / "own.index"), "--quiet"])
+    served = serve(models=("clip-vit-16",), index=(f"own={tmp_path / 'own.index'}",))
+    found = httpx.post(f"{served.url}/v1/search", json={"image": data_url(png("green")), "top": 2}, timeout=30).json()
+    assert Path(found["data"][0]["file"]).name == "green.png"
+    assert found["data"][0]["score"] == pytest.approx(1, abs=1e-4)
+    assert len(httpx.post(f"{served.url}/v1/search", json={"text": "a red wall"}, timeout=30).json()["data"]) == 3
+
+
+def test_the_server_tells_what_it_has(client):
+    listed = client.get("/v1/models").json()["data"]
+    assert {one["id"]: one["tasks"] for one in listed}["clip-vit-16"] == ["classify", "embed-images", "embed"]
+    assert client.get("/health").json()["status"] == "ready"
+    assert 'multimodal_requests_total{path="/v1/models",status="200"}' in client.get("/metrics").text
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/audio/transcriptions", "/v1/embeddings", "/v1/chat/completions", "/v1/classify"} <= paths.keys()

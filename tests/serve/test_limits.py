@@ -1,0 +1,187 @@
+"""Bad requests get a status and one line; nothing is left of them."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from multimodal.system.assets import asset
+from tests.serve.conftest import MODELS
+
+SPEECH = asset("sample", "speech.flac")
+JSON = {"content-type": "application/json"}
+AUDIO = "/v1/audio/transcriptions"
+
+
+def refused(answer: httpx.Response, status: int, *parts: str) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    for part in parts:
+        assert part in error["message"]
+    assert "\n" not in error["message"]
+    assert "/assets" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"temperature": "x"}, ["temperature: expected a number (got 'x')"]),
+        ({"temperature": "7"}, ["temperature: must be in 0 to 1 (got 7)"]),
+        ({"response_format": "xml"}, ["response_format: must be one of json", "'xml'"]),
+        ({"language": "klingon"}, ["klingon"]),
+        ({"timestamp_granularities[]": "letter"}, ["timestamp_granularities: must be word or segment"]),
+        ({"stream": "perhaps"}, ["stream: must be true or false"]),
+        ({"colour": "red"}, ["colour: unknown field"]),
+        ({"include[]": "logprobs"}, ["include: 'logprobs' is not offered"]),
+        ({"prompt": "names"}, ["initial_prompt", "Whisper"]),
+    ],
+)
+def test_fields_are_checked(client, fields, parts):
+    refused(client.post(AUDIO, files={"file": SPEECH.read_bytes()}, data=fields), 400, *parts)
+
+
+def test_uploads_are_judged_by_content(client):
+    zipped = b"PK\x03\x04" + bytes(2000)
+    refused(client.post(AUDIO, files={"file": ("talk.wav", zipped)}), 400, "file: ")
+    refused(client.post(AUDIO, files={"file": ("../../etc/passwd", b"")}), 400, "file: ")
+    refused(client.post(AUDIO, data={"model": "x"}), 415, "expected multipart/form-data")
+    refused(client.post(AUDIO, files={"other": b"x"}), 400, "other: unknown field")
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    refused(client.post(AUDIO, content=b"--y\r\nnonsense", headers=form), 400, "form cannot be read")
+    svg = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    refused(client.post("/v1/classify", files={"images": svg}, data={"labels": ["a", "b"]}), 400, "images[0]: ")
+
+
+def test_models_and_paths_that_are_not_there(client):
+    refused(client.post(AUDIO, files={"file": SPEECH.read_bytes()}, data={"model": "whisper-1"}), 404,
+            "'whisper-1': not served", *MODELS)  # fmt: skip
+    refused(client.post("/v1/embeddings", json={"input": "a", "model": "gpt-mini"}), 404, "cannot embed")
+    refused(client.get("/v1/nothing"), 404, "not found")
+    refused(client.get(AUDIO), 405, "method not allowed")
+    refused(client.get("/page/../../../etc/passwd"), 404)
+    refused(client.post("/v1/search", json={"text": "a"}), 404, "no index")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parts"),
+    [
+        ("embeddings", "{", ["json"]),
+        ("embeddings", '{"input": []}', ["input: expected 1 to 2048 (got 0)"]),
+        ("embeddings", '{"input": ["a", {"image": "data:image/png;base64,AAAA"}]}', ["not both at once"]),
+        ("embeddings", '{"input": {"image": "http://127.0.0.1/a.png"}}', ["fetches nothing"]),
+        ("embeddings", '{"input": {"image": "/etc/passwd"}}', ["fetches nothing"]),
+        ("embeddings", '{"input": {"image": "data:image/png;base64,AAAA"}}', ["not a readable image"]),
+        ("embeddings", '{"input": "a", "dimensions": 7}', ["dimensions"]),
+        ("embeddings", '{"input": [[1, 2]]}', ["input"]),
+        ("chat/completions", '{"messages": []}', ["messages"]),
+        ("chat/completions", '{"messages": [{"role": "tool", "content": "a"}]}', ["role", "'tool'"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
+         '{"url": "file:///etc/passwd"}}]}]}', ["fetches nothing"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image", "path": "/etc/passwd"}]}]}',
+         ["expected one of text"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "temperature": "x"}', ["temperature"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logprobs": true}', ["logprobs"]),
+        ("translate", '{"input": "a", "source": "en", "target": "xx"}', ["xx"]),
+        ("classify", '{"images": ["data:image/png;base64,AAAA"], "labels": ["a"]}', ["image"]),
+    ],
+)  # fmt: skip
+def test_bodies_are_checked(client, path, body, parts):
+    refused(client.post(f"/v1/{path}", content=body, headers=JSON), 400, *parts)
+
+
+def test_keys_sizes_and_queues(serve):
+    served = serve(models=("sentence-mini",), api_key=("first", "second"), max_upload_mb=0.1, queue=1)
+    ask = lambda **more: httpx.post(f"{served.url}/v1/embeddings", json={"input": "a"}, timeout=30, **more)
+    refused(ask(), 401, "no valid key")
+    refused(ask(headers={"authorization": "Bearer third"}), 401)
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    refused(httpx.get(f"{served.url}/metrics"), 401)
+    own = {"authorization": "Bearer second"}
+    assert ask(headers=own).status_code == 200
+    large = json.dumps({"input": "a" * 200_000})
+    refused(httpx.post(f"{served.url}/v1/embeddings", content=large, headers=own | JSON), 413, "larger than 0.1 MB")
+    parts = iter([large.encode()] * 2)  # chunked: its length is not told
+    refused(httpx.post(f"{served.url}/v1/embeddings", content=parts, headers=own | JSON), 413, "larger than 0.1 MB")
+    texts = {"input": ["some words"] * 500}
+    many = lambda _: httpx.post(f"{served.url}/v1/embeddings", json=texts, headers=own, timeout=60)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(many, range(6)))
+    statuses = [one.status_code for one in answers]
+    assert set(statuses) == {200, 429}
+    busy = answers[statuses.index(429)]
+    refused(busy, 429, "wait already")
+    assert int(busy.headers["retry-after"]) >= 1
+
+
+def test_no_file_stays_and_a_client_that_leaves_ends_its_work(served, client):
+    folder = served.state.folder
+    assert list(folder.iterdir()) == []
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as raw:
+        head = f"POST {AUDIO} HTTP/1.1\r\nhost: a\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+        raw.sendall(f"{head}content-length: 100000\r\n\r\n".encode())
+        raw.sendall(b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + bytes(5000))
+        time.sleep(0.2)
+        assert list(folder.iterdir())
+    deadline = time.monotonic() + 5
+    while list(folder.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(folder.iterdir()) == []
+    lane = served.state.models.served["gpt-mini"].lane
+    body = {"messages": [{"role": "user", "content": "A man"}], "max_tokens": 400, "stream": True, "model": "gpt-mini"}
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        next(answer.iter_lines())
+    deadline = time.monotonic() + 5
+    while lane.open and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not lane.open
+
+
+def test_sigterm_finishes_what_runs_and_ends_with_0():
+    command = [sys.executable, "-m", "multimodal", "serve", "--port", "0", "--models", "gpt-mini"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stderr.readline().split()[-1]
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+        body = {"messages": [{"role": "user", "content": "A man"}], "max_tokens": 240, "stream": True}
+
+        def answer(_: int) -> str:
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as made:
+                lines = made.iter_lines()
+                next(lines)
+                begun.set()
+                return [line for line in lines if line][-1]
+
+        begun = threading.Event()
+        with ThreadPoolExecutor(8) as pool:
+            ends = [pool.submit(answer, n) for n in range(8)]
+            assert begun.wait(30)
+            process.terminate()
+            time.sleep(0.05)
+            refused(httpx.post(f"{url}/v1/chat/completions", json=body), 503, "stopping")
+            assert [one.result() for one in ends] == ["data: [DONE]"] * 8
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_flags_are_checked():
+    def start(*flags: str) -> str:
+        command = [sys.executable, "-m", "multimodal", "serve", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode
+        return done.stderr.strip().splitlines()[-1]
+
+    assert "--host 0.0.0.0: an API key is needed" in start("--host", "0.0.0.0")
+    assert "--alias" in start("--alias", "whisper-1=whisper-tiny")

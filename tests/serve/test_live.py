@@ -1,0 +1,105 @@
+"""Live sound over sockets."""
+
+import base64
+import json
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+import multimodal
+from multimodal.system.assets import asset
+from multimodal.tokens.audio.reading import read_audio
+
+SPEECH = asset("sample", "speech.flac")
+
+
+def samples(rate: int = 16_000) -> bytes:
+    wave = read_audio(SPEECH)
+    if rate != 16_000:
+        import torchaudio
+
+        wave = torchaudio.functional.resample(wave, 16_000, rate)
+    return (wave.clamp(-1, 1) * 32767).short().numpy().tobytes()
+
+
+def socket(served, path: str):
+    return connect(f"{served.url.replace('http', 'ws')}{path}", open_timeout=30, close_timeout=10)
+
+
+def words(text: str) -> set[str]:
+    return set(text.lower().split())
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    return multimodal.transcribe(SPEECH, "asr-conformer-en", compute_type="float32")["text"]
+
+
+def test_plain_samples_give_partials_finals_and_a_summary(served, expected):
+    with socket(served, "/v1/audio/stream?rate=16000") as own:
+        data = samples()
+        for first in range(0, len(data), 6400):
+            own.send(data[first : first + 6400])
+        own.send("end")
+        events = [json.loads(message) for message in own]
+    assert events[-1]["type"] == "summary"
+    finals = [one for one in events if one["type"] == "final"]
+    assert any(one["type"] == "partial" for one in events)
+    said = " ".join(one["text"] for one in finals)
+    assert len(words(said) & words(expected)) >= 0.7 * len(words(expected))
+    assert all(0 <= one["start"] <= one["end"] for one in finals)
+
+
+def test_openais_realtime_events(served, expected):
+    with socket(served, "/v1/realtime?intent=transcription") as own:
+        ask = lambda event: own.send(json.dumps(event))
+        assert json.loads(own.recv(30))["type"] == "session.created"
+        update = {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 24000},
+                                      "transcription": {"model": "asr-conformer-en"}}}}  # fmt: skip
+        ask({"type": "session.update", "session": update})
+        assert json.loads(own.recv(30))["type"] == "session.updated"
+        ask({"type": "nonsense"})
+        assert json.loads(own.recv(30))["error"]["param"] == "type"
+        data = samples(24_000)
+        for first in range(0, len(data), 48_000):
+            audio = base64.b64encode(data[first : first + 48_000]).decode()
+            ask({"type": "input_audio_buffer.append", "audio": audio})
+        ask({"type": "input_audio_buffer.commit"})
+        deltas: dict[str, str] = {}
+        said = []
+        while len(words(" ".join(said)) & words(expected)) < 0.7 * len(words(expected)):
+            event = json.loads(own.recv(60))
+            if event["type"].endswith("delta"):
+                deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
+            elif event["type"].endswith("completed"):
+                said.append(event["transcript"])
+                if event["transcript"].startswith(deltas.get(event["item_id"], "")):
+                    assert deltas[event["item_id"]] == event["transcript"]
+            else:
+                assert event["type"] == "input_audio_buffer.committed"
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/v1/audio/stream?model=clip-vit-16", "cannot transcribe"),
+        ("/v1/audio/stream?rate=7", "rate must be"),
+        ("/v1/realtime?intent=conversation", "offers transcription"),
+        ("/v1/realtime?model=whisper-9", "not served"),
+    ],
+)
+def test_what_cannot_be_heard_is_said(served, path, part):
+    with socket(served, path) as own:
+        told = json.loads(own.recv(30))
+        assert told["type"] == "error"
+        assert part in told["error"]["message"]
+        with pytest.raises(ConnectionClosed):
+            own.recv(10)
+    assert served.state.live == 0
+
+
+def test_messages_that_are_no_samples_are_refused(served):
+    with socket(served, "/v1/audio/stream") as own:
+        own.send("hello")
+        assert "expected samples" in json.loads(own.recv(30))["error"]["message"]
