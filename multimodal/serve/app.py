@@ -16,7 +16,7 @@ from multimodal import __version__
 from multimodal.errors import MultimodalError
 from multimodal.serve.errors import HttpError, as_http
 from multimodal.serve.guard import Guard
-from multimodal.serve.images import SearchedIndex
+from multimodal.serve.jobs.images import SearchedIndex
 from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.routes import audio, chat, embeddings, live, system, vision

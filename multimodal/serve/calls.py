@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from multimodal.errors import MultimodalError
 from multimodal.serve.errors import HttpError, as_http
-from multimodal.serve.lane import CancelledJobError, Job, Lane
+from multimodal.serve.jobs.lane import CancelledJobError, Job, Lane
 
 LOOK = 0.25  # seconds between looks for a client that has gone
 DONE = object()

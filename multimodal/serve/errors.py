@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from multimodal.errors import MultimodalError, UsageError
-from multimodal.serve.lane import BusyError, CancelledJobError
+from multimodal.serve.jobs.lane import BusyError, CancelledJobError
 from multimodal.serve.models import NoModelError, NotReadyError
 
 log = logging.getLogger(__name__)

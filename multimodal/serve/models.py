@@ -9,7 +9,7 @@ from multimodal.errors import CheckpointError, MultimodalError, UsageError, did_
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
-from multimodal.serve.lane import Lane
+from multimodal.serve.jobs.lane import Lane
 from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.head import has_head
 from multimodal.tasks.encode.loaded import device_of

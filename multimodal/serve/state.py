@@ -7,10 +7,10 @@ from typing import Any
 
 from multimodal.errors import MultimodalError
 from multimodal.serve.guard import Metrics
-from multimodal.serve.images import ClassifyingModel, SearchedIndex
+from multimodal.serve.jobs.images import ClassifyingModel, SearchedIndex
+from multimodal.serve.jobs.texts import ChatModel, EmbeddingModel
 from multimodal.serve.models import Models, ServedModel, Task
 from multimodal.serve.options import ServeOptions
-from multimodal.serve.texts import ChatModel, EmbeddingModel
 
 log = logging.getLogger(__name__)
 

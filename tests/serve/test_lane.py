@@ -6,7 +6,7 @@ import time
 import pytest
 
 from multimodal.errors import TextError
-from multimodal.serve.lane import BusyError, CancelledJobError, Job, Lane, Work, one_request
+from multimodal.serve.jobs.lane import BusyError, CancelledJobError, Job, Lane, Work, one_request
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from multimodal.serve.calls import named, outcome, streamed
 from multimodal.serve.errors import HttpError
-from multimodal.serve.lane import Job
-from multimodal.serve.speech import TranscriptionJob
+from multimodal.serve.jobs.lane import Job
+from multimodal.serve.jobs.speech import TranscriptionJob
 from multimodal.serve.state import Server, server_of
 from multimodal.serve.uploads import Form, received
 from multimodal.tasks.transcribe.writers import srt, vtt

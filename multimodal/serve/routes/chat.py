@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from multimodal.serve.calls import outcome, streamed
 from multimodal.serve.errors import HttpError
+from multimodal.serve.jobs.texts import Answered, translations
 from multimodal.serve.state import server_of
-from multimodal.serve.texts import Answered, translations
 from multimodal.tokens.chat.messages import Message, MessagePart
 
 router = APIRouter(prefix="/v1", tags=["text"])

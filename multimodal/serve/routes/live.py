@@ -12,7 +12,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.errors import HttpError, as_http
 from multimodal.serve.guard import PROTOCOL_KEY
-from multimodal.serve.live import LiveRecording
+from multimodal.serve.jobs.live import LiveRecording
 from multimodal.serve.routes.chat import base64_bytes
 from multimodal.serve.state import Server
 from multimodal.tasks.transcribe.live import Event

@@ -340,7 +340,7 @@ class RecordingStreams:
         self.transcriber, self.serve = transcriber, transcriber._serve
         self._report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
         items = [Item(None, audio, 0)]
-        self.streams = _streams(items, transcriber.options, transcriber._open, self._report, transcriber.urls, None)
+        self.streams = _streams(items, transcriber.options, transcriber._open, self._report, transcriber.urls, None, 0)
 
     def taken(self, ended: Any) -> Transcript | None:
         """The result, if the stream that `ended` was the last. Raises AudioError."""

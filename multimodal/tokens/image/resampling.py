@@ -39,13 +39,17 @@ def scaled_pixels(pixels: Float[Tensor, "B 3 H W"], record: Preprocessing) -> Fl
     return (pixels - mean[:, None]) / std[:, None]
 
 
-@lru_cache(maxsize=8)
 def mean_and_deviation(
     record: Preprocessing, device: torch.device
 ) -> tuple[Float[Tensor, "3 1"], Float[Tensor, "3 1"]]:
-    """The record's, on a device; cached, since copies stall a GPU."""
-    mean, std = (torch.tensor(own, device=device)[:, None] for own in (record.mean, record.std))
-    return mean, std
+    """The record's, on a device."""
+    return _column(*record.mean, device), _column(*record.std, device)
+
+
+@lru_cache(maxsize=16)
+def _column(red: float, green: float, blue: float, device: torch.device) -> Float[Tensor, "3 1"]:
+    """Cached, since copies stall a GPU."""
+    return torch.tensor([red, green, blue], device=device)[:, None]
 
 
 def _whole(values: Tensor) -> Tensor:

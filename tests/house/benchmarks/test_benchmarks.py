@@ -24,7 +24,9 @@ def _fakes_are_found(monkeypatch):
 
 
 def sleeper(name, seconds, answer, library="peer", kind="float32"):
-    return Candidate(name, "tests.house.benchmarks.fakes:sleeper", {"seconds": seconds, "answer": answer}, library, kind)
+    return Candidate(
+        name, "tests.house.benchmarks.fakes:sleeper", {"seconds": seconds, "answer": answer}, library, kind
+    )
 
 
 def measure(tmp_path, *candidates, reference="ours", threads=1, plan=PLAN, **more):
@@ -90,7 +92,9 @@ def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
     other.write_text(f'#!/bin/sh\nWHICH=7 exec {sys.executable} "$@"\n')
     other.chmod(0o755)
     plan = replace(PLAN, pythons={"peer": str(other)})
-    both = [Candidate(name, "tests.house.benchmarks.fakes:interpreter", library=name) for name in ("multimodal", "peer")]
+    both = [
+        Candidate(name, "tests.house.benchmarks.fakes:interpreter", library=name) for name in ("multimodal", "peer")
+    ]
     _, wrong = measure(tmp_path, *both, reference="multimodal", plan=plan)
     assert wrong == ["peer: near: 6.00e+00 from the reference, at most 0.001 allowed"]  # 7 beside 1
 

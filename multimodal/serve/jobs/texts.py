@@ -8,7 +8,7 @@ import numpy as np
 
 from multimodal.errors import TextError
 from multimodal.models.any_to_text import AnyToText
-from multimodal.serve.lane import Job, Stream, Work, one_request
+from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter

@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from multimodal.errors import AudioError, MultimodalError
-from multimodal.serve.lane import BusyError, CancelledJobError, Lane, Work, one_request
+from multimodal.serve.jobs.lane import BusyError, CancelledJobError, Lane, Work, one_request
 from multimodal.tasks.transcribe.live import Event, LiveSession, live_options
 from multimodal.tasks.transcribe.whisper.options import LiveOptions
 from multimodal.tokens.audio.log_mel import RATE

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from multimodal.serve.lane import Job, Stream, Work
+from multimodal.serve.jobs.lane import Job, Stream, Work
 from multimodal.tasks.transcribe.transcribe import OnProgress, OnSegments, RecordingStreams, Transcriber
 from multimodal.tasks.transcribe.whisper.decode import batch_key
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, WhisperOptions

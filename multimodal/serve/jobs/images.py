@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.serve.lane import Job, Lane, Stream, Work, one_request
+from multimodal.serve.jobs.lane import Job, Lane, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
 from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.classify import Classifier

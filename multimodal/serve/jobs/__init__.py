@@ -1,0 +1,1 @@
+"""Work of the models for clients: a thread each, and jobs of each kind."""
