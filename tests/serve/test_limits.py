@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from multimodal.serve.jobs.lane import Work, one_request
 from multimodal.system.assets import asset
 from tests.serve.conftest import MODELS
 
@@ -109,15 +110,14 @@ def test_keys_sizes_and_queues(serve):
     refused(httpx.post(f"{served.url}/v1/embeddings", content=large, headers=own | JSON), 413, "larger than 0.1 MB")
     parts = iter([large.encode()] * 2)  # chunked: its length is not told
     refused(httpx.post(f"{served.url}/v1/embeddings", content=parts, headers=own | JSON), 413, "larger than 0.1 MB")
-    texts = {"input": ["some words"] * 500}
-    many = lambda _: httpx.post(f"{served.url}/v1/embeddings", json=texts, headers=own, timeout=60)
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(many, range(6)))
-    statuses = [one.status_code for one in answers]
-    assert set(statuses) == {200, 429}
-    busy = answers[statuses.index(429)]
+    gate, lane = threading.Event(), served.state.models.served["sentence-mini"].lane
+    waiting = lane.submit(one_request(Work("other", None, lambda _: [gate.wait(30)])))
+    busy = ask(headers=own)
+    gate.set()
+    assert waiting.result(5)
     refused(busy, 429, "wait already")
     assert int(busy.headers["retry-after"]) >= 1
+    assert ask(headers=own).status_code == 200
 
 
 def test_no_file_stays_and_a_client_that_leaves_ends_its_work(served, client):
