@@ -161,15 +161,16 @@ def test_sigterm_finishes_what_runs_and_ends_with_0():
             with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as made:
                 lines = made.iter_lines()
                 next(lines)
-                begun.set()
+                begun.release()
                 return [line for line in lines if line][-1]
 
-        begun = threading.Event()
+        begun = threading.Semaphore(0)
         with ThreadPoolExecutor(8) as pool:
             ends = [pool.submit(answer, n) for n in range(8)]
-            assert begun.wait(30)
+            assert all(begun.acquire(timeout=30) for _ in ends)
             process.terminate()
-            time.sleep(0.05)
+            while httpx.get(f"{url}/health").json()["status"] == "ready":
+                time.sleep(0.01)
             refused(httpx.post(f"{url}/v1/chat/completions", json=body), 503, "stopping")
             assert [one.result() for one in ends] == ["data: [DONE]"] * 8
         assert process.wait(20) == 0
