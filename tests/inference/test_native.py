@@ -50,7 +50,7 @@ def compiled(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder."""
     monkeypatch.setenv("MULTIMODAL_CACHE", str(tmp_path))
     monkeypatch.delenv("MULTIMODAL_NATIVE", raising=False)
@@ -187,16 +187,16 @@ def test_threads_of_the_caller_step_at_once():
     assert all(torch.equal(one, right) for one in found)
 
 
-def test_it_can_be_turned_off(anew: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+def test_it_can_be_turned_off(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     monkeypatch.setenv("MULTIMODAL_NATIVE", "0")
     assert native.library() is None
     assert type(prepare_for_inference(checkpoint(DECODERS["learned"]), "float32").model) is TextTransformer
     assert capsys.readouterr().err == ""
-    assert not list(anew.iterdir())
+    assert not list(empty_cache.iterdir())
 
 
 @pytest.mark.parametrize(("compiler", "why"), [("missing", "no C++ compiler (missing)"), ("false", "/false failed ()")])
-def test_without_a_compiler_one_line_says_so(anew, monkeypatch, capsys, compiler: str, why: str):
+def test_without_a_compiler_one_line_says_so(empty_cache, monkeypatch, capsys, compiler: str, why: str):
     monkeypatch.setenv("CXX", compiler)
     assert native.library() is None
     assert native.library() is None
@@ -221,8 +221,8 @@ def made(built: Path, compiled: None) -> bytes:
     return next((built / "native").glob("*.so")).read_bytes()[: -native.DIGEST]
 
 
-def test_it_is_compiled_once_and_again_if_damaged(made: bytes, anew: Path, monkeypatch, capsys):
-    loaded = place(anew, made, monkeypatch)
+def test_it_is_compiled_once_and_again_if_damaged(made: bytes, empty_cache: Path, monkeypatch, capsys):
+    loaded = place(empty_cache, made, monkeypatch)
     assert native.library() is not None
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("multimodal: compiled decoding steps in ")
@@ -241,8 +241,8 @@ def test_it_is_compiled_once_and_again_if_damaged(made: bytes, anew: Path, monke
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_what_others_may_write_is_not_loaded(made: bytes, anew: Path, monkeypatch, capsys):
-    loaded = place(anew, made, monkeypatch)
+def test_what_others_may_write_is_not_loaded(made: bytes, empty_cache: Path, monkeypatch, capsys):
+    loaded = place(empty_cache, made, monkeypatch)
     native.library()
     path = loaded.pop()
     capsys.readouterr()
@@ -260,19 +260,19 @@ def test_what_others_may_write_is_not_loaded(made: bytes, anew: Path, monkeypatc
     assert not loaded
 
 
-def test_a_folder_that_cannot_be_written(made: bytes, anew: Path, monkeypatch, capsys):
-    place(anew, made, monkeypatch)
-    (anew / "native").write_text("a file where the folder should be")  # the superuser may write in any folder
+def test_a_folder_that_cannot_be_written(made: bytes, empty_cache: Path, monkeypatch, capsys):
+    place(empty_cache, made, monkeypatch)
+    (empty_cache / "native").write_text("a file where the folder should be")  # the superuser may write in any folder
     assert native.library() is None
     (line,) = capsys.readouterr().err.splitlines()
-    assert str(anew / "native") in line
+    assert str(empty_cache / "native") in line
     assert "MULTIMODAL_CACHE names another folder" in line
 
 
-def test_two_processes_at_once(made: bytes, anew: Path, monkeypatch):
-    place(anew, made, monkeypatch)
+def test_two_processes_at_once(made: bytes, empty_cache: Path, monkeypatch):
+    place(empty_cache, made, monkeypatch)
     first = native.library()
-    path = next((anew / "native").glob("*.so"))
+    path = next((empty_cache / "native").glob("*.so"))
     other = path.read_bytes()
     path.unlink()
 
@@ -285,4 +285,4 @@ def test_two_processes_at_once(made: bytes, anew: Path, monkeypatch):
     native.library.cache_clear()
     assert native.library() is not None
     assert first is not None
-    assert os.listdir(anew / "native") == [path.name]
+    assert os.listdir(empty_cache / "native") == [path.name]

@@ -62,7 +62,7 @@ class ChatModel:
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
-            pieces = self._pieces(writer, prompt)
+            pieces = writer.pieces(prompt)
             while isinstance(piece := (yield self._alone(lambda: _next(pieces))), str):
                 give(piece)
             return Answered([piece], len(ids_of(prompt)))
@@ -86,11 +86,6 @@ class ChatModel:
 
     def _write(self, writer: TextWriter, prompts: list[Any]) -> list[list[Continuation]]:
         return writer.answers(prompts) if isinstance(writer, AnswerWriter) else writer(prompts)
-
-    def _pieces(self, writer: TextWriter, prompt: Any) -> Iterator[str]:
-        if isinstance(writer, AnswerWriter):
-            return writer.pieces(prompt)
-        return writer._streamed(prompt, writer.max_new(prompt))
 
 
 def _next(pieces: Iterator[str]) -> str | Continuation:

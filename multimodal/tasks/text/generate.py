@@ -228,8 +228,13 @@ class TextWriter:
     def stream(self, prompt: str) -> Iterator[str]:
         """Yield the continuation piece by piece."""
         self.check_stream()
-        row = self.ids(prompt)
-        return self._streamed(row, self.max_new(row))
+        return self.pieces(self.ids(prompt))
+
+    def pieces(self, prompt: list[int]) -> Iterator[str]:
+        """A generator of the pieces of an encoded prompt's continuation, which returns the whole `Continuation`. Raises
+        UsageError for a beam search or several answers."""
+        self.check_stream()
+        return self._streamed(prompt, self.max_new(prompt))
 
     def check_stream(self) -> None:
         """Raise UsageError for options whose text is known only at the end."""
@@ -238,7 +243,6 @@ class TextWriter:
 
     @torch.inference_mode()
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
-        """A generator of the text's pieces, which returns the whole `Continuation`."""
         step, cache, ids = self.start([row], limit)
         steps = generate_steps(step, ids, cache, eos=self.eos, max_new=limit, processors=self._processors(ids.shape[1]),
                          choose=self._choice())  # fmt: skip
