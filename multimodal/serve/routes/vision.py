@@ -87,7 +87,7 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
     if (body.text is None) == (body.image is None):
         raise UsageError("expected either a text or an image", argument="text")
     if not server.indexes:
-        raise HttpError(404, "this server has no index (start it with --index NAME=FOLDER)", "index_not_found")
+        raise HttpError(404, "this server has no index", "index_not_found")
     name = body.index or next(iter(server.indexes))
     if name not in server.indexes:
         known = ", ".join(server.indexes)

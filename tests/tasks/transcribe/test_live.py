@@ -189,9 +189,9 @@ def test_the_buffer_does_not_grow(chunked):
     for threshold in (0.0, 1.0):
         source.seek(0)
         options = LiveOptions(threshold=threshold, longest=2.0, decode=decode)
-        going = live._Live(chunked, options, PcmReader(source.read, RATE))
+        going = live.LiveSession(chunked, options, PcmReader(source.read, RATE))
         for piece in going.reader:
-            for _ in going._piece(piece):
+            for _ in going.piece(piece):
                 pass
             sizes.append(len(going.buffer))
     assert max(sizes) < 2.5 * RATE
