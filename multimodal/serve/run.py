@@ -44,7 +44,7 @@ class ServerProcess(uvicorn.Server):
 def listening(options: ServeOptions) -> socket.socket:
     """Raises UsageError for an address that cannot be used."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = socket.socket(family)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY if it is named
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))
