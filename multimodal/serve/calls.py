@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from multimodal.errors import MultimodalError
-from multimodal.serve.errors import HttpError, as_http
+from multimodal.serve.errors import as_http
 from multimodal.serve.jobs.lane import CancelledJobError, Job, Lane
 
-LOOK = 0.25  # seconds between looks for a client that has gone
 DONE = object()
-STREAM = "text/event-stream"
+Make = Callable[[threading.Event], Job]
 _opening: anyio.CapacityLimiter | None = None
 
 
@@ -29,62 +29,89 @@ def opening() -> anyio.CapacityLimiter:
     return _opening
 
 
-async def made(make: Callable[[], Job]) -> Job:
-    """A job, made in a thread, since its inputs are read there."""
-    return await anyio.to_thread.run_sync(make, limiter=opening())
+async def made(make: Make) -> Job:
+    """A job, made in a thread, since its inputs are read there. `make` is given an event that is set once nobody waits
+    for the job."""
+    over = threading.Event()
+    try:
+        return await anyio.to_thread.run_sync(make, over, limiter=opening(), abandon_on_cancel=True)
+    except BaseException:
+        over.set()
+        raise
 
 
-async def outcome(request: Request, lane: Lane, make: Callable[[], Job], seconds: float) -> Any:
+async def outcome(request: Request, lane: Lane, make: Make, seconds: float) -> Any:
     """The result of a job. A client that goes away, or a request that takes longer, ends the job. Raises its errors,
     BusyError, CancelledJobError."""
-    job = await made(make)
-    future = asyncio.wrap_future(lane.submit(job))
-    gone = asyncio.create_task(_gone(request))
+
+    async def worked() -> Any:
+        job = await made(make)
+        try:
+            return await asyncio.wrap_future(lane.submit(job))
+        finally:
+            job.cancel()
+
+    gone, work = asyncio.create_task(_gone(request)), asyncio.create_task(worked())
     try:
-        await asyncio.wait({future, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            return future.result()
+        await asyncio.wait({work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
         raise CancelledJobError("too long" if not gone.done() else "the client has gone")
     finally:
         gone.cancel()
-        job.cancel()
+        work.cancel()
 
 
 async def _gone(request: Request) -> None:
-    while not await request.is_disconnected():
-        await asyncio.sleep(LOOK)
+    """Return when the client has gone. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events of an asynchronous generator, which ends with the client; `leave` is closed then."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, messages: Any, leave: contextlib.AsyncExitStack):
+        super().__init__(messages, headers={"cache-control": "no-cache"})
+        self.messages, self.leave = messages, leave
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with self.leave, contextlib.aclosing(self.messages):
+            await super().__call__(scope, receive, send)
 
 
 def streamed(
-    lane: Lane, make: Callable[[Callable[[Any], None]], Job], seconds: float, event: Callable[[Any], Any],
-    last: Callable[[Any], list[Any]], after: Callable[[], Awaitable[None]] | None = None,
-) -> StreamingResponse:  # fmt: skip
+    lane: Lane, make: Callable[[Callable[[Any], None], threading.Event], Job], seconds: float,
+    event: Callable[[Any], Any], last: Callable[[Any], list[Any]], leave: contextlib.AsyncExitStack | None = None,
+    files: Mapping[Path, str] | None = None,
+) -> EventStream:  # fmt: skip
     """Server-sent events of a job: `make` is given a function that takes what comes on the way, `event` makes a message
-    of it and `last` the messages of the result. An error after the start is a message, too."""
+    of it and `last` the messages of the result. An error after the start is a message, too, in which `files` have
+    other names. `leave` is closed at the end."""
 
     async def messages() -> AsyncIterator[str]:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
         give = lambda one: loop.call_soon_threadsafe(queue.put_nowait, one)
         job: Job | None = None
         try:
-            async with asyncio.timeout(seconds):
-                job = await made(lambda: make(give))
-                future = lane.submit(job)
-                future.add_done_callback(lambda _: give(DONE))
-                while (one := await queue.get()) is not DONE:
-                    yield sse(event(one))
-                for message in last(future.result()):
-                    yield sse(message)
-        except (MultimodalError, HttpError, OSError, TimeoutError) as error:
-            told = as_http(CancelledJobError() if isinstance(error, TimeoutError) else error)
-            yield sse(told.body)
+            with named(files or {}):
+                async with asyncio.timeout(seconds):
+                    job = await made(lambda over: make(give, over))
+                    future = lane.submit(job)
+                    future.add_done_callback(lambda _: give(DONE))
+                    while (one := await queue.get()) is not DONE:
+                        yield sse(event(one))
+                    for message in last(future.result()):
+                        yield sse(message)
+        except Exception as error:
+            yield sse(as_http(CancelledJobError() if isinstance(error, TimeoutError) else error).body)
         finally:
             if job is not None:
                 job.cancel()
-            if after is not None:
-                await after()
 
-    return StreamingResponse(messages(), media_type=STREAM, headers={"cache-control": "no-cache"})
+    return EventStream(messages(), leave or contextlib.AsyncExitStack())
 
 
 def sse(message: Any) -> str:
@@ -100,4 +127,6 @@ def named(files: Mapping[Path, str]) -> Any:
         text = str(error)
         for path, name in files.items():
             text = text.replace(str(path), name)
-        raise type(error)(text) if type(error).__init__ is MultimodalError.__init__ else error from None
+        if text == str(error):
+            raise
+        raise type(error)(text) from None

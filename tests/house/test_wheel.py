@@ -49,3 +49,5 @@ def test_the_wheel_does_both_main_jobs_away_from_the_checkout(place, tmp_path):
 def test_the_wheel_holds_the_package_and_its_assets_alone(place):
     names = {path.relative_to(place / "installed").parts[0] for path in (place / "installed").rglob("*")}
     assert {name for name in names if not name.endswith(".dist-info")} == {"multimodal"}
+    held = {path.name for path in (place / "installed" / "multimodal").rglob("*")}
+    assert {"index.html", "transcribe.js", "style.css", "step.cpp", "linear.h"} <= held

@@ -52,6 +52,8 @@ def test_uploads_are_judged_by_content(client):
     zipped = b"PK\x03\x04" + bytes(2000)
     refused(client.post(AUDIO, files={"file": ("talk.wav", zipped)}), 400, "file: ")
     refused(client.post(AUDIO, files={"file": ("../../etc/passwd", b"")}), 400, "file: ")
+    streamed = client.post(AUDIO, files={"file": zipped}, data={"stream": "true"})
+    assert json.loads(streamed.text.removeprefix("data: "))["error"]["message"].startswith("file: ")
     refused(client.post(AUDIO, data={"model": "x"}), 415, "expected multipart/form-data")
     refused(client.post(AUDIO, files={"other": b"x"}), 400, "other: unknown field")
     form = {"content-type": "multipart/form-data; boundary=x"}

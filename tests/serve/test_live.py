@@ -2,13 +2,17 @@
 
 import base64
 import json
+import time
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import multimodal
+from multimodal.serve.jobs.lane import Lane
+from multimodal.serve.jobs.live import LiveRecording
 from multimodal.system.assets import asset
+from multimodal.tasks.transcribe.whisper.options import LiveOptions
 from multimodal.tokens.audio.reading import read_audio
 
 SPEECH = asset("sample", "speech.flac")
@@ -97,6 +101,20 @@ def test_what_cannot_be_heard_is_said(served, path, part):
         with pytest.raises(ConnectionClosed):
             own.recv(10)
     assert served.state.live == 0
+
+
+def test_a_dropped_recording_gives_nothing_more():
+    lane, given = Lane("live"), []
+    recording = LiveRecording(multimodal.load("asr-conformer-en"), lane, LiveOptions(), given.append)
+    recording.push(samples())
+    while not given:
+        time.sleep(0.01)
+    recording.drop()
+    before = len(given)
+    while recording.thread.is_alive():
+        time.sleep(0.01)
+    lane.stop()
+    assert len(given) <= before + 1  # one may have been on its way
 
 
 def test_messages_that_are_no_samples_are_refused(served):

@@ -99,6 +99,7 @@ class Lane:
             if self.open >= self.most:
                 raise BusyError(f"{self.name}: {self.open} requests wait already", 1 + self.open // self.width)
             self.open += 1
+            job.future.set_running_or_notify_cancel()  # only the lane ends it
             self.jobs.append(job)
             self.changed.notify()
         return job.future

@@ -29,7 +29,8 @@ class LiveRecording:
         self.waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: commit; b"": the end
         self.ahead, self.rest, self.closed, self.gone = 0, b"", False, False
         self.offset = 0.0  # seconds before the current session
-        threading.Thread(target=self._follow, daemon=True).start()
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
 
     def push(self, samples: bytes) -> None:
         """Raises AudioError for a client that sends faster than the model hears."""
@@ -67,10 +68,14 @@ class LiveRecording:
             while not self.closed:
                 self._session()
                 if not self.closed:
-                    self.give(None)
-            self.give(Event("summary", "", 0.0, self.offset, 0.0))
+                    self._tell(None)
+            self._tell(Event("summary", "", 0.0, self.offset, 0.0))
         except Exception as error:
-            self.give(error if isinstance(error, MultimodalError) else AudioError("the stream has failed"))
+            self._tell(error if isinstance(error, MultimodalError) else AudioError("the stream has failed"))
+
+    def _tell(self, one: Any) -> None:
+        if not self.gone:
+            self.give(one)
 
     def _session(self) -> None:
         """Transcribe up to the next commit or the end."""
@@ -98,4 +103,4 @@ class LiveRecording:
             except BusyError:
                 sleep(0.05)
         for one in future.result():
-            self.give(one._replace(start=one.start + self.offset, end=one.end + self.offset))
+            self._tell(one._replace(start=one.start + self.offset, end=one.end + self.offset))

@@ -1,11 +1,13 @@
 """Transcription jobs: recordings of several clients share the model's batches."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from multimodal.serve.jobs.lane import Job, Stream, Work
-from multimodal.tasks.transcribe.transcribe import OnProgress, OnSegments, RecordingStreams, Transcriber
+from multimodal.serve.jobs.lane import CancelledJobError, Job, Stream, Work
+from multimodal.tasks.transcribe.audio_source import AudioSource
+from multimodal.tasks.transcribe.transcribe import OnSegments, RecordingStreams, Transcriber
 from multimodal.tasks.transcribe.whisper.decode import batch_key
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, WhisperOptions
 from multimodal.weights.folder import Checkpoint
@@ -16,15 +18,16 @@ DECODING = ("task", "without_timestamps", "sample_len", "beam_size", "best_of", 
 
 
 class TranscriptionJob(Job):
-    """A recording. Opening decodes all of its sound: make the job outside of the lane's thread. Raises UsageError,
-    AudioError."""
+    """A recording. Opening decodes all of its sound, unless `over` is set: make the job outside of the lane's thread.
+    Raises UsageError, AudioError, CancelledJobError."""
 
     def __init__(
-        self, checkpoint: Checkpoint, audio: Any, options: Mapping[str, Any], on_progress: OnProgress | None = None,
+        self, checkpoint: Checkpoint, audio: Any, options: Mapping[str, Any], over: threading.Event | None = None,
         on_segments: OnSegments | None = None,
     ):  # fmt: skip
         transcriber = Transcriber(checkpoint, device=None, **options)
-        self.recording = RecordingStreams(transcriber, audio, on_progress, on_segments)
+        source = _Watched(audio, over or threading.Event())
+        self.recording = RecordingStreams(transcriber, source, None, on_segments)
         first = next(self.recording.streams)  # opens the recording
         streams = itertools.chain([first], self.recording.streams)
         key = decoding_key(transcriber.options)
@@ -33,6 +36,20 @@ class TranscriptionJob(Job):
     def ended(self, value: Any) -> None:
         result = self.recording.taken(value)
         self.value = self.value if result is None else result
+
+
+class _Watched(AudioSource):
+    """A recording that is read until `over` is set."""
+
+    def __init__(self, source: Any, over: threading.Event):
+        super().__init__(source)
+        self.over = over
+
+    def chunks(self) -> Iterator[Any]:
+        for chunk in super().chunks():
+            if self.over.is_set():
+                raise CancelledJobError("the client has gone")
+            yield chunk
 
 
 def decoding_key(options: WhisperOptions | CtcOptions) -> tuple[Any, ...]:

@@ -1,5 +1,7 @@
 """/v1/audio: transcriptions and translations, as OpenAI's."""
 
+import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,21 +48,15 @@ async def translations(request: Request) -> Response:
 async def _respond(request: Request, task: str) -> Response:
     server = server_of(request)
     server.models.check()
-    received_form = received(request, server.folder)
-    form = await received_form.__aenter__()
-    leave = lambda: received_form.__aexit__(None, None, None)
-    try:
+    async with contextlib.AsyncExitStack() as leave:
+        form = await leave.enter_async_context(received(request, server.folder))
         style, options = _options(form, task)
         served, path = server.of("transcribe", form.text("model")), form.file()
         if _flag(form, "stream"):
-            return _stream(server, served, path, options, leave)
+            return _stream(server, served, path, options, leave.pop_all())
         with named({path: "file"}):
-            make = lambda: TranscriptionJob(served.checkpoint, path, options)
+            make = lambda over: TranscriptionJob(served.checkpoint, path, options, over)
             result = await outcome(request, served.lane, make, server.options.seconds)
-    except BaseException:
-        await leave()
-        raise
-    await leave()
     server.metrics.audio.inc(result["duration"])
     return _written(result, style, task, form.texts.get("timestamp_granularities", []))
 
@@ -105,10 +101,12 @@ def _flag(form: Form, name: str) -> bool:
     return text.lower() in ("true", "1")
 
 
-def _stream(server: Server, served: Any, path: Path, options: dict[str, Any], leave: Callable[[], Any]) -> Response:
+def _stream(
+    server: Server, served: Any, path: Path, options: dict[str, Any], leave: contextlib.AsyncExitStack
+) -> Response:  # fmt: skip
     """Events of OpenAI's: the text as segments end, then all of it."""
 
-    def make(give: Callable[[Any], None]) -> Job:
+    def make(give: Callable[[Any], None], over: threading.Event) -> Job:
         given: list[str] = []
 
         def on_segments(_: Any, segments: list[dict[str, Any]]) -> None:
@@ -116,15 +114,14 @@ def _stream(server: Server, served: Any, path: Path, options: dict[str, Any], le
                 given.append(one["text"] if one["text"].startswith(" ") or not given else f" {one['text']}")
                 give(given[-1] if len(given) > 1 else given[-1].lstrip())
 
-        with named({path: "file"}):
-            return TranscriptionJob(served.checkpoint, path, options, on_segments=on_segments)
+        return TranscriptionJob(served.checkpoint, path, options, over, on_segments)
 
     def last(result: dict[str, Any]) -> list[dict[str, Any]]:
         server.metrics.audio.inc(result["duration"])
         return [{"type": "transcript.text.done", "text": result["text"].strip()}]
 
     event = lambda text: {"type": "transcript.text.delta", "delta": text}
-    return streamed(served.lane, make, server.options.seconds, event, last, leave)
+    return streamed(served.lane, make, server.options.seconds, event, last, leave, {path: "file"})
 
 
 def _written(result: dict[str, Any], style: str, task: str, granularities: list[str]) -> Response:

@@ -115,7 +115,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
     if body.stream:
         return _streamed(server, chat, messages, options, base, bool((body.stream_options or {}).get("include_usage")))
-    make = lambda: chat.answers(messages, options)
+    make = lambda _: chat.answers(messages, options)
     answered = await outcome(request, chat.served.lane, make, server.options.seconds)
     choices = [
         {"index": i, "message": {"role": "assistant", "content": one.text.strip()}, "logprobs": None,
@@ -145,7 +145,7 @@ def _streamed(
         told = base | {"object": "chat.completion.chunk", "choices": [], "usage": counted(answered)}
         return [chunk(next(roles, {}), REASONS[answered.answers[0].stopped]), *([told] if usage else []), "[DONE]"]
 
-    make: Callable[[Callable[[Any], None]], Any] = lambda give: chat.pieces(messages, options, give)
+    make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give)
     return streamed(chat.served.lane, make, server.options.seconds, event, last)
 
 
@@ -168,7 +168,7 @@ async def translate(request: Request, body: TranslationRequest) -> dict[str, Any
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not texts:
         raise HttpError(400, "input: expected a text or several (got 0)", param="input")
-    make = lambda: translations(served, texts, body.source, body.target)
+    make = lambda _: translations(served, texts, body.source, body.target)
     found = await outcome(request, served.lane, make, server.options.seconds)
     data = [{"index": i, "text": one.text, "finished": one.finished} for i, one in enumerate(found)]
     return {"object": "list", "data": data, "model": served.name}

@@ -48,7 +48,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
     if any((one is not None) != of_images for one in images):
         raise HttpError(400, "input: expected texts or images, not both at once", param="input")
     model = server.embedder("embed-images" if of_images else "embed", body.model)
-    make = lambda: model.images(images) if of_images else model.texts(inputs)
+    make = lambda _: model.images(images) if of_images else model.texts(inputs)
     vectors = await outcome(request, model.served.lane, make, server.options.seconds)
     if body.dimensions not in (None, vectors.shape[1]):
         raise HttpError(400, f"dimensions: {model.served.name} has {vectors.shape[1]} (got {body.dimensions})",

@@ -63,7 +63,7 @@ async def _scored(request: Request, asked: ClassificationRequest, images: list[A
     server = server_of(request)
     model = server.classifier(asked.model)
     names = {path: f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
-    make = lambda: model.classify(images, asked.labels, asked.templates, asked.threshold, asked.top)
+    make = lambda _: model.classify(images, asked.labels, asked.templates, asked.threshold, asked.top)
     with named(names):
         results = await outcome(request, model.served.lane, make, server.options.seconds)
     data = [{"index": i, **{k: v for k, v in one.items() if k != "file"}} for i, one in enumerate(results)]
@@ -95,6 +95,6 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
     found = server.indexes[name]
     texts = [] if body.text is None else [body.text]
     images = [] if body.image is None else [data_url(body.image, "image")]
-    make = lambda: found.search(texts, images, body.top)
+    make = lambda _: found.search(texts, images, body.top)
     (hits,) = await outcome(request, found.lane, make, server.options.seconds)
     return {"object": "list", "index": name, "data": hits}
