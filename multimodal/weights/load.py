@@ -13,7 +13,19 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.files.archives import read_pickled
-from multimodal.weights.files.formats import FOREIGN, PICKLED, check_format, find_weights, is_pickled
+from multimodal.weights.files.ctranslate2 import read_ctranslate2
+from multimodal.weights.files.formats import (
+    CTRANSLATE2,
+    CTRANSLATE2_NAME,
+    FOREIGN,
+    GGML,
+    PICKLED,
+    check_format,
+    find_weights,
+    foreign_format,
+    is_pickled,
+)
+from multimodal.weights.files.ggml import read_ggml
 from multimodal.weights.files.tensor_files import read_shards, read_tensors
 from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.hub.download import HUB, repository_of, snapshot
@@ -23,10 +35,13 @@ from multimodal.weights.table import Tensors
 OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
-    *("vision.vit_timm", "speech.whisper", "speech.conformer_torchaudio", "text.t5", "text.switch", "text.bart"),
+    *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
+    *("text.t5", "text.switch", "text.bart"),
     *("text.m2m100", "text.marian", "text.bert_hf", "text.roberta", "text.albert", "text.distilbert", "text.electra"),
     *("text.gpt2", "text.llama", "text.mixtral", "any.llava", "any.idefics3", "any.audio"),
 )
+# formats of other programs that are plain data
+READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2}
 CONFIGS = ("open_clip_config.json", "config.json", "params.json")
 
 
@@ -37,11 +52,11 @@ def load(
     """Load a model in eval mode with its tokenizer, preprocessing and card.
 
     `name_or_path`: a shipped or public name (`multimodal models` lists them), a folder of ours or in the layout of
-    OpenCLIP, timm or Hugging Face, a `.safetensors` file, a hub repository as `owner/name` or
-    `hf-hub:owner/name@revision`, or `open_clip:MODEL:TAG`; files here go before the hub. `architecture`: OpenCLIP or
-    timm name of a bare weights file. `preprocessing`: of images, if the checkpoint states none: openai, imagenet,
-    inception, siglip, a JSON file like a checkpoint folder's `preprocessing.json`, or a Preprocessing.
-    `task`: whose models an error suggests first for an unknown name, such as "transcribe".
+    OpenCLIP, timm, Hugging Face or faster-whisper, a `.safetensors` file, a ggml file of whisper.cpp, a hub repository
+    as `owner/name` or `hf-hub:owner/name@revision`, or `open_clip:MODEL:TAG`; files here go before the hub.
+    `architecture`: OpenCLIP or timm name of a bare weights file. `preprocessing`: of images, if the checkpoint states
+    none: openai, imagenet, inception, siglip, a JSON file like a checkpoint folder's `preprocessing.json`, or a
+    Preprocessing. `task`: whose models an error suggests first for an unknown name, such as "transcribe".
     Raises UsageError for an unknown name, CheckpointError for an unusable file."""
     with memory.naming(name_or_path):
         return with_preprocessing(open_checkpoint(name_or_path, architecture, task=task), preprocessing)
@@ -115,7 +130,7 @@ def architecture_config(name: str) -> dict[str, Any]:
 def _snapshot(repository: str, revision: str, pickled: bool) -> Path:
     """The folder of a hub repository; with `pickled` its pickled weights where it has no safetensors."""
     folder = snapshot(repository, revision, pickled)
-    if not pickled and not any(folder.glob("*.safetensors")):
+    if not pickled and not any(folder.glob("*.safetensors")) and not (folder / CTRANSLATE2_NAME).is_file():
         raise CheckpointError(
             f"{HUB}{repository}: has no safetensors weights; read pickled ones with multimodal convert "
             f"{HUB}{repository} FOLDER"
@@ -153,7 +168,9 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
 
 
 def _read(weights: Path, source: Path, pickled: bool) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors, and the configuration that some pickled files contain."""
+    """Tensors, and the configuration that some formats contain."""
+    if weights.is_file() and (read := READERS.get(foreign_format(weights))):
+        return read(weights)
     if weights.suffix == ".safetensors":
         return read_tensors(weights), {}
     if weights.is_file():

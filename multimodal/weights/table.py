@@ -22,6 +22,7 @@ class Op(NamedTuple):
 
 COPY = Op(lambda t: [t], lambda ours: ours[0])
 TRANSPOSE = Op(lambda t: [t.T], lambda ours: ours[0].T)  # x @ W, as GPT-2's Conv1D and CLIP's projections
+HALVES = Op(lambda t: list(t.chunk(2)), torch.cat)  # fused key, value
 THIRDS = Op(lambda t: list(t.chunk(3)), torch.cat)  # fused query, key, value
 FIRST = Op(lambda t: [t[None]], lambda ours: ours[0][0])  # ours has a leading axis of 1
 NO_FIRST = Op(lambda t: [t[0]], lambda ours: ours[0][None])  # theirs has a leading axis of 1

@@ -14,10 +14,12 @@ SAFE_NAMES = (
     "model.safetensors.index.json",
 )  # fmt: skip
 PICKLED_NAMES = ("open_clip_pytorch_model.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
+CTRANSLATE2_NAME = "model.bin"
 HEAD_BYTES = 1 << 16
+GGML, CTRANSLATE2 = "a ggml file of whisper.cpp or llama.cpp", "a CTranslate2 model, as faster-whisper has"
 MAGIC = {
     b"GGUF": "a GGUF file of llama.cpp",
-    b"lmgg": "a ggml file of whisper.cpp or llama.cpp",  # 0x67676d6c, little-endian
+    b"lmgg": GGML,  # 0x67676d6c, little-endian
     b"fmgg": "a ggml file of llama.cpp",
     b"tjgg": "a ggml file of llama.cpp",
     b"\x89HDF": "an HDF5 file of Keras",
@@ -47,6 +49,13 @@ def find_weights(folder: Path) -> Path:
 
 def check_format(path: Path) -> None:
     """Raises CheckpointError for a file that neither `load` nor `convert` reads, with its format and what to use."""
+    if name := foreign_format(path):
+        raise CheckpointError(f"{path}: {name}, not supported; use the original PyTorch or safetensors weights")
+
+
+def foreign_format(path: Path) -> str:
+    """Another program's format by the first bytes of a file, or '' for one that may be readable. Raises CheckpointError
+    for a file that cannot be opened."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -54,12 +63,10 @@ def check_format(path: Path) -> None:
         raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
     if head.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path}: a Git LFS pointer in place of the weights (run git lfs pull)")
-    if name := _foreign(head):
-        raise CheckpointError(f"{path}: {name}, not supported; use the original PyTorch or safetensors weights")
+    return _foreign(head)
 
 
 def _foreign(head: bytes) -> str:
-    """The format, or '' for one that may be readable."""
     for magic, name in MAGIC.items():
         if head.startswith(magic):
             return name
@@ -69,5 +76,5 @@ def _foreign(head: bytes) -> str:
         return "an ONNX model"
     # CTranslate2: uint32 version, uint16 length, class name that ends with NUL
     if len(head) > 6 and (size := struct.unpack_from("<IH", head)[1]) < 64 and head[6 : 6 + size].endswith(b"Spec\0"):
-        return "a CTranslate2 model, as faster-whisper has"
+        return CTRANSLATE2
     return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.weights.files.formats import PICKLED_NAMES, SAFE_NAMES
+from multimodal.weights.files.formats import CTRANSLATE2_NAME, PICKLED_NAMES, SAFE_NAMES
 from multimodal.weights.hub.registry import find, near
 
 HUB = "hf-hub:"
@@ -60,7 +60,7 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
         if offline is None:
             for file in files.values():
                 _fetch(repository, revision, file, check)
-        patterns = list(files) or [*PARTS, "*.safetensors", *(PICKLED_NAMES if pickled else ())]
+        patterns = list(files) or [*PARTS, "*.safetensors", CTRANSLATE2_NAME, *(PICKLED_NAMES if pickled else ())]
         return Path(
             snapshot_download(
                 repository,
@@ -90,8 +90,8 @@ def wanted(paths: Iterable[str], pickled: bool = False) -> list[str]:
     """Select the files that `load` reads: one model's weights, configurations and tokenizers."""
     top = [path for path in paths if "/" not in path]
     weights = _weights(top, SAFE_NAMES, ".safetensors")
-    if pickled and not weights:
-        weights = _weights(top, PICKLED_NAMES, None)
+    if not weights:
+        weights = _weights(top, (*(PICKLED_NAMES if pickled else ()), CTRANSLATE2_NAME), None)
     parts = [path for path in top if any(fnmatchcase(path, pattern) for pattern in PARTS)]
     return sorted({*parts, *weights, *(path for path in paths if path == POOLING)})
 

@@ -24,7 +24,7 @@ DIMENSIONS = (
 TOKENIZERS = {51864: "whisper-en", 51865: "whisper", 51866: "whisper-v3"}
 
 
-def _tokenizer(vocabulary: int | None) -> Tokenizer | None:
+def released_tokenizer(vocabulary: int | None) -> Tokenizer | None:
     """The released vocabulary of this size, or None."""
     return tokenizer_from(TOKENIZERS[vocabulary]) if vocabulary in TOKENIZERS else None
 
@@ -41,7 +41,7 @@ def _dims(config: dict[str, Any]) -> dict[str, int]:
     return {name: dims[name] for name in DIMENSIONS}
 
 
-def _config(
+def whisper_config(
     vocabulary: int, bands: int, encoder: tuple[int, ...], decoder: tuple[int, ...], tied: bool
 ) -> WhisperConfig:
     """`encoder`, `decoder`: positions, width, layers, heads and hidden width."""
@@ -63,7 +63,7 @@ def _openai_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
     encoder, decoder = (
         (*(d[f"n_{part}_{name}"] for name in names), 4 * d[f"n_{part}_state"]) for part in ("audio", "text")
     )
-    return _config(d["n_vocab"], d["n_mels"], encoder, decoder, tied=True)
+    return whisper_config(d["n_vocab"], d["n_mels"], encoder, decoder, tied=True)
 
 
 def _block(cross: bool) -> list[NameRow]:
@@ -90,7 +90,7 @@ def _openai_rows(config: WhisperConfig) -> list[NameRow]:
 
 
 def _openai_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return _tokenizer(config["dims"]["n_vocab"])
+    return released_tokenizer(config["dims"]["n_vocab"])
 
 
 def _hf_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
@@ -106,7 +106,7 @@ def _hf_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
          config[f"{part}_attention_heads"], config[f"{part}_ffn_dim"])
         for part, positions in (("encoder", "source"), ("decoder", "target"))
     )  # fmt: skip
-    return _config(config["vocab_size"], config["num_mel_bins"], encoder, decoder, tied)
+    return whisper_config(config["vocab_size"], config["num_mel_bins"], encoder, decoder, tied)
 
 
 # OpenAI's names and Hugging Face's, replaced in this order (transformers, convert_openai_to_hf.py)
@@ -143,5 +143,5 @@ WHISPER_OPENAI = Family(
 )  # fmt: skip
 WHISPER_HF = Family(
     "whisper-hf", Whisper, ("model.encoder.conv1.weight", "model.decoder.embed_tokens.weight"), _hf_config, _hf_rows,
-    lambda folder, config: _tokenizer(config["vocab_size"]), card=_hf_card, types=("", "whisper"),
+    lambda folder, config: released_tokenizer(config["vocab_size"]), card=_hf_card, types=("", "whisper"),
 )  # fmt: skip

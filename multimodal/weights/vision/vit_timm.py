@@ -7,17 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS
-from multimodal.weights.table import NO_FIRST, THIRDS, NameRow, Op, Tensors, linears, qkv, under, weight_and_bias
+from multimodal.weights.table import HALVES, NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.vision.timm_model import timm_model, vit_config
-
-HALVES = Op(lambda t: list(t.chunk(2)), torch.cat)  # fused key, value
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:

@@ -8,6 +8,7 @@ from multimodal.models.conformer import ConformerEncoder
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
 from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
 from tests.helpers.parity import record
+from tests.helpers.references.layouts import check_layout, on_meta
 
 DIMS = {
     "n_mels": 8, "n_audio_ctx": 20, "n_audio_state": 32, "n_audio_head": 2, "n_audio_layer": 2,
@@ -114,6 +115,29 @@ def test_whisper_openai_parity(openai):
 
 def test_whisper_hf_parity(hf):
     check_whisper(WHISPER_HF, tensors(hf), hf_reference(hf, MEL, IDS), hf.config.to_dict())
+
+
+# width, heads, layers of both stacks, bands, vocabulary: config.json of the repositories
+RELEASED = {
+    "openai/whisper-large-v3-turbo": (1280, 20, 32, 4, 128, 51866),
+    "distil-whisper/distil-large-v3": (1280, 20, 32, 2, 128, 51866),
+    "distil-whisper/distil-medium.en": (1024, 16, 24, 2, 80, 51864),
+    "distil-whisper/distil-small.en": (768, 12, 12, 4, 80, 51864),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_whispers_fit(name):
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    width, heads, encoder, decoder, bands, vocabulary = RELEASED[name]
+    config = WhisperConfig(
+        d_model=width, encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_layers=encoder,
+        decoder_layers=decoder, encoder_ffn_dim=4 * width, decoder_ffn_dim=4 * width, num_mel_bins=bands,
+        vocab_size=vocabulary,
+    )  # fmt: skip
+    check_layout(WHISPER_HF, config.to_dict(), on_meta(WhisperForConditionalGeneration, config))
+    assert WHISPER_HF.tokenizer(None, config.to_dict()).vocab_size == vocabulary
 
 
 def test_whisper_hf_untied_head(hf):
