@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from multimodal.errors import CheckpointError, MultimodalError, UsageError, did_you_mean
 from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.any_to_text import AnyToText
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.serve.jobs.lane import Lane
@@ -50,6 +51,14 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if isinstance(model, EncoderDecoder):
         return ("translate",) if checkpoint.required_tokenizer().language_ids else ("chat",)
     raise CheckpointError(f"model {checkpoint.source}: cannot be served, no endpoint takes a {checkpoint.kind}")
+
+
+def media_of(checkpoint: Checkpoint) -> list[str]:
+    """Kinds of media that messages to a model may hold."""
+    if not isinstance(checkpoint.model, AnyToText):
+        return []
+    kinds = [kind for kind in ("image", "audio") if getattr(checkpoint.model, kind) is not None]
+    return [*kinds, "video"] if "image" in kinds else kinds
 
 
 class Models:

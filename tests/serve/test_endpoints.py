@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from PIL import Image
 import multimodal
 from multimodal.cli.main import main
 from multimodal.system.assets import asset
+from tests.helpers.data.video_files import ramp, video
+from tests.serve.conftest import MODELS
 
 SPEECH = asset("sample", "speech.flac")
 
@@ -57,6 +60,11 @@ def test_transcriptions_have_openais_forms(asked, client, heard):
         assert mark in create(file=SPEECH, model="asr-conformer-en", response_format=style)
     events = list(create(file=SPEECH, model="asr-conformer-en", stream=True))
     assert "".join(one.delta for one in events[:-1]) == events[-1].text == heard["text"]
+    form = {"stream": "true", "response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    streamed = client.post("/v1/audio/transcriptions", data=form, files={"file": SPEECH.read_bytes()}).text
+    done = json.loads(streamed.strip().rpartition("data: ")[2])
+    assert [one["text"] for one in done["segments"]] == [one["text"] for one in heard["segments"]]
+    assert [one["word"] for one in done["words"]] == [one.word for one in verbose.words]
 
 
 def test_an_asynchronous_client_is_served(served, heard):
@@ -112,6 +120,15 @@ def test_chat_takes_sound(asked):
     )
 
 
+def test_chat_takes_a_video(asked):
+    clip = video(ramp(6), 2.0)
+    url = f"data:video/mp4;base64,{base64.b64encode(clip).decode()}"
+    content = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "How many blinks?"}]
+    made = asked.chat.completions.create(messages=[{"role": "user", "content": content}], model="any-mini")
+    answer = multimodal.ask("How many blinks?", clip, compute_type="float32")
+    assert made.choices[0].message.content == answer
+
+
 def test_a_language_model_continues_with_choices_and_stops(asked):
     messages = [{"role": "user", "content": "A man"}]
     make = lambda **more: asked.chat.completions.create(messages=messages, model="gpt-mini", max_tokens=12, **more)
@@ -154,13 +171,20 @@ def test_an_index_is_searched_by_text_and_image(serve, tmp_path):
     found = httpx.post(f"{served.url}/v1/search", json={"image": data_url(png("green")), "top": 2}, timeout=30).json()
     assert Path(found["data"][0]["file"]).name == "green.png"
     assert found["data"][0]["score"] == pytest.approx(1, abs=1e-4)
-    assert len(httpx.post(f"{served.url}/v1/search", json={"text": "a red wall"}, timeout=30).json()["data"]) == 3
+    (tmp_path / "blue.png").unlink()
+    body = {"text": "a red wall", "thumbnails": True}
+    found = httpx.post(f"{served.url}/v1/search", json=body, timeout=30).json()["data"]
+    small = {Path(one["file"]).stem: one["thumbnail"] for one in found}
+    assert small.pop("blue") is None
+    sizes = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size for url in small.values()]
+    assert sizes == [(40, 32)] * 2
 
 
 def test_the_server_tells_what_it_has(client):
     listed = client.get("/v1/models").json()["data"]
     assert {one["id"]: one["tasks"] for one in listed}["clip-vit-16"] == ["classify", "embed-images", "embed"]
-    assert client.get("/health").json()["status"] == "ready"
+    assert {one["id"]: one["media"] for one in listed}["any-mini"] == ["image", "audio", "video"]
+    assert client.get("/health").json() == {"status": "ready", "models": list(MODELS), "loading": []}
     assert 'multimodal_requests_total{path="/v1/models",status="200"}' in client.get("/metrics").text
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/v1/audio/transcriptions", "/v1/embeddings", "/v1/chat/completions", "/v1/classify"} <= paths.keys()

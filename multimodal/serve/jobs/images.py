@@ -1,10 +1,13 @@
 """Jobs of images: classification and search."""
 
+import base64
+import io
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from multimodal.errors import ImageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.serve.jobs.lane import Job, Lane, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
@@ -12,9 +15,11 @@ from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.classify import Classifier
 from multimodal.tasks.encode.loaded import device_of
 from multimodal.tasks.retrieve.index import Index, model_for, open_index, query_vectors
+from multimodal.tokens.image.reading import read_image
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
+SMALL = 256  # pixels of the longer edge of a thumbnail
 KEPT = 64  # lists of labels whose vectors are kept
 
 
@@ -52,6 +57,18 @@ class ClassifyingModel:
 def _scores(classifier: Classifier, payloads: list[list[Any]]) -> list[list[dict[str, Any]]]:
     found = iter(classifier(list(itertools.chain(*payloads))))
     return [list(itertools.islice(found, len(one))) for one in payloads]
+
+
+def thumbnail(file: str) -> str | None:
+    """A small JPEG of an image of an index, as a data URL; None for a frame of a video and what cannot be read."""
+    try:
+        image = read_image(file, least=SMALL)
+    except ImageError:
+        return None
+    image.thumbnail((SMALL, SMALL))
+    made = io.BytesIO()
+    image.save(made, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(made.getvalue()).decode()}"
 
 
 class SearchedIndex:

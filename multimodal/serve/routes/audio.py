@@ -53,7 +53,9 @@ async def _respond(request: Request, task: str) -> Response:
         style, options = _options(form, task)
         served, path = server.of("transcribe", form.text("model")), form.file()
         if _flag(form, "stream"):
-            return _stream(server, served, path, options, leave.pop_all())
+            granularities = form.texts.get("timestamp_granularities", [])
+            whole = lambda result: verbose(result, task, granularities) if style == "verbose_json" else {}
+            return _stream(server, served, path, options, leave.pop_all(), whole)
         with named({path: "file"}):
             make = lambda over: TranscriptionJob(served.checkpoint, path, options, over)
             result = await outcome(request, served.lane, make, server.options.seconds)
@@ -102,9 +104,10 @@ def _flag(form: Form, name: str) -> bool:
 
 
 def _stream(
-    server: Server, served: Any, path: Path, options: dict[str, Any], leave: contextlib.AsyncExitStack
+    server: Server, served: Any, path: Path, options: dict[str, Any], leave: contextlib.AsyncExitStack,
+    whole: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Response:  # fmt: skip
-    """Events of OpenAI's: the text as segments end, then all of it."""
+    """Events of OpenAI's: the text as segments end, then all of it, with what `whole` gives of the result."""
 
     def make(give: Callable[[Any], None], over: threading.Event) -> Job:
         given: list[str] = []
@@ -118,7 +121,7 @@ def _stream(
 
     def last(result: dict[str, Any]) -> list[dict[str, Any]]:
         server.metrics.audio.inc(result["duration"])
-        return [{"type": "transcript.text.done", "text": result["text"].strip()}]
+        return [whole(result) | {"type": "transcript.text.done", "text": result["text"].strip()}]
 
     event = lambda text: {"type": "transcript.text.delta", "delta": text}
     return streamed(served.lane, make, server.options.seconds, event, last, leave, {path: "file"})

@@ -79,11 +79,11 @@ def _part(part: Any, where: str) -> MessagePart:
     value = part.get(kind) if isinstance(kind, str) else None
     if kind == "text" and isinstance(value, str):
         return MessagePart("text", value)
-    if kind == "image_url" and isinstance(value, str | dict):
-        return MessagePart("image", data_url(value if isinstance(value, str) else value.get("url"), where))
+    if kind in ("image_url", "video_url") and isinstance(value, str | dict):
+        return MessagePart(kind[:5], data_url(value if isinstance(value, str) else value.get("url"), where))
     if kind == "input_audio" and isinstance(value, dict):
         return MessagePart("audio", base64_bytes(value.get("data"), where))
-    known = "text, image_url with a data URL, input_audio with base64 data"
+    known = "text, image_url or video_url with a data URL, input_audio with base64 data"
     raise HttpError(400, f"{where}: expected one of {known} (got {str(kind)[:40]!r})", param=where)
 
 

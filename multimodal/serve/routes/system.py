@@ -8,19 +8,26 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from multimodal.serve.models import media_of
 from multimodal.serve.state import server_of
 
 router = APIRouter(tags=["server"])
 PAGE = Path(__file__).parents[1] / "page"
+# the page gets its own files and what it makes itself, so that text of a client or a model runs nothing
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src blob:; "
+          "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")  # fmt: skip
+HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
+           "cache-control": "no-cache"}  # fmt: skip
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The models, with the tasks of each; the first of a task answers where none is named."""
+    """The models, with the tasks of each, and the media of a chat; the first of a task answers where none is named."""
     served = server_of(request).models
     served.check()
     data = [
         {"id": one.name, "object": "model", "created": 0, "owned_by": "multimodal", "tasks": list(one.tasks),
+         "media": media_of(one.checkpoint),
          "summary": one.checkpoint.card.get("summary", "")}
         for one in served.served.values()
     ]  # fmt: skip
@@ -36,7 +43,9 @@ async def health(request: Request) -> Response:
     models = server.models
     state = "stopping" if guard.draining else "ready" if models.ready.is_set() else "loading"
     state = "failed" if models.failure is not None else state
-    return JSONResponse({"status": state, "models": list(models.served)}, 200 if state == "ready" else 503)
+    waiting = [name for name in models.options.models if name not in models.served]
+    told = {"status": state, "models": list(models.served), "loading": waiting}
+    return JSONResponse(told, 200 if state == "ready" else 503)
 
 
 @router.get("/metrics")
@@ -46,8 +55,17 @@ async def metrics(request: Request) -> Response:
 
 
 def add_page(app: FastAPI) -> None:
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    app.mount("/page", PageFiles(directory=PAGE), name="page")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(PAGE / "index.html", headers=HEADERS)
+
+
+class PageFiles(StaticFiles):
+    """Files of the page, which browsers ask for again after an update."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        made = super().file_response(*args, **kwargs)
+        made.headers.update(HEADERS)
+        return made

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from multimodal.errors import UsageError
-from multimodal.serve.calls import named, outcome
+from multimodal.serve.calls import named, opening, outcome
 from multimodal.serve.errors import HttpError
+from multimodal.serve.jobs.images import thumbnail
 from multimodal.serve.routes.chat import data_url
 from multimodal.serve.state import server_of
 from multimodal.serve.uploads import received
@@ -77,11 +79,13 @@ class SearchRequest(BaseModel):
     text: str | None = None
     image: str | None = None  # data URL
     top: int = Field(10, ge=1, le=1000)
+    thumbnails: bool = False  # of the images, as data URLs
 
 
 @router.post("/search")
 async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
-    """The images of an index nearest to a text or an image."""
+    """The images of an index nearest to a text or an image. `thumbnails`: small JPEGs of them; null for a frame of a
+    video, and an image that can no longer be read."""
     server = server_of(request)
     server.models.check()
     if (body.text is None) == (body.image is None):
@@ -97,4 +101,7 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
     images = [] if body.image is None else [data_url(body.image, "image")]
     make = lambda _: found.search(texts, images, body.top)
     (hits,) = await outcome(request, found.lane, make, server.options.seconds)
+    if body.thumbnails:
+        small = await anyio.to_thread.run_sync(lambda: [thumbnail(one["file"]) for one in hits], limiter=opening())
+        hits = [one | {"thumbnail": url} for one, url in zip(hits, small, strict=True)]
     return {"object": "list", "index": name, "data": hits}
