@@ -50,7 +50,7 @@ class Loop:
 
     `evaluate(model, step)` gets the averaged model (the trained one without an average) in eval mode on the device; a
     signal ends it (Stopped) at the next forward of a module. `precision`:
-    - auto: autocast where the device multiplies bfloat16 fast (GPUs, newer CPUs), else float32;
+    - auto: autocast where the device multiplies bfloat16 quicker (GPUs, most newer CPUs), else float32;
     - autocast: weights, optimizer and average in float32, matrix products in bfloat16;
     - bfloat16: weights and optimizer in bfloat16 too (small updates are lost), the average in float32;
     - float16: as autocast, with a scaled loss. A step that overflows lowers the scale and does not count as failed."""

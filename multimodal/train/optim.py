@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.errors import UsageError, at_least, demand
-from multimodal.inference.prepare import fast_bfloat16
+from multimodal.inference.prepare import prefers_bfloat16
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Muon(torch.optim.Muon):
     """Muon (Jordan et al. 2024): torch's with `match_rms_adamw` rates, its settings and states, and three changes:
 
     - all matrices of a shape are orthogonalized in one batch;
-    - a CPU without bfloat16 products computes in float32 (30 times as fast as torch's bfloat16 there);
+    - a CPU without quick bfloat16 products computes in float32 (2 to 30 times as fast there);
     - `found_inf` and `grad_scale`, which `guard_step` sets, skip the step or divide the gradients on the device, so
       that the host does not wait for the gradients' norm.
     """
@@ -102,7 +102,7 @@ class Muon(torch.optim.Muon):
 
 def orthogonalized(matrices: Tensor, group: dict[str, Any]) -> Tensor:
     """Orthogonalize wide matrices [N rows cols] by Newton-Schulz iterations, with a Muon group's settings."""
-    fast = matrices.device.type != "cpu" or fast_bfloat16()
+    fast = matrices.device.type != "cpu" or prefers_bfloat16()
     x = matrices.bfloat16() if fast else matrices.float()
     x = x / x.flatten(1).norm(dim=1).clamp(min=group["eps"])[:, None, None]
     a, b, c = group["ns_coefficients"]

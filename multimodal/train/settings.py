@@ -10,7 +10,7 @@ import torch
 
 from multimodal.data.loader import Loader, Plan, Source
 from multimodal.errors import at_least, demand
-from multimodal.inference.prepare import fast_bfloat16
+from multimodal.inference.prepare import prefers_bfloat16
 from multimodal.train.device import check_device
 from multimodal.train.optim import OptimSettings
 
@@ -23,7 +23,7 @@ class LoopSettings:
     steps: int
     optim: OptimSettings = OptimSettings()
     accumulate: int = 1  # micro-batches per step
-    # autocast: bfloat16 over float32; auto: autocast where bfloat16 is fast, else float32
+    # autocast: bfloat16 over float32; auto: autocast where bfloat16 is quicker, else float32
     precision: Literal["auto", "float32", "autocast", "bfloat16", "float16"] = "auto"
     compile: bool = False  # compile the blocks
     checkpointing: bool = False  # recompute activations in backward: less memory, more time
@@ -54,7 +54,7 @@ class LoopSettings:
             demand("precision", self.precision, self.precision != "float16", "autocast or bfloat16 with shard")
         check_device(self.device, self.precision, self.compile)
         if self.precision == "auto":
-            fast = torch.device(self.device).type != "cpu" or fast_bfloat16()
+            fast = torch.device(self.device).type != "cpu" or prefers_bfloat16()
             object.__setattr__(self, "precision", "autocast" if fast else "float32")
 
     def loader(

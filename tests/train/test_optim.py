@@ -161,7 +161,7 @@ def trained_by(optimizer: type, **settings) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("fast", "error"), [(True, 2e-3), (False, 0.02)])
 def test_muon_is_torchs_muon(monkeypatch, fast, error):
     """In bfloat16 as torch, or in float32, where torch's own rounding is the difference."""
-    monkeypatch.setattr(optim, "fast_bfloat16", lambda: fast)
+    monkeypatch.setattr(optim, "prefers_bfloat16", lambda: fast)
     for own, reference in zip(
         trained_by(optim.Muon), trained_by(torch.optim.Muon, adjust_lr_fn="match_rms_adamw"), strict=True
     ):
@@ -170,6 +170,6 @@ def test_muon_is_torchs_muon(monkeypatch, fast, error):
 
 def test_auto_precision_is_autocast_where_bfloat16_is_fast(monkeypatch, tmp_path):
     for fast, precision in ((True, "autocast"), (False, "float32")):
-        monkeypatch.setattr(settings, "fast_bfloat16", lambda fast=fast: fast)
+        monkeypatch.setattr(settings, "prefers_bfloat16", lambda fast=fast: fast)
         assert settings.LoopSettings(tmp_path, 1).precision == precision
         assert settings.LoopSettings(tmp_path, 1, precision="bfloat16").precision == "bfloat16"

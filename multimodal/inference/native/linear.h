@@ -53,6 +53,7 @@ inline void pause() {}
 
 class Pool {
   public:
+    const pid_t process = getpid();  // a fork has no helpers
     std::mutex busy;
 
     void run(int64_t parts, int threads, void (*task)(void *, int64_t), void *context) {
@@ -113,11 +114,14 @@ class Pool {
 // Calls `body(first, last)` for all of 0 … count in parts of about `part`.
 template <class Body> void parallel(int threads, int64_t count, int64_t part, const Body &body) {
     static std::atomic<Pool *> shared{nullptr};  // never deleted: helpers may outlive main
-    static std::atomic<int> owner{0};
     int64_t parts = (count + part - 1) / part;
     if (threads > 1 && parts > 1 && parts < 1 << 24) {
-        if (owner.exchange(getpid()) != getpid()) shared = new Pool;  // first use, or a fork, which has no helpers
         Pool *pool = shared;
+        if (!pool || pool->process != getpid()) {
+            Pool *own = new Pool;
+            if (shared.compare_exchange_strong(pool, own)) pool = own;
+            else delete own;  // another thread was first
+        }
         if (std::unique_lock<std::mutex> alone(pool->busy, std::try_to_lock); alone) {
             auto call = [&](int64_t at) { body(at * part, std::min(count, (at + 1) * part)); };
             pool->run(parts, threads, [](void *own, int64_t at) { (*(decltype(call) *)own)(at); }, &call);
