@@ -37,7 +37,7 @@ RARE = frozenset({
     "compression_ratio_threshold", "logprob_threshold", "hallucination_silence_threshold", "remove_repetitions",
     "confidence_threshold", "decode_log", "model_dir", "batched", "on_truncated", "max_words_per_line",
     "snap_words_to_audio", "audio_track", "temperature_increment_on_fallback", "rate", "reliability", "calibration",
-    "min_tokens", "no_repeat_ngram", "repetition_penalty", "on_long", "batch_tokens", "heatmap_top",
+    "min_tokens", "no_repeat_ngram", "repetition_penalty", "on_long", "batch_tokens", "heatmap_top", "token_logprobs",
 })  # fmt: skip
 
 

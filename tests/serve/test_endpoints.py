@@ -67,6 +67,20 @@ def test_transcriptions_have_openais_forms(asked, client, heard):
     assert [one["word"] for one in done["words"]] == [one.word for one in verbose.words]
 
 
+def test_transcriptions_have_log_probabilities(asked, heard):
+    create = lambda **more: asked.audio.transcriptions.create(
+        file=SPEECH, model="asr-conformer-en", include=["logprobs"], **more
+    )
+    found = create().logprobs
+    assert "".join(one.token for one in found).strip() == heard["text"]
+    assert all(one.logprob <= 0 and one.bytes == list(one.token.encode()) for one in found)
+    events = list(create(stream=True))
+    assert [one.logprob for one in events[-1].logprobs] == [one.logprob for one in found]
+    assert sum(len(one.logprobs) for one in events[:-1]) == len(found)
+    verbose = create(response_format="verbose_json")
+    assert sum(len(one.tokens) for one in verbose.segments) == len(found)
+
+
 def test_an_asynchronous_client_is_served(served, heard):
     async def run() -> str:
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
@@ -144,6 +158,27 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
         one.message.content for one in make(n=3, temperature=1.0, seed=5).choices
     ]
     assert len({one.message.content for one in several}) > 1
+
+
+def test_chat_has_log_probabilities(asked):
+    messages = [{"role": "user", "content": "A man"}]
+    ask = lambda **more: asked.chat.completions.create(
+        messages=messages, model="gpt-mini", max_tokens=9, logprobs=True, top_logprobs=3, **more
+    )
+    made = ask().choices[0]
+    scores = made.logprobs.content
+    assert "".join(one.token for one in scores).strip() == made.message.content
+    generator = multimodal.Generator("gpt-mini", compute_type="float32", temperature=0, max_new_tokens=9)
+    (expected,) = next(generator.many(["A man"]))
+    assert sum(one.logprob for one in scores) == pytest.approx(expected.logprob, abs=1e-4)
+    assert all(one.top_logprobs[0].token == one.token and len(one.top_logprobs) == 3 for one in scores)  # greedy
+    pieces = [one.choices[0] for one in ask(stream=True)]
+    assert [one.logprob for one in pieces[-1].logprobs.content] == [one.logprob for one in scores]
+    content = [{"type": "image_url", "image_url": {"url": data_url(png())}}, {"type": "text", "text": "What is this?"}]
+    seen = asked.chat.completions.create(
+        messages=[{"role": "user", "content": content}], model="any-mini", logprobs=True, max_tokens=12
+    ).choices[0]
+    assert "".join(one.token for one in seen.logprobs.content).strip() == seen.message.content
 
 
 def test_images_are_classified_from_forms_and_json(client):

@@ -18,8 +18,8 @@ DECODING = ("task", "beam_size", "best_of", "patience", "length_penalty", "suppr
             "seed")  # fmt: skip
 CHECKS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "hallucination_silence_threshold",
           "remove_repetitions")  # fmt: skip
-TIMES = ("clip_timestamps", "without_timestamps", "max_initial_timestamp", "word_timestamps", "prepend_punctuations",
-         "append_punctuations", "snap_words_to_audio")  # fmt: skip
+TIMES = ("clip_timestamps", "without_timestamps", "max_initial_timestamp", "word_timestamps", "token_logprobs",
+         "prepend_punctuations", "append_punctuations", "snap_words_to_audio")  # fmt: skip
 VOICE = ("vad_filter", "vad_threshold", "vad_min_speech_duration_ms", "vad_max_speech_duration_s",
          "vad_min_silence_duration_ms", "vad_speech_pad_ms", "audio_track", "split_channels")  # fmt: skip
 LANGUAGE = ("language", "languages", "multilingual", "language_detection_segments")

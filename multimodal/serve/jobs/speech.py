@@ -14,7 +14,7 @@ from multimodal.weights.folder import Checkpoint
 
 # options that an answer of the model depends on; requests carry the rest
 DECODING = ("task", "without_timestamps", "sample_len", "beam_size", "best_of", "patience", "length_penalty",
-            "suppress_blank", "suppress_tokens", "max_initial_timestamp")  # fmt: skip
+            "suppress_blank", "suppress_tokens", "max_initial_timestamp", "token_logprobs")  # fmt: skip
 
 
 class TranscriptionJob(Job):

@@ -12,18 +12,22 @@ from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter
+from multimodal.tasks.text.detokenize import token_texts
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Continuation, TextWriter
 from multimodal.tasks.text.options import TranslateOptions, options_for
 from multimodal.tasks.text.translate import Translation, TranslationWriter
 from multimodal.tokens.chat.messages import Message
 
+TokenScores = list[dict[str, Any]]
+
 
 class Answered(NamedTuple):
-    """`prompt_tokens`: with those of the media."""
+    """`prompt_tokens`: with those of the media. `scores`: of the tokens of each answer, if asked for."""
 
     answers: list[Continuation]
     prompt_tokens: int
+    scores: list[TokenScores | None]
 
 
 class ChatModel:
@@ -42,19 +46,22 @@ class ChatModel:
         self.media = made.media = self.media or made.media  # keeps what was encoded
         return made
 
-    def answers(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Job:
-        """A job with `Answered`. Raises UsageError, TextError."""
+    def answers(self, messages: Sequence[Message], options: Mapping[str, Any], top: int | None = None) -> Job:
+        """A job with `Answered`; `top`: see `token_scores`. Raises UsageError, TextError."""
         writer = self.writer(options)
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
             key = ("chat", str(vars(writer.options)))
             answers = yield Work(key, prompt, lambda prompts: self._write(writer, prompts))
-            return Answered(answers, len(ids_of(prompt)))
+            return (yield self._alone(lambda: answered(writer, prompt, answers, top)))
 
         return Job(iter([stream()]))
 
-    def pieces(self, messages: Sequence[Message], options: Mapping[str, Any], give: Callable[[str], None]) -> Job:
+    def pieces(
+        self, messages: Sequence[Message], options: Mapping[str, Any], give: Callable[[str], None],
+        top: int | None = None,
+    ) -> Job:  # fmt: skip
         """A job that gives the answer piece by piece, with `Answered` as its result. Other jobs have turns between the
         pieces. Raises UsageError, TextError."""
         writer = self.writer(options)
@@ -65,7 +72,7 @@ class ChatModel:
             pieces = writer.pieces(prompt)
             while isinstance(piece := (yield self._alone(lambda: _next(pieces))), str):
                 give(piece)
-            return Answered([piece], len(ids_of(prompt)))
+            return (yield self._alone(lambda: answered(writer, prompt, [piece], top)))
 
         return Job(iter([stream()]))
 
@@ -94,6 +101,36 @@ def _next(pieces: Iterator[str]) -> str | Continuation:
         return next(pieces)
     except StopIteration as end:
         return end.value
+
+
+def answered(writer: TextWriter, prompt: Any, answers: list[Continuation], top: int | None) -> Answered:
+    scores = [None if top is None else token_scores(writer, prompt, one, top) for one in answers]
+    return Answered(answers, len(ids_of(prompt)), scores)
+
+
+def token_scores(writer: TextWriter, prompt: Any, answer: Continuation, top: int) -> TokenScores:
+    """Log-probabilities of an answer's tokens, in OpenAI's form, each with those of the `top` most probable tokens in
+    its place. They are the model's own, before temperature, penalties and stop strings."""
+    ids = list(answer.ids)
+    if not ids:
+        return []
+    tokenizer, before = writer.tokenizer, ids_of(prompt)
+    logprobs = writer.logits(prompt, ids).log_softmax(-1)
+    own, (values, best) = logprobs.gather(1, logprobs.new_tensor(ids, dtype=int)[:, None])[:, 0], logprobs.topk(top)
+    scores, length = TokenScores(), 0
+    for i, text in enumerate(token_texts(tokenizer, before, ids)):
+        if length >= len(answer.text):  # what follows is a stop string
+            break
+        length += len(text)
+        others = [token_texts(tokenizer, [*before, *ids[:i]], [other])[0] for other in best[i].tolist()]
+        rivals = [token_score(other, value) for other, value in zip(others, values[i].tolist(), strict=True)]
+        scores.append(token_score(text, own[i].item()) | {"top_logprobs": rivals})
+    return scores
+
+
+def token_score(text: str, logprob: float) -> dict[str, Any]:
+    """A token as OpenAI writes it."""
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def ids_of(prompt: Any) -> list[int]:

@@ -13,10 +13,13 @@ from multimodal.serve.calls import named, outcome, streamed
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.lane import Job
 from multimodal.serve.jobs.speech import TranscriptionJob
+from multimodal.serve.jobs.texts import token_score
 from multimodal.serve.state import Server, server_of
 from multimodal.serve.uploads import Form, received
+from multimodal.tasks.text.detokenize import token_texts
 from multimodal.tasks.transcribe.writers import srt, vtt
 from multimodal.tokens.text.languages import LANGUAGES
+from multimodal.weights.folder import Checkpoint
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
@@ -60,7 +63,8 @@ async def _respond(request: Request, task: str) -> Response:
             make = lambda over: TranscriptionJob(served.checkpoint, path, options, over)
             result = await outcome(request, served.lane, make, server.options.seconds)
     server.metrics.audio.inc(result["duration"])
-    return _written(result, style, task, form.texts.get("timestamp_granularities", []))
+    scores = logprobs(served.checkpoint, result["segments"]) if options["token_logprobs"] else {}
+    return _written(result, style, task, form.texts.get("timestamp_granularities", []), scores)
 
 
 def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
@@ -71,9 +75,13 @@ def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     if style not in FORMATS:
         raise HttpError(400, f"response_format: must be one of {', '.join(FORMATS)} (got {style[:40]!r})",
                         param="response_format")  # fmt: skip
-    if asked := form.texts.get("include"):
-        raise HttpError(400, f"include: {asked[0][:40]!r} is not offered", param="include")
-    options: dict[str, Any] = {"task": task}
+    include = form.texts.get("include", [])
+    if wrong := [one for one in include if one != "logprobs"]:
+        raise HttpError(400, f"include: must be logprobs (got {wrong[0][:40]!r})", param="include")
+    if include and style not in ("json", "verbose_json"):
+        raise HttpError(400, f"include: logprobs need response_format json or verbose_json (got {style})",
+                        param="include")  # fmt: skip
+    options: dict[str, Any] = {"task": task, "token_logprobs": bool(include)}
     if language := form.text("language"):
         options["language"] = language
     if prompt := form.text("prompt"):
@@ -109,25 +117,30 @@ def _stream(
 ) -> Response:  # fmt: skip
     """Events of OpenAI's: the text as segments end, then all of it, with what `whole` gives of the result."""
 
+    scores = lambda segments: logprobs(served.checkpoint, segments) if options["token_logprobs"] else {}
+
     def make(give: Callable[[Any], None], over: threading.Event) -> Job:
         given: list[str] = []
 
         def on_segments(_: Any, segments: list[dict[str, Any]]) -> None:
             for one in segments:  # Whisper's begin with a space, those of other models do not
                 given.append(one["text"] if one["text"].startswith(" ") or not given else f" {one['text']}")
-                give(given[-1] if len(given) > 1 else given[-1].lstrip())
+                text = given[-1] if len(given) > 1 else given[-1].lstrip()
+                give({"type": "transcript.text.delta", "delta": text} | scores([one]))
 
         return TranscriptionJob(served.checkpoint, path, options, over, on_segments)
 
     def last(result: dict[str, Any]) -> list[dict[str, Any]]:
         server.metrics.audio.inc(result["duration"])
-        return [whole(result) | {"type": "transcript.text.done", "text": result["text"].strip()}]
+        done = {"type": "transcript.text.done", "text": result["text"].strip()}
+        return [whole(result) | done | scores(result["segments"])]
 
-    event = lambda text: {"type": "transcript.text.delta", "delta": text}
-    return streamed(served.lane, make, server.options.seconds, event, last, leave, {path: "file"})
+    return streamed(served.lane, make, server.options.seconds, dict, last, leave, {path: "file"})
 
 
-def _written(result: dict[str, Any], style: str, task: str, granularities: list[str]) -> Response:
+def _written(
+    result: dict[str, Any], style: str, task: str, granularities: list[str], scores: dict[str, Any]
+) -> Response:
     match style:
         case "text":
             return PlainTextResponse(result["text"].strip() + "\n")
@@ -136,8 +149,21 @@ def _written(result: dict[str, Any], style: str, task: str, granularities: list[
         case "vtt":
             return PlainTextResponse(vtt(result), media_type="text/vtt")
         case "verbose_json":
-            return JSONResponse(verbose(result, task, granularities))
-    return JSONResponse({"text": result["text"].strip()})
+            return JSONResponse(verbose(result, task, granularities) | scores)
+    return JSONResponse({"text": result["text"].strip()} | scores)
+
+
+def logprobs(checkpoint: Checkpoint, segments: list[dict[str, Any]]) -> dict[str, Any]:
+    """Log-probabilities of the tokens of segments, without Whisper's times."""
+    tokenizer = checkpoint.required_tokenizer()
+    pairs = [
+        (token, value)
+        for one in segments
+        for token, value in zip(one["tokens"], one["token_logprobs"], strict=True)
+        if token not in tokenizer.control
+    ]
+    texts = token_texts(tokenizer, [], [token for token, _ in pairs])
+    return {"logprobs": [token_score(text, value) for text, (_, value) in zip(texts, pairs, strict=True)]}
 
 
 def verbose(result: dict[str, Any], task: str, granularities: list[str]) -> dict[str, Any]:
@@ -149,5 +175,7 @@ def verbose(result: dict[str, Any], task: str, granularities: list[str]) -> dict
         words = [word for segment in result["segments"] for word in segment.get("words", [])]
         told["words"] = [{"word": one["word"].strip(), "start": one["start"], "end": one["end"]} for one in words]
     if "segment" in granularities or not granularities:
-        told["segments"] = [{k: v for k, v in one.items() if k != "words"} for one in result["segments"]]
+        told["segments"] = [
+            {k: v for k, v in one.items() if k not in ("words", "token_logprobs")} for one in result["segments"]
+        ]
     return told

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from multimodal.serve.calls import outcome, streamed
 from multimodal.serve.errors import HttpError
-from multimodal.serve.jobs.texts import Answered, translations
+from multimodal.serve.jobs.texts import Answered, TokenScores, translations
 from multimodal.serve.state import server_of
 from multimodal.tokens.chat.messages import Message, MessagePart
 
@@ -42,6 +42,14 @@ class ChatRequest(BaseModel):
     seed: int | None = Field(None, ge=0)
     user: str | None = None
     stream_options: dict[str, Any] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    def top(self) -> int | None:
+        """Rivals of each token that are given; None without log-probabilities. Raises HttpError."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise HttpError(400, "top_logprobs: needs logprobs true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def decoding(self) -> dict[str, Any]:
         """Options in our names. Without a temperature or a seed, the most probable text."""
@@ -112,17 +120,23 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     """The assistant's next message. Images and sound go to an any-to-text model."""
     server = server_of(request)
     chat, messages, options = server.chat(body.model), read_parts(body.messages), body.decoding()
+    top = body.top()
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
     if body.stream:
-        return _streamed(server, chat, messages, options, base, bool((body.stream_options or {}).get("include_usage")))
-    make = lambda _: chat.answers(messages, options)
+        usage = bool((body.stream_options or {}).get("include_usage"))
+        return _streamed(server, chat, (messages, options), top, base, usage)
+    make = lambda _: chat.answers(messages, options, top)
     answered = await outcome(request, chat.served.lane, make, server.options.seconds)
     choices = [
-        {"index": i, "message": {"role": "assistant", "content": one.text.strip()}, "logprobs": None,
-         "finish_reason": REASONS[one.stopped]}
-        for i, one in enumerate(answered.answers)
+        {"index": i, "message": {"role": "assistant", "content": one.text.strip()},
+         "logprobs": scored(scores), "finish_reason": REASONS[one.stopped]}
+        for i, (one, scores) in enumerate(zip(answered.answers, answered.scores, strict=True))
     ]  # fmt: skip
     return JSONResponse(base | {"object": "chat.completion", "choices": choices, "usage": counted(answered)})
+
+
+def scored(scores: TokenScores | None) -> dict[str, Any] | None:
+    return None if scores is None else {"content": scores, "refusal": None}
 
 
 def counted(answered: Answered) -> dict[str, int]:
@@ -132,10 +146,13 @@ def counted(answered: Answered) -> dict[str, int]:
 
 
 def _streamed(
-    server: Any, chat: Any, messages: list[Message], options: dict[str, Any], base: dict[str, Any], usage: bool
+    server: Any, chat: Any, asked: tuple[list[Message], dict[str, Any]], top: int | None, base: dict[str, Any],
+    usage: bool,
 ) -> Response:  # fmt: skip
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    """Chunks of an answer. Log-probabilities come in the last one."""
+
+    def chunk(delta: dict[str, Any], reason: str | None = None, scores: Any = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": scored(scores), "finish_reason": reason}
         return base | {"object": "chat.completion.chunk", "choices": [choice]}
 
     roles = iter([{"role": "assistant"}])
@@ -143,9 +160,10 @@ def _streamed(
 
     def last(answered: Answered) -> list[Any]:
         told = base | {"object": "chat.completion.chunk", "choices": [], "usage": counted(answered)}
-        return [chunk(next(roles, {}), REASONS[answered.answers[0].stopped]), *([told] if usage else []), "[DONE]"]
+        ((one,), (scores,)) = answered.answers, answered.scores
+        return [chunk(next(roles, {}), REASONS[one.stopped], scores), *([told] if usage else []), "[DONE]"]
 
-    make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give)
+    make: Callable[..., Any] = lambda give, _: chat.pieces(*asked, give, top)
     return streamed(chat.served.lane, make, server.options.seconds, event, last)
 
 

@@ -99,9 +99,13 @@ class AnswerWriter(TextWriter):
     def loss(self, prompt: Prompt, answer: str) -> tuple[float, int]:
         """Negative log-probability (nats) of an answer with its end, and its number of tokens."""
         said = [*self.tokenizer.encode(answer), *self.ends[:1]]
-        ids = torch.tensor([[*prompt.ids, *said]], device=self.decoder.device)
-        logits = self.network(ids[:, :-1], [self._rows(prompt.media)])[0, -len(said) :].float()
-        return float(F.cross_entropy(logits, ids[0, -len(said) :], reduction="sum")), len(said)
+        logits = self.logits(prompt, said)
+        return float(F.cross_entropy(logits, torch.tensor(said, device=logits.device), reduction="sum")), len(said)
+
+    @torch.inference_mode()
+    def logits(self, prompt: Prompt, ids: Sequence[int]) -> Float[Tensor, "N V"]:
+        whole = torch.tensor([[*prompt.ids, *ids]], device=self.decoder.device)
+        return self.network(whole[:, :-1], [self._rows(prompt.media)])[0, len(prompt.ids) - 1 :].float()
 
     def _rows(self, media: Sequence[Encoded]) -> Float[Tensor, "R D"]:
         width = self.network.config.decoder.width

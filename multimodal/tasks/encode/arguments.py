@@ -57,6 +57,7 @@ class TranscribeArguments(TypedDict, total=False):
     task: str
     beam_size: int | None
     word_timestamps: bool
+    token_logprobs: bool
     clip_timestamps: str | Sequence[float]
     vad_filter: bool
     vad_threshold: float

@@ -61,6 +61,13 @@ class IncrementalDetokenizer:
         return text[: len(text) - kept]
 
 
+def token_texts(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> list[str]:
+    """The text that each token adds after a prompt: none within a character, all of it for the token that ends it."""
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    texts = [detokenizer.add(token) for token in ids]
+    return [*texts[:-1], texts[-1] + detokenizer.end(True)] if texts else []
+
+
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that ends the text."""
     return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)

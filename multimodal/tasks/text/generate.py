@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -42,13 +42,14 @@ from multimodal.weights.folder import Checkpoint
 
 class Continuation(NamedTuple):
     """`logprob`: sum over the tokens including the end; `score`: `logprob` / tokens^`length_penalty`. `stopped`: "end",
-    "stop", "max_new_tokens" or "context"."""
+    "stop", "max_new_tokens" or "context". `ids`: the tokens without the end; those of a stop string are among them."""
 
     text: str
     score: float
     logprob: float
     tokens: int
     stopped: str
+    ids: Sequence[int] = ()
 
 
 class Generator(LoadedModel):
@@ -195,6 +196,14 @@ class TextWriter:
             return partial(self._plain, source, valid), self.decoder.new_cache(start), ids
         return *fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1), ids
 
+    @torch.inference_mode()
+    def logits(self, prompt: Any, ids: Sequence[int]) -> Float[Tensor, "N V"]:
+        """Logits of each of these tokens after an encoded prompt, without the options' processors."""
+        step, cache, first = self.start([prompt])
+        begin = step(first, cache)[:, -1:]
+        rest = [step(torch.tensor([ids[:-1]], device=first.device), cache)] if len(ids) > 1 else []
+        return torch.cat([begin, *rest], 1)[0, : len(ids)].float()
+
     def _plain(
         self, source: Tensor | None, valid: Tensor | None, ids: Int[Tensor, "B T"], cache: Cache
     ) -> Float[Tensor, "B N V"]:
@@ -311,4 +320,4 @@ class TextWriter:
             warnings.warn(f"text: exceeds the {self.context} tokens that the model was trained on", stacklevel=3)
         text = text if ended or stop else text.rstrip(HALF)  # an incomplete character
         tokens = len(ids) + ended
-        return Continuation(text, logprob / float(tokens) ** self.options.length_penalty, logprob, tokens, stopped)
+        return Continuation(text, logprob / float(tokens) ** self.options.length_penalty, logprob, tokens, stopped, ids)

@@ -78,10 +78,10 @@ class Transcriber(LoadedModel):
 
         As in openai-whisper, the result has `text`, `language` and `segments`, each with `id`, `seek` (10 ms frames),
         `start`, `end` (seconds), `text`, `tokens`, `temperature`, `avg_logprob`, `compression_ratio`, `no_speech_prob`;
-        also `words` with `word_timestamps`, `language` with `multilingual`, `speaker` with `split_channels`. In
-        addition: `language_probability` (if detected), `duration`, `transcribed` [[start, end], …] and `skipped`
-        [{start, end, reason}], which together tile the recording, `damaged` [{start, end, what}], and with `decode_log`
-        a `log` of every decoding attempt.
+        also `words` with `word_timestamps`, `token_logprobs` if asked for, `language` with `multilingual`, `speaker`
+        with `split_channels`. In addition: `language_probability` (if detected), `duration`, `transcribed` [[start,
+        end], …] and `skipped` [{start, end, reason}], which together tile the recording, `damaged` [{start, end,
+        what}], and with `decode_log` a `log` of every decoding attempt.
 
         Raises AudioError (unreadable, empty, not finite), UsageError.
 

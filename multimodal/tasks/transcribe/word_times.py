@@ -32,6 +32,7 @@ class WordTiming(NamedTuple):
     start: float
     end: float
     probability: float
+    of_tokens: tuple[float, ...] = ()  # probability of each token, of a CTC model
 
     def entry(self, offset: float, latest: float = math.inf) -> dict[str, Any]:
         """The word in a result; `offset` and `latest` in seconds of the recording."""

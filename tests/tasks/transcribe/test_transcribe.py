@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import wave as wav
 from dataclasses import replace
 
@@ -277,6 +278,19 @@ def test_a_hybrid_transcript_has_whispers_shape():
     for batch_size in (1, 5):
         again = transcribe(wave, tiny_hybrid(), batch_size=batch_size, word_timestamps=True, decode_log=True, **HYBRID)
         assert same(again, result)
+
+
+def test_tokens_have_log_probabilities():
+    plain = {"suppress_tokens": (), "suppress_blank": False, "without_timestamps": True, "sample_len": 6}
+    found = whisper(sound(31), token_logprobs=True, beam_size=2, **plain)
+    for one in found["segments"]:  # nothing is suppressed, and no window ends by itself
+        assert sum(one["token_logprobs"]) / 7 == pytest.approx(one["avg_logprob"], abs=1e-5)
+    hybrid = transcribe(sound(8), tiny_hybrid(), word_timestamps=True, token_logprobs=True, **HYBRID)
+    (segment, *_) = hybrid["segments"]
+    assert len(segment["token_logprobs"]) == len(segment["tokens"])
+    mean = sum(map(math.exp, segment["token_logprobs"])) / len(segment["tokens"])
+    words = [word["probability"] for word in segment["words"]]
+    assert min(words) <= mean <= max(words)
 
 
 def test_a_hybrid_models_clips_and_voice():

@@ -1,5 +1,6 @@
 """Hybrid CTC/attention Conformer over the windows of a recording; segments are cut at pauses between words."""
 
+import math
 from collections.abc import Generator, Iterator
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,7 @@ from multimodal.weights.folder import Checkpoint
 # 9.2 / 48.6 / 79.1. Shorter windows cut more words where nobody pauses.
 LONGEST = int(LONGEST_WINDOW * RATE)
 PAUSE = 0.5  # seconds between words at which a segment ends
+LEAST = 1e-10  # probability of a token in a result
 LONG_SEGMENT = 8.0  # seconds; a longer segment is cut at its longest pause
 
 
@@ -74,6 +76,9 @@ def _segments(
             "avg_logprob": decoded.avg_logprob, "compression_ratio": compression_ratio(text),
             "no_speech_prob": decoded.no_speech_prob,
         }  # fmt: skip
+        if options.token_logprobs:  # a text without a CTC path has no probability
+            each = [value for word in words for value in word.of_tokens or [0.0] * len(word.tokens)]
+            segment["token_logprobs"] = [math.log(max(value, LEAST)) for value in each]
         if options.word_timestamps:
             segment["words"] = [word.entry(first, last) for word in words]
         yield segment

@@ -35,11 +35,11 @@ def ctc_words(
     for text, part in words:
         own = spans[first : first + len(part)]
         first += len(part)
-        probability = sum(value for _, _, value in own) / len(own)
+        each = tuple(value for _, _, value in own)
         while len(own) > 1 and (own[1][0] - own[0][1]) * frame_seconds > LONGEST_BLANK:
             own = own[1:]
         start, end = (max(0.0, (frame - LAG) * frame_seconds) for frame in (own[0][0], own[-1][1]))
-        timings.append(WordTiming(text, part, start, end, probability))
+        timings.append(WordTiming(text, part, start, end, sum(each) / len(each), each))
     return timings
 
 

@@ -64,6 +64,7 @@ class DecodingResult(NamedTuple):
     avg_logprob: float
     no_speech_prob: float
     temperature: float
+    logprobs: list[float] | None = None  # of the tokens, without temperature and suppressed tokens
 
     @property
     def compression_ratio(self) -> float:
@@ -153,8 +154,18 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
         candidates = sampling.SampledTokens(*(part[row * copies : (row + 1) * copies] for part in decoded))
         tokens, logprob = best_row(candidates, options.length_penalty)
         text = tokenizer.decode([token for token in tokens if token < tokenizer.timestamp_begin]).strip()
-        results.append(DecodingResult(tokens, text, logprob / (len(tokens) + 1), no_speech, temperature))
+        each = token_logprobs(model, prompts[row], tokens, features[row]) if options.token_logprobs else None
+        results.append(DecodingResult(tokens, text, logprob / (len(tokens) + 1), no_speech, temperature, each))
     return results
+
+
+def token_logprobs(model: Whisper, prompt: list[int], tokens: list[int], features: Float[Tensor, "T D"]) -> list[float]:
+    """Log-probability of each token after those before it."""
+    if not tokens:
+        return []
+    ids = torch.tensor([[*prompt, *tokens]], device=features.device)
+    logits = model.decoder(ids[:, :-1], features[None], last=len(tokens))[0].float()
+    return logits.log_softmax(-1).gather(1, ids[0, -len(tokens) :, None])[:, 0].tolist()
 
 
 def _unpadded(

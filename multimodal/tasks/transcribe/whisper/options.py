@@ -101,6 +101,8 @@ class SpeechOptions(OptionSet):
     beam_size: int | None = option(None, "beams at temperature 0; 1: greedy (default: 5; a CTC model without decoder "
                                    "and LM: 1)", "N", low=1)  # fmt: skip
     word_timestamps: bool = option(False, "start, end and probability of each word (default: False)")
+    token_logprobs: bool = option(False, "log-probability of each token; of a CTC model: of the token's mean "
+                                  "probability in its frames")  # fmt: skip
     clip_timestamps: Sequence[float] = option((0.0,), "transcribe only these spans, in seconds (default: 0)", "S,E,…",
                                               read=_clips)  # fmt: skip
     vad_filter: bool = option(False, "decode only what sounds like speech (default: True for CTC models, else False)")
@@ -178,6 +180,7 @@ class HybridOptions(OptionSet):
 
     beam_size: int | None = SpeechOptions.beam_size
     word_timestamps: bool = SpeechOptions.word_timestamps
+    token_logprobs: bool = SpeechOptions.token_logprobs
     no_speech_threshold: float | None = WhisperOptions.no_speech_threshold
     logprob_threshold: float | None = WhisperOptions.logprob_threshold.but(None)
     confidence_threshold: float | None = option(

@@ -8,6 +8,7 @@ MAX_UNIT = 32  # tokens of the repeated n-gram: about two sentences
 # repetitive, a loop is 4 repeats over 16 tokens; otherwise 8 repeats over 32 tokens.
 FLAGGED_REPEATS, FLAGGED_TOKENS = 4, 16
 REPEATS, TOKENS = 8, 32
+BY_TOKEN = ("tokens", "token_logprobs")  # lists of a segment with a value per token
 
 
 class RepetitionLoop(NamedTuple):
@@ -81,5 +82,6 @@ def _without(segment: dict[str, Any], removed: set[int], cut: list[bool]) -> dic
     step = (segment["end"] - segment["start"]) / len(cut)
     first, last = cut.index(False), len(cut) - cut[::-1].index(False)
     end = segment["end"] if last == len(cut) else segment["start"] + last * step
-    tokens = [token for i, token in enumerate(segment["tokens"]) if i not in removed]
-    return {**segment, "start": segment["start"] + first * step, "end": end, "tokens": tokens}
+    left = {name: [one for i, one in enumerate(segment[name]) if i not in removed]
+            for name in BY_TOKEN if name in segment}  # fmt: skip
+    return {**segment, "start": segment["start"] + first * step, "end": end, **left}

@@ -13,7 +13,7 @@ from multimodal.tasks.transcribe.timeline import FRAMES_PER_SECOND, Span, overla
 from multimodal.tasks.transcribe.whisper import hallucination
 from multimodal.tasks.transcribe.whisper.decode import Align, Decode, DecodingResult, Encode, Identify, sampling_seed
 from multimodal.tasks.transcribe.whisper.options import WhisperOptions
-from multimodal.tasks.transcribe.whisper.repetition import remove_repetitions
+from multimodal.tasks.transcribe.whisper.repetition import BY_TOKEN, remove_repetitions
 from multimodal.tasks.transcribe.whisper.words import STRIDE, add_words
 from multimodal.tasks.transcribe.word_times import mel_level, snap_to_audio
 from multimodal.tokens.audio.log_mel import HOP, RATE, pad_or_trim
@@ -117,7 +117,7 @@ class WhisperTranscriber:
             skipped += hallucinated
         for segment in segments:
             if segment["start"] == segment["end"] or not segment["text"].strip():
-                segment |= {"text": "", "tokens": []} | ({"words": []} if options.word_timestamps else {})
+                segment |= {name: type(segment[name])() for name in ("text", *BY_TOKEN, "words") if name in segment}
             if options.multilingual:
                 segment["language"] = window.language
         self.result.tokens += [token for segment in segments for token in segment["tokens"]]
@@ -258,26 +258,26 @@ def split(
     if not cuts:
         last = next((token - begin for token in reversed(tokens) if token >= begin), 0)
         seconds = last * tokenizer.SECONDS_PER_TIMESTAMP if last else count * HOP / RATE
-        return [_segment(result, tokenizer, seek, tokens, 0.0, seconds)], count, closed
+        return [_segment(result, tokenizer, seek, slice(None), 0.0, seconds)], count, closed
     if closed:
         cuts.append(len(tokens))
     segments = []
     for start, end in zip([0, *cuts], cuts, strict=False):
-        part = tokens[start:end]
-        first, last = ((part[i] - begin) * tokenizer.SECONDS_PER_TIMESTAMP for i in (0, -1))
-        segments.append(_segment(result, tokenizer, seek, part, first, last))
+        first, last = ((tokens[i] - begin) * tokenizer.SECONDS_PER_TIMESTAMP for i in (start, end - 1))
+        segments.append(_segment(result, tokenizer, seek, slice(start, end), first, last))
     return segments, count if closed else (tokens[cuts[-1] - 1] - begin) * STRIDE, closed
 
 
 def _segment(
-    result: DecodingResult, tokenizer: WhisperTokenizer, seek: int, tokens: list[int], start: float, end: float
+    result: DecodingResult, tokenizer: WhisperTokenizer, seek: int, part: slice, start: float, end: float
 ) -> dict[str, Any]:
-    """`start` and `end`: seconds from the beginning of the window."""
-    offset = float(seek * HOP / RATE)
+    """The tokens in `part`; `start` and `end`: seconds from the beginning of the window."""
+    offset, tokens = float(seek * HOP / RATE), result.tokens[part]
+    scored = {} if result.logprobs is None else {"token_logprobs": result.logprobs[part]}
     return {
         "seek": seek, "start": offset + start, "end": offset + end, "text": _text(tokenizer, tokens), "tokens": tokens,
         "temperature": result.temperature, "avg_logprob": result.avg_logprob,
-        "compression_ratio": result.compression_ratio, "no_speech_prob": result.no_speech_prob,
+        "compression_ratio": result.compression_ratio, "no_speech_prob": result.no_speech_prob, **scored,
     }  # fmt: skip
 
 
