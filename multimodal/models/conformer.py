@@ -23,7 +23,8 @@ from multimodal.models.text_config import TextConfig
 class ConformerEncoderConfig:
     """`subsample`: 2, 4 or 8 frames become one (convolutions with `channels`); 1: no stem, features are as wide as the
     model. `rotary`: RoPE in attention. `chunk`: frames after the stem that see each other (0: all); it needs causal
-    convolutions. `left`: earlier frames that a chunk sees (0: all)."""
+    convolutions. `left`: earlier frames that a chunk sees (0: all). `dynamic`: chunks in a stream and in half of the
+    training, else the whole input (Zhang et al. 2020, "Unified streaming and non-streaming")."""
 
     bands: int
     block: ConformerConfig
@@ -34,6 +35,7 @@ class ConformerEncoderConfig:
     chunk: int = 0
     drop_path: float = 0.0
     left: int = 0
+    dynamic: bool = False
 
     @property
     def width(self) -> int:
@@ -50,10 +52,13 @@ class ConformerEncoder(nn.Module):
     def __init__(self, config: ConformerEncoderConfig):
         super().__init__()
         self.config, self.checkpointing = config, False  # recompute activations in backward
+        self.chunked = config.chunk > 0 and not config.dynamic  # whether an input given whole is seen in chunks
         if config.chunk and (not config.block.conv_causal or config.block.conv_norm == "group"):
             raise ValueError(f"chunk {config.chunk} needs conv_causal and a conv_norm other than group")
         if config.left and not config.chunk:
             raise ValueError(f"left {config.left} needs a chunk")
+        if config.dynamic and not config.chunk:
+            raise ValueError("dynamic needs a chunk")
         stemless = config.subsample == 1
         self.stem = None if stemless else Subsample(config.bands, config.width, config.subsample, config.channels)
         self.drop = nn.Dropout(config.block.dropout)
@@ -72,11 +77,8 @@ class ConformerEncoder(nn.Module):
         frames = x.shape[1]
         valid = padding(lengths, frames)
         mask = key_mask(valid)
-        if chunk := self.config.chunk:
-            mask = mask & chunk_mask(frames, frames, chunk, x.device)
-            if self.config.left:
-                position = torch.arange(frames, device=x.device)
-                mask = mask & (position >= (position // chunk * chunk)[:, None] - self.config.left)
+        if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
+            mask = mask & self._seen(frames, x.device)
         rotate = self.rotation(0, frames, x.device)
         x = self.drop(torch.where(valid[..., None], x, 0))
         with preferred_kernels(x, steady=False):
@@ -88,6 +90,12 @@ class ConformerEncoder(nn.Module):
                 if states is not None:
                     states.append(x)
         return torch.where(valid[..., None], x, 0), lengths
+
+    def _seen(self, frames: int, device: torch.device) -> Bool[Tensor, "T T"]:
+        """True where a frame's chunk sees another frame."""
+        chunk, left = self.config.chunk, self.config.left
+        mask, position = chunk_mask(frames, frames, chunk, device), torch.arange(frames, device=device)
+        return mask & (position >= (position // chunk * chunk)[:, None] - left) if left else mask
 
     def rotation(self, start: int, count: int, device: torch.device) -> Callable[[Tensor], Tensor] | None:
         """RoPE for frames from `start` on; None if the model has none."""
@@ -101,8 +109,8 @@ class ConformerEncoder(nn.Module):
 
 
 class ConformerStream:
-    """A chunked encoder for features in parts. Frames equal those of the whole input, once their chunk is full. The
-    stream keeps the keys and values that a chunk may see, and the convolutions' state.
+    """A chunked encoder for features in parts. Frames equal those of the whole input seen in chunks, once theirs is
+    full. The stream keeps the keys and values that a chunk may see, and the convolutions' state.
 
     For inference in eval mode, with rows of equal length. Computes in the type of the weights."""
 

@@ -14,7 +14,8 @@ epoch (0.5: a random half). `--init` keeps the tokenizer and the sizes of its ch
 trains one output alone; `--no-cache` computes features in `--workers` during training. An utterance's augmentation
 depends on the epoch and its number alone, so a resumed run ends with the same weights. `--chunk 16` trains a streaming
 model, whose frames wait for at most 0.64 s of audio (and see 2.56 s before with `--left 64`): live transcription runs
-it chunk by chunk.
+it chunk by chunk. With `--dynamic` half of the batches are seen whole: the same model transcribes recordings and ends a
+stream's utterances as well as one without chunks (`multimodal evaluate asr --chunked` measures its streams).
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
 Batches are 6.5 % padding. Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
@@ -58,6 +59,7 @@ class RecogniserModelSettings:
     drop_path: float = 0.05
     chunk: int = 0  # frames of 40 ms that a streaming model waits for (16 is a good value); 0: whole utterances
     left: int = 0  # earlier frames that each frame of a chunk sees (0: all)
+    dynamic: bool = False  # chunks in half of the batches alone: one model for recordings and streams
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,13 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
     m = s.model
     if m.width % 8:
         raise UsageError(f"--width {m.width}: is no multiple of 8, for 4 heads of even width")
-    if m.chunk < 0 or m.left < 0 or (m.left and not m.chunk):
-        raise UsageError(f"--chunk {m.chunk} --left {m.left}: must be 0 or more, and left needs a chunk")
+    if m.chunk < 0 or m.left < 0 or ((m.left or m.dynamic) and not m.chunk):
+        raise UsageError(f"--chunk {m.chunk} --left {m.left}: must be 0 or more; left and dynamic need a chunk")
     tokenizer = BytePairTokenizer.train([" " + text for text in texts], m.vocabulary, lowercase=True)
     layers = 0 if s.terms == "ctc" else m.decoder_layers
-    config = joint_config(tokenizer.vocab_size, m.width, m.layers, layers, m.context, m.drop_path, m.chunk, m.left)
+    config = joint_config(
+        tokenizer.vocab_size, m.width, m.layers, layers, m.context, m.drop_path, m.chunk, m.left, m.dynamic
+    )
     return Checkpoint(ConformerCTC(config), tokenizer)
 
 

@@ -102,10 +102,11 @@ def test_ctc_alone_has_no_decoder(recipe, manifest, tmp_path):
 
 
 def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
-    lines = run(recipe, manifest, tmp_path, "--chunk", "4", "--left", "8", "--steps", "4")
+    lines = run(recipe, manifest, tmp_path, "--chunk", "4", "--left", "8", "--dynamic", "--steps", "4")
     assert lines[0]["loss"] > 0
     model = load_folder(tmp_path / "out").model
-    features = torch.randn(1, 100, 80)
+    assert not model.encoder.chunked
+    model.encoder.chunked, features = True, torch.randn(1, 100, 80)
     with torch.no_grad():
         whole, _ = model.encoder(features, torch.tensor([100]))
     stream = model.encoder.stream()

@@ -20,7 +20,7 @@ from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.evaluate.speech.options import NormalizerOptions
 
 OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "format", "overwrite",
-       "verbose", "trust_paths", "remote", "whole_recordings")  # fmt: skip
+       "verbose", "trust_paths", "remote", "whole_recordings", "chunked")  # fmt: skip
 
 EXAMPLES = """examples:
   multimodal evaluate asr test.csv --limit 100 --report report.html
@@ -38,6 +38,11 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--whole_recordings", action="store_true", help="measure the bare decoders, without windows, "
                    "thresholds or fallbacks: WER of each decoder of a Conformer; of a Whisper model, whose window must "
                    "hold each recording, also languages, no speech and BLEU of translations")  # fmt: skip
+    p.add_argument(
+        "--chunked",
+        action="store_true",
+        help="encode chunk by chunk, as a stream in progress does (models trained with train_asr.py --dynamic)",
+    )
     add_option_flags(p, FirstOptions, defaults=True)
     flags.results(p, "table", "json")
     flags.lists(p)
@@ -56,7 +61,7 @@ def run(options: Namespace) -> int:
     if options.whole_recordings:
         return _whole_recordings(options)
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
-    checkpoint = loaded(options, "transcribe")
+    checkpoint = _loaded(options)
     given = {name: value for name, value in vars(options).items() if name not in OWN}
     # utterances are cut already; cutting again costs letters at their edges
     asked = api_options({"vad_filter": False} | given, checkpoint)
@@ -90,6 +95,16 @@ def run(options: Namespace) -> int:
     return int(bool(result.broken))
 
 
+def _loaded(options: Namespace) -> Any:
+    checkpoint = loaded(options, "transcribe")
+    if options.chunked:
+        encoder = checkpoint.model.encoder
+        if not getattr(encoder.config, "chunk", 0):
+            raise UsageError(f"--chunked: {checkpoint.source} has no chunks")
+        encoder.chunked = True
+    return checkpoint
+
+
 def _whole_recordings(options: Namespace) -> int:
     from multimodal.models.conformer import ConformerCTC
     from multimodal.tasks.evaluate.speech.decoders import DECODERS, DecoderOptions, evaluate_decoders
@@ -98,7 +113,7 @@ def _whole_recordings(options: Namespace) -> int:
     taken = {"language", "beam_size", "device", "threads", "architecture", "model"}
     if other := sorted(vars(options).keys() - taken - {*OWN}):
         raise UsageError(f"--{other[0]}: does not apply to --whole_recordings")
-    checkpoint, beam_size = loaded(options, "transcribe"), getattr(options, "beam_size", None)
+    checkpoint, beam_size = _loaded(options), getattr(options, "beam_size", None)
     checkpoint.model.to(options.device)
     options.data = [options.manifest]
 

@@ -28,7 +28,8 @@ class RedecodingRecognizer:
 
 
 class ChunkedRecognizer:
-    """For a chunked model: encodes each sample once. The frames equal those of the whole utterance."""
+    """For a chunked model: encodes each sample once. The frames equal those of the whole utterance; a dynamic model
+    sees the utterance whole at its end."""
 
     def __init__(self, checkpoint: Checkpoint, options: HybridOptions):
         self.checkpoint, self.options = checkpoint, options
@@ -43,7 +44,7 @@ class ChunkedRecognizer:
 
     def final(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
         """Ends the stream. An utterance that was cut shorter than what has been seen is encoded again."""
-        if len(wave) < self.samples:
+        if len(wave) < self.samples or not self.checkpoint.model.encoder.chunked:
             return RedecodingRecognizer(self.checkpoint, self.options).final(wave)
         self._push(wave, last=True)
         return decode_frames([self.frames[0]], self.checkpoint, self.options)[0].snap_to_audio(wave)

@@ -23,14 +23,24 @@ Terms = Literal["joint", "ctc", "attention"]
 
 def joint_config(
     vocabulary: int, width: int, layers: int, decoder_layers: int, context: int, drop_path: float, chunk: int = 0,
-    left: int = 0,
+    left: int = 0, dynamic: bool = False,
 ) -> ConformerCTCConfig:  # fmt: skip
     """Configure a Conformer with 4-fold subsampling, and a decoder of `context` positions unless it has 0 layers.
-    Frames of 40 ms attend to their `chunk` (0: all; Chen et al. 2021) and to `left` frames before it (0: all)."""
+    Frames of 40 ms attend to their `chunk` (0: all; Chen et al. 2021) and to `left` frames before it (0: all), with
+    `dynamic` in streams and half of the training alone."""
     attention = AttentionConfig(width, heads=4)
     block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer", conv_causal=chunk > 0)
     encoder = ConformerEncoderConfig(
-        80, block, layers, subsample=4, channels=32, rotary=True, chunk=chunk, drop_path=drop_path, left=left
+        80,
+        block,
+        layers,
+        subsample=4,
+        channels=32,
+        rotary=True,
+        chunk=chunk,
+        drop_path=drop_path,
+        left=left,
+        dynamic=dynamic,
     )
     stack = transformer(width, decoder_layers, 4, 2 * width, source_width=width)
     decoder = TextConfig(vocabulary, context, stack, causal=True, tied=True) if decoder_layers else None

@@ -17,6 +17,7 @@ from multimodal.models.conformer import ConformerCTC, ConformerEncoder, Conforme
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import live
 from multimodal.tasks.transcribe.conformer.decode import decode_windows
+from multimodal.tasks.transcribe.live_recognizers import ChunkedRecognizer, RedecodingRecognizer
 from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tasks.transcribe.whisper.options import HybridOptions, LiveOptions
 from multimodal.tokens.audio.pcm import PcmReader
@@ -33,11 +34,16 @@ RATE = 16000
 SAMPLE = asset("sample", "speech.flac")
 
 
-def encoder(subsample=4, rotary=False, relative=False, left=0, chunk=4, kernel=7, conv_norm="layer", conv_first=False):
+def encoder(
+    subsample=4, rotary=False, relative=False, left=0, chunk=4, kernel=7, conv_norm="layer", conv_first=False,
+    dynamic=False,
+):  # fmt: skip
     attention = AttentionConfig(16, 2, relative=relative)
     block = ConformerConfig(attention, 24, kernel, conv_norm, conv_first=conv_first, conv_causal=True)
     bands = 16 if subsample == 1 else 11
-    config = ConformerEncoderConfig(bands, block, 3, subsample, 4, rotary=rotary, chunk=chunk, left=left)
+    config = ConformerEncoderConfig(
+        bands, block, 3, subsample, 4, rotary=rotary, chunk=chunk, left=left, dynamic=dynamic
+    )
     return randomized(ConformerEncoder(config)).eval()
 
 
@@ -75,6 +81,20 @@ def _filled(sizes, total):
 def test_only_a_chunked_encoder_has_a_stream():
     with pytest.raises(ValueError, match="chunks"):
         encoder(chunk=0).stream()
+
+
+def test_a_dynamic_encoder_sees_the_whole_and_streams_in_chunks():
+    whole, chunks, dynamic = encoder(chunk=0), encoder(left=5), encoder(left=5, dynamic=True)
+    for model in (whole, chunks):
+        model.load_state_dict(dynamic.state_dict())
+    features, lengths = torch.randn(2, 61, 11), torch.tensor([61, 40])
+    with torch.no_grad():
+        as_whole, as_chunks = (model(features, lengths)[0] for model in (whole, chunks))
+        assert_close(dynamic(features, lengths)[0], as_whole, atol=0, rtol=0)
+        assert_close(dynamic.stream().push(features[:1], last=True), as_chunks[:1], atol=1e-5, rtol=0)
+        drawn = [dynamic.train()(features, lengths)[0] for _ in range(20)]
+    kinds = [(one - as_chunks).abs().max() < (one - as_whole).abs().max() for one in drawn]
+    assert 3 < sum(kinds) < 17  # half of the training
 
 
 def pcm(wave):
@@ -154,9 +174,19 @@ def test_a_chunked_models_lines_are_its_offline_text(chunked, size):
     assert all(before.end <= line.start for before, line in itertools.pairwise(short))
 
 
-def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
-    from multimodal.tasks.transcribe.live_recognizers import ChunkedRecognizer, RedecodingRecognizer
+def test_a_dynamic_models_finals_are_its_offline_text(chunked):
+    config = joint_config(chunked.tokenizer.vocab_size, 16, 2, 1, 100, 0.0, chunk=4, left=8, dynamic=True)
+    model = ConformerCTC(config).eval()
+    model.load_state_dict(chunked.model.state_dict())
+    dynamic, wave = Checkpoint(model, chunked.tokenizer, source="dynamic"), torch.randn(21000) * 0.1
+    recognizer = ChunkedRecognizer(dynamic, HybridOptions())
+    partial = recognizer.partial(wave[:16000])
+    (whole,) = decode_windows([wave], dynamic, HybridOptions())
+    assert recognizer.final(wave).ids == whole.ids
+    assert partial.ids == ChunkedRecognizer(chunked, HybridOptions()).partial(wave[:16000]).ids
 
+
+def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
     wave, options = read_audio(SAMPLE)[: 2 * RATE], HybridOptions(beam_size=3, logprob_threshold=None)
     chunks = ChunkedRecognizer(chunked, options)
     for count in (100, 1000, 9000, 21000):
