@@ -1,111 +1,137 @@
-import { call, element, fail, quiet } from "/page/common.js";
+import { Work, element, events, fail, files, make, post, quiet, save } from "/page/common.js";
+import { LiveText, record } from "/page/microphone.js";
+import { Transcript } from "/page/transcript.js";
 
-const clock = (seconds, mark) => {
-  const whole = new Date(Math.round(seconds * 1000)).toISOString().slice(11, 23);
-  return whole.replace(".", mark);
-};
+let work, transcript, player = null, file = null, recorded = false;
 
-function cues(result, mark, numbered) {
-  return result.segments.map((one, i) =>
-    `${numbered ? `${i + 1}\n` : ""}${clock(one.start, mark)} --> ${clock(one.end, mark)}\n${one.text.trim()}\n`).join("\n");
+function play(seconds) {
+  if (!player) return;
+  player.currentTime = seconds;
+  player.play();
 }
 
-function offer(result) {
-  const files = {
-    txt: () => element("words").innerText.trim() + "\n",
-    srt: () => cues(result, ",", true),
-    vtt: () => `WEBVTT\n\n${cues(result, ".", false)}`,
-    json: () => JSON.stringify(result, null, 1),
+function show(own) {
+  if (player) URL.revokeObjectURL(player.src);
+  const kind = own.type.startsWith("video/") ? "video" : "audio";
+  player = make(kind, { controls: true, src: URL.createObjectURL(own), ariaLabel: `Player of ${own.name}` });
+  const follow = () => {
+    transcript.follow(player.currentTime);
+    if (!player.paused) requestAnimationFrame(follow);
   };
-  for (const [kind, text] of Object.entries(files)) {
-    const link = element(`as-${kind}`);
-    link.download = `transcript.${kind}`;
-    link.href = "#";
-    link.onclick = () => { link.href = URL.createObjectURL(new Blob([text()])); };
-  }
-  element("downloads").hidden = false;
+  player.addEventListener("error", () => element("player").replaceChildren());  // what no browser plays may be transcribed
+  for (const kind of ["play", "seeked", "pause"]) player.addEventListener(kind, follow);
+  element("player").replaceChildren(player);
 }
 
-function draw(result) {
-  const player = element("player");
-  element("words").replaceChildren(...result.words.flatMap((one) => {
-    const word = Object.assign(document.createElement("span"), { textContent: one.word });
-    word.dataset.start = one.start;
-    word.dataset.end = one.end;
-    word.addEventListener("click", () => { player.currentTime = one.start; player.play(); });
-    return [word, " "];
-  }));
+function live(text, partial = "") {
+  const line = element("live");
+  line.hidden = !(text || partial);
+  line.replaceChildren(text, make("span", { className: "partial", textContent: partial ? ` ${partial}` : "" }));
 }
 
-async function transcribe(sound, name) {
-  try {
-    quiet();
-    const player = element("player");
-    player.src = URL.createObjectURL(sound);
-    player.hidden = false;
-    element("downloads").hidden = true;
-    element("words").textContent = "…";
-    const form = (more) => {
-      const made = new FormData();
-      made.append("file", sound, name);
-      for (const [key, value] of Object.entries(more)) made.append(key, value);
-      return made;
-    };
-    const streaming = await call("/v1/audio/transcriptions", { method: "POST", body: form({ stream: "true" }) });
-    element("words").textContent = "";
-    let rest = "";
-    for await (const part of streaming.body.pipeThrough(new TextDecoderStream())) {
-      const lines = (rest + part).split("\n\n");
-      rest = lines.pop();
-      for (const line of lines) {
-        const event = JSON.parse(line.replace(/^data: /, ""));
-        if (event.error) throw new Error(event.error.message);
-        if (event.delta) element("words").textContent += event.delta;
-      }
+async function transcribe(own, fromMicrophone = false) {
+  file = own;
+  recorded = fromMicrophone;
+  element("result").hidden = true;
+  element("as-wav").hidden = !recorded;
+  if (!recorded) live("");
+  show(own);
+  const form = new FormData();
+  form.append("file", own, own.name);
+  form.append("stream", "true");
+  form.append("response_format", "verbose_json");
+  if (element("transcribe-model").value) form.append("model", element("transcribe-model").value);
+  for (const kind of ["word", "segment"]) form.append("timestamp_granularities[]", kind);
+  const began = performance.now();
+  const well = await work.run(`Transcribing ${own.name} …`, async (signal) => {
+    let text = "", done = null;
+    for await (const event of events(await post("/v1/audio/transcriptions", form, signal))) {
+      if (event.type === "transcript.text.done") done = event;
+      else live(text += event.delta);
     }
-    const fields = { response_format: "verbose_json", "timestamp_granularities[]": "word" };
-    const body = form(fields);
-    body.append("timestamp_granularities[]", "segment");
-    const result = await (await call("/v1/audio/transcriptions", { method: "POST", body })).json();
-    draw(result);
-    offer(result);
-  } catch (error) {
-    element("words").textContent = "";
-    fail(error);
-  }
+    transcript.draw(done);
+    live("");
+    element("edit").ariaPressed = "false";
+    element("result").hidden = !done.segments.length;
+    const took = `${((performance.now() - began) / 1000).toFixed(1)} s`;
+    work.tell(done.segments.length ? `Transcribed ${done.duration.toFixed(1)} s of sound in ${took}.` : "No speech was heard.");
+  }, { file: own.name });
+  if (!well && file === own) live("");
 }
 
-function recording() {
-  const button = element("record");
-  let recorder = null;
+function microphone() {
+  const button = element("record"), level = element("level");
+  let stop = null, text = null, starting = false;
+  const started = async () => {
+    quiet();
+    work.stop();
+    element("result").hidden = true;
+    element("player").replaceChildren();
+    player = null;
+    live("");
+    text = new LiveText(element("transcribe-model").value, live,
+      () => work.tell("Recording. The text comes at the end, as this model does not write along."));
+    stop = await record((samples, rate) => {
+      const peak = samples.reduce((most, one) => Math.max(most, Math.abs(one)), 1) / 32768;
+      level.value = 1 + Math.log10(peak) / 3;  // from -60 dB
+      text.take(samples, rate);
+    });
+    work.tell("Recording …");
+    button.textContent = "Stop recording";
+    button.classList.add("on");
+    level.hidden = false;
+  };
+  const ended = async () => {
+    const end = stop;
+    stop = null;
+    button.textContent = "Record";
+    button.classList.remove("on");
+    level.hidden = true;
+    const made = await end();
+    text.close();
+    await transcribe(made, true);
+  };
   button.addEventListener("click", async () => {
-    if (recorder) { recorder.stop(); return; }
+    if (starting) return;
+    starting = true;
     try {
-      const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
-      const parts = [];
-      recorder = new MediaRecorder(stream);
-      recorder.ondataavailable = (event) => parts.push(event.data);
-      recorder.onstop = () => {
-        stream.getTracks().forEach((track) => track.stop());
-        recorder = null;
-        button.textContent = "Record";
-        transcribe(new Blob(parts, { type: parts[0]?.type }), "recording.webm");
-      };
-      recorder.start();
-      button.textContent = "Stop";
-    } catch (error) { fail(new Error(`the microphone cannot be used (${error.message})`)); }
+      await (stop ? ended() : started());
+    } catch (error) {
+      work.tell("");
+      fail(error);
+    } finally {
+      starting = false;
+    }
   });
+}
+
+function keyboard(event) {
+  if (transcript.editing || event.target !== element("transcript") || !player) return;
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (step) player.currentTime = transcript.beside(player.currentTime, step) ?? player.currentTime;
+  else if (event.key === " ") player.paused ? player.play() : player.pause();
+  else return;
+  event.preventDefault();
 }
 
 export function startTranscribe() {
-  element("sound").addEventListener("change", () => {
-    const [file] = element("sound").files;
-    if (file) transcribe(file, file.name);
+  work = new Work("transcribe");
+  transcript = new Transcript(element("transcript"), play);
+  element("transcript").addEventListener("keydown", keyboard);
+  files(element("sound"), ([own]) => transcribe(own));
+  microphone();
+  element("edit").addEventListener("click", () => {
+    transcript.edit(!transcript.editing);
+    element("edit").ariaPressed = String(transcript.editing);
   });
-  element("player").addEventListener("timeupdate", () => {
-    const now = element("player").currentTime;
-    for (const word of element("words").querySelectorAll("[data-start]"))
-      word.classList.toggle("now", word.dataset.start <= now && now < word.dataset.end);
+  element("copy").addEventListener("click", async () => {
+    await navigator.clipboard.writeText(transcript.text());
+    work.tell("Copied.");
   });
-  recording();
+  const makers = { txt: () => transcript.text(), srt: () => transcript.srt(), vtt: () => transcript.vtt(),
+    json: () => transcript.json(), wav: () => file };
+  for (const button of document.querySelectorAll("[data-form]")) {
+    const form = button.dataset.form;
+    button.addEventListener("click", () => save(new Blob([makers[form]()]), `${file.name.replace(/\.\w+$/, "")}.${form}`));
+  }
 }

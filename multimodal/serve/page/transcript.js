@@ -1,0 +1,122 @@
+import { make } from "/page/common.js";
+
+const two = (number) => String(number).padStart(2, "0");
+
+function clock(seconds, mark) {
+  const thousandths = Math.round(seconds * 1000), whole = Math.floor(thousandths / 1000);
+  const fraction = String(thousandths % 1000).padStart(3, "0");
+  return `${two(Math.floor(whole / 3600))}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}${mark}${fraction}`;
+}
+
+function short(seconds) {
+  const whole = Math.floor(seconds), hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
+  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
+}
+
+const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+/** A transcript whose words know their time. `seek(seconds)` is called for one that is chosen. */
+export class Transcript {
+  constructor(root, seek) {
+    this.root = root;
+    this.seek = seek;
+    this.words = [];
+    this.segments = [];
+    this.current = null;
+    root.addEventListener("click", (event) => {
+      const word = this.words.find((one) => one.node === event.target);
+      if (word && !this.editing) seek(word.start);
+    });
+  }
+
+  draw(result) {
+    this.result = result;
+    this.words = [];
+    this.current = null;
+    const waiting = [...result.words ?? []];
+    this.segments = result.segments.map((segment, i) => {
+      const last = i === result.segments.length - 1;
+      const count = last ? waiting.length : waiting.findIndex((word) => word.start >= segment.end);
+      const text = make("p", { dir: "auto" }, ...this.spans(segment.text.trim(), waiting.splice(0, count < 0 ? waiting.length : count)));
+      const time = make("button", { type: "button", className: "time", textContent: short(segment.start) });
+      time.ariaLabel = `Play from ${short(segment.start)}`;
+      time.addEventListener("click", () => this.seek(segment.start));
+      return { segment, text, row: make("div", { className: "segment" }, time, text) };
+    });
+    this.root.replaceChildren(...this.segments.map((one) => one.row));
+    this.edit(false);
+  }
+
+  /** The words of a text, and what stands between them as it is: not every script has spaces. */
+  spans(text, words) {
+    const found = [];
+    let place = 0;
+    for (const { word, start, end } of words) {
+      const at = text.indexOf(word, place);
+      if (at < 0) continue;
+      const node = make("span", { className: "word", textContent: word });
+      this.words.push({ node, start, end });
+      found.push(text.slice(place, at), node);
+      place = at + word.length;
+    }
+    return [...found, text.slice(place)];
+  }
+
+  edit(on) {
+    this.editing = on;
+    this.root.classList.toggle("editing", on);
+    for (const { text } of this.segments) {
+      text.contentEditable = on ? "plaintext-only" : "false";
+      if (on) {
+        text.role = "textbox";
+        text.ariaMultiLine = "true";
+        text.ariaLabel = "Text of the segment";
+      } else ["role", "aria-multiline", "aria-label"].forEach((name) => text.removeAttribute(name));
+    }
+    if (on) this.segments[0]?.text.focus();
+  }
+
+  /** Light up the word of a time. */
+  follow(seconds) {
+    let low = 0, high = this.words.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.words[middle].start <= seconds) low = middle + 1;
+      else high = middle;
+    }
+    const word = this.words[low - 1], now = word && seconds < word.end ? word.node : null;
+    if (now === this.current) return;
+    this.current?.classList.remove("now");
+    now?.classList.add("now");
+    if (now && !this.editing) now.scrollIntoView({ block: "nearest" });
+    this.current = now;
+  }
+
+  /** Times of the word before or after the one of a time. */
+  beside(seconds, step) {
+    const starts = this.words.map((one) => one.start);
+    return step > 0 ? starts.find((start) => start > seconds + 0.01) : starts.findLast((start) => start < seconds - 0.25);
+  }
+
+  lines() {
+    return this.segments.map(({ segment, text }) => ({ ...segment, text: text.textContent.replace(/\s+/g, " ").trim() }));
+  }
+
+  text() { return this.lines().map((one) => one.text).join("\n") + "\n"; }
+
+  srt() {
+    return this.lines().map((one, i) =>
+      `${i + 1}\n${clock(one.start, ",")} --> ${clock(one.end, ",")}\n${one.text.replaceAll("-->", "->")}\n`).join("\n");
+  }
+
+  vtt() {
+    return `WEBVTT\n\n${this.lines().map((one) =>
+      `${clock(one.start, ".")} --> ${clock(one.end, ".")}\n${escaped(one.text)}\n`).join("\n")}`;
+  }
+
+  json() {
+    const segments = this.lines(), text = segments.map((one) => one.text).join(" ");
+    const words = this.words.map(({ node, start, end }) => ({ word: node.isConnected ? node.textContent.trim() : "", start, end }));
+    return JSON.stringify({ ...this.result, text, segments, words: words.filter((one) => one.word) }, null, 1) + "\n";
+  }
+}
