@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,25 @@ async def outcome(request: Request, lane: Lane, make: Make, seconds: float) -> A
         finally:
             job.cancel()
 
-    gone, work = asyncio.create_task(_gone(request)), asyncio.create_task(worked())
+    return await while_there(request, worked(), seconds)
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """The result of work that is cancelled if its client goes away or it takes longer. The body must have been read.
+    Raises CancelledJobError."""
+    gone, task = asyncio.create_task(_gone(request)), asyncio.create_task(work)
     try:
-        await asyncio.wait({work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
         raise CancelledJobError("too long" if not gone.done() else "the client has gone")
     finally:
         gone.cancel()
-        work.cancel()
+        task.cancel()
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has gone. The body must have been read."""
+    """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

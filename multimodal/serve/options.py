@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from multimodal.data.remote.trust import NAMED
 from multimodal.errors import UsageError
 from multimodal.inference.options import MachineOptions
 from multimodal.system.options import OptionSet, option
@@ -29,6 +30,13 @@ def _strings(value: Any) -> tuple[str, ...]:
     return found
 
 
+def _hosts(value: Any) -> tuple[str, ...]:
+    found = _strings(value)
+    if wrong := [one for one in found if not NAMED.fullmatch(one) or "://" in one]:
+        raise UsageError(f"must be hosts, such as example.org or 10.0.0.7:8080 (got {wrong[0]!r:.60})")
+    return found
+
+
 class ServeOptions(OptionSet):
     """`models`: the first one that can do a task is the default of that task. `alias`: other names of models, for
     clients that insist on one. `index`: image indexes for /v1/search by name."""
@@ -43,6 +51,8 @@ class ServeOptions(OptionSet):
     api_key: tuple[str, ...] = option((), "key that clients must send; several may be given", "KEY", read=_strings)
     cors: tuple[str, ...] = option((), "origins whose pages may call the server (default: none)", "ORIGIN",
                                    read=_strings)  # fmt: skip
+    allow_urls: tuple[str, ...] = option((), "hosts whose URLs are read for clients; an internal address must be named "
+                                         "itself (default: none)", "HOST", read=_hosts)  # fmt: skip
     max_upload_mb: float = option(1024.0, "largest request", "MB", low=0, above=True)
     queue: int = option(64, "requests that may wait for a model; more are refused with 429", "N", low=1)
     batch_size: int = option(8, "recordings, images or texts that share a batch", "N", low=1, high=1024)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from multimodal.errors import MultimodalError
 from multimodal.serve.guard import Metrics
 from multimodal.serve.jobs.images import ClassifyingModel, SearchedIndex
@@ -12,6 +14,7 @@ from multimodal.serve.jobs.texts import ChatModel, EmbeddingModel
 from multimodal.serve.models import Models, ServedModel, Task
 from multimodal.serve.options import ServeOptions
 
+DOWNLOADS = 16  # at once
 log = logging.getLogger(__name__)
 
 
@@ -24,6 +27,7 @@ class Server:
     metrics: Metrics = field(default_factory=Metrics)
     folder: Path | None = None  # of uploads
     live: int = 0  # live recordings
+    fetching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(DOWNLOADS))
     chats: dict[str, ChatModel] = field(default_factory=dict)
     embedders: dict[str, EmbeddingModel] = field(default_factory=dict)
     classifiers: dict[str, ClassifyingModel] = field(default_factory=dict)

@@ -67,7 +67,7 @@ async def received(request: Request, root: Path) -> AsyncIterator[Form]:
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
         raise HttpError(415, f"expected multipart/form-data, got {kind.decode('latin-1')[:60] or 'no content type'}")
-    with _folder(root) as folder:
+    with new_folder(root) as folder:
         parts = _Parts(folder)
         parser = MultipartParser(boundary, parts.callbacks)
         try:
@@ -147,7 +147,8 @@ class _Parts:
 
 
 @contextlib.contextmanager
-def _folder(root: Path) -> Iterator[Path]:
+def new_folder(root: Path) -> Iterator[Path]:
+    """A folder that is removed at the end."""
     folder = Path(tempfile.mkdtemp(dir=root))
     try:
         yield folder

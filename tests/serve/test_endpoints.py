@@ -191,6 +191,17 @@ def test_images_are_classified_from_forms_and_json(client):
         assert own["scores"] == right["scores"]
 
 
+def test_heat_maps_are_drawn_of_the_best_labels(client):
+    labels = ["a red square", "a blue sea", "a cat"]
+    body = {"images": [data_url(png())], "labels": labels, "heatmaps": 2}
+    (found,) = client.post("/v1/classify", json=body).json()["data"]
+    assert [one["label"] for one in found["heatmaps"]] == [one["label"] for one in found["scores"][:2]]
+    for one in found["heatmaps"]:
+        head, _, data = one["image"].partition(",")
+        assert head == "data:image/jpeg;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size == (320, 256)
+
+
 def test_texts_are_translated(client):
     made = client.post("/v1/translate", json={"input": ["A dog runs.", ""], "source": "en", "target": "de"}).json()
     translator = multimodal.Translator(source="en", target="de", compute_type="float32")

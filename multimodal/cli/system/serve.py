@@ -18,7 +18,7 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s [--models MODEL ...] [flags]", EXAMPLES
-    several = ("models", "alias", "index", "api_key", "cors")
+    several = ("models", "alias", "index", "api_key", "cors", "allow_urls")
     for name in several:
         own = ServeOptions.declared[name]
         p.add_argument(f"--{name}", nargs="+", action="extend", metavar=own.metavar, help=own.described())

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
+
 from multimodal.errors import ImageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.serve.jobs.lane import Job, Lane, Stream, Work, one_request
@@ -14,12 +16,15 @@ from multimodal.serve.models import ServedModel
 from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.classify import Classifier
 from multimodal.tasks.encode.loaded import device_of
+from multimodal.tasks.figures import overlay
+from multimodal.tasks.inspect.heatmap import check_model, relevance
 from multimodal.tasks.retrieve.index import Index, model_for, open_index, query_vectors
+from multimodal.tokens.image.preprocessing import preprocess
 from multimodal.tokens.image.reading import read_image
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
-SMALL = 256  # pixels of the longer edge of a thumbnail
+SMALL, LARGE = 256, 640  # pixels of the longer edge of a thumbnail, and of a heat map
 KEPT = 64  # lists of labels whose vectors are kept
 
 
@@ -29,17 +34,23 @@ class ClassifyingModel:
     def __init__(self, served: ServedModel):
         self.served = served
         self.kept: OrderedDict[Any, Classifier] = OrderedDict()
+        self.plain: Checkpoint | None = None  # not prepared for inference, for heat maps
 
     def classify(
         self, images: list[Any], labels: Sequence[str] | None, templates: Any, threshold: float | None,
-        top: int | None,
+        top: int | None, heatmaps: int = 0,
     ) -> Job:  # fmt: skip
-        """A job with the scores of each image. Raises UsageError, TextError."""
+        """A job with the scores of each image, and heat maps of its `heatmaps` best labels. Raises UsageError,
+        TextError."""
         key = (tuple(labels) if labels is not None else None, str(templates), threshold, top)
 
         def stream() -> Stream:
             classifier = yield Work(object(), None, lambda _: [self._classifier(key, labels, templates)])
-            return (yield Work(("classify", key), images, lambda payloads: _scores(classifier, payloads)))
+            results = yield Work(("classify", key), images, lambda payloads: _scores(classifier, payloads))
+            for image, result in zip(images, results, strict=True) if heatmaps else ():
+                maps = yield Work(object(), None, lambda _: [self._heatmaps(classifier, image, result, heatmaps)])  # noqa: B023
+                result["heatmaps"] = maps
+            return results
 
         return Job(iter([stream()]))
 
@@ -47,11 +58,23 @@ class ClassifyingModel:
         if key not in self.kept:
             threshold, top = key[2:]
             self.kept[key] = Classifier(self.served.checkpoint, labels, templates=templates, threshold=threshold,
-                                        top=top, device=None)  # fmt: skip
+                                        top=top, device=None, per_clip=True)  # fmt: skip
             while len(self.kept) > KEPT:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(key)
         return self.kept[key]
+
+    def _heatmaps(self, classifier: Classifier, image: Any, result: dict[str, Any], count: int) -> list[dict[str, Any]]:
+        """Overlays of the best labels. The model is loaded once more, as it needs gradients."""
+        served = self.served.checkpoint
+        self.plain = self.plain or load(served.source)
+        shown, labels = read_image(image), classifier.labels
+        record, best = classifier.scorer.preprocessing, [one["label"] for one in result["scores"][:count]]
+        pixels, patch = preprocess(shown, record)[None], check_model(self.plain.model).config.patch
+        chosen = [labels.index(label) for label in best]
+        maps = relevance(self.plain.model, pixels, classifier.scorer.weights.float().cpu(), chosen)[0]
+        drawn = [overlay(shown, one, record, patch) for one in maps]
+        return [{"label": label, "image": jpeg_url(one, LARGE)} for label, one in zip(best, drawn, strict=True)]
 
 
 def _scores(classifier: Classifier, payloads: list[list[Any]]) -> list[list[dict[str, Any]]]:
@@ -65,7 +88,12 @@ def thumbnail(file: str) -> str | None:
         image = read_image(file, least=SMALL)
     except ImageError:
         return None
-    image.thumbnail((SMALL, SMALL))
+    return jpeg_url(image, SMALL)
+
+
+def jpeg_url(image: Image.Image, most: int) -> str:
+    """The image as a data URL, with at most so many pixels on an edge."""
+    image.thumbnail((most, most))
     made = io.BytesIO()
     image.save(made, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(made.getvalue()).decode()}"

@@ -14,6 +14,7 @@ from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.lane import Job
 from multimodal.serve.jobs.speech import TranscriptionJob
 from multimodal.serve.jobs.texts import token_score
+from multimodal.serve.media import Media
 from multimodal.serve.state import Server, server_of
 from multimodal.serve.uploads import Form, received
 from multimodal.tasks.text.detokenize import token_texts
@@ -23,11 +24,12 @@ from multimodal.weights.folder import Checkpoint
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
-FIELDS = ("file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities", "stream",
-          "include", "chunking_strategy")  # fmt: skip
+FIELDS = ("file", "url", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities",
+          "stream", "include", "chunking_strategy")  # fmt: skip
 UPLOAD = {"required": True, "content": {"multipart/form-data": {"schema": {
-    "type": "object", "required": ["file"], "properties": {
+    "type": "object", "properties": {
         "file": {"type": "string", "format": "binary", "description": "recording or video, judged by its content"},
+        "url": {"type": "string", "description": "in place of a file, on a host that the server may read"},
         "model": {"type": "string"}, "language": {"type": "string", "examples": ["en"]}, "prompt": {"type": "string"},
         "response_format": {"type": "string", "enum": list(FORMATS)},
         "temperature": {"type": "number", "description": "0: 0, and higher ones where decoding fails"},
@@ -54,13 +56,16 @@ async def _respond(request: Request, task: str) -> Response:
     async with contextlib.AsyncExitStack() as leave:
         form = await leave.enter_async_context(received(request, server.folder))
         style, options = _options(form, task)
-        served, path = server.of("transcribe", form.text("model")), form.file()
+        served, media = server.of("transcribe", form.text("model")), Media(request, leave)
+        url = form.text("url")
+        audio = form.file() if url is None else await media.read(url, "url")
+        names = media.names | ({audio: "file"} if url is None else {})
         if _flag(form, "stream"):
             granularities = form.texts.get("timestamp_granularities", [])
             whole = lambda result: verbose(result, task, granularities) if style == "verbose_json" else {}
-            return _stream(server, served, path, options, leave.pop_all(), whole)
-        with named({path: "file"}):
-            make = lambda over: TranscriptionJob(served.checkpoint, path, options, over)
+            return _stream(server, served, audio, options, leave.pop_all(), names, whole)
+        with named(names):
+            make = lambda over: TranscriptionJob(served.checkpoint, audio, options, over)
             result = await outcome(request, served.lane, make, server.options.seconds)
     server.metrics.audio.inc(result["duration"])
     scores = logprobs(served.checkpoint, result["segments"]) if options["token_logprobs"] else {}
@@ -112,8 +117,8 @@ def _flag(form: Form, name: str) -> bool:
 
 
 def _stream(
-    server: Server, served: Any, path: Path, options: dict[str, Any], leave: contextlib.AsyncExitStack,
-    whole: Callable[[dict[str, Any]], dict[str, Any]],
+    server: Server, served: Any, audio: Any, options: dict[str, Any], leave: contextlib.AsyncExitStack,
+    names: dict[Path, str], whole: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Response:  # fmt: skip
     """Events of OpenAI's: the text as segments end, then all of it, with what `whole` gives of the result."""
 
@@ -128,14 +133,14 @@ def _stream(
                 text = given[-1] if len(given) > 1 else given[-1].lstrip()
                 give({"type": "transcript.text.delta", "delta": text} | scores([one]))
 
-        return TranscriptionJob(served.checkpoint, path, options, over, on_segments)
+        return TranscriptionJob(served.checkpoint, audio, options, over, on_segments)
 
     def last(result: dict[str, Any]) -> list[dict[str, Any]]:
         server.metrics.audio.inc(result["duration"])
         done = {"type": "transcript.text.done", "text": result["text"].strip()}
         return [whole(result) | done | scores(result["segments"])]
 
-    return streamed(served.lane, make, server.options.seconds, dict, last, leave, {path: "file"})
+    return streamed(served.lane, make, server.options.seconds, dict, last, leave, names)
 
 
 def _written(

@@ -1,7 +1,6 @@
 """/v1/chat/completions, as OpenAI's, and /v1/translate."""
 
-import base64
-import binascii
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -11,9 +10,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from multimodal.serve.calls import outcome, streamed
+from multimodal.serve.calls import named, outcome, streamed
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.texts import Answered, TokenScores, translations
+from multimodal.serve.media import Media, base64_bytes
 from multimodal.serve.state import server_of
 from multimodal.tokens.chat.messages import Message, MessagePart
 
@@ -64,8 +64,8 @@ class ChatRequest(BaseModel):
         return given
 
 
-def read_parts(messages: list[dict[str, Any]]) -> list[Message]:
-    """Messages with their media as bytes: nothing on the server's disk and no address is read. Raises HttpError."""
+async def read_parts(messages: list[dict[str, Any]], media: Media) -> list[Message]:
+    """Messages with their media: nothing that lies on the server's disk is read. Raises HttpError."""
     found = []
     for number, one in enumerate(messages):
         where = f"messages[{number}]"
@@ -78,55 +78,42 @@ def read_parts(messages: list[dict[str, Any]]) -> list[Message]:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list) or not parts:
             raise HttpError(400, f"{where}.content: expected a text or a list of parts", param=where)
-        found.append(Message(role, tuple(_part(part, f"{where}.content[{i}]") for i, part in enumerate(parts))))
+        read = [await _part(part, f"{where}.content[{i}]", media) for i, part in enumerate(parts)]
+        found.append(Message(role, tuple(read)))
     return found
 
 
-def _part(part: Any, where: str) -> MessagePart:
+async def _part(part: Any, where: str, media: Media) -> MessagePart:
     kind = part.get("type") if isinstance(part, dict) else None
     value = part.get(kind) if isinstance(kind, str) else None
     if kind == "text" and isinstance(value, str):
         return MessagePart("text", value)
-    if kind in ("image_url", "video_url") and isinstance(value, str | dict):
-        return MessagePart(kind[:5], data_url(value if isinstance(value, str) else value.get("url"), where))
+    if kind in ("image_url", "video_url", "audio_url") and isinstance(value, str | dict):
+        return MessagePart(kind[:5], await media.read(value if isinstance(value, str) else value.get("url"), where))
     if kind == "input_audio" and isinstance(value, dict):
         return MessagePart("audio", base64_bytes(value.get("data"), where))
-    known = "text, image_url or video_url with a data URL, input_audio with base64 data"
+    known = "text, image_url, video_url or audio_url with a data URL, input_audio with base64 data"
     raise HttpError(400, f"{where}: expected one of {known} (got {str(kind)[:40]!r})", param=where)
-
-
-def data_url(url: Any, where: str) -> bytes:
-    """Bytes of a data URL. Raises HttpError; other addresses are never fetched."""
-    if not isinstance(url, str) or not url.startswith("data:"):
-        got = str(url).partition(":")[0][:20]
-        raise HttpError(
-            400, f"{where}: expected a data URL, as this server fetches nothing (got {got!r}…)", param=where
-        )
-    head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise HttpError(400, f"{where}: expected data:TYPE;base64,…", param=where)
-    return base64_bytes(body, where)
-
-
-def base64_bytes(text: Any, where: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        raise HttpError(400, f"{where}: expected base64", param=where) from None
 
 
 @router.post("/chat/completions")
 async def completions(request: Request, body: ChatRequest) -> Response:
     """The assistant's next message. Images and sound go to an any-to-text model."""
     server = server_of(request)
-    chat, messages, options = server.chat(body.model), read_parts(body.messages), body.decoding()
-    top = body.top()
+    chat, options, top = server.chat(body.model), body.decoding(), body.top()
+    if body.stream and body.n > 1:
+        raise HttpError(400, f"n: must be 1 for a stream (got {body.n})", param="n")
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
-    if body.stream:
-        usage = bool((body.stream_options or {}).get("include_usage"))
-        return _streamed(server, chat, (messages, options), top, base, usage)
-    make = lambda _: chat.answers(messages, options, top)
-    answered = await outcome(request, chat.served.lane, make, server.options.seconds)
+    async with contextlib.AsyncExitStack() as leave:
+        media = Media(request, leave)
+        messages = await read_parts(body.messages, media)
+        if body.stream:
+            usage = bool((body.stream_options or {}).get("include_usage"))
+            make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give, top)
+            return _streamed(server, chat, make, base, usage, media, leave.pop_all())
+        with named(media.names):
+            make = lambda _: chat.answers(messages, options, top)
+            answered = await outcome(request, chat.served.lane, make, server.options.seconds)
     choices = [
         {"index": i, "message": {"role": "assistant", "content": one.text.strip()},
          "logprobs": scored(scores), "finish_reason": REASONS[one.stopped]}
@@ -146,8 +133,8 @@ def counted(answered: Answered) -> dict[str, int]:
 
 
 def _streamed(
-    server: Any, chat: Any, asked: tuple[list[Message], dict[str, Any]], top: int | None, base: dict[str, Any],
-    usage: bool,
+    server: Any, chat: Any, make: Callable[..., Any], base: dict[str, Any], usage: bool, media: Media,
+    leave: contextlib.AsyncExitStack,
 ) -> Response:  # fmt: skip
     """Chunks of an answer. Log-probabilities come in the last one."""
 
@@ -163,8 +150,7 @@ def _streamed(
         ((one,), (scores,)) = answered.answers, answered.scores
         return [chunk(next(roles, {}), REASONS[one.stopped], scores), *([told] if usage else []), "[DONE]"]
 
-    make: Callable[..., Any] = lambda give, _: chat.pieces(*asked, give, top)
-    return streamed(chat.served.lane, make, server.options.seconds, event, last)
+    return streamed(chat.served.lane, make, server.options.seconds, event, last, leave, media.names)
 
 
 class TranslationRequest(BaseModel):

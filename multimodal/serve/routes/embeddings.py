@@ -1,15 +1,17 @@
 """/v1/embeddings, as OpenAI's, of texts and of images."""
 
 import base64
+import contextlib
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
-from multimodal.serve.calls import outcome
+from multimodal.serve.calls import named, outcome
 from multimodal.serve.errors import HttpError
-from multimodal.serve.routes.chat import data_url
+from multimodal.serve.media import Media
 from multimodal.serve.state import server_of
 
 router = APIRouter(prefix="/v1", tags=["embeddings"])
@@ -17,7 +19,7 @@ MOST = 2048  # inputs, as OpenAI's
 
 
 class EmbeddingRequest(BaseModel):
-    """`input`: a text or several; or images as data URLs or {"image": data URL}, to a model of images."""
+    """`input`: a text or several; or images as data URLs or {"image": URL}, to a model of images."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": ["a dog", "a cat"]}]})
 
@@ -28,12 +30,13 @@ class EmbeddingRequest(BaseModel):
     user: str | None = None
 
 
-def _image(one: str | dict[str, Any], where: str) -> bytes | None:
-    """Bytes of an image; None for a text."""
-    if isinstance(one, dict):
-        found = one.get("image", one.get("image_url"))
-        return data_url(found.get("url") if isinstance(found, dict) else found, where)
-    return data_url(one, where) if one.startswith("data:image/") else None
+def _is_text(one: str | dict[str, Any]) -> bool:
+    return isinstance(one, str) and not one.startswith("data:image/")
+
+
+async def _image(one: str | dict[str, Any], where: str, media: Media) -> bytes | Path:
+    found = one.get("image", one.get("image_url")) if isinstance(one, dict) else one
+    return await media.read(found.get("url") if isinstance(found, dict) else found, where)
 
 
 @router.post("/embeddings")
@@ -43,13 +46,16 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
     inputs = body.input if isinstance(body.input, list) else [body.input]
     if not 0 < len(inputs) <= MOST:
         raise HttpError(400, f"input: expected 1 to {MOST} (got {len(inputs)})", param="input")
-    images = [_image(one, f"input[{i}]") for i, one in enumerate(inputs)]
-    of_images = images[0] is not None
-    if any((one is not None) != of_images for one in images):
+    of_images = not _is_text(inputs[0])
+    if any(_is_text(one) == of_images for one in inputs):
         raise HttpError(400, "input: expected texts or images, not both at once", param="input")
     model = server.embedder("embed-images" if of_images else "embed", body.model)
-    make = lambda _: model.images(images) if of_images else model.texts(inputs)
-    vectors = await outcome(request, model.served.lane, make, server.options.seconds)
+    async with contextlib.AsyncExitStack() as leave:
+        media = Media(request, leave)
+        images = [await _image(one, f"input[{i}]", media) for i, one in enumerate(inputs)] if of_images else []
+        make = lambda _: model.images(images) if of_images else model.texts(inputs)
+        with named(media.names):
+            vectors = await outcome(request, model.served.lane, make, server.options.seconds)
     if body.dimensions not in (None, vectors.shape[1]):
         raise HttpError(400, f"dimensions: {model.served.name} has {vectors.shape[1]} (got {body.dimensions})",
                         param="dimensions")  # fmt: skip

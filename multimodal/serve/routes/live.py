@@ -13,7 +13,7 @@ from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.errors import HttpError, as_http
 from multimodal.serve.guard import PROTOCOL_KEY
 from multimodal.serve.jobs.live import LiveRecording
-from multimodal.serve.routes.chat import base64_bytes
+from multimodal.serve.media import base64_bytes
 from multimodal.serve.state import Server
 from multimodal.tasks.transcribe.live import Event
 from multimodal.tasks.transcribe.whisper.options import LiveOptions

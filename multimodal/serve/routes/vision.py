@@ -1,5 +1,6 @@
 """/v1/classify and /v1/search."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from multimodal.errors import UsageError
 from multimodal.serve.calls import named, opening, outcome
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.images import thumbnail
-from multimodal.serve.routes.chat import data_url
+from multimodal.serve.media import Media
 from multimodal.serve.state import server_of
 from multimodal.serve.uploads import received
 
@@ -20,7 +21,8 @@ MOST = 256  # images of a request
 
 
 class ClassificationRequest(BaseModel):
-    """`images`: data URLs. The same fields may come as a form, with files as `images` and a `labels` each."""
+    """`images`: data URLs, or others that the server may read. The same fields may come as a form, with files as
+    `images` and a `labels` each."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={
         "examples": [{"images": ["data:image/jpeg;base64,…"], "labels": ["a dog", "a cat"]}]
@@ -32,6 +34,7 @@ class ClassificationRequest(BaseModel):
     templates: str | list[str] | None = None
     threshold: float | None = None
     top: int | None = Field(None, ge=1)
+    heatmaps: int = Field(0, ge=0, le=5, description="best labels of which a heat map is drawn")
 
 
 BODY = {"required": True, "content": {
@@ -39,7 +42,8 @@ BODY = {"required": True, "content": {
     "multipart/form-data": {"schema": {"type": "object", "properties": {
         "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
         "labels": {"type": "array", "items": {"type": "string"}}, "threshold": {"type": "number"},
-        "top": {"type": "integer"}, "model": {"type": "string"}, "templates": {"type": "string"},
+        "top": {"type": "integer"}, "heatmaps": {"type": "integer"}, "model": {"type": "string"},
+        "templates": {"type": "string"},
     }}},
 }}  # fmt: skip
 
@@ -58,14 +62,18 @@ async def classify(request: Request) -> dict[str, Any]:
                 raise HttpError(400, "images: expected files", param="images")
             return await _scored(request, asked, files)
     asked = ClassificationRequest.model_validate_json(await request.body())
-    return await _scored(request, asked, [data_url(one, f"images[{i}]") for i, one in enumerate(asked.images)])
+    async with contextlib.AsyncExitStack() as leave:
+        media = Media(request, leave)
+        return await _scored(
+            request, asked, [await media.read(one, f"images[{i}]") for i, one in enumerate(asked.images)]
+        )
 
 
 async def _scored(request: Request, asked: ClassificationRequest, images: list[Any]) -> dict[str, Any]:
     server = server_of(request)
     model = server.classifier(asked.model)
     names = {path: f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
-    make = lambda _: model.classify(images, asked.labels, asked.templates, asked.threshold, asked.top)
+    make = lambda _: model.classify(images, asked.labels, asked.templates, asked.threshold, asked.top, asked.heatmaps)
     with named(names):
         results = await outcome(request, model.served.lane, make, server.options.seconds)
     data = [{"index": i, **{k: v for k, v in one.items() if k != "file"}} for i, one in enumerate(results)]
@@ -77,7 +85,7 @@ class SearchRequest(BaseModel):
 
     index: str | None = None
     text: str | None = None
-    image: str | None = None  # data URL
+    image: str | None = None  # a URL, as in ClassificationRequest
     top: int = Field(10, ge=1, le=1000)
     thumbnails: bool = False  # of the images, as data URLs
 
@@ -98,9 +106,12 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
         raise HttpError(404, f"index: {name[:60]!r} is not served (served: {known})", "index_not_found", "index")
     found = server.indexes[name]
     texts = [] if body.text is None else [body.text]
-    images = [] if body.image is None else [data_url(body.image, "image")]
-    make = lambda _: found.search(texts, images, body.top)
-    (hits,) = await outcome(request, found.lane, make, server.options.seconds)
+    async with contextlib.AsyncExitStack() as leave:
+        media = Media(request, leave)
+        images = [] if body.image is None else [await media.read(body.image, "image")]
+        make = lambda _: found.search(texts, images, body.top)
+        with named(media.names):
+            (hits,) = await outcome(request, found.lane, make, server.options.seconds)
     if body.thumbnails:
         small = await anyio.to_thread.run_sync(lambda: [thumbnail(one["file"]) for one in hits], limiter=opening())
         hits = [one | {"thumbnail": url} for one, url in zip(hits, small, strict=True)]
