@@ -88,6 +88,7 @@ export function startAsk() {
   files(element("medium"), attach);
   const send = () => {
     const text = element("question").value.trim();
+    if (work.busy) return;
     if (text) ask(text).catch(fail);
     else work.tell("Type a question first.");
   };

@@ -1,13 +1,15 @@
 import { Work, element, files, make, post } from "/page/common.js";
 
+const MOST = 10;  // labels of an image that are drawn
 let work, images = [], scored = [];  // scores are kept, so that the slider needs no request
 
 function rows({ scores }, least) {
-  const found = scores.map(({ label, score }) => make("div", { className: score < least ? "bar below" : "bar" },
+  const found = scores.slice(0, MOST).map(({ label, score }) => make("div", { className: score < least ? "bar below" : "bar" },
     make("span", { className: "name", textContent: label, dir: "auto" }),
     make("meter", { min: 0, max: 1, value: score, ariaLabel: label }),
     make("span", { className: "number", textContent: score.toFixed(2) })));
-  return found;
+  const more = scores.length - MOST;
+  return more > 0 ? [...found, make("p", { className: "hint", textContent: `and ${more} more labels` })] : found;
 }
 
 function draw() {

@@ -92,6 +92,8 @@ export class Work {
     this.button.addEventListener("click", () => { this.stop(); this.tell("Stopped."); });
   }
 
+  get busy() { return !this.button.hidden; }
+
   tell(text) { this.line.textContent = text; }
 
   stop() { this.controller?.abort(); }

@@ -45,7 +45,13 @@ export async function record(take) {
     throw new Error(REASONS[error.name] ?? `The microphone cannot be used (${error.message}).`);
   });
   const [audio, source] = context(stream), parts = [];
-  await audio.audioWorklet.addModule("/page/worklet.js");
+  try {
+    await audio.audioWorklet.addModule("/page/worklet.js");
+    await audio.resume();
+  } catch (error) {
+    stream.getTracks().forEach((track) => track.stop());
+    throw new Error(`The microphone cannot be used (${error.message}).`);
+  }
   const node = new AudioWorkletNode(audio, "samples", { numberOfOutputs: 0 });
   let ended;
   const end = new Promise((resolve) => { ended = resolve; });
@@ -89,10 +95,11 @@ export class LiveText {
     made.onopen = () => this.waiting.splice(0).forEach((samples) => made.send(samples));
     made.onmessage = ({ data }) => {
       const event = JSON.parse(data);
-      if (event.error) return this.unable(event.error.message);
+      if (event.error) return this.unable();
       if (event.type === "final") this.lines.push(event.text);
       if (event.type !== "summary") this.told(this.lines.join(" "), event.type === "partial" ? event.text : "");
     };
+    made.onclose = ({ wasClean }) => { if (!wasClean) this.unable(); };
     return made;
   }
 

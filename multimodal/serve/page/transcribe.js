@@ -7,20 +7,36 @@ let work, transcript, player = null, file = null, recorded = false;
 function play(seconds) {
   if (!player) return;
   player.currentTime = seconds;
-  player.play();
+  player.play().catch(() => {});  // ended by what came after
+}
+
+function hide() {
+  if (!player) return;
+  player.pause();
+  URL.revokeObjectURL(player.src);
+  player = null;
+  element("player").replaceChildren();
 }
 
 function show(own) {
-  if (player) URL.revokeObjectURL(player.src);
+  hide();
   const kind = own.type.startsWith("video/") ? "video" : "audio";
-  player = make(kind, { controls: true, src: URL.createObjectURL(own), ariaLabel: `Player of ${own.name}` });
+  const made = player = make(kind, { controls: true, src: URL.createObjectURL(own), ariaLabel: `Player of ${own.name}` });
   const follow = () => {
-    transcript.follow(player.currentTime);
-    if (!player.paused) requestAnimationFrame(follow);
+    if (made !== player) return;
+    transcript.follow(made.currentTime);
+    if (!made.paused) requestAnimationFrame(follow);
   };
-  player.addEventListener("error", () => element("player").replaceChildren());  // what no browser plays may be transcribed
-  for (const kind of ["play", "seeked", "pause"]) player.addEventListener(kind, follow);
-  element("player").replaceChildren(player);
+  made.addEventListener("error", () => made === player && hide());  // what no browser plays may be transcribed
+  for (const kind of ["play", "seeked", "pause"]) made.addEventListener(kind, follow);
+  element("player").replaceChildren(made);
+}
+
+/** Give a video its transcript as subtitles. */
+function subtitle() {
+  if (player?.localName !== "video") return;
+  const source = URL.createObjectURL(new Blob([transcript.vtt()], { type: "text/vtt" }));
+  player.replaceChildren(make("track", { kind: "captions", label: "Transcript", src: source, default: true }));
 }
 
 function live(text, partial = "") {
@@ -51,6 +67,7 @@ async function transcribe(own, fromMicrophone = false) {
     }
     transcript.draw(done);
     live("");
+    subtitle();
     element("edit").ariaPressed = "false";
     element("result").hidden = !done.segments.length;
     const took = `${((performance.now() - began) / 1000).toFixed(1)} s`;
@@ -66,8 +83,7 @@ function microphone() {
     quiet();
     work.stop();
     element("result").hidden = true;
-    element("player").replaceChildren();
-    player = null;
+    hide();
     live("");
     text = new LiveText(element("transcribe-model").value, live,
       () => work.tell("Recording. The text comes at the end, as this model does not write along."));
@@ -103,13 +119,14 @@ function microphone() {
       starting = false;
     }
   });
+  return () => stop !== null;
 }
 
 function keyboard(event) {
   if (transcript.editing || event.target !== element("transcript") || !player) return;
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (step) player.currentTime = transcript.beside(player.currentTime, step) ?? player.currentTime;
-  else if (event.key === " ") player.paused ? player.play() : player.pause();
+  else if (event.key === " ") player.paused ? play(player.currentTime) : player.pause();
   else return;
   event.preventDefault();
 }
@@ -118,11 +135,12 @@ export function startTranscribe() {
   work = new Work("transcribe");
   transcript = new Transcript(element("transcript"), play);
   element("transcript").addEventListener("keydown", keyboard);
-  files(element("sound"), ([own]) => transcribe(own));
-  microphone();
+  const recording = microphone();
+  files(element("sound"), ([own]) => (recording() ? work.tell("Stop the recording first.") : transcribe(own)));
   element("edit").addEventListener("click", () => {
     transcript.edit(!transcript.editing);
     element("edit").ariaPressed = String(transcript.editing);
+    if (!transcript.editing) subtitle();
   });
   element("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(transcript.text());
@@ -130,6 +148,7 @@ export function startTranscribe() {
   });
   const makers = { txt: () => transcript.text(), srt: () => transcript.srt(), vtt: () => transcript.vtt(),
     json: () => transcript.json(), wav: () => file };
+  element("copy").hidden = !navigator.clipboard;  // which pages of plain http lack
   for (const button of document.querySelectorAll("[data-form]")) {
     const form = button.dataset.form;
     button.addEventListener("click", () => save(new Blob([makers[form]()]), `${file.name.replace(/\.\w+$/, "")}.${form}`));

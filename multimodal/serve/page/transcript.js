@@ -88,8 +88,14 @@ export class Transcript {
     if (now === this.current) return;
     this.current?.classList.remove("now");
     now?.classList.add("now");
-    if (now && !this.editing) now.scrollIntoView({ block: "nearest" });
     this.current = now;
+    if (now && !this.editing) this.reveal(now);
+  }
+
+  /** Scroll the transcript, and not the page, to a word. */
+  reveal(word) {
+    const own = this.root.getBoundingClientRect(), { top, bottom } = word.getBoundingClientRect();
+    if (top < own.top || bottom > own.bottom) this.root.scrollTop += top - own.top - own.height / 3;
   }
 
   /** Times of the word before or after the one of a time. */
