@@ -1,41 +1,72 @@
 import { Work, element, files, make, post } from "/page/common.js";
 
-const MOST = 10;  // labels of an image that are drawn
+const MOST = 10;  // labels of an image that are shown, and the most heat maps of a request
 let work, images = [], scored = [];  // scores are kept, so that the slider needs no request
 
-function rows({ scores }, least) {
-  const found = scores.slice(0, MOST).map(({ label, score }) => make("div", { className: score < least ? "bar below" : "bar" },
-    make("span", { className: "name", textContent: label, dir: "auto" }),
+function row(one, { label, score }, least) {
+  const name = make("button", { type: "button", className: "name", textContent: label, dir: "auto" });
+  name.ariaPressed = String(one.shown === label);
+  name.addEventListener("click", () => heat(one, label));
+  return make("div", { className: score < least ? "bar below" : "bar" }, name,
     make("meter", { min: 0, max: 1, value: score, ariaLabel: label }),
-    make("span", { className: "number", textContent: score.toFixed(2) })));
-  const more = scores.length - MOST;
-  return more > 0 ? [...found, make("p", { className: "hint", textContent: `and ${more} more labels` })] : found;
+    make("span", { className: "number", textContent: score.toFixed(2) }));
+}
+
+function card(one, least) {
+  const best = one.scores[0], none = best.score < least, more = one.scores.length - MOST;
+  const image = one.shown === null ? make("img", { src: one.url, alt: one.name })
+    : make("img", { src: one.maps[one.shown], alt: `${one.name}: where it looks like ${one.shown}` });
+  return make("li", {}, image, make("div", { className: "bars" },
+    make("h3", { textContent: none ? "none of these" : best.label, className: none ? "none" : "", dir: "auto" }),
+    make("p", { className: "hint", textContent: one.name }),
+    ...one.scores.slice(0, MOST).map((score) => row(one, score, least)),
+    make("p", { className: "hint", textContent: more > 0 ? `and ${more} more labels` : "" })));
 }
 
 function draw() {
   const least = Number(element("threshold").value);
   element("least").value = least.toFixed(2);
-  element("scores").replaceChildren(...scored.map((one) => {
-    const best = one.scores[0], none = best.score < least;
-    const title = make("h3", { textContent: none ? "none of these" : best.label, className: none ? "none" : "", dir: "auto" });
-    return make("li", {}, make("img", { src: one.url, alt: one.name }),
-      make("div", { className: "bars" }, title, make("p", { className: "hint", textContent: one.name }), ...rows(one, least)));
-  }));
+  element("heat-hint").hidden = !scored.length;
+  element("scores").replaceChildren(...scored.map((one) => card(one, least)));
+}
+
+/** The form of a request about images, in the words of the last one. */
+function asked(files, labels) {
+  const form = new FormData();
+  files.forEach((file) => form.append("images", file));
+  labels.forEach((label) => form.append("labels", label));
+  if (element("classify-model").value) form.append("model", element("classify-model").value);
+  return form;
+}
+
+/** Show what in an image speaks for a label, or the image again. */
+async function heat(one, label) {
+  if (one.shown !== label && !one.maps) {
+    const form = asked([one.file], one.labels);
+    form.append("heatmaps", Math.min(MOST, one.scores.length));
+    const well = await work.run(`Drawing heat maps of ${one.name} …`, async (signal) => {
+      const { data } = await (await post("/v1/classify", form, signal)).json();
+      one.maps = Object.fromEntries(data[0].heatmaps.map(({ label, image }) => [label, image]));
+      work.tell("");
+    }, { "images[0]": one.name });
+    if (!well) return;
+  }
+  one.shown = one.shown === label ? null : label;
+  draw();
+  const place = [...element("scores").children][scored.indexOf(one)];
+  [...place?.querySelectorAll("button") ?? []].find((button) => button.textContent === label)?.focus();
 }
 
 async function classify() {
   const labels = element("labels").value.split("\n").map((text) => text.trim()).filter(Boolean), sent = images;
   if (!sent.length) return work.tell("Drop or choose an image first.");
-  const form = new FormData();
-  sent.forEach((file) => form.append("images", file));
-  labels.forEach((label) => form.append("labels", label));
-  if (element("classify-model").value) form.append("model", element("classify-model").value);
   const many = sent.length === 1 ? sent[0].name : `${sent.length} images`;
   const names = Object.fromEntries(sent.map((file, i) => [`images[${i}]`, file.name]));
   await work.run(`Classifying ${many} …`, async (signal) => {
-    const { data } = await (await post("/v1/classify", form, signal)).json();
+    const { data } = await (await post("/v1/classify", asked(sent, labels), signal)).json();
     scored.forEach((one) => URL.revokeObjectURL(one.url));
-    scored = data.map(({ scores }, i) => ({ file: sent[i], name: sent[i].name, url: URL.createObjectURL(sent[i]), scores, labels }));
+    scored = data.map(({ scores }, i) => ({ file: sent[i], name: sent[i].name, url: URL.createObjectURL(sent[i]), scores, labels,
+      maps: null, shown: null }));
     draw();
     work.tell(`Classified ${many}.`);
   }, names);

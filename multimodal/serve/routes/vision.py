@@ -34,7 +34,7 @@ class ClassificationRequest(BaseModel):
     templates: str | list[str] | None = None
     threshold: float | None = None
     top: int | None = Field(None, ge=1)
-    heatmaps: int = Field(0, ge=0, le=5, description="best labels of which a heat map is drawn")
+    heatmaps: int = Field(0, ge=0, le=10, description="best labels of which a heat map is drawn")
 
 
 BODY = {"required": True, "content": {

@@ -142,6 +142,14 @@ def test_images_get_bars_and_none_of_these(open_page, pictured):
         page.fill("#threshold", str(least))
         assert card.locator("h3").inner_text() == title
     assert [url for url in requests if "/v1/classify" in url] == sent  # the slider asks nothing
+    label = card.get_by_role("button", name=HOSTILE)
+    label.click()
+    page.wait_for_selector("#scores [aria-pressed=true]")
+    assert card.locator("img").get_attribute("src").startswith("data:image/jpeg;base64,")
+    assert card.locator("img").evaluate("one => one.decode().then(() => one.naturalWidth)") == 320
+    assert page.evaluate("document.activeElement.textContent") == HOSTILE
+    label.click()
+    assert card.locator("img").get_attribute("alt") == f"{HOSTILE}.png"
     page.set_input_files("#images", file("notes.png", "image/png", b"no image"))
     page.wait_for_selector("#fault:visible")
     assert page.locator("#fault-text").inner_text().startswith("notes.png: ")
