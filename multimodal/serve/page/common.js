@@ -32,7 +32,7 @@ function askKey() {
     element("key").value = dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      if (dialog.returnValue !== "ok") return reject(new Error("This server needs a key."));
+      if (dialog.returnValue !== "ok") return reject(new Error("this server needs a key", { cause: "key" }));
       sessionStorage.setItem("key", element("key").value.trim());
       resolve();
     }, { once: true });

@@ -1,11 +1,11 @@
-import { call, element, make } from "/page/common.js";
+import { call, element, key, make } from "/page/common.js";
 
 const TASKS = {
   transcribe: "transcribes speech", classify: "classifies images", "embed-images": "vectors of images",
   embed: "vectors of texts", chat: "answers messages", translate: "translates",
 };
 const STATES = { ready: "ready", loading: "loading models …", failed: "models could not be loaded", stopping: "stopping" };
-let listed = [];
+let listed = [], refused = null;  // the key with which the list was refused: it is not asked for again and again
 
 export const model = (id) => listed.find((one) => one.id === id);
 
@@ -52,11 +52,15 @@ export async function follow() {
   try {
     health = await (await fetch("/health")).json();
     state = STATES[health.status] ?? health.status;
-    if (health.status === "ready") draw(await (await call("/v1/models")).json());
-    else element("model-list").replaceChildren(...health.models.map((name) => line(name, "ready", "", "")),
+    if (health.status === "ready") {
+      if (refused !== null && refused === String(key())) throw new Error("this server needs a key", { cause: "key" });
+      draw(await (await call("/v1/models")).json());
+    } else element("model-list").replaceChildren(...health.models.map((name) => line(name, "ready", "", "")),
       ...health.loading.map((name) => line(name, health.status === "failed" ? "failed" : "loading", "", "")));
   } catch (error) {
     if (health) state = error.message;
+    if (error.cause === "key") refused = String(key());
+    health = null;
   }
   const ready = health?.status === "ready";
   if (shown.textContent !== state) shown.textContent = state;

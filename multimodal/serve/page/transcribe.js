@@ -1,6 +1,6 @@
 import { Work, element, events, fail, files, make, post, quiet, save } from "/page/common.js";
 import { LiveText, record } from "/page/microphone.js";
-import { Transcript } from "/page/transcript.js";
+import { Transcript, short } from "/page/transcript.js";
 
 let work, transcript, player = null, file = null, recorded = false;
 
@@ -43,6 +43,7 @@ function live(text, partial = "") {
   const line = element("live");
   line.hidden = !(text || partial);
   line.replaceChildren(text, make("span", { className: "partial", textContent: partial ? ` ${partial}` : "" }));
+  line.scrollTop = line.scrollHeight;
 }
 
 async function transcribe(own, fromMicrophone = false) {
@@ -70,8 +71,8 @@ async function transcribe(own, fromMicrophone = false) {
     subtitle();
     element("edit").ariaPressed = "false";
     element("result").hidden = !done.segments.length;
-    const took = `${((performance.now() - began) / 1000).toFixed(1)} s`;
-    work.tell(done.segments.length ? `Transcribed ${done.duration.toFixed(1)} s of sound in ${took}.` : "No speech was heard.");
+    const took = ((performance.now() - began) / 1000).toFixed(1);
+    work.tell(done.segments.length ? `Transcribed ${short(done.duration)} of sound in ${took} s.` : "No speech was heard.");
   }, { file: own.name });
   if (!well && file === own) live("");
 }
