@@ -52,14 +52,15 @@ async function part(file) {
 
 async function ask(text) {
   const media = attached, asked = messages;
-  const message = { role: "user", content: [...await Promise.all(media.map(part)), { type: "text", text }] };
   bubble("user", text, media);
   const answer = bubble("assistant", "…");
   attached = [];
   drawAttached();
   element("question").value = "";
-  const sent = [...asked, message];
+  element("turns").ariaBusy = "true";  // a screen reader reads the answer once, at its end
   const well = await work.run("Answering …", async (signal) => {
+    const message = { role: "user", content: [...await Promise.all(media.map(part)), { type: "text", text }] };
+    const sent = [...asked, message];
     let told = "";
     const body = { messages: sent, model: element("ask-model").value || undefined, stream: true };
     for await (const event of events(await post("/v1/chat/completions", body, signal))) {
@@ -72,6 +73,7 @@ async function ask(text) {
     messages = [...sent, { role: "assistant", content: told || "." }];
     work.tell("");
   });
+  element("turns").ariaBusy = "false";
   if (!well && messages === asked) {  // the question may be asked again
     answer.parentElement.previousSibling.remove();
     answer.parentElement.remove();
@@ -88,8 +90,8 @@ export function startAsk() {
   files(element("medium"), attach);
   const send = () => {
     const text = element("question").value.trim();
-    if (work.busy) return;
-    if (text) ask(text).catch(fail);
+    if (work.busy) work.tell("Wait for the answer, or stop it.");
+    else if (text) ask(text);
     else work.tell("Type a question first.");
   };
   element("ask-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
