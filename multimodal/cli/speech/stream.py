@@ -48,9 +48,8 @@ def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str,
     from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, LiveOptions, options_for
 
     chosen = options_for(checkpoint, {**api, "vad_filter": False})  # live sound has its own
-    if not isinstance(chosen, CtcOptions):
-        raise UsageError(f"--stream: needs a CTC model, {checkpoint.source} is a {checkpoint.kind}")
-    decode = HybridOptions(**HybridOptions.among(vars(chosen)))
+    ctc = isinstance(chosen, CtcOptions)
+    decode = HybridOptions(**HybridOptions.among(vars(chosen))) if ctc else chosen
     spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}
     rate = {"rate": given["rate"]} if "rate" in given else {}
     try:

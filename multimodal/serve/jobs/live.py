@@ -21,7 +21,7 @@ class LiveRecording:
     """One live recording. `push` takes 16-bit samples, `commit` ends the utterance, `close` the recording; `give` is
     called with each Event, with None after a commit, with a MultimodalError, and at the end with the summary.
 
-    Raises UsageError for a model without CTC, or options out of range."""
+    Raises UsageError for options that the model does not have or that are out of range."""
 
     def __init__(self, checkpoint: Checkpoint, lane: Lane, options: LiveOptions, give: Callable[[Any], None]):
         self.checkpoint, self.lane, self.give = checkpoint, lane, give

@@ -16,7 +16,7 @@ from multimodal.serve.jobs.live import LiveRecording
 from multimodal.serve.media import base64_bytes
 from multimodal.serve.state import Server
 from multimodal.tasks.transcribe.live import Event
-from multimodal.tasks.transcribe.whisper.options import LiveOptions
+from multimodal.tasks.transcribe.whisper.options import LiveOptions, options_for
 
 router = APIRouter()
 REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16
@@ -30,11 +30,12 @@ class Socket:
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self.recording: LiveRecording | None = None
 
-    def open(self, model: str | None, values: Mapping[str, Any]) -> LiveRecording:
+    def open(self, model: str | None, values: Mapping[str, Any], decoding: Mapping[str, Any]) -> LiveRecording:
         """Raises UsageError, NotReadyError."""
         served = self.server.of("transcribe", model)
+        decode = options_for(served.checkpoint, decoding) if decoding else None
         give = lambda one: self.loop.call_soon_threadsafe(self.events.put_nowait, one)
-        self.recording = LiveRecording(served.checkpoint, served.lane, LiveOptions(**values), give)
+        self.recording = LiveRecording(served.checkpoint, served.lane, LiveOptions(decode=decode, **values), give)
         return self.recording
 
 
@@ -64,11 +65,11 @@ async def accepted(socket: WebSocket) -> AsyncIterator[Socket]:
 
 
 @router.websocket("/v1/audio/stream")
-async def stream(socket: WebSocket, model: str | None = None, rate: int = 16_000) -> None:
+async def stream(socket: WebSocket, model: str | None = None, rate: int = 16_000, language: str | None = None) -> None:
     """Binary messages hold 16-bit samples of one channel, a text message "end" ends them; answers are JSON messages
     of type partial, final and summary."""
     async with accepted(socket) as own:
-        recording = own.open(model, {"rate": rate})
+        recording = own.open(model, {"rate": rate}, {} if language is None else {"language": language})
         sending = asyncio.create_task(_send_events(own))
         try:
             while not sending.done():
@@ -119,6 +120,7 @@ class Realtime:
 
     def __init__(self, own: Socket, model: str | None):
         self.own, self.model, self.values = own, model, {"rate": REALTIME_RATE}
+        self.decoding: dict[str, Any] = {}
         self.item, self.before, self.said = _id("item"), None, ""
         self.finals = 0  # since the last commit
 
@@ -150,7 +152,7 @@ class Realtime:
                 raise UsageError(f"{str(other)[:60]!r} is not an event of a transcription session", argument="type")
 
     def _recording(self) -> LiveRecording:
-        return self.own.recording or self.own.open(self.model, self.values)
+        return self.own.recording or self.own.open(self.model, self.values, self.decoding)
 
     def _update(self, session: dict[str, Any]) -> None:
         """Settings in OpenAI's present or earlier form."""
@@ -167,7 +169,10 @@ class Realtime:
         if (threshold := turns.get("threshold")) is not None:
             self.values["threshold"] = threshold
         LiveOptions(**self.values)
-        self.own.server.of("transcribe", self.model)
+        served = self.own.server.of("transcribe", self.model)
+        given = {"language": told.get("language"), "initial_prompt": told.get("prompt")}
+        self.decoding = {name: value for name, value in given.items() if value}
+        options_for(served.checkpoint, self.decoding)
 
     async def tell(self, one: Any) -> None:
         """Send what the recording gave. Raises its errors."""

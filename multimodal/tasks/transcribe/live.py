@@ -11,6 +11,7 @@ from torch import Tensor
 
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerCTC
+from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.conformer.decode import (
     CtcTranscription,
     tokenizer_of,
@@ -19,8 +20,10 @@ from multimodal.tasks.transcribe.conformer.decode import (
 from multimodal.tasks.transcribe.conformer.windows import is_unlikely
 from multimodal.tasks.transcribe.live_recognizers import Recognizer, new_recognizer
 from multimodal.tasks.transcribe.segmentation import LevelMeter, cut
+from multimodal.tasks.transcribe.sessions import whisper_language
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector
-from multimodal.tasks.transcribe.whisper.options import LiveOptions
+from multimodal.tasks.transcribe.whisper.decode import model_and_tokenizer
+from multimodal.tasks.transcribe.whisper.options import HybridOptions, LiveOptions, options_for
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
@@ -52,18 +55,22 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
     `real_time_factor` (seconds of work per second of audio), the numbers of `partials` and `finals`, `latency_p50`,
     `latency_p95`, `latency_max` of all lines and `final_latency_…` of the finals.
 
-    Raises UsageError for a model without CTC, and as `PcmReader` and `conformer.decode.language_model` do."""
+    Raises UsageError for a model of another kind, and as `PcmReader` and `conformer.decode.language_model` do."""
     options = live_options(checkpoint, options)
     return LiveSession(checkpoint, options, PcmReader(read, options.rate)).events()
 
 
 def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> LiveOptions:
-    """Options with what they name loaded. Raises UsageError for a model without CTC, and as `run` does."""
-    if not isinstance(checkpoint.model, ConformerCTC):
-        raise UsageError(f"model {checkpoint.source}: live transcription needs a CTC model, got {checkpoint.kind}")
+    """Options with what they name loaded. Raises UsageError for options or a model unfit for speech, and as `run`
+    does."""
     options = options or LiveOptions()
-    # refuse an unfit language model before reading anything
-    return options.replace(decode=with_language_model(checkpoint, options.decode))
+    if isinstance(checkpoint.model, Whisper):
+        decode = options.decode or options_for(checkpoint, {})
+        whisper_language(checkpoint, decode)  # refuse what is unfit before reading anything
+        return options.replace(decode=decode)
+    if not isinstance(checkpoint.model, ConformerCTC):
+        raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
+    return options.replace(decode=with_language_model(checkpoint, options.decode or HybridOptions()))
 
 
 class LiveSession:
@@ -75,7 +82,9 @@ class LiveSession:
 
     def __init__(self, checkpoint: Checkpoint, options: LiveOptions, reader: PcmReader):
         self.checkpoint, self.options, self.reader = checkpoint, options, reader
-        self.tokenizer, self.detector = tokenizer_of(checkpoint), SpeechDetector()
+        whisper = isinstance(checkpoint.model, Whisper)
+        self.tokenizer = model_and_tokenizer(checkpoint)[1] if whisper else tokenizer_of(checkpoint)
+        self.detector = SpeechDetector()
         self.buffer, self.first, self.now, self.samples = torch.zeros(0), 0, 0, 0
         self.begin: int | None = None
         self.spoken = self.shown = 0
@@ -160,7 +169,8 @@ class LiveSession:
 
     def _final(self, end: int, arrived: float) -> Iterator[Event]:
         decoded = self.recognizer.final(self._wave(end))
-        text = "" if is_unlikely(decoded, self.options.decode) else " ".join(self.tokenizer.decode(decoded.ids).split())
+        unlikely = isinstance(self.options.decode, HybridOptions) and is_unlikely(decoded, self.options.decode)
+        text = "" if unlikely else " ".join(self.tokenizer.decode(decoded.ids).split())
         if text or self.previous:  # an empty line retracts the partial
             yield self._event("final", decoded, text, arrived, text)
         self._forget(end)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from multimodal.models.conformer import ConformerCTC
 from multimodal.tasks.transcribe.conformer.decode import CtcTranscription, HybridOptions, decode_frames, decode_windows
+from multimodal.tasks.transcribe.whisper.options import WhisperOptions
+from multimodal.tasks.transcribe.whisper.recognizer import WhisperRecognizer
 from multimodal.tokens.audio.log_mel import HOP, WINDOW, filterbank
 from multimodal.weights.folder import Checkpoint
 
@@ -61,10 +63,12 @@ class ChunkedRecognizer:
         self.frames = torch.cat([self.frames, new.to(self.frames.dtype)], 1)
 
 
-Recognizer = RedecodingRecognizer | ChunkedRecognizer
+Recognizer = RedecodingRecognizer | ChunkedRecognizer | WhisperRecognizer
 
 
-def new_recognizer(checkpoint: Checkpoint, options: HybridOptions) -> Recognizer:
+def new_recognizer(checkpoint: Checkpoint, options: HybridOptions | WhisperOptions) -> Recognizer:
     """A recognizer for a new utterance."""
+    if isinstance(options, WhisperOptions):
+        return WhisperRecognizer(checkpoint, options)
     kind = ChunkedRecognizer if checkpoint.model.config.encoder.chunk else RedecodingRecognizer
     return kind(checkpoint, options)

@@ -19,7 +19,7 @@ from multimodal.tasks.transcribe import live
 from multimodal.tasks.transcribe.conformer.decode import decode_windows
 from multimodal.tasks.transcribe.live_recognizers import ChunkedRecognizer, RedecodingRecognizer
 from multimodal.tasks.transcribe.transcribe import transcribe
-from multimodal.tasks.transcribe.whisper.options import HybridOptions, LiveOptions
+from multimodal.tasks.transcribe.whisper.options import HybridOptions, LiveOptions, options_for
 from multimodal.tokens.audio.pcm import PcmReader
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -29,7 +29,9 @@ from multimodal.weights.load import load
 from tests.helpers.data.sets import wav
 from tests.helpers.processes.programs import wait_for
 from tests.helpers.tiny import randomized
+from tests.helpers.tiny_whisper import COMMON, THEIR_WARNINGS, sound, whispers
 
+pytestmark = THEIR_WARNINGS
 RATE = 16000
 SAMPLE = asset("sample", "speech.flac")
 
@@ -298,8 +300,8 @@ def test_options_out_of_range_are_refused(options):
         LiveOptions(**options)
 
 
-def test_a_model_without_ctc_and_a_strange_rate_are_refused(shipped):
-    with pytest.raises(UsageError, match="CTC"):
+def test_a_model_of_text_and_a_strange_rate_are_refused(shipped):
+    with pytest.raises(UsageError, match="expected a speech model, got text"):
         live.run(broken, replace(shipped, model=shipped.model.decoder))
     with pytest.raises(UsageError, match="rate"):
         live.run(broken, shipped, LiveOptions(rate=0))
@@ -314,3 +316,15 @@ def test_a_reader_that_is_left_ends_its_thread():
     next(going)
     going.close()
     wait_for(lambda: threading.active_count() <= before)
+
+
+@pytest.mark.parametrize("language", ["de", None])
+def test_whispers_finals_are_its_transcript(language):
+    wave, checkpoint = sound(3), whispers()[1]
+    options = COMMON | {"language": language, "no_speech_threshold": None, "beam_size": 2, "sample_len": 6}
+    partials, (final,), _ = lines(pcm(wave), checkpoint, threshold=0.0, decode=options_for(checkpoint, options))
+    wave = torch.frombuffer(bytearray(pcm(wave)), dtype=torch.int16) / 32768
+    found = transcribe(wave, checkpoint, without_timestamps=True, **options)
+    assert final.text == " ".join(found["text"].split()) != ""
+    assert (final.start, final.end) == (0.0, 3.0)
+    assert partials[0].text

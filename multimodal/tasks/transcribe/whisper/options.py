@@ -203,17 +203,24 @@ class CtcOptions(SpeechOptions, HybridOptions):
     vad_filter: bool = SpeechOptions.vad_filter.but(True)
 
 
+def _decoding(value: Any) -> Any:
+    if not isinstance(value, HybridOptions | WhisperOptions):
+        raise UsageError(f"must be HybridOptions or WhisperOptions (got {value!r:.40})")
+    return value
+
+
 class LiveOptions(OptionSet):
     """`rate` of the samples in Hz. A partial line comes after every `step` seconds of speech, a final one after
     `silence` seconds without (speech probability under `threshold` - 0.15) or, cut at a quiet place, when an utterance
-    reaches `longest` seconds. `threshold` 0: all is speech. `decode`: of the finals; partials are the CTC best path."""
+    reaches `longest` seconds. `threshold` 0: all is speech. `decode`: of the finals (None: the model's defaults);
+    partials are the CTC best path, or greedy."""
 
     rate: int = option(16_000, "samples per second of --stream", "HZ", low=1000, high=3_072_000)
     step: float = option(0.5, low=0.1)
     silence: float = option(0.6, low=0.1, high=10)
     longest: float = option(LONGEST_WINDOW, low=2, high=30)
     threshold: float = SpeechOptions.vad_threshold
-    decode: HybridOptions = option(HybridOptions())
+    decode: HybridOptions | WhisperOptions | None = option(None, read=_decoding)
 
     def check(self) -> None:
         if self.step > self.longest:
