@@ -174,8 +174,8 @@ class TextWriter:
 
     def max_new(self, prompt: Sequence[int]) -> int:
         """Maximum number of new tokens."""
-        limit = self.decoder.config.limit
         begun = len(prompt) if self.encoder is None else 1
+        limit = self.decoder.config.limit_from(begun)
         return self.options.max_new_tokens if limit is None else min(self.options.max_new_tokens, limit - begun + 1)
 
     def start(
@@ -314,7 +314,7 @@ class TextWriter:
         cut = "context" if limit < self.options.max_new_tokens else "max_new_tokens"
         stopped = "stop" if stop else "end" if ended else cut
         if stopped == "context":
-            context = self.decoder.config.limit
+            context = self.decoder.config.limit_from(len(row))
             warnings.warn(f"text: ends after {limit} tokens at the model's context of {context}", stacklevel=3)
         elif self.encoder is None and self.limit is None and len(row) <= self.context < len(row) + len(ids) - 1:
             warnings.warn(f"text: exceeds the {self.context} tokens that the model was trained on", stacklevel=3)
