@@ -165,7 +165,7 @@ class TextTransformer(nn.Module):
     def _rotations(
         self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None
     ) -> list[Rotation | None]:
-        """Of most layers, and of those of the pattern."""
+        """Rotation of most layers, and that of the pattern's."""
         own = self.config.positions
         if past and own.switch and past <= own.switch < past + count:
             raise ValueError(f"text of {past} tokens cannot grow beyond {own.switch}, where its positions change")

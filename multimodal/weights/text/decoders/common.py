@@ -1,5 +1,5 @@
-"""What families of decoders in transformers' names share: one description gives a family of language models, and one of
-decoders alone, such as embedding models, whose names lack the prefix."""
+"""Families of decoders in transformers' names: one description gives a family of language models, and one of decoders
+alone, such as embedding models, whose names lack the prefix."""
 
 import re
 from collections.abc import Callable
@@ -32,7 +32,7 @@ NORMS = {"input_layernorm": "attention_branch.norm", "post_attention_layernorm":
 LLAMA = SELF | GATED | NORMS
 
 
-class Decoder(NamedTuple):
+class DecoderSpec(NamedTuple):
     """`types`: of its configurations. `config_from`: our configuration without `tied`. `names`: of a layer's linear
     maps and norms; parts that a model lacks, such as biases, have no row. `fused`: rows of a layer's maps that hold
     several of ours. `ends`: names outside of the layers. `base`: prefix of all names but the head's. `first`: a tensor
@@ -60,7 +60,7 @@ class Decoder(NamedTuple):
         return next(foreign for foreign, ours in self.ends.items() if ours == "embed") + ".weight"
 
 
-def families(spec: Decoder, **parts: Any) -> tuple[Family, Family]:
+def families(spec: DecoderSpec, **parts: Any) -> tuple[Family, Family]:
     """`parts`: further fields of both."""
 
     def made(name: str, base: str) -> Family:
@@ -75,7 +75,7 @@ def families(spec: Decoder, **parts: Any) -> tuple[Family, Family]:
     return made(spec.types[0], spec.base), made(f"{spec.types[0]}-model", spec.bare)
 
 
-def config_of(spec: Decoder, text: dict[str, Any], tensors: Tensors, base: str) -> TextConfig:
+def config_of(spec: DecoderSpec, text: dict[str, Any], tensors: Tensors, base: str) -> TextConfig:
     """Raises CheckpointError for unsupported options, by name and value."""
     for key, values in ({"quantization_config": (None,)} | spec.only).items():
         if (value := text.get(key, values[0])) not in values:
@@ -92,7 +92,7 @@ def config_of(spec: Decoder, text: dict[str, Any], tensors: Tensors, base: str) 
     return replace(config, tied=tie)
 
 
-def rows_of(spec: Decoder, config: TextConfig, base: str) -> list[NameRow]:
+def rows_of(spec: DecoderSpec, config: TextConfig, base: str) -> list[NameRow]:
     layer = [*linears(spec.names), *spec.fused(config)]
     unread = [NameRow(spec.layer + name, reason="follows from config.json", optional=True) for name in spec.unread]
     body = [*linears(spec.ends), *spec.others, *under(spec.layer, "stack.blocks.{}.", layer)]

@@ -9,7 +9,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.table import NameRow, Tensors, linears
-from multimodal.weights.text.decoders.common import Decoder, activation, changed, families, fused_qkv, head_width
+from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv, head_width
 from multimodal.weights.text.decoders.rope import positions
 
 OLD = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
@@ -48,7 +48,7 @@ def _renamed(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     return {OLD.get(name, name): value for name, value in config.items()}
 
 
-FALCON, FALCON_MODEL = families(Decoder(
+FALCON, FALCON_MODEL = families(DecoderSpec(
     ("falcon",), _config,
     {"self_attention.dense": "attention.out", "mlp.dense_h_to_4h": "feed.up", "mlp.dense_4h_to_h": "feed.down"},
     {"layer_norm_epsilon": 1e-5, "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True,

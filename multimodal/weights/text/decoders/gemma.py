@@ -15,7 +15,7 @@ from multimodal.weights.text.decoders.common import (
     GATED,
     LLAMA,
     SELF,
-    Decoder,
+    DecoderSpec,
     activation,
     changed,
     families,
@@ -65,9 +65,9 @@ def _gemma3(text: dict[str, Any]) -> TextConfig:
 
 
 ONE_WAY = {"use_bidirectional_attention": (None, False)}
-GEMMA, GEMMA_MODEL = families(Decoder(("gemma",), _gemma, LLAMA, SIZES, only=ONE_WAY))
-GEMMA2, GEMMA2_MODEL = families(Decoder(("gemma2",), _gemma2, SELF | GATED | NORMS, LATER | CAPS, only=ONE_WAY))
-GEMMA3, GEMMA3_MODEL = families(Decoder(
+GEMMA, GEMMA_MODEL = families(DecoderSpec(("gemma",), _gemma, LLAMA, SIZES, only=ONE_WAY))
+GEMMA2, GEMMA2_MODEL = families(DecoderSpec(("gemma2",), _gemma2, SELF | GATED | NORMS, LATER | CAPS, only=ONE_WAY))
+GEMMA3, GEMMA3_MODEL = families(DecoderSpec(
     ("gemma3_text",), _gemma3, SELF | GATED | NORMS | QK_NORMS,
     LATER | {"vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6,
              "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6, "use_bidirectional_attention": False},

@@ -12,7 +12,7 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import LayerPattern, PositionConfig, TextConfig
 from multimodal.weights.text import llama
-from multimodal.weights.text.decoders.common import LLAMA, Decoder, changed, families, windowed
+from multimodal.weights.text.decoders.common import LLAMA, DecoderSpec, changed, families, windowed
 
 QK_NORMS = {"self_attn.q_norm": "attention.query_norm", "self_attn.k_norm": "attention.key_norm"}
 DEFAULTS = llama.DEFAULTS | {"rms_norm_eps": 1e-6}
@@ -49,25 +49,25 @@ def _stablelm(text: dict[str, Any]) -> TextConfig:
     return changed(llama.hf_body(text), block, out_bias=False)
 
 
-QWEN3, QWEN3_MODEL = families(Decoder(
+QWEN3, QWEN3_MODEL = families(DecoderSpec(
     ("qwen3",), _qwen3, LLAMA | QK_NORMS,
     DEFAULTS | {"head_dim": 128, "num_key_value_heads": 32, "use_sliding_window": False, "max_window_layers": 28,
                 "sliding_window": 4096},
     only={"hidden_act": ("silu",)},
 ))  # fmt: skip
-SMOLLM3, SMOLLM3_MODEL = families(Decoder(
+SMOLLM3, SMOLLM3_MODEL = families(DecoderSpec(
     ("smollm3",), _smollm3, LLAMA,
     DEFAULTS | {"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True, "num_key_value_heads": 4},
     only={"hidden_act": ("silu",), "use_sliding_window": (False,)},
 ))  # fmt: skip
-GRANITE, GRANITE_MODEL = families(Decoder(
+GRANITE, GRANITE_MODEL = families(DecoderSpec(
     ("granite",), _granite, LLAMA,
     DEFAULTS | dict.fromkeys(
         ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0,
     ),
     only={"hidden_act": ("silu",)},
 ))  # fmt: skip
-STABLELM, STABLELM_MODEL = families(Decoder(
+STABLELM, STABLELM_MODEL = families(DecoderSpec(
     ("stablelm",), _stablelm, LLAMA,
     DEFAULTS | {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False,
                 "use_parallel_residual": False, "num_key_value_heads": 32},

@@ -9,7 +9,7 @@ from typing import Any
 from multimodal.blocks.stack import transformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.table import NameRow, Tensors
-from multimodal.weights.text.decoders.common import Decoder, activation, changed, families, fused_qkv, head_width
+from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv, head_width
 from multimodal.weights.text.decoders.rope import positions
 
 FEED = {"mlp.dense_h_to_4h": "feed.up", "mlp.dense_4h_to_h": "feed.down", "input_layernorm": "attention_branch.norm",
@@ -48,7 +48,7 @@ def _fused(config: TextConfig, name: str) -> list[NameRow]:
     return fused_qkv(name, config.stack.block.attention.heads, 1, 1, head_width(config))
 
 
-NEOX, NEOX_MODEL = families(Decoder(
+NEOX, NEOX_MODEL = families(DecoderSpec(
     ("gpt_neox",), _neox, FEED | {"attention.dense": "attention.out"},
     {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.25, "use_parallel_residual": True,
      "attention_bias": True, "tie_word_embeddings": False},
@@ -57,7 +57,7 @@ NEOX, NEOX_MODEL = families(Decoder(
     first="attention.query_key_value.weight", only={"is_decoder": (False, True)},
     unread=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
 ))  # fmt: skip
-BLOOM, BLOOM_MODEL = families(Decoder(
+BLOOM, BLOOM_MODEL = families(DecoderSpec(
     ("bloom",), _bloom, FEED | {"self_attention.dense": "attention.out"},
     {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "max_position_embeddings": 2048},
     lambda config: _fused(config, "self_attention.query_key_value"),

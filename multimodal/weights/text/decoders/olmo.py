@@ -7,7 +7,7 @@ from typing import Any
 
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.text import llama
-from multimodal.weights.text.decoders.common import GATED, SELF, Decoder, changed, families, windowed
+from multimodal.weights.text.decoders.common import GATED, SELF, DecoderSpec, changed, families, windowed
 from multimodal.weights.text.decoders.llama_kin import DEFAULTS, QK_NORMS
 from multimodal.weights.text.decoders.rope import positions
 
@@ -32,7 +32,7 @@ def _olmo3(text: dict[str, Any]) -> TextConfig:
     return windowed(made, text, lambda layer: (layer + 1) % 4 != 0, positions(text, near))
 
 
-OLMO2, OLMO2_MODEL = families(Decoder(("olmo2",), _olmo2, NAMES, OLMO, only={"hidden_act": ("silu",)}))
-OLMO3, OLMO3_MODEL = families(Decoder(
+OLMO2, OLMO2_MODEL = families(DecoderSpec(("olmo2",), _olmo2, NAMES, OLMO, only={"hidden_act": ("silu",)}))
+OLMO3, OLMO3_MODEL = families(DecoderSpec(
     ("olmo3",), _olmo3, NAMES, OLMO | {"rope_theta": 5e5, "sliding_window": 4096}, only={"hidden_act": ("silu",)},
 ))  # fmt: skip

@@ -8,7 +8,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.table import NameRow
-from multimodal.weights.text.decoders.common import SELF, Decoder, activation, changed, families
+from multimodal.weights.text.decoders.common import SELF, DecoderSpec, activation, changed, families
 
 NAMES = {name: ours for name, ours in SELF.items() if ours != "attention.out"} | {
     "self_attn.out_proj": "attention.out", "fc1": "feed.up", "fc2": "feed.down",
@@ -30,7 +30,7 @@ def _config(text: dict[str, Any]) -> TextConfig:
     return changed(made, bias=text["enable_bias"])
 
 
-FAMILY, MODEL = families(Decoder(
+FAMILY, MODEL = families(DecoderSpec(
     ("opt",), _config, NAMES, {"activation_function": "relu", "enable_bias": True, "tie_word_embeddings": True},
     ends={"embed_tokens": "embed", "final_layer_norm": "stack.norm"}, base="model.decoder.", bare="decoder.",
     only={"do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,),

@@ -12,7 +12,7 @@ from multimodal.weights.table import NameRow, Op, weight_and_bias
 from multimodal.weights.text import llama
 from multimodal.weights.text.decoders.common import (
     NORMS,
-    Decoder,
+    DecoderSpec,
     activation,
     changed,
     families,
@@ -38,7 +38,7 @@ def _fused(config: TextConfig) -> list[NameRow]:
     ]
 
 
-PHI3, PHI3_MODEL = families(Decoder(
+PHI3, PHI3_MODEL = families(DecoderSpec(
     ("phi3",), _config, NORMS | {"self_attn.o_proj": "attention.out", "mlp.down_proj": "feed.down"},
     DEFAULTS | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, _fused,
     first="self_attn.qkv_proj.weight",

@@ -4,7 +4,7 @@ from typing import Any
 
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.text import llama
-from multimodal.weights.text.decoders.common import NORMS, SELF, Decoder, activation, changed, families, windowed
+from multimodal.weights.text.decoders.common import NORMS, SELF, DecoderSpec, activation, changed, families, windowed
 
 
 def _config(text: dict[str, Any]) -> TextConfig:
@@ -14,7 +14,7 @@ def _config(text: dict[str, Any]) -> TextConfig:
     return windowed(changed(llama.hf_body(text), block), text, lambda layer: True)
 
 
-FAMILY, MODEL = families(Decoder(
+FAMILY, MODEL = families(DecoderSpec(
     ("starcoder2",), _config, SELF | NORMS | {"mlp.c_fc": "feed.up", "mlp.c_proj": "feed.down"},
     llama.DEFAULTS | {"norm_epsilon": 1e-5, "use_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 2,
                       "hidden_act": "gelu_pytorch_tanh"},
