@@ -1,7 +1,6 @@
 """The application: its state, its routes, its answers to errors."""
 
 import contextlib
-import shutil
 import threading
 from collections.abc import AsyncIterator
 
@@ -11,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from multimodal import __version__
 from multimodal.errors import MultimodalError
@@ -21,7 +21,7 @@ from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.routes import audio, chat, embeddings, live, system, vision
 from multimodal.serve.state import Server
-from multimodal.serve.uploads import upload_folder
+from multimodal.serve.uploads import UploadFolder
 
 
 def create(options: ServeOptions) -> Guard:
@@ -32,19 +32,20 @@ def create(options: ServeOptions) -> Guard:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server.folder = upload_folder()
+        uploads = UploadFolder()
+        server.folder = uploads.path
         threading.Thread(target=server.load, daemon=True).start()
         try:
             yield
         finally:
             server.models.stop()
-            shutil.rmtree(server.folder, ignore_errors=True)
+            uploads.remove()
 
     app = FastAPI(title="multimodal", version=__version__, lifespan=lifespan, redoc_url=None)
     app.state.server = server
     for part in (audio, chat, embeddings, live, system, vision):
         app.include_router(part.router)
-    for kind in (MultimodalError, HttpError, OSError, Exception):
+    for kind in (MultimodalError, HttpError, OSError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ValidationError, _invalid)

@@ -4,6 +4,8 @@ import errno
 import logging
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.jobs.lane import BusyError, CancelledJobError
 from multimodal.serve.models import NoModelError, NotReadyError
@@ -41,6 +43,8 @@ def as_http(error: Exception) -> HttpError:
             return HttpError(429, text, "queue_full", seconds=error.seconds)
         case NotReadyError():
             return HttpError(503, text, "not_ready", seconds=2)
+        case ClientDisconnect():  # nobody reads this
+            return HttpError(400, "the client has gone")
         case CancelledJobError():
             return HttpError(504, "the request took longer than the server allows", "timeout")
         case NoModelError():

@@ -15,6 +15,7 @@ from multimodal.serve.options import ServeOptions
 OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a key
 DRAINED = 4 << 20  # bytes of a refused body that are read
 PATIENCE = 30.0  # seconds for the next part of a body
+PACE = 256  # bytes a second that a body must bring after `PATIENCE`
 PROTOCOL_KEY = "openai-insecure-api-key."  # a key as browsers send it with a WebSocket
 
 
@@ -104,7 +105,7 @@ class Guard:
         """`receive` that refuses a body that is too large or too slow, and notes its fault."""
         if scope["type"] != "http":
             return receive
-        taken, ended = 0, False
+        taken, ended, began = 0, False, time.monotonic()
 
         async def limited() -> Any:
             nonlocal taken, ended
@@ -119,6 +120,10 @@ class Guard:
             taken += len(message.get("body", b""))
             if taken > self.most:
                 faults.append(self._too_large())
+                raise faults[0]
+            spent = time.monotonic() - began
+            if not ended and spent > PATIENCE and taken < PACE * spent:
+                faults.append(HttpError(408, f"{taken} bytes came in {spent:.0f} seconds", "too_slow"))
                 raise faults[0]
             return message
 

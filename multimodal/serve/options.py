@@ -54,6 +54,7 @@ class ServeOptions(OptionSet):
     allow_urls: tuple[str, ...] = option((), "hosts whose URLs are read for clients; an internal address must be named "
                                          "itself (default: none)", "HOST", read=_hosts)  # fmt: skip
     max_upload_mb: float = option(1024.0, "largest request", "MB", low=0, above=True)
+    max_megapixels: float = option(50.0, "largest image", "MP", low=0, above=True)
     queue: int = option(64, "requests that may wait for a model; more are refused with 429", "N", low=1)
     batch_size: int = option(8, "recordings, images or texts that share a batch", "N", low=1, high=1024)
     seconds: float = option(3600.0, "longest time of a request", "SECONDS", low=0, above=True)

@@ -1,8 +1,9 @@
 """Uploads: forms whose files go to disk as they come, in a folder that ends with the request."""
 
 import contextlib
+import errno
+import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -41,24 +42,39 @@ class Form(NamedTuple):
         return found[0]
 
 
-def upload_folder() -> Path:
-    """A new folder of this process. Those that crashed servers left are removed."""
-    root = Path(tempfile.gettempdir())
-    for left in root.glob(f"{FOLDER}*"):
-        found = re.fullmatch(rf"{FOLDER}(\d+)-\w+", left.name)
-        if found and not _runs(int(found[1])) and left.stat().st_uid == os.getuid():
+def sweep() -> None:
+    """Remove the folders that crashed servers left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError):
+            lock = _locked(left)
             shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+            os.close(lock)
 
 
-def _runs(process: int) -> bool:
+class UploadFolder:
+    """A new folder, locked while its process lives."""
+
+    def __init__(self) -> None:
+        sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=FOLDER))
+        self.lock = _locked(self.path)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def _locked(folder: Path) -> int:
+    """Open a folder of this user and lock it; its descriptor. Raises OSError for one of another server or user."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        if os.fstat(opened).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "of another user")
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        raise
+    return opened
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from multimodal.tasks.figures import overlay
 from multimodal.tasks.inspect.heatmap import check_model, relevance
 from multimodal.tasks.retrieve.index import Index, model_for, open_index, query_vectors
 from multimodal.tokens.image.preprocessing import preprocess
-from multimodal.tokens.image.reading import read_image
+from multimodal.tokens.image.reading import ImageLimits, check_size, image_size, read_image
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -80,6 +80,16 @@ class ClassifyingModel:
 def _scores(classifier: Classifier, payloads: list[list[Any]]) -> list[list[dict[str, Any]]]:
     found = iter(classifier(list(itertools.chain(*payloads))))
     return [list(itertools.islice(found, len(one))) for one in payloads]
+
+
+def checked(images: list[Any], megapixels: float) -> list[Any]:
+    """The images, none of which may be larger. Raises ImageError by their headers alone; what is no image is left to
+    its reader."""
+    limits = ImageLimits(max_pixels=round(megapixels * 1e6))
+    for one in images:
+        if (size := image_size(one)) is not None:
+            check_size(size, limits, f"{len(one)} bytes" if isinstance(one, bytes) else str(one))
+    return images
 
 
 def thumbnail(file: str) -> str | None:

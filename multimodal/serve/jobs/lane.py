@@ -88,6 +88,7 @@ class Lane:
         self.running: list[_Started] = []
         self.open = 0  # jobs without a result
         self.turn = 0
+        self.served: list[Job] = []  # of the batch under way
         self.changed = threading.Condition()
         self.batches: Callable[[int], None] = lambda size: None  # told of each batch
         self.ended = False
@@ -108,6 +109,11 @@ class Lane:
         with self.changed:
             self.ended = True
             self.changed.notify()
+
+    def check(self) -> None:
+        """For long requests, in their course: raises CancelledJobError if nobody waits for their batch any more."""
+        if all(job.cancelled for job in self.served):
+            raise CancelledJobError(f"{self.name}: cancelled")
 
     def _run(self) -> None:
         while True:
@@ -158,8 +164,11 @@ class Lane:
         batch = [one for one in self.running if one.work.key == first.work.key]
         payloads, serve = [one.work.payload for one in batch], first.work.serve
         self.batches(len(batch))
+        self.served = [one.job for one in batch]
         try:
             answers = in_parts(lambda part: serve(payloads[part]), len(batch))
+        except CancelledJobError as error:  # by `check`
+            answers = [error] * len(batch)
         except Exception:
             answers = [_alone(serve, payload) for payload in payloads]  # one of them may be at fault for all
         for one, answer in zip(batch, answers, strict=True):

@@ -19,6 +19,7 @@ from multimodal.tasks.text.options import TranslateOptions, options_for
 from multimodal.tasks.text.translate import Translation, TranslationWriter
 from multimodal.tokens.chat.messages import Message
 
+LONGEST_TOKEN = 256  # characters
 TokenScores = list[dict[str, Any]]
 
 
@@ -49,6 +50,8 @@ class ChatModel:
     def answers(self, messages: Sequence[Message], options: Mapping[str, Any], top: int | None = None) -> Job:
         """A job with `Answered`; `top`: see `token_scores`. Raises UsageError, TextError."""
         writer = self.writer(options)
+        self._check_length(writer, messages)
+        writer.interrupt = self.served.lane.check
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
@@ -66,6 +69,7 @@ class ChatModel:
         pieces. Raises UsageError, TextError."""
         writer = self.writer(options)
         writer.check_stream()
+        self._check_length(writer, messages)
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
@@ -79,6 +83,14 @@ class ChatModel:
     @staticmethod
     def _alone(work: Callable[[], Any]) -> Work:
         return Work(object(), None, lambda _: [work()])
+
+    @staticmethod
+    def _check_length(writer: TextWriter, messages: Sequence[Message]) -> None:
+        """Refuse texts that no vocabulary fits into the context before they take the time to be encoded."""
+        most = writer.limit or writer.context
+        length = sum(len(one.text) for one in messages)
+        if length > most * LONGEST_TOKEN:
+            raise TextError(f"messages: have {length} characters, the model's context is {most} tokens")
 
     def _prompt(self, writer: TextWriter, messages: Sequence[Message]) -> Any:
         checkpoint = self.served.checkpoint

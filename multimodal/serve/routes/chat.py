@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from multimodal.serve.calls import named, outcome, streamed
+from multimodal.serve.calls import named, opening, outcome, streamed
 from multimodal.serve.errors import HttpError
+from multimodal.serve.jobs.images import checked
 from multimodal.serve.jobs.texts import Answered, TokenScores, translations
 from multimodal.serve.media import Media, base64_bytes
 from multimodal.serve.state import server_of
@@ -107,6 +109,8 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         messages = await read_parts(body.messages, media)
+        images = [part.value for one in messages for part in one.parts if part.kind == "image"]
+        await anyio.to_thread.run_sync(checked, images, server.options.max_megapixels, limiter=opening())
         if body.stream:
             usage = bool((body.stream_options or {}).get("include_usage"))
             make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give, top)

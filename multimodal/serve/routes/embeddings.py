@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from multimodal.serve.calls import named, outcome
 from multimodal.serve.errors import HttpError
+from multimodal.serve.jobs.images import checked
 from multimodal.serve.media import Media
 from multimodal.serve.state import server_of
 
@@ -53,7 +54,8 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         images = [await _image(one, f"input[{i}]", media) for i, one in enumerate(inputs)] if of_images else []
-        make = lambda _: model.images(images) if of_images else model.texts(inputs)
+        most = server.options.max_megapixels
+        make = lambda _: model.images(checked(images, most)) if of_images else model.texts(inputs)
         with named(media.names):
             vectors = await outcome(request, model.served.lane, make, server.options.seconds)
     if body.dimensions not in (None, vectors.shape[1]):

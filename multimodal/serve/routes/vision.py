@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from multimodal.errors import UsageError
 from multimodal.serve.calls import named, opening, outcome
 from multimodal.serve.errors import HttpError
-from multimodal.serve.jobs.images import thumbnail
+from multimodal.serve.jobs.images import checked, thumbnail
 from multimodal.serve.media import Media
 from multimodal.serve.state import server_of
 from multimodal.serve.uploads import received
@@ -73,7 +73,9 @@ async def _scored(request: Request, asked: ClassificationRequest, images: list[A
     server = server_of(request)
     model = server.classifier(asked.model)
     names = {path: f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
-    make = lambda _: model.classify(images, asked.labels, asked.templates, asked.threshold, asked.top, asked.heatmaps)
+    read = lambda: checked(images, server.options.max_megapixels)
+    options = (asked.labels, asked.templates, asked.threshold, asked.top, asked.heatmaps)
+    make = lambda _: model.classify(read(), *options)
     with named(names):
         results = await outcome(request, model.served.lane, make, server.options.seconds)
     data = [{"index": i, **{k: v for k, v in one.items() if k != "file"}} for i, one in enumerate(results)]
@@ -109,7 +111,7 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         images = [] if body.image is None else [await media.read(body.image, "image")]
-        make = lambda _: found.search(texts, images, body.top)
+        make = lambda _: found.search(texts, checked(images, server.options.max_megapixels), body.top)
         with named(media.names):
             (hits,) = await outcome(request, found.lane, make, server.options.seconds)
     if body.thumbnails:

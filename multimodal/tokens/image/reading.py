@@ -70,6 +70,16 @@ def read_image(
         return _bare(image._new(image.im) if upright is image else upright)
 
 
+def image_size(source: str | Path | bytes) -> tuple[int, int] | None:
+    """(width, height) by the header alone, before rotation; None for what is no image."""
+    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
+    try:
+        with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
+            return Image.open(file, formats=FORMATS).size
+    except ImageError:
+        return None
+
+
 def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
     """Convert a Pillow image to upright RGB: EXIF orientation applied, 16 bits scaled, alpha over white. The result has
     no metadata, so it is not rotated twice. Raises ImageError."""
