@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from multimodal.blocks.cache import LayerCache
-from multimodal.blocks.capture import capture, capturing
+from multimodal.blocks.capture import attention_weights, capture, capturing
+from multimodal.blocks.layers import make_norm
 from multimodal.blocks.masks import Sparse, merge
 from multimodal.blocks.positions import RelativeTerm, ShawTerm
 
@@ -32,6 +33,10 @@ class AttentionConfig:
     dropout: float = 0.0
     linear: str | None = None  # "causal" or "full": `LinearAttention` in place of softmax
     out_bias: bool = True  # Qwen2's output projection has none
+    qk_norm: str | None = None  # norm of each head's queries and keys (Dehghani et al. 2023)
+    qk_norm_whole: bool = False  # over all heads at once (OLMo 2)
+    qk_norm_eps: float = 1e-6
+    softcap: float | None = None  # c: scores s become c·tanh(s/c) (Gemma 2)
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -58,21 +63,36 @@ class Attention(nn.Module):
         self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias and config.key_bias)
         self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias)
         self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias and config.out_bias)
+        self.query_norm, self.key_norm = self._norms()
         self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
         if config.relative:
             self.relative = RelativeTerm(config.width, self.heads, self.head_width)
+
+    def _norms(self) -> tuple[nn.Module | None, nn.Module | None]:
+        if (kind := self.config.qk_norm) is None:
+            return None, None
+        counts = (self.heads, self.kv_heads) if self.config.qk_norm_whole else (1, 1)
+        query, key = (make_norm(kind, count * self.head_width, self.config.qk_norm_eps) for count in counts)
+        return query, key
 
     def split(self, x: Float[Tensor, "B S _"]) -> Float[Tensor, "B _ S E"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
     def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> QKV:
-        query = self.split(self.query(x))
+        query = self._normed(self.query(x), self.query_norm)
         query = rotate(query) if rotate else query
         if source is not None and cache is not None and (key := cache.key) is not None:
             return query, key, cache.value
-        key, value = (self.split(part(x if source is None else source)) for part in (self.key, self.value))
+        key, value = (part(x if source is None else source) for part in (self.key, self.value))
+        key, value = self._normed(key, self.key_norm), self.split(value)
         key = rotate(key) if rotate else key
         return query, *((key, value) if cache is None else cache.append(key, value))
+
+    def _normed(self, x: Float[Tensor, "B S _"], norm: nn.Module | None) -> Float[Tensor, "B _ S E"]:
+        """The heads of queries or keys, normed."""
+        if norm is None or self.config.qk_norm_whole:
+            return self.split(x if norm is None else norm(x))
+        return norm(self.split(x))
 
     def forward(
         self,
@@ -92,11 +112,18 @@ class Attention(nn.Module):
         if isinstance(mask, Sparse):
             return self.out(mask.attend(query, key, value, self.scale).transpose(1, 2).flatten(2))
         if capturing():
-            capture(self, query, key, mask, self.scale)
+            capture(self, query, key, mask, self.scale, self.config.softcap)
         # SDPA needs a float mask of the query's type, which autocast changes
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
+        if self.config.softcap is not None:
+            weights = attention_weights(query, key, mask, self.scale, self.config.softcap)
+            return self.out(self._mixed(weights, value).transpose(1, 2).flatten(2))
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip
         return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _mixed(self, weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B K S E"]) -> Float[Tensor, "B H T E"]:
+        weights = F.dropout(weights, self.config.dropout, self.training)
+        return weights @ value.repeat_interleave(self.heads // self.kv_heads, 1)

@@ -25,15 +25,19 @@ def capturing() -> bool:
     return _captured is not None
 
 
-def capture(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
-    _captured.append((module, attention_weights(query, key, mask, scale).detach()))
+def capture(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float | None = None
+) -> None:
+    _captured.append((module, attention_weights(query, key, mask, scale, softcap).detach()))
 
 
 def attention_weights(
-    query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], mask: Tensor | None, scale: float
-) -> Float[Tensor, "B H T S"]:
-    """softmax(QKᵀ·scale + mask), zero in rows that may attend to nothing."""
+    query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], mask: Tensor | None, scale: float,
+    softcap: float | None = None,
+) -> Float[Tensor, "B H T S"]:  # fmt: skip
+    """softmax(QKᵀ·scale + mask), zero in rows that may attend to nothing. `softcap` c: scores s become c·tanh(s/c)."""
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1).nan_to_num(0.0)

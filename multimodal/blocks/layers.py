@@ -1,6 +1,7 @@
 """Norms, activations, feed-forward and stochastic depth."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,29 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+class PlusRMSNorm(nn.RMSNorm):
+    """An RMS norm whose gain is 1 + weight (Gemma)."""
+
+    @property
+    def gain(self) -> Float[Tensor, "D"]:
+        return 1.0 + self.weight.float()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        return F.rms_norm(x.float(), self.normalized_shape, self.gain, self.eps).to(x.dtype)
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": nn.LayerNorm, "layer_unbiased": partial(nn.LayerNorm, bias=False), "rms": nn.RMSNorm,
+    "rms_plus": PlusRMSNorm,
+}  # fmt: skip
+
+
 def make_norm(kind: str, width: int, eps: float) -> nn.Module:
-    """`layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019)."""
-    return {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[kind](width, eps=eps)
+    """`layer` (Ba et al. 2016), `layer_unbiased`, `rms` (Zhang and Sennrich 2019) or `rms_plus`."""
+    return NORMS[kind](width, eps=eps)
 
 
 class FeedForward(nn.Module):

@@ -165,6 +165,27 @@ def rotary(
     return Rotation((positions.float() * scale)[..., None] * rates, interleaved)
 
 
+def stretched_theta(theta: float, width: int, factor: float, trained: int, length: Tensor) -> Tensor:
+    """Base for texts of this length beyond the `trained` positions (dynamic NTK-aware interpolation)."""
+    ratio = factor * length.clamp(min=trained).float() / trained - (factor - 1)
+    return theta * ratio ** (width / (width - 2))
+
+
+def yarn_rates(
+    rates: Float[Tensor, "R"], theta: float, factor: float, fast: float, slow: float, trained: int, whole: bool
+) -> Float[Tensor, "R"]:
+    """RoPE's rates, divided by `factor` where a wave has less than `slow` turns in the `trained` positions, kept where
+    it has more than `fast`, and between them in between (Peng et al. 2023, section 3.2). `whole`: round these limits to
+    whole waves."""
+    width = 2 * len(rates)
+    low, high = (width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
+    low, high = (math.floor(low), math.ceil(high)) if whole else (low, high)
+    low, high = max(low, 0), min(high, width - 1)
+    wave = torch.arange(len(rates), dtype=torch.float32, device=rates.device)
+    stretched = ((wave - low) / ((high - low) or 0.001)).clamp(0, 1)
+    return rates * (1 - stretched) + rates / factor * stretched
+
+
 def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> "Rotation":
     """Axial RoPE for a grid of patches: half of the angles follow the row, half the column."""
     rates = theta ** (-torch.arange(0, width // 2, 2).float() / (width // 2))
@@ -175,16 +196,20 @@ def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> "Rot
 
 class Rotation:
     """Turns pairs (a, b) of queries and keys into (a·cos - b·sin, b·cos + a·sin), in few calls: single tokens wait for
-    their number. `cos`, `sin`: [T E] or [B 1 T E]."""
+    their number. `cos`, `sin`: [T E] or [B 1 T E]. Where they are narrower than a head, its other numbers stay. `gain`:
+    factor of both."""
 
-    def __init__(self, angles: Float[Tensor, "*B T R"], interleaved: bool):
-        cos, sin = angles.cos(), angles.sin()
+    def __init__(self, angles: Float[Tensor, "*B T R"], interleaved: bool, gain: float = 1.0):
+        cos, sin = (part if gain == 1 else part * gain for part in (angles.cos(), angles.sin()))
         at, self.half, self.interleaved = -1 if interleaved else -2, angles.shape[-1], interleaved
         cos, sin = torch.stack([cos, cos], at).flatten(-2), torch.stack([-sin, sin], at).flatten(-2)
         # positions may differ between rows of the batch
         self.cos, self.sin = (cos[:, None], sin[:, None]) if angles.ndim == 3 else (cos, sin)
 
     def __call__(self, x: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
+        if self.cos.shape[-1] < x.shape[-1]:
+            turned, rest = x.split((self.cos.shape[-1], x.shape[-1] - self.cos.shape[-1]), -1)
+            return torch.cat([self(turned), rest], -1)
         wide = x.float()
         swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else wide.roll(self.half, -1)
         return (wide * self.cos + swapped * self.sin).to(x.dtype)

@@ -30,12 +30,20 @@ class BlockConfig:
     norm: str = "layer"
     norm_eps: float = 1e-5
     post_norm: bool = False  # norm(x + f(x)) (Vaswani et al. 2017) instead of x + f(norm(x))
+    pre_norm: bool = True  # False: x + f(x)
+    out_norm: bool = False  # x + norm(f(…)): beside a norm before (Gemma 2) or in its place (OLMo 2)
+    residual_scale: float = 1.0  # factor of f (Granite)
+    parallel: str | None = None  # both branches read x (GPT-NeoX), with one norm for each, "two", or for both, "one"
     cross: AttentionConfig | None = None
     cross_block: bool = False  # cross-attention is a block of its own: after a feed-forward, with a normed source
     layer_scale: bool = False
     dropout: float = 0.0
     feed_bias: bool | None = None  # of the feed-forward; None: as attention's
     experts: ExpertsConfig | None = None  # a mixture of feed-forwards in place of one, in some or all blocks
+
+    def __post_init__(self) -> None:
+        if self.parallel not in (None, "one", "two") or (self.parallel and (self.cross or self.post_norm)):
+            raise ValueError(f"parallel {self.parallel!r}: expected one or two norms, no cross-attention, no post_norm")
 
 
 @dataclass(frozen=True)
@@ -61,21 +69,33 @@ class StackConfig:
 
 
 class Branch(nn.Module):
-    """Residual branch with norm, layer scale and drop path: x + f(norm(x)) or norm(x + f(x))."""
+    """Residual branch with norms, layer scale and drop path: x + f(norm(x)) or norm(x + f(x))."""
 
     def __init__(self, config: BlockConfig, drop_path: float):
         super().__init__()
         width = config.attention.width
-        self.norm = make_norm(config.norm, width, config.norm_eps)
+        norm = partial(make_norm, config.norm, width, config.norm_eps)
+        self.norm = norm() if config.pre_norm or config.post_norm else None
+        self.out_norm = norm() if config.out_norm else None
+        self.factor = config.residual_scale
         self.scale = LayerScale(width) if config.layer_scale else None
         self.drop = nn.Sequential(nn.Dropout(config.dropout), DropPath(drop_path))
         self.post = config.post_norm
 
-    def forward(self, x: Float[Tensor, "B T D"], function: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
-        branch = function(x if self.post else self.norm(x))
+    def forward(
+        self, x: Float[Tensor, "B T D"], function: Callable[[Tensor], Tensor], onto: Tensor | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """`onto`: what the branch is added to; None: `x`."""
+        branch = function(self.normed(x))
+        branch = branch if self.out_norm is None else self.out_norm(branch)
+        branch = branch if self.factor == 1 else branch * self.factor
         branch = branch if self.scale is None else self.scale(branch)
-        x = x + (self.drop(branch) if self.training else branch)
+        x = (x if onto is None else onto) + (self.drop(branch) if self.training else branch)
         return self.norm(x) if self.post else x
+
+    def normed(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Input of the function."""
+        return x if self.post or self.norm is None else self.norm(x)
 
 
 class Block(nn.Module):
@@ -98,7 +118,8 @@ class Block(nn.Module):
         self.source_norm = make_norm(config.norm, source_width, config.norm_eps) if apart else None
         dense = feed if config.experts is None else partial(Experts, config.experts, *feed.args)
         self.feed = GroupedFeed(groups, *feed.args) if groups else dense()
-        self.feed_branch = Branch(config, drop_path)
+        self.parallel = config.parallel
+        self.feed_branch = Branch(replace(config, pre_norm=config.pre_norm and config.parallel != "one"), drop_path)
 
     def forward(
         self,
@@ -116,7 +137,10 @@ class Block(nn.Module):
         if only is not None:
             return self.forward_one(x, mask, only)
         own, crossed = caches or (None, None)
-        x = self.attention_branch(x, lambda h: self.attention(h, mask=mask, rotate=rotate, cache=own))
+        start, x = x, self.attention_branch(x, lambda h: self.attention(h, mask=mask, rotate=rotate, cache=own))
+        if self.parallel is not None:
+            h = self.attention_branch.normed(start) if self.parallel == "one" else start
+            return self.feed_branch(h, self.feed, onto=x)
         if self.own_feed is not None:
             x = self.own_feed_branch(x, self.own_feed)
         if self.cross is not None:
@@ -135,7 +159,7 @@ class Block(nn.Module):
     def forward_one(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Tensor:
         """The output at one position of each row [B 1 D], without cross-attention, rotation or cache."""
         branch = self.attention_branch
-        keys = x if branch.post else branch.norm(x)
+        keys = branch.normed(x)
         if mask is not None and mask.shape[-2] > 1:  # [T S] or [B H T S]
             heads = mask.shape[1] if mask.ndim == 4 else 1
             mask = mask.expand(len(x), heads, *mask.shape[-2:]).transpose(1, 2)
@@ -182,23 +206,27 @@ class Stack(nn.Module):
         only: Int[Tensor, "B"] | None = None,
         layers: int | None = None,
         group: Int[Tensor, "B"] | None = None,
+        pattern: tuple[frozenset[int], Tensor | Sparse | None, Callable | None] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`states` receives the input of each block and then the output after the final norm. `only`: return one
         position of each row [B 1 D]; without gradients, source, rotation, cache, `states` and capture the last block
         uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final norm.
-        `group`: of each row, for grouped blocks."""
+        `group`: of each row, for grouped blocks. `pattern`: numbers of layers with a mask and rotation of their own,
+        and these."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
         others = (
-            capturing() or torch.is_grad_enabled() or any(p is not None for p in (source, rotate, cache, states, group))
-        )
+            capturing() or torch.is_grad_enabled() or self.config.block.parallel is not None
+            or any(p is not None for p in (source, rotate, cache, states, group, pattern))
+        )  # fmt: skip
         alone = None if others or layers is not None else only
         for layer in range(self.config.layers if layers is None else layers):
             if states is not None:
                 states.append(x)
             block = self.blocks[layer % len(self.blocks)]
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
-            inputs = (x, source, mask, source_mask, rotate, caches)
+            seen, turn = pattern[1:] if pattern is not None and layer in pattern[0] else (mask, rotate)
+            inputs = (x, source, seen, source_mask, turn, caches)
             if layer >= self.first_grouped and group is not None:
                 inputs = (*inputs, None, group)
             if self.checkpointing and self.training and torch.is_grad_enabled():

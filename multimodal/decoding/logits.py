@@ -138,6 +138,20 @@ def log_softmax(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[
     return logits.log_softmax(-1)
 
 
+def one_end(ends: Sequence[int], drawn: bool) -> LogitsProcessor:
+    """Let the first of the tokens that end a text stand for all: with the highest of their logits, or if tokens are
+    `drawn`, with the sum of their probabilities."""
+    first, *others = ends
+
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        every = logits[:, list(ends)]
+        logits[:, first] = every.logsumexp(-1) if drawn else every.amax(-1)
+        logits[:, others] = -torch.inf
+        return logits
+
+    return processor
+
+
 def end_if_all_forbidden(eos: int) -> Replayed:
     """Allow the end where the processors before forbid every token."""
 

@@ -31,14 +31,16 @@ class GraphDecoder(Replacement, Frozen, TextTransformer):
 
     def __init__(self, decoder: TextTransformer):
         if not has_static_step(decoder):
-            raise ValueError("static steps do not support relative positions")
+            raise ValueError("static steps do not support relative positions, experts, groups and patterns of layers")
         super().__init__(decoder)
         self.slots: list[_Slot] = []
 
 
 def has_static_step(decoder: TextTransformer) -> bool:
-    stack = decoder.config.stack  # the host counts the tokens of each expert, the rows of each group
-    return not (stack.block.attention.relative or stack.block.experts or stack.groups)
+    config, stack = decoder.config, decoder.config.stack
+    # the host counts the tokens of each expert, the rows of each group; patterns and switches need the length
+    counted = stack.block.experts or stack.groups or config.pattern or config.positions.switch
+    return not (stack.block.attention.relative or counted)
 
 
 def fast_step(

@@ -14,7 +14,7 @@ from multimodal.blocks.attention import QKV, Attention
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.experts import Experts, GroupedFeed
-from multimodal.blocks.layers import FeedForward
+from multimodal.blocks.layers import FeedForward, PlusRMSNorm
 from multimodal.blocks.stack import Block
 from multimodal.inference.modules import Replacement
 
@@ -34,9 +34,17 @@ class FusedAttention(Replacement, Attention):
             self.qkv.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
 
     def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> QKV:
-        both, value = self.split(self.qkv(x)).split((self.heads + self.kv_heads, self.kv_heads), 1)
-        query, key = (both if rotate is None else rotate(both)).split((self.heads, self.kv_heads), 1)
+        query, key, value = self.turned(self.split(self.qkv(x)), rotate)
         return query, *((key, value) if cache is None else cache.append(key, value))
+
+    def turned(self, heads: Float[Tensor, "B _ T E"], rotate: Callable | None) -> QKV:
+        """Query, key and value of all heads, normed and rotated."""
+        both, value = torch.split_with_sizes(heads, (self.heads + self.kv_heads, self.kv_heads), 1)
+        if self.query_norm is not None:
+            query, key = both.split((self.heads, self.kv_heads), 1)
+            both = torch.cat([self.query_norm(query), self.key_norm(key)], 1)
+        query, key = (both if rotate is None else rotate(both)).split((self.heads, self.kv_heads), 1)
+        return query, key, value
 
 
 def _attend(
@@ -96,11 +104,7 @@ class FusedBlock(Replacement, Block):
             return super().forward(x, source, mask, source_mask, rotate, caches, only)
         own, parts, rows = self.attention, self.functions, x.shape[0]
         heads = parts.qkv(parts.norms[0](x)).view(rows, -1, 1, own.head_width)
-        if rotate is None:
-            query, key, value = torch.split_with_sizes(heads, (own.heads, own.kv_heads, own.kv_heads), 1)
-        else:
-            both, value = torch.split_with_sizes(heads, (own.heads + own.kv_heads, own.kv_heads), 1)
-            query, key = rotate(both).split((own.heads, own.kv_heads), 1)
+        query, key, value = own.turned(heads, rotate)
         key, value = caches[0].append(key, value)
         # heads that share a key are several queries to it
         mixed = _attend(query.reshape(rows, own.kv_heads, -1, own.head_width), key, value, mask, own.scale)
@@ -161,15 +165,26 @@ def _feed(feed: FeedForward | Experts) -> Callable[[Tensor], Tensor]:
     return lambda x: down(activation(up(x)))
 
 
+def plain_norm(part: nn.Module) -> nn.Module:
+    """An RMS norm with the gain 1 + weight of a `PlusRMSNorm` in float32; another module itself."""
+    if not isinstance(part, PlusRMSNorm) or part.weight.dtype != torch.float32:
+        return part
+    made = nn.RMSNorm(part.normalized_shape, part.eps, device="meta")
+    made.weight = nn.Parameter(part.weight.detach() + 1, requires_grad=False)
+    return made
+
+
 def can_fuse(block: Block) -> bool:
     """Return True for pre-norm blocks without relative terms whose cross-attention has a key for each head."""
     branches = [one for one in (block.attention_branch, block.cross_branch, block.feed_branch) if one is not None]
     attentions = [block.attention] if block.cross is None else [block.attention, block.cross]
     return not (
         block.own_feed is not None
+        or block.parallel is not None
         or isinstance(block.feed, GroupedFeed)
-        or any(one.post or one.scale is not None for one in branches)
+        or any(one.post or one.scale is not None or one.out_norm is not None or one.factor != 1 for one in branches)
         or any(type(one.norm) not in (nn.LayerNorm, nn.RMSNorm) for one in branches)
         or any(type(one) is not Attention or one.relative is not None for one in attentions)
+        or any(one.config.qk_norm_whole or one.config.softcap is not None for one in attentions)
         or (block.cross is not None and block.cross.heads != block.cross.kv_heads)
     )

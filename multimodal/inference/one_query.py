@@ -46,7 +46,7 @@ class OneQueryBlock(Replacement, Block):
         if mask is not None:
             return super().forward_one(x, mask, only)
         branch = self.attention_branch
-        keys = x if branch.post else branch.norm(x)
+        keys = branch.normed(x)
         x = branch(select_positions(x, only), lambda h: self.one_query(h, keys))
         return self.feed_branch(x, self.feed)
 

@@ -14,7 +14,7 @@ from multimodal.blocks.stack import Block, Stack
 from multimodal.errors import UsageError
 from multimodal.inference import cuda_graphs
 from multimodal.inference.bf16_attention import BlockedAttention
-from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse
+from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse, plain_norm
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, replace_modules
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
@@ -117,12 +117,14 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
 def _join_projections(decoder: nn.Module) -> None:
     """One product for query, key and value: at a token each, launches are most of the time on a GPU."""
     for block in [part for part in decoder.modules() if isinstance(part, Block)]:
-        if type(block.attention) is Attention:
+        if type(block.attention) is Attention and not block.attention.config.qk_norm_whole:
             block.attention = FusedAttention(block.attention)
 
 
 def _has_blocks(part: nn.Module) -> bool:
-    return type(part) is Attention and part.heads == part.kv_heads and part.relative is None
+    if type(part) is not Attention or part.heads != part.kv_heads:
+        return False
+    return part.relative is None and part.config.softcap is None and part.query_norm is None
 
 
 def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
@@ -301,6 +303,7 @@ def _fuse(decoder: TextTransformer | Stack, kind: Callable[..., nn.Module], ever
     of their own."""
     whole = isinstance(decoder, TextTransformer)
     if whole:
+        replace_modules(decoder, plain_norm)
         fused = lambda part: FusedBlock(part) if isinstance(part, Block) and can_fuse(part) else part
         replace_modules(decoder.stack.blocks, fused)
     for module in list(decoder.modules()) if every else []:

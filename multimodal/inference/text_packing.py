@@ -81,7 +81,8 @@ def _states(
         if segments is not None and len(segments[number]) != len(row):
             raise ValueError(f"text {number} has {len(row)} ids and {len(segments[number])} segments")
     experts = model.config.stack.block.experts
-    if experts is not None and experts.capacity is not None:  # neighbours in a row would take places
+    # neighbours in a row would take places, or change its length
+    if (experts is not None and experts.capacity is not None) or model.config.positions.switch:
         tokens = 1
     for batch in _batches([len(row) for row in rows], tokens or TOKENS.get(device.type, TOKENS_ELSEWHERE)):
         ids = _laid(batch, [rows[number] for number in batch.numbers], 0).to(device)

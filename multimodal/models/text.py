@@ -8,10 +8,15 @@ from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
 from multimodal.blocks.masks import Causal, Sparse, causal, key_mask, merge
-from multimodal.blocks.positions import BucketBias, alibi, relative_distances
+from multimodal.blocks.positions import BucketBias, Rotation, alibi, relative_distances
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, select_positions
-from multimodal.models.text_config import TextConfig, rotary_positions, sinusoidal_positions
+from multimodal.models.text_config import (
+    LayerPattern,
+    TextConfig,
+    rotary_positions,
+    sinusoidal_positions,
+)
 
 UNMASKED = ("cuda",)  # device types on which causal attention is faster without a mask tensor
 FEW = 256  # positions up to which it is not faster on others
@@ -137,10 +142,8 @@ class TextTransformer(nn.Module):
         # with gradients the stack attends from all positions, even with `only`
         fresh = cache is None or (cache.length == 0 and cache.start is None)
         whole = fresh and valid is None and (only is None or torch.is_grad_enabled())
-        mask = self._mask(past, count, cache, mask, whole)
-        if valid is not None:
-            mask = key_mask(valid) if mask is None else mask & key_mask(valid)
-        mask = merge(mask, self._bias(past, count, cache))
+        bias, pattern, given = self._bias(past, count, cache), self.config.pattern, mask
+        mask = self._masked(self._mask(past, count, cache, mask, whole), valid, bias)
         source_mask = None
         if cache is not None and cache.has_source:
             source_mask = cache.source_mask
@@ -148,14 +151,37 @@ class TextTransformer(nn.Module):
             source, source_mask = torch.where(source_valid[..., None], source, 0), key_mask(source_valid)
             if cache is not None:
                 cache.source_mask = source_mask
-        rotate = None
-        if self.config.positions.kind == "rotary":
-            index = self._numbers(past, count, self._index(past, count, cache, positions))
-            rotate = rotary_positions(self.config.positions, index, self.config.stack.block.attention)
+        (rotate, *turns), others = self._rotations(past, count, cache, positions), None
+        if pattern is not None:
+            near = self._mask(past, count, cache, given, whole, pattern)
+            others = frozenset(pattern.layers), self._masked(near, valid, bias), *turns
         # training rows are packed, or padded to few lengths
         steady = isinstance(mask, Causal) and torch.is_grad_enabled() and count % 8 == 0
         with preferred_kernels(x, steady):
-            return self.stack(x, source, mask, source_mask, valid, rotate, cache, states, only, group=group)
+            return self.stack(
+                x, source, mask, source_mask, valid, rotate, cache, states, only, group=group, pattern=others
+            )
+
+    def _rotations(
+        self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None
+    ) -> list[Rotation | None]:
+        """Rotation of most layers, and that of the pattern's."""
+        own = self.config.positions
+        if past and own.switch and past <= own.switch < past + count:
+            raise ValueError(f"text of {past} tokens cannot grow beyond {own.switch}, where its positions change")
+        kinds = [own, *([] if self.config.pattern is None else [self.config.pattern.positions])]
+        if all(kind.kind != "rotary" for kind in kinds):
+            return [None] * len(kinds)
+        index, attention = self._index(past, count, cache, positions), self.config.stack.block.attention
+        index = self._numbers(past, count, index)
+        return [rotary_positions(kind, index, attention) if kind.kind == "rotary" else None for kind in kinds]
+
+    def _masked(
+        self, mask: Bool[Tensor, "..."] | Sparse | None, valid: Bool[Tensor, "B T"] | None, bias: Tensor | None
+    ) -> Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | None:
+        if valid is not None:
+            mask = key_mask(valid) if mask is None else mask & key_mask(valid)
+        return merge(mask, bias)
 
     def _group(self, ids: Int[Tensor, "B T"], cache: Cache | None) -> Int[Tensor, "B"]:
         """The group of each row's first language token, which a cache keeps. Raises ValueError for a row without."""
@@ -212,10 +238,14 @@ class TextTransformer(nn.Module):
 
     def _mask(
         self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | Sparse | None,
-        whole: bool,
+        whole: bool, pattern: LayerPattern | None = None,
     ) -> Bool[Tensor, "..."] | Sparse | None:  # fmt: skip
-        width, keys = self.config.window, (cache.cached if cache else past) + count
-        if mask is None and self.config.causal and not self.config.stack.block.attention.linear:
+        """`pattern`: of the layers that have one; its window also narrows a given `mask`."""
+        width, keys = (pattern or self.config).window, (cache.cached if cache else past) + count
+        if pattern and width and keys > width and not (self.config.causal and mask is None):
+            near = self._distances(past, count, cache).abs() < width
+            mask = near if mask is None else mask & near
+        elif mask is None and self.config.causal and not self.config.stack.block.attention.linear:
             if width and keys > width:
                 distance = self._distances(past, count, cache)
                 mask = (distance <= 0) & (distance > -width)
@@ -229,7 +259,7 @@ class TextTransformer(nn.Module):
     def _unmasked(self, count: int) -> bool:
         """Return True if the causal order is all that masks whole texts, and weights are not captured."""
         own, kind = self.config.stack.block.attention, self.config.positions.kind
-        biased = kind in ("bucket", "alibi") or own.relative or own.shaw
+        biased = kind in ("bucket", "alibi") or own.relative or own.shaw or own.softcap
         dropping = self.training and own.dropout
         return not (biased or dropping or capturing()) and (self.device.type in UNMASKED or count > FEW)
 
@@ -238,11 +268,13 @@ class TextTransformer(nn.Module):
         return next(self.parameters()).device
 
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        states = states if self.transform is None else self.transform(states)
+        states, cap = states if self.transform is None else self.transform(states), self.config.logit_cap
         if self.head is not None:
-            return self.head(states)
-        states = states if self.config.logit_scale == 1 else states * self.config.logit_scale
-        return nn.functional.linear(states, self.embed.weight, self.tied_bias)
+            logits = self.head(states)
+        else:
+            states = states if self.config.logit_scale == 1 else states * self.config.logit_scale
+            logits = nn.functional.linear(states, self.embed.weight, self.tied_bias)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def pooled(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
         """The first token's state, or a causal model's last `valid` one, through the pooler if there is one."""

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.attention import AttentionConfig
-from multimodal.blocks.positions import Rotation, rotary, sinusoids
+from multimodal.blocks.positions import Rotation, rotary, sinusoids, stretched_theta, yarn_rates
 from multimodal.blocks.stack import StackConfig
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "bucket", "alibi", "none")
@@ -22,6 +23,10 @@ class PositionConfig:
       `interleaved`: sine and cosine alternate, as in the paper; else all sines, then all cosines.
     - rotary: RoPE (Su et al. 2021); `theta`, `interleaved`, `scale` and `turns`: see `positions.rotary`. `ntk` above 1
       stretches the slow waves alone (NTK-aware interpolation: theta·ntk^(E/(E-2))).
+      `share`: numbers of a head that turn, from its first; None: all. `gain`: factor of turned queries and keys.
+      `yarn` (fast, slow, positions, whole): see `positions.yarn_rates`. `dynamic` (factor, positions): see
+      `positions.stretched_theta`. `factors`: divisors of the rates in texts of up to `trained` positions, and
+      `long_factors` in longer ones (LongRoPE, Ding et al. 2024).
     - bucket: T5's bias, one table for all layers, with `buckets` up to the distance `furthest`.
     - alibi: a slope of distance per head (Press et al. 2022).
     - none: for attention with Shaw's or Transformer-XL's relative terms, or without positions."""
@@ -36,6 +41,18 @@ class PositionConfig:
     buckets: int = 32
     furthest: int = 128
     turns: tuple[float, float, int] | None = None
+    share: int | None = None
+    gain: float = 1.0
+    yarn: tuple[float, float, int, bool] | None = None
+    dynamic: tuple[float, int] | None = None
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    trained: int = 0
+
+    @property
+    def switch(self) -> int | None:
+        """Number of positions beyond which the rates change."""
+        return self.dynamic[1] if self.dynamic else self.trained if self.factors else None
 
     def __post_init__(self):
         if self.kind not in POSITIONS:
@@ -51,10 +68,36 @@ def sinusoidal_positions(config: PositionConfig, index: Int[Tensor, "*B T"], wid
 
 
 def rotary_positions(config: PositionConfig, index: Int[Tensor, "*B T"], attention: AttentionConfig) -> Rotation:
-    """RoPE for these positions."""
-    width = attention.head_width or attention.width // attention.heads
+    """RoPE for these positions. The last one of each row says how long its text is."""
+    width = config.share or attention.head_width or attention.width // attention.heads
+    if config.yarn or config.switch:
+        return Rotation(index.float()[..., None] * _rates(config, index, width), config.interleaved, config.gain)
     theta = config.theta if config.ntk == 1 else config.theta * config.ntk ** (width / (width - 2))
     return rotary(index, width, theta, config.scale, config.interleaved, config.turns)
+
+
+def _rates(config: PositionConfig, index: Int[Tensor, "*B T"], width: int) -> Float[Tensor, "..."]:
+    """Rates [R], or [1 R] for each row."""
+    steps = torch.arange(0, width, 2, device=index.device).float() / width
+    length = index.amax(-1)[..., None, None] + 1
+    if config.dynamic:
+        return 1 / stretched_theta(config.theta, width, *config.dynamic, length) ** steps
+    rates = 1 / config.theta**steps
+    if config.yarn:
+        fast, slow, trained, whole = config.yarn
+        return yarn_rates(rates, config.theta, 1 / config.scale, fast, slow, trained, whole)
+    short, long = (rates / torch.tensor(own, device=index.device) for own in (config.factors, config.long_factors))
+    return torch.where(length > config.trained, long, short)
+
+
+@dataclass(frozen=True)
+class LayerPattern:
+    """`layers`: numbers of those that see `window` tokens, themselves included (None: all; in both directions if the
+    model is not causal), and have these positions, rotary or none (Gemma 2 and 3, SmolLM3, ModernBERT)."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    positions: PositionConfig
 
 
 @dataclass(frozen=True)
@@ -72,6 +115,8 @@ class TextConfig:
 
     `languages`: ids of language tokens by group. A row uses its group's feed-forwards in the stack's grouped blocks;
     its group is that of its first language token (M2M-100).
+
+    `pattern`: layers that attend in another way than the rest. `logit_cap` c: logits l become c·tanh(l/c) (Gemma 2).
 
     `pool`: activation of a pooler on the first token's state (BERT: tanh). `classes`: outputs of a linear classifier on
     the pooled state; one output scores a choice. `tags`: outputs of a linear classifier of each token. `spans`: logits
@@ -98,10 +143,15 @@ class TextConfig:
     tags: int = 0
     spans: bool = False
     languages: tuple[tuple[int, ...], ...] = ()
+    pattern: LayerPattern | None = None
+    logit_cap: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.languages) != self.stack.groups:
             raise ValueError(f"languages: has {len(self.languages)} groups, the stack's blocks {self.stack.groups}")
+
+        if self.pattern is not None and self.window not in (None, self.pattern.window):
+            raise ValueError(f"pattern: its window {self.pattern.window} narrows that of the rest, {self.window}")
 
     @property
     def width(self) -> int:
@@ -111,3 +161,9 @@ class TextConfig:
     def limit(self) -> int | None:
         """Most positions that the model can compute; None: any number."""
         return self.context if self.positions.kind == "learned" else None
+
+    def limit_from(self, length: int) -> int | None:
+        """Most positions that a text of `length` tokens can grow to. Where the rates of the rotation change, cached
+        keys would not fit."""
+        switch = self.positions.switch
+        return self.limit if switch is None or length > switch else switch

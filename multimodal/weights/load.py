@@ -38,7 +38,10 @@ MODULES = (
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
     *("text.t5", "text.switch", "text.bart"),
     *("text.m2m100", "text.marian", "text.bert_hf", "text.roberta", "text.albert", "text.distilbert", "text.electra"),
-    *("text.gpt2", "text.llama", "text.mixtral", "any.llava", "any.idefics3", "any.audio"),
+    *("text.gpt2", "text.llama", "text.decoders.mixtral", "text.decoders.llama_kin", "text.decoders.olmo"),
+    *("text.decoders.gemma", "text.decoders.phi3", "text.decoders.neox", "text.decoders.falcon"),
+    *("text.decoders.starcoder2", "text.decoders.opt"),
+    *("any.llava", "any.idefics3", "any.audio"),
 )
 # formats of other programs that are plain data
 READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2}

@@ -83,7 +83,7 @@ def test_mixtral_equals_transformers_with_its_balance_loss(mixtral):
 def test_mixtral_goes_back_to_the_bit_and_a_corrupted_expert_shows(mixtral):
     from safetensors.torch import load_file
 
-    from multimodal.weights.text.mixtral import FAMILY
+    from multimodal.weights.text.decoders.mixtral import FAMILY
 
     folder, theirs = mixtral
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())

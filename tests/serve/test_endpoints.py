@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -234,3 +235,18 @@ def test_the_server_tells_what_it_has(client):
     assert 'multimodal_requests_total{path="/v1/models",status="200"}' in client.get("/metrics").text
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/v1/audio/transcriptions", "/v1/embeddings", "/v1/chat/completions", "/v1/classify"} <= paths.keys()
+
+
+def test_the_page_is_its_own_files_alone(client):
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    own, foreign = r"/page/[\w.]+", r"innerHTML|insertAdjacentHTML|document\.write|https?://(?!www\.w3\.org)"
+    names = re.findall(own, page.text)
+    for name in names:
+        text = client.get(name).raise_for_status().text
+        assert not re.search(foreign, text), name
+        names += {*re.findall(own, text)} - {*names}
+    assert {"/page/main.js", "/page/style.css", "/page/worklet.js"} <= {*names}
+    assert not re.search(r"<script(?! type=\"module\" src=)|\son\w+=|\sstyle=", page.text)

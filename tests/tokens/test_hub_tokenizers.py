@@ -103,7 +103,8 @@ def test_ids_of_control_tokens_are_those_that_the_folder_names(tmp_path, name):
     assert f"[{count}]" in tokenizer.decode([count], skip_control=False)
     with pytest.raises(TextError, match="outside the vocabulary"):
         tokenizer.decode([count + ROOM])
-    unknown = {"llama2": "<unk>", "unigram": "<unk>", "wordpiece": "[UNK]"}.get(name)
+    unknown = {"wordpiece": "[UNK]"} | dict.fromkeys(("llama2", "gemma", "phi3", "unigram"), "<unk>")
+    unknown = unknown.get(name)
     assert tokenizer.unknown_id == (None if unknown is None else backend.token_to_id(unknown))
     assert tokenizer.unknown_id not in tokenizer.control
 
@@ -113,7 +114,7 @@ def test_a_batch_has_the_ends_that_the_folder_puts(tmp_path, name):
     tokenizer, theirs = made(tmp_path, name), reference(hub_folder(tmp_path, name)[0])
     batch = saved(tokenizer, tmp_path / "ours").batch(["The cat", "a dog on the mat"])
     rows = [row[mask].tolist() for row, mask in zip(batch.ids, batch.mask, strict=True)]
-    added = [] if name not in ("llama2", "llama3") else [tokenizer.eos_id]  # they put none, but name one
+    added = [] if name in ("byte-level", "unigram", "wordpiece") else [tokenizer.eos_id]  # others name one
     assert rows == [theirs.encode(text) + added for text in ("The cat", "a dog on the mat")]
     with pytest.warns(UserWarning, match="is cut to 77 tokens"):
         assert tokenizer.batch(["cat " * 100]).ids.shape == (1, 77)

@@ -14,7 +14,7 @@ from multimodal.cli.output import fail, plain, print_json, printable
 from multimodal.cli.parser import Parser, boolean
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
-from multimodal.tasks.text.options import GenerateOptions, options_for
+from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
 
 if TYPE_CHECKING:
     from multimodal.tasks.text.choices import Choice
@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   multimodal generate --model stories260K --prompt "" --temperature 0
   multimodal generate "Once upon a time" -m gpt2/ --top_p 0.9 --num_return 3 --seed 1
   multimodal generate --file prompts.txt -m t5-small/ --beam_size 4 --format json
+  multimodal generate "Why is the sky blue?" -m qwen3/ --chat --system "Answer in one sentence."
   multimodal generate "a dull film" -m gpt2/ --examples films.tsv --choices good bad
 An example stands before the prompt as "Input: …", a line "Output: …" and an empty line, and the prompt as "Input: …"
 and a line "Output:"; the answer then ends at an empty line.
@@ -56,8 +57,8 @@ def add_flags(p: Parser) -> None:
 
 
 def _decoding(g: argparse._ArgumentGroup) -> None:
-    names = [name for name in GenerateOptions.declared if name not in ("stop", "batch_size")]
-    add_option_flags(g, GenerateOptions, names)
+    names = [name for name in PromptOptions.declared if name not in ("stop", "batch_size")]
+    add_option_flags(g, PromptOptions, names)
     g.add_argument("--stop", nargs="+", metavar="TEXT", default=argparse.SUPPRESS, help=GenerateOptions.stop.help)
 
 
@@ -79,11 +80,11 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.text.examples import STOP, read_examples
     from multimodal.tasks.text.generate import TextWriter, prepared
 
-    chosen = GenerateOptions.among(vars(options))
+    chosen = PromptOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
     if examples:
         chosen.setdefault("stop", [STOP])
-    settings, choices = options_for(chosen), generate_choices.checked(options.choices) if options.choices else None
+    settings, choices = prompt_options(chosen), generate_choices.checked(options.choices) if options.choices else None
     if "seed" in chosen and not settings.temperature:
         warnings.warn("--seed: has no effect without drawing (--temperature, --top_k, --top_p, --min_p)", stacklevel=1)
     lines = (

@@ -119,12 +119,15 @@ def has_native_step(decoder: TextTransformer) -> bool:
     config = decoder.config
     return (
         isinstance(decoder.head, NativeLinear) and decoder.transform is None and config.window is None
-        and not config.languages and all(map(_is_native, decoder.stack.blocks))
+        and config.pattern is None and config.logit_cap is None and config.positions.share is None
+        and config.positions.switch is None and not config.languages and all(map(_is_native, decoder.stack.blocks))
     )  # fmt: skip
 
 
 def _is_native(block: nn.Module) -> bool:
     if not isinstance(block, FusedBlock) or type(block.feed) is not FeedForward:
+        return False
+    if block.attention.query_norm is not None:
         return False
     maps = [part for part in block.modules() if isinstance(part, nn.Linear | Frozen)]
     return all(isinstance(part, NativeLinear) for part in maps) and block.feed.activation in _ACTIVATIONS

@@ -1,4 +1,5 @@
 import { Work, dataUrl, element, events, fail, files, make, post, quiet } from "/page/common.js";
+import { recorder } from "/page/microphone.js";
 import { model } from "/page/models.js";
 
 let work, messages = [], attached = [];
@@ -88,6 +89,7 @@ async function ask(text) {
 export function startAsk() {
   work = new Work("ask");
   files(element("medium"), attach);
+  recorder(element("ask-record"), element("ask-level"), { begin: quiet, take: () => {}, end: (made) => attach([made]), fail });
   const send = () => {
     const text = element("question").value.trim();
     if (work.busy) work.tell("Wait for the answer, or stop it.");

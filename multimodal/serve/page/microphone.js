@@ -38,7 +38,7 @@ function context(stream) {
 }
 
 /** Start to record. `take(samples, rate)` gets what is heard; the answer ends the recording and gives its file. */
-export async function record(take) {
+async function record(take) {
   if (!navigator.mediaDevices) throw new Error("Browsers give the microphone only to pages of https or of this computer.");
   const wishes = { echoCancellation: false, noiseSuppression: false, channelCount: 1 };
   const stream = await navigator.mediaDevices.getUserMedia({ audio: wishes }).catch((error) => {
@@ -69,6 +69,43 @@ export async function record(take) {
     await audio.close();
     return wav(parts, rate);
   };
+}
+
+/** Have a button begin and end recordings, whose level a meter shows. `on.begin()`; `on.take(samples, rate)`;
+ * `on.end(file)`; `on.fail(error)`. Returns a function that knows whether one runs. */
+export function recorder(button, level, on) {
+  let stop = null, turning = false;
+  const show = (running) => {
+    button.textContent = running ? "Stop recording" : "Record";
+    button.classList.toggle("on", running);
+    level.hidden = !running;
+  };
+  const take = (samples, rate) => {
+    const peak = samples.reduce((most, one) => Math.max(most, Math.abs(one)), 1) / 32768;
+    level.value = 1 + Math.log10(peak) / 3;  // from -60 dB
+    on.take(samples, rate);
+  };
+  button.addEventListener("click", async () => {
+    if (turning) return;
+    turning = true;
+    try {
+      if (stop) {
+        const end = stop;
+        stop = null;
+        show(false);
+        on.end(await end());
+      } else {
+        on.begin();
+        stop = await record(take);
+        show(true);
+      }
+    } catch (error) {
+      on.fail(error);
+    } finally {
+      turning = false;
+    }
+  });
+  return () => stop !== null;
 }
 
 /** Text of samples while they come: `told(lines, partial)` after each change. A model that cannot says so with `unable`. */

@@ -1,5 +1,5 @@
 import { Work, element, events, fail, files, make, post, quiet, save } from "/page/common.js";
-import { LiveText, record } from "/page/microphone.js";
+import { LiveText, recorder } from "/page/microphone.js";
 import { Transcript, short } from "/page/transcript.js";
 
 let work, transcript, player = null, file = null, recorded = false;
@@ -77,50 +77,30 @@ async function transcribe(own, fromMicrophone = false) {
   if (!well && file === own) live("");
 }
 
+/** Record on the button, with the text so far. Returns whether it does, as a function. */
 function microphone() {
-  const button = element("record"), level = element("level");
-  let stop = null, text = null, starting = false;
-  const started = async () => {
-    quiet();
-    work.stop();
-    element("result").hidden = true;
-    hide();
-    live("");
-    text = new LiveText(element("transcribe-model").value, live,
-      () => work.tell("Recording. The text comes at the end, as this model does not write along."));
-    stop = await record((samples, rate) => {
-      const peak = samples.reduce((most, one) => Math.max(most, Math.abs(one)), 1) / 32768;
-      level.value = 1 + Math.log10(peak) / 3;  // from -60 dB
-      text.take(samples, rate);
-    });
-    work.tell("Recording …");
-    button.textContent = "Stop recording";
-    button.classList.add("on");
-    level.hidden = false;
-  };
-  const ended = async () => {
-    const end = stop;
-    stop = null;
-    button.textContent = "Record";
-    button.classList.remove("on");
-    level.hidden = true;
-    const made = await end();
-    text.close();
-    await transcribe(made, true);
-  };
-  button.addEventListener("click", async () => {
-    if (starting) return;
-    starting = true;
-    try {
-      await (stop ? ended() : started());
-    } catch (error) {
+  let text = null;
+  return recorder(element("record"), element("level"), {
+    begin: () => {
+      quiet();
+      work.stop();
+      element("result").hidden = true;
+      hide();
+      live("");
+      text = new LiveText(element("transcribe-model").value, live,
+        () => work.tell("Recording. The text comes at the end, as this model does not write along."));
+      work.tell("Recording …");
+    },
+    take: (samples, rate) => text.take(samples, rate),
+    end: (made) => {
+      text.close();
+      transcribe(made, true);
+    },
+    fail: (error) => {
       work.tell("");
       fail(error);
-    } finally {
-      starting = false;
-    }
+    },
   });
-  return () => stop !== null;
 }
 
 function keyboard(event) {

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.sampling import LogitsProcessor, Step, greedy, left_pad
+from multimodal.decoding.sampling import Step, greedy, left_pad
 from multimodal.errors import TextError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.models.any_to_text import AnyToText
@@ -58,8 +58,6 @@ class AnswerWriter(TextWriter):
         super().__init__(checkpoint, options)
         self.network: AnyToText = checkpoint.model
         self.media = MediaEncoder(checkpoint, video, self.limit or self.context)
-        self.ends = checkpoint.chat.end_ids(self.tokenizer)
-        self.eos = self.ends[0] if self.ends else -1
         self.cache: Cache | None = None  # of a conversation: the state after its last turn
         self.pending: list[Tensor] = []  # media of the prompts that `start` gets
 
@@ -118,14 +116,3 @@ class AnswerWriter(TextWriter):
         ids, start = left_pad(prompts, self.decoder.device)
         step, cache = answer_step(self.network, ids, self.pending, start, ids.shape[1] + most, self.cache)
         return step, cache, ids
-
-    def _processors(self, start: int) -> list[LogitsProcessor]:
-        others = self.ends[1:]
-
-        def one_end(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-            """Move the probability of the other tokens that end an answer to the first."""
-            logits[:, self.eos] = logits[:, self.ends].logsumexp(-1)
-            logits[:, others] = -torch.inf
-            return logits
-
-        return [*([one_end] if others else []), *super()._processors(start)]

@@ -42,6 +42,13 @@ class GenerateArguments(DecodingArguments, total=False):
     on_long: str
 
 
+class PromptArguments(GenerateArguments, total=False):
+    """`PromptOptions`."""
+
+    chat: bool
+    system: str | None
+
+
 class AskArguments(GenerateArguments, total=False):
     """`GenerateOptions` and `VideoOptions`."""
 
@@ -187,7 +194,7 @@ class AskerArguments(AskArguments, MachineArguments, total=False):
     urls: bool
 
 
-class GeneratorArguments(GenerateArguments, MachineArguments, total=False):
+class GeneratorArguments(PromptArguments, MachineArguments, total=False):
     """`Generator`."""
 
 

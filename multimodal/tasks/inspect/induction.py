@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.capture import capture_attention
+from multimodal.blocks.layers import PlusRMSNorm
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -93,7 +94,8 @@ def copying(
         with capture_attention() as captured:
             model.states(ids)
         nothing = model.logits(torch.zeros(1, 1, model.config.width, device=model.device))
-        gain = 1.0 if model.stack.norm is None else model.stack.norm.weight
+        norm = model.stack.norm
+        gain = 1.0 if norm is None else norm.gain if isinstance(norm, PlusRMSNorm) else norm.weight
         scores = []
         for module, x, (_, weights) in zip(attentions, inputs, captured, strict=True):
             values = module.split(module.value(x)).repeat_interleave(module.heads // module.kv_heads, 1)

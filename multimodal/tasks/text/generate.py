@@ -16,6 +16,7 @@ from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import padding
 from multimodal.decoding import logits as processors
 from multimodal.decoding.beam_search import beam_search, per_token
+from multimodal.decoding.logits import one_end
 from multimodal.decoding.sampling import (
     LogitsProcessor,
     SampledTokens,
@@ -33,10 +34,11 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.system.files import shown
-from multimodal.tasks.encode.arguments import GenerateArguments, GeneratorArguments
+from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
-from multimodal.tasks.text.options import GenerateOptions, options_for
+from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
+from multimodal.tokens.chat.messages import read_messages
 from multimodal.weights.folder import Checkpoint
 
 
@@ -55,14 +57,14 @@ class Continuation(NamedTuple):
 class Generator(LoadedModel):
     """Text generator: loads a language model, or an encoder-decoder that answers, once.
 
-    `options`: see `GenerateOptions`. `device`: `auto` is a GPU if there is one; `compute_type`: see
+    `options`: see `PromptOptions`. `device`: `auto` is a GPU if there is one; `compute_type`: see
     `prepare_for_inference`. Raises UsageError, CheckpointError."""
 
     def __init__(
         self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
-        **options: Unpack[GenerateArguments],
+        **options: Unpack[PromptArguments],
     ):  # fmt: skip
-        self.writer = TextWriter(prepared(model, compute_type, device), options_for(options))
+        self.writer = TextWriter(prepared(model, compute_type, device), prompt_options(options))
 
     def __call__(self, prompt: str) -> str:
         """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_new_tokens`
@@ -122,16 +124,27 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
     return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
 
 
+def end_ids(checkpoint: Checkpoint) -> list[int]:
+    """Ids that end a text of the model, the one that stands for the others first."""
+    tokenizer = checkpoint.required_tokenizer()
+    own = [*([] if tokenizer.eos_id is None else [tokenizer.eos_id]), *tokenizer.end_ids]
+    return list(dict.fromkeys([*(checkpoint.chat.end_ids(tokenizer) if checkpoint.chat else []), *own]))
+
+
 class TextWriter:
     """Language model with options; called with encoded prompts, it returns the continuations of each, best first."""
 
     def __init__(self, checkpoint: Checkpoint, options: GenerateOptions):
         self.checkpoint, self.options, self.tokenizer = checkpoint, options, checkpoint.tokenizer
+        self.chats = isinstance(options, PromptOptions) and options.chat
+        if self.chats and checkpoint.chat is None:
+            raise UsageError(f"model {checkpoint.source}: has no chat template", argument="chat")
         network = checkpoint.model
         self.encoder = network if isinstance(network, EncoderDecoder) else None
         self.decoder: TextTransformer = getattr(network, "decoder", network)
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
-        self.eos = -1 if self.tokenizer.eos_id is None else self.tokenizer.eos_id
+        self.ends = end_ids(checkpoint)
+        self.eos = self.ends[0] if self.ends else -1
         # context of the prompt: an encoder-decoder's answer has its own
         config = self.decoder.config if self.encoder is None else self.encoder.config.encoder
         self.limit, self.context = config.limit, config.context
@@ -145,7 +158,7 @@ class TextWriter:
         most = self.limit or (self.context if self.options.on_long == "cut" else math.inf)
         count = len(head + ids + tail)
         if count > most:
-            if self.options.on_long == "error":
+            if self.options.on_long == "error" or self.chats:
                 raise TextError(f"{name}: has {count} tokens, the model's context is {most} (on_long cut cuts it)")
             # leave room for max_new_tokens, but at least half of the context for the prompt
             capacity = most - (min(self.options.max_new_tokens - 1, most // 2) if self.encoder is None else 0)
@@ -158,7 +171,9 @@ class TextWriter:
         return head + ids + tail
 
     def _parts(self, prompt: str, name: str) -> tuple[list[int], list[int], list[int]]:
-        """(control ids before a text, its ids, control ids after it)."""
+        """(control ids before a text, its ids, control ids after it); a chat's are all before."""
+        if self.chats:
+            return self._chat(prompt, name), [], []
         begin, end = self.tokenizer.bos_id, self.tokenizer.eos_id if self.encoder is not None else None
         try:
             ids = self.tokenizer.encode(prompt)
@@ -168,6 +183,17 @@ class TextWriter:
             begin = self.tokenizer.eos_id
         return [] if begin is None else [begin], ids, [] if end is None else [end]
 
+    def _chat(self, prompt: str, name: str) -> list[int]:
+        """Ids of a conversation that the prompt begins."""
+        system = [] if self.options.system is None else [{"role": "system", "content": self.options.system}]
+        messages = read_messages([*system, {"role": "user", "content": prompt}])
+        where = f"model {self.checkpoint.source}: chat template"
+        try:
+            text = self.checkpoint.chat.text(messages, [], self.tokenizer, where)
+            return self.tokenizer.encode_template(text)
+        except TextError as error:
+            raise TextError(f"{name}: {error}") from None
+
     def fits(self, prompt: str) -> bool:
         """Return True if prompt and continuation fit the context that the model was trained on."""
         count = sum(map(len, self._parts(prompt, "prompt")))
@@ -175,8 +201,8 @@ class TextWriter:
 
     def max_new(self, prompt: Sequence[int]) -> int:
         """Maximum number of new tokens."""
-        limit = self.decoder.config.limit
         begun = len(prompt) if self.encoder is None else 1
+        limit = self.decoder.config.limit_from(begun)
         return self.options.max_new_tokens if limit is None else min(self.options.max_new_tokens, limit - begun + 1)
 
     def start(
@@ -286,7 +312,8 @@ class TextWriter:
         return multinomial_sampler(options.temperature, [generator], narrow=self._narrowed)
 
     def _processors(self, start: int) -> list[LogitsProcessor]:
-        options, chosen = self.options, []
+        options, several = self.options, len(self.ends) > 1
+        chosen: list[LogitsProcessor] = [one_end(self.ends, options.temperature > 0)] if several else []
         if options.repetition_penalty != 1:
             chosen.append(processors.repetition_penalty(options.repetition_penalty))
         if options.no_repeat_ngram:
@@ -295,7 +322,7 @@ class TextWriter:
             return chosen
         if options.min_tokens:
             chosen.append(processors.suppress_first([self.eos], start, options.min_tokens))
-        chosen += [processors.end_if_all_forbidden(self.eos)] if chosen else []
+        chosen += [processors.end_if_all_forbidden(self.eos)] if len(chosen) > several else []
         return chosen + ([ends_at(options.stop, self.tokenizer, start)] if options.stop else [])
 
     def _narrowed(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
@@ -323,7 +350,7 @@ class TextWriter:
         cut = "context" if limit < self.options.max_new_tokens else "max_new_tokens"
         stopped = "stop" if stop else "end" if ended else cut
         if stopped == "context":
-            context = self.decoder.config.limit
+            context = self.decoder.config.limit_from(len(row))
             warnings.warn(f"text: ends after {limit} tokens at the model's context of {context}", stacklevel=3)
         elif self.encoder is None and self.limit is None and len(row) <= self.context < len(row) + len(ids) - 1:
             warnings.warn(f"text: exceeds the {self.context} tokens that the model was trained on", stacklevel=3)

@@ -41,6 +41,24 @@ def options_for(given: Mapping[str, Any]) -> GenerateOptions:
     return options
 
 
+class PromptOptions(GenerateOptions):
+    """`chat`: a prompt is a user's message, which the model's chat template renders, after a `system` message if one is
+    given."""
+
+    chat: bool = option(False, "answer each prompt as a message, by the model's chat template")
+    system: str | None = option(None, "instructions before the message of a chat", "TEXT")
+
+
+def prompt_options(given: Mapping[str, Any]) -> PromptOptions:
+    """Raises UsageError as `options_for` does, and for a system message without a chat."""
+    common = options_for({name: value for name, value in given.items() if name not in ("chat", "system")})
+    options = PromptOptions(**{name: getattr(common, name) for name in GenerateOptions.declared}, **{
+        name: given[name] for name in ("chat", "system") if name in given})  # fmt: skip
+    if options.system is not None and not options.chat:
+        raise UsageError("is for a chat", argument="system")
+    return options
+
+
 class TranslateOptions(OptionSet):
     """`max_new_tokens` None: twice the source's tokens and 50, as far as the model's context goes. `batch_size`: texts
     side by side. `on_long`: a text beyond the context is "cut", or an "error"."""

@@ -58,6 +58,8 @@ class Tokenizer(ABC):
     pad_id: int
     bos_id: int | None = None
     eos_id: int | None = None
+    end_ids: tuple[int, ...] = ()  # that end a generated text too
+    puts_end: bool = False  # it puts eos after each text to embed, also for a causal model (Qwen3-Embedding)
     mask_id: int | None = None  # masked token
     unknown_id: int | None = None  # token of what the vocabulary cannot spell; `decode` drops it as a control token
     language_ids: Mapping[str, int] = MappingProxyType({})  # id of each language token, for translation

@@ -43,7 +43,7 @@ _KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _OPTIONAL: dict[str, dict[str, Any]] = {
     "bpe": {"languages": list[str]},
-    "hub": {"pad_to_length": bool, "pair_ends": int},
+    "hub": {"pad_to_length": bool, "pair_ends": int, "end_ids": list[int], "puts_end": bool},
 }
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {

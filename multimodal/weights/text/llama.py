@@ -5,8 +5,8 @@ Traps: Meta's files rotate neighbouring pairs, Hugging Face's the halves of each
 same model differs between the two. `w1` is the gate, `w3` is up, `w2` is down. Qwen2 has biases on query, key and
 value alone, and its sliding window begins at a layer."""
 
-import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,12 @@ from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.sentencepiece import is_scored, scored_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bert
+from multimodal.weights.text.decoders.common import changed, windowed
+from multimodal.weights.text.decoders.rope import positions
 
 META_KEYS = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "multiple_of", "ffn_dim_multiplier",
@@ -105,51 +108,28 @@ def hf_config(text: dict[str, Any], tensors: Tensors, names: tuple[str, str] = H
     """`names`: of the embedding and the head. Raises CheckpointError for unsupported options."""
     if text["hidden_act"] not in ("silu", "swish"):
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
+    made = windowed(hf_body(text), text, partial(slides, text))
+    if text["model_type"] == "llama" and (made.window or made.pattern):
+        raise CheckpointError(f"config.json: layer_types {text['layer_types']!r:.80} of a llama is not supported")
+    return replace(made, tied=_tied(tensors, *names, tied=text["tie_word_embeddings"]))
+
+
+def hf_body(text: dict[str, Any]) -> TextConfig:
+    """Sizes, biases and positions, without windows and head, which other families share."""
     made = _config(
         text["vocab_size"], text["max_position_embeddings"], text["hidden_size"], text["num_hidden_layers"],
-        text["intermediate_size"], text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"],
-        text["rms_norm_eps"], _tied(tensors, *names, tied=text["tie_word_embeddings"]), hf_positions(text),
-        _window(text), bias=text["attention_bias"],
+        text["intermediate_size"], text["num_attention_heads"], text["num_key_value_heads"], text.get("head_dim"),
+        text["rms_norm_eps"], False, positions(text), bias=text["attention_bias"],
     )  # fmt: skip
-    attention = replace(made.stack.block.attention, out_bias=text["model_type"] != "qwen2")
     feed = None if text["mlp_bias"] == text["attention_bias"] else text["mlp_bias"]
-    block = replace(made.stack.block, attention=attention, feed_bias=feed)
-    return replace(made, stack=replace(made.stack, block=block))
+    return changed(made, {"feed_bias": feed}, out_bias=text["model_type"] != "qwen2")
 
 
-def _window(text: dict[str, Any]) -> int | None:
-    """Number of tokens that a token sees; None: all. Raises CheckpointError for layers of several kinds."""
-    kinds, kind = set(text.get("layer_types") or ()), text["model_type"]
-    if kind == "qwen2" and not kinds:
-        slides = text["use_sliding_window"] and text["sliding_window"] is not None
-        kinds = {slides and layer >= text["max_window_layers"] for layer in range(text["num_hidden_layers"])}
-    if len(kinds) > 1:
-        raise CheckpointError("config.json: layer_types with several kinds are not supported")
-    windowed = bool(kinds & {True, "sliding_attention"}) if kind == "qwen2" else kind == "mistral"
-    return text["sliding_window"] if windowed else None
-
-
-def hf_positions(text: dict[str, Any]) -> PositionConfig:
-    """`rope_parameters` (from transformers 5 on), or `rope_theta` with `rope_scaling`."""
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0)) != 1:
-        raise CheckpointError("config.json: partial_rotary_factor is not supported")
-    made = PositionConfig("rotary", theta=float(rope.get("rope_theta", text["rope_theta"])))
-    if kind == "default":
-        return made
-    if kind not in ("linear", "llama3"):
-        raise CheckpointError(f"config.json: rope scaling of kind {kind!r} is not supported")
-    if not (factor := float(rope["factor"])) >= 1:
-        raise CheckpointError(f"config.json: rope factor {factor} is below 1")
-    made = replace(made, scale=1 / factor)
-    if kind == "linear":
-        return made
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    original = rope["original_max_position_embeddings"]
-    if not (0 < low < high and math.isfinite(high) and type(original) is int and original > 0):
-        raise CheckpointError(f"config.json: rope factors {low} to {high} of {original!r} positions are not a range")
-    return replace(made, turns=(low, high, original))
+def slides(text: dict[str, Any], layer: int) -> bool:
+    """Return True if a layer without `layer_types` sees `sliding_window` tokens alone."""
+    if "use_sliding_window" in text:  # Qwen2 and 3
+        return bool(text["use_sliding_window"]) and layer >= text["max_window_layers"]
+    return text["model_type"] in ("mistral", "mixtral")
 
 
 def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str, str], head: tuple[str, str],
@@ -217,5 +197,5 @@ LLAMA_HF = Family(
     "llama-hf", TextTransformer,
     (HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
     hf_config, hf_rows, hf_tokenizer, complete=hf_complete, needs="config.json", defaults=DEFAULTS,
-    types=("", "llama", "mistral", "qwen2"),
+    types=("", "llama", "mistral", "qwen2"), chat=chat_format,
 )  # fmt: skip

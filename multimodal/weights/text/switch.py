@@ -13,7 +13,8 @@ from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.table import NameRow, Tensors, under
-from multimodal.weights.text import mixtral, t5
+from multimodal.weights.text import t5
+from multimodal.weights.text.decoders import mixtral
 
 # SwitchTransformersConfig's defaults that differ from T5's
 DEFAULTS = t5.T5 | {"d_model": 768, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12, "num_experts": 8,

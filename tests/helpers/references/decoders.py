@@ -112,6 +112,7 @@ CASES: dict[str, Callable[[], Case]] = {
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 512}, num_attention_heads=2, head_dim=20, num_key_value_heads=1,
     ),
+    "Qwen2, window above": lambda: qwen2_case(use_sliding_window=True, sliding_window=4, max_window_layers=1),
     "Mistral": lambda: mistral_case(4),
     "Qwen2": qwen2_case,
     "Qwen2, tied, window": lambda: qwen2_case(

@@ -96,6 +96,59 @@ def _wordpiece() -> Tokenizer:
     return _around(made, "[CLS]", "[SEP]")
 
 
+def _chatml() -> Tokenizer:
+    """Qwen's: NFC, words by a pattern, and control tokens of turns."""
+    made = _llama3()
+    words = pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.normalizer, made.post_processor = normalizers.NFC(), processors.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    return made
+
+
+def _gemma() -> Tokenizer:
+    """Byte fallback, blanks as ▁ that end a word, runs of line ends as ordinary tokens, and turns."""
+    made = _llama2()
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_tokens([AddedToken("\n\n", normalized=False), AddedToken("<table>", normalized=False)])
+    made.add_special_tokens(["<start_of_turn>", "<end_of_turn>"])
+    return made
+
+
+def _neox() -> Tokenizer:
+    """Runs of blanks as added tokens that are looked for after normalization."""
+    made = Tokenizer(models.BPE())
+    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<|endoftext|>", "<|padding|>"]
+    _learn(made, trainers.BpeTrainer, vocab_size=400, special_tokens=special, initial_alphabet=LETTERS)
+    made.add_tokens([AddedToken(" " * count, normalized=True) for count in (4, 3, 2)])
+    return made
+
+
+def _falcon() -> Tokenizer:
+    """Punctuation apart, then bytes, then digits by threes."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False),
+        pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+    ])  # fmt: skip
+    made.decoder = decoders.ByteLevel()
+    special = [">>TITLE<<", "<|endoftext|>"]
+    return _learn(made, trainers.BpeTrainer, vocab_size=400, special_tokens=special, initial_alphabet=LETTERS)
+
+
+def _phi3() -> Tokenizer:
+    """Llama's, with control tokens that take the blanks after them."""
+    made = _llama2()
+    made.add_special_tokens([AddedToken(name, rstrip=True, special=True) for name in ("<|user|>", "<|end|>")])
+    return made
+
+
 # of each pipeline: what tokenizer_config.json and config.json say, and the begin, end, pad and mask that come of it
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 PIPELINES = {
@@ -108,6 +161,17 @@ PIPELINES = {
     ),
     "llama2": (_llama2, NAMED, {}, ("<s>", "</s>", "</s>", None)),
     "unigram": (_unigram, {}, {"pad_token_id": 0}, (None, "</s>", "<pad>", None)),
+    "chatml": (
+        _chatml, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}, {},
+        (None, "<|im_end|>", "<|endoftext|>", None),
+    ),
+    "gemma": (_gemma, NAMED, {}, ("<s>", "</s>", "</s>", None)),
+    "neox": (
+        _neox, {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}, {},
+        (None, "<|endoftext|>", "<|endoftext|>", None),
+    ),
+    "falcon": (_falcon, {"eos_token": "<|endoftext|>"}, {}, (None, "<|endoftext|>", "<|endoftext|>", None)),
+    "phi3": (_phi3, NAMED, {}, ("<s>", "</s>", "</s>", None)),
     "wordpiece": (_wordpiece, {}, {"pad_token_id": 0}, ("[CLS]", "[SEP]", "[PAD]", "[MASK]")),
 }  # fmt: skip
 ROOM = 9  # rows of the model's embedding beyond the tokens

@@ -188,7 +188,9 @@ def test_a_conversation_holds_images_sound_and_video(open_page, pictured):
     page.set_input_files("#medium", [file("red.png", "image/png", red), file("away.png", "image/png", red)])
     page.get_by_role("button", name="Remove away.png").click()
     assert ask(page, "What is this?", 2) == library("What is this?", red)
-    page.set_input_files("#medium", SPEECH)
+    page.click("#ask-record")
+    page.get_by_role("button", name="Stop recording").click()
+    page.wait_for_selector("#attached :has-text('recording.wav')")
     assert ask(page, "Which language is spoken?", 4)
     kinds = [[part["type"] for part in one["content"]] for one in asked[1]["messages"] if one["role"] == "user"]
     assert kinds == [["image_url", "text"], ["input_audio", "text"]]
@@ -262,7 +264,8 @@ def test_the_keyboard_reaches_everything(open_page):
         assert page.evaluate("document.activeElement.id") == f"tab-{TABS[tab]}"
         assert page.locator("main > section:visible").get_attribute("id") == TABS[tab]
     order = {"transcribe": ["sound", "record"], "classify": ["images", "labels", "threshold", "score"],
-             "search": ["query", "find", "example"], "ask": ["ask-model", "medium", "question", "send"]}  # fmt: skip
+             "search": ["query", "find", "example"],
+             "ask": ["ask-model", "medium", "ask-record", "question", "send"]}  # fmt: skip
     for tab, expected in order.items():
         page.focus(f"#tab-{tab}")
         page.click(f"#tab-{tab}")

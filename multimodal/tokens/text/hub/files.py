@@ -20,13 +20,16 @@ PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _ROBERTA = dict(zip(("bos", "eos", "unk", "pad", "mask"), ("<s>", "</s>", "<unk>", "<pad>", "<mask>"), strict=True))
 _GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
 _QWEN2 = {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}
-BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True), "qwen2": (_QWEN2, False)}
+_OPT = {"bos": "</s>", "eos": "</s>", "unk": "</s>", "pad": "<pad>"}
+BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True), "qwen2": (_QWEN2, False),
+              "opt": (_OPT, False)}  # fmt: skip
 # words of Qwen2 (Yang et al. 2024): contractions, letters, single digits, signs, line ends, blanks
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-BOS = ("llama", "mistral")  # models whose texts get a bos, which their SentencePiece files do not state
+# models whose texts get a bos, which their SentencePiece files do not state
+BOS = ("llama", "mistral", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text")
 
 
 def hub_tokenizer(
@@ -129,6 +132,7 @@ def _made(
 ) -> HubTokenizer:  # fmt: skip
     """`names`: of special tokens that the folder's files do not name."""
     with naming_pipeline(path):
+        pipeline = _within(pipeline, size)
         vocab = dict(vocabulary(pipeline))
         if not vocab:
             raise CheckpointError("the vocabulary is empty (0 tokens)")
@@ -141,11 +145,28 @@ def _made(
         control = {token: vocab[token] for token in sorted(special) if token in vocab}
         ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
         # an eos that only config.json states is an ordinary token in the file
-        control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
+        end_ids = [i for i in _end_ids(path.parent, config) if i != ids["eos_id"] and i in vocab.values()]
+        ending = {ids["eos_id"], *end_ids}
+        control |= {token: i for token, i in vocab.items() if i in ending and token not in control}
         ends = _between(pipeline.get("post_processor"))
         return HubTokenizer(
-            pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends, **ids
-        )
+            pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends,
+            end_ids=end_ids, puts_end=bool(_around(pipeline.get("post_processor"))[1]), **ids,
+        )  # fmt: skip
+
+
+def _within(pipeline: dict[str, Any], size: int) -> dict[str, Any]:
+    """Without special tokens that the model has no row for, such as Gemma 3's image in a model of texts."""
+    added = pipeline.get("added_tokens") or []
+    kept = [token for token in added if not (token["special"] and type(token["id"]) is int and token["id"] >= size)]
+    return pipeline if len(kept) == len(added) else pipeline | {"added_tokens": kept}
+
+
+def _end_ids(folder: Path, config: dict[str, Any]) -> list[int]:
+    """Ids that end a text, in generation_config.json and config.json."""
+    told = [source.get("eos_token_id") for source in (optional_json(folder / "generation_config.json"), config)]
+    ids = [i for value in told for i in (value if isinstance(value, list) else [value])]
+    return list(dict.fromkeys(i for i in ids if type(i) is int))
 
 
 def _ids(

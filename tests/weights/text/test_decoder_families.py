@@ -1,0 +1,216 @@
+"""Parity with transformers of every family of `weights/text/decoders`: tiny random models, float32."""
+
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from multimodal.errors import CheckpointError
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.text import TextTransformer
+from multimodal.weights.family import Family
+from multimodal.weights.folder import Checkpoint, build
+from multimodal.weights.load import families, recognise
+from tests.helpers.parity import record
+from tests.helpers.references.causal import CASES, CONTEXT, VOCABULARY, case
+from tests.helpers.references.released import RELEASED
+
+TOLERANCE = 1e-5
+BATCH, LENGTH = 3, 11
+PADDED = (0, 3, 5)  # of each row
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def load(name: str, tensors: dict[str, Tensor] | None = None) -> TextTransformer:
+    made = case(name)
+    return families()[made.family].load(made.tensors if tensors is None else tensors, made.config, "file").model
+
+
+def texts(length: int = LENGTH) -> Tensor:
+    return torch.randint(3, VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(7))
+
+
+def left_padded() -> tuple[Tensor, Tensor]:
+    """Which ids are real, and the position of each."""
+    valid = torch.arange(LENGTH) >= torch.tensor(PADDED)[:, None]
+    return valid, (valid.cumsum(1) - 1).clamp(min=0)
+
+
+def worst(name: str, model: TextTransformer, ids: Tensor) -> dict[str, float]:
+    """Largest difference of each state and of the logits."""
+    held: list[Tensor] = []
+    logits = model.logits(model.states(ids, states=held))
+    reference = case(name).reference(ids, output_hidden_states=True)
+    pairs = zip([*held, logits], [*reference.hidden_states, reference.logits], strict=True)
+    names = [*(f"states {i}" for i in range(len(held))), "logits"]
+    return {key: float((mine - other).abs().max()) for key, (mine, other) in zip(names, pairs, strict=True)}
+
+
+@every_case
+@torch.no_grad()
+def test_states_and_logits_equal_the_references_and_a_corrupted_tensor_fails(name):
+    ids = texts(CONTEXT)  # beyond windows and switches
+    for length in (LENGTH, CONTEXT):
+        found = worst(name, load(name), ids[:, :length])
+        for output, difference in found.items():
+            record(name, "states" if "state" in output else output, difference)
+        assert max(found.values()) <= TOLERANCE, found
+    model, reference = load(name), case(name).reference(ids).logits
+    for own, tensor in model.named_parameters():
+        # the layer between stands for all; a key's bias shifts a row's scores alike, and few rows of tables are read
+        if not re.search(r"\.[02]\.", own) and not own.endswith("key.bias"):
+            tensor.add_(kept := torch.randn(tensor.shape) * 0.3)
+            assert (model(ids) - reference).abs().max() > TOLERANCE, own
+            tensor.sub_(kept)
+
+
+@every_case
+@torch.no_grad()
+def test_padded_and_cached_logits_equal_the_reference(name):
+    model, ids, (valid, places), reference = load(name), texts(), left_padded(), case(name).reference
+    mine, cache = [], model.new_cache()
+    for start, end in pairwise([0, 4, 6, *range(7, LENGTH + 1)]):
+        mine.append(model(ids[:, start:end], cache=cache))
+    alone = reference(ids).logits
+    assert (torch.cat(mine, 1) - alone).abs().max() <= TOLERANCE
+    steps = min(6, (model.config.limit_from(LENGTH) or CONTEXT) - LENGTH)
+    grown, cache, new = ids, model.new_cache(), ids
+    for _ in range(steps):
+        new = model(new, cache=cache, last=1).argmax(-1)
+        grown = torch.cat([grown, new], 1)
+    told = reference.generate(ids, max_new_tokens=steps, min_new_tokens=steps, do_sample=False, eos_token_id=None)
+    assert grown.tolist() == told.tolist()
+    # each row alone in the reference, which needs no masks there
+    cache, first = model.new_cache(start=torch.tensor(PADDED)), ids[:, :7]
+    padded = torch.cat([model(part, cache=cache) for part in (first, *ids[:, 7:].split(1, 1))], 1)
+    once = model.logits(model.states(ids, valid=valid, positions=places))
+    for row, gone in enumerate(PADDED):
+        expected = reference(ids[row : row + 1, gone:]).logits[0]
+        assert (padded[row, gone:] - expected).abs().max() <= TOLERANCE
+        assert (once[row, gone:] - expected).abs().max() <= TOLERANCE
+
+
+@every_case
+@torch.no_grad()
+def test_a_file_is_recognised_with_and_without_its_head_and_exported_exactly(name):
+    made = case(name)
+    family = recognise(made.tensors, made.config, "file")
+    assert family.name == made.family
+    exported = family.export(load(name))
+    assert exported.keys() == made.held.keys()
+    assert all(exported[key].equal(value) for key, value in made.held.items())
+    prefix = "model." if made.family == "opt" else made.reference.base_model_prefix + "."
+    bare = {key.removeprefix(prefix): value for key, value in made.tensors.items() if key.startswith(prefix)}
+    config = made.config | {"architectures": ["Model"]}
+    other = recognise(bare, config, "file")
+    assert other.name == f"{made.family}-model"
+    model = other.load(bare, config, "file").model
+    assert model.config.tied is None
+    assert torch.equal(model.states(texts()), load(name).states(texts()))
+    assert other.export(model).keys() == bare.keys()
+
+
+@every_case
+@torch.no_grad()
+def test_prepared_copies_take_the_family(name):
+    """float32 decodes the same, int8 nearly."""
+    model = load(name)
+    ids = texts()
+    expected = model(ids)
+    for kind, limit in (("float32", 1e-5), ("int8", 0.35)):
+        copy = prepare_for_inference(Checkpoint(model), kind).model
+        cache = copy.new_cache(start=torch.tensor([0, 0, 0]))
+        logits = torch.cat([copy(part, cache=cache) for part in ids.split(1, 1)], 1)
+        assert (logits - expected).abs().max() <= limit * (expected.abs().max() if kind == "int8" else 1), kind
+
+
+def family_of(config: dict) -> Family:
+    kind = config["model_type"]
+    return families()[{"qwen2": "llama-hf", "llama": "llama-hf"}.get(kind, kind)]
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_configurations_build_models_of_their_size(name):
+    config, count = RELEASED[name]
+    family = family_of(config)
+    ours = family.config_from(family.completed(config, {}), {})
+    with torch.device("meta"):
+        exported = family.export(build(TextTransformer, ours))
+    heads = ("lm_head.weight", "embed_out.weight")
+    own = [tensor for key, tensor in exported.items() if not (ours.tied and key in heads)]
+    assert sum(tensor.numel() for tensor in own) == count
+
+
+REFUSED = [
+    ("StableLM", {"qk_layernorm": True}, "qk_layernorm True is not supported"),
+    ("OPT", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+    ("OPT", {"word_embed_proj_dim": 12}, "word_embed_proj_dim 12 with hidden_size 24 is not supported"),
+    ("Falcon 7B", {"alibi": True}, "alibi True is not supported"),
+    ("Falcon 40B", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn 3"),
+    ("BLOOM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm True"),
+    ("SmolLM3", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
+    ("Granite", {"tie_word_embeddings": False}, "tie_word_embeddings False with a factor of logits"),
+    ("Gemma 2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+    ("Gemma 2", {"layer_types": ["full_attention"]}, "layer_types ['full_attention']: expected 3 of"),
+    ("GPT-NeoX", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+    ("Qwen3", {"quantization_config": {"quant_method": "awq"}}, "quantization_config {'quant_method': 'awq'}"),
+    ("Qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ("Qwen3, yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 4, "bata_fast": 9}}, "bata_fast 9 of rope"),
+    ("Qwen3", {"rope_parameters": {"rope_type": "mrope", "factor": 4}}, "kind 'mrope' is not supported (one of"),
+    ("Phi-3, longrope", {"rope_parameters": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]}},
+     "short_factor and long_factor: expected 2 positive numbers each"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changed", "named"), REFUSED)
+def test_options_that_are_not_supported_are_refused_by_name_and_value(name, changed, named):
+    made = case(name)
+    with pytest.raises(CheckpointError, match=re.escape(named)):
+        families()[made.family].load(made.tensors, made.config | changed, "file")
+
+
+# of training, of ids that the tokenizer knows, of the library; read where `layer_types` or others are not
+NEUTRAL = """
+    _name_or_path architectures attention_dropout attention_probs_dropout_prob bos_token_id chunk_size_feed_forward
+    classifier_dropout dropout dtype embd_pdrop embedding_dropout eos_token_id hidden_dropout id2label init_std
+    initializer_range is_encoder_decoder label2id layerdrop max_position_embeddings output_attentions
+    output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop residual_dropout return_dict
+    transformers_version use_cache model_type
+    max_window_layers use_sliding_window sliding_window _sliding_window_pattern original_max_position_embeddings
+    num_kv_heads multi_query
+"""
+
+
+@every_case
+def test_no_option_of_the_reference_is_ignored(name):
+    """Each of its configuration's keys is read, or is neutral."""
+
+    class Read(dict):
+        def __getitem__(self, key):
+            seen.add(key)
+            return super().__getitem__(key)
+
+        def get(self, key, default=None):
+            seen.add(key)
+            return super().get(key, default)
+
+        def __or__(self, other):
+            return Read(super().__or__(other))
+
+    seen, made = set(NEUTRAL.split()), case(name)
+    family = families()[made.family]
+    family.config_from(Read(family.completed(made.config, {})), made.tensors)
+    own = type(made.reference.config)().to_dict().keys() - {"n_layer", "n_head"}  # BLOOM's names of sizes
+    assert not own - seen
+
+
+@torch.no_grad()
+def test_a_text_does_not_grow_beyond_a_change_of_its_positions():
+    model, ids = load("Phi-3, longrope"), texts(17)
+    assert (model.config.limit_from(16), model.config.limit_from(17)) == (16, None)
+    cache = model.new_cache()
+    model(ids[:, :16], cache=cache)
+    with pytest.raises(ValueError, match="cannot grow beyond 16"):
+        model(ids[:, 16:], cache=cache)
