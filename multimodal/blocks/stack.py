@@ -31,6 +31,7 @@ class BlockConfig:
     norm_eps: float = 1e-5
     post_norm: bool = False  # norm(x + f(x)) (Vaswani et al. 2017) instead of x + f(norm(x))
     pre_norm: bool = True  # False: x + f(x)
+    own_norm: bool = True  # False: the same for self-attention alone
     out_norm: bool = False  # x + norm(f(…)): beside a norm before (Gemma 2) or in its place (OLMo 2)
     residual_scale: float = 1.0  # factor of f (Granite)
     parallel: str | None = None  # both branches read x (GPT-NeoX), with one norm for each, "two", or for both, "one"
@@ -55,6 +56,7 @@ class StackConfig:
     block: BlockConfig
     layers: int
     final_norm: bool = True
+    first_norm: bool = True  # False: the first block's attention reads its input as it is (ModernBERT)
     shared: int | None = None
     drop_path: float = 0.0
     checkpointing: bool = False  # recompute activations in backward
@@ -104,7 +106,7 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, drop_path: float = 0.0, groups: int = 0):
         super().__init__()
         self.attention = (LinearAttention if config.attention.linear else Attention)(config.attention)
-        self.attention_branch = Branch(config, drop_path)
+        self.attention_branch = Branch(replace(config, pre_norm=config.pre_norm and config.own_norm), drop_path)
         feed = partial(
             FeedForward, config.attention.width, config.hidden, config.activation, config.gated,
             config.attention.bias if config.feed_bias is None else config.feed_bias, config.dropout,
@@ -183,7 +185,7 @@ class Stack(nn.Module):
         rates = [config.drop_path * i / max(count - 1, 1) for i in range(count)]
         self.first_grouped = count - config.grouped
         self.blocks = nn.ModuleList(
-            Block(_block(config.block, i), rate, config.groups if i >= self.first_grouped else 0)
+            Block(_block(config, i), rate, config.groups if i >= self.first_grouped else 0)
             for i, rate in enumerate(rates)
         )
         block = config.block
@@ -243,10 +245,12 @@ class Stack(nn.Module):
         return x
 
 
-def _block(config: BlockConfig, number: int) -> BlockConfig:
-    """The block's own configuration, without experts where it has none."""
+def _block(stack: StackConfig, number: int) -> BlockConfig:
+    """The block's own configuration, without experts, or without a first norm, where it has none."""
+    config = stack.block
     every = 1 if config.experts is None else config.experts.every
-    return config if number % every == 1 % every else replace(config, experts=None)
+    config = config if number % every == 1 % every else replace(config, experts=None)
+    return config if number or stack.first_norm else replace(config, own_norm=False)
 
 
 def transformer(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from multimodal.blocks.masks import causal, documents, window
 from multimodal.models.text import TextTransformer
 
-POOLS = ("mean", "first", "last")
+POOLS = ("mean", "max", "first", "last")
 TOKENS = {"cpu": 1024}  # of a batch: on a CPU more gain nothing
 TOKENS_ELSEWHERE = 16384
 WIDTHS = (64, 128)  # of rows of several short texts
@@ -50,7 +50,7 @@ def pool_ragged(
     model: TextTransformer, rows: Sequence[Sequence[int]], pool: str, segments: Sequence[Sequence[int]] | None = None,
     table: nn.Embedding | None = None, tokens: int | None = None,
 ) -> Float[Tensor, "N D"]:  # fmt: skip
-    """One vector a text: the `mean` of its states, the `first` or the `last` of them; all else as `encode_ragged`.
+    """One vector a text: `mean` or `max` of its states, the `first` or the `last` of them; all else as `encode_ragged`.
     `model.pooled(vectors[:, None])` of the first ones is BERT's pooler. Raises ValueError for another pool."""
     if pool not in POOLS:
         raise ValueError(f"pool {pool!r}: none of {', '.join(POOLS)}")
@@ -59,12 +59,13 @@ def pool_ragged(
         order += batch.numbers
         flat, places = states.flatten(0, 1), torch.tensor(batch.places, device=states.device)
         firsts, counts = places[:, 0] * batch.width + places[:, 1], places[:, 2]
-        if pool != "mean":
+        if pool in ("first", "last"):
             parts.append(flat[firsts if pool == "first" else firsts + counts - 1])
             continue
         # of each text on its own: sums over the batch would be rounded by its neighbours
         spans = zip(firsts.tolist(), counts.tolist(), strict=True)
-        parts.append(torch.stack([flat[start : start + count].mean(0) for start, count in spans]))
+        made = [flat[start : start + count] for start, count in spans]
+        parts.append(torch.stack([one.mean(0) if pool == "mean" else one.amax(0) for one in made]))
     return torch.cat(parts)[torch.tensor(order, dtype=torch.long, device=model.device).argsort()]
 
 

@@ -13,6 +13,7 @@ from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, select_positions
 from multimodal.models.text_config import (
     LayerPattern,
+    ProjectionConfig,
     TextConfig,
     rotary_positions,
     sinusoidal_positions,
@@ -25,9 +26,9 @@ FEW = 256  # positions up to which it is not faster on others
 class Transform(nn.Module):
     """norm(act(linear x)): BERT's transform before the logits."""
 
-    def __init__(self, width: int, out: int, activation: str, norm: str, norm_eps: float):
+    def __init__(self, width: int, out: int, activation: str, norm: str, norm_eps: float, bias: bool = True):
         super().__init__()
-        self.linear, self.norm = nn.Linear(width, out), make_norm(norm, out, norm_eps)
+        self.linear, self.norm = nn.Linear(width, out, bias=bias), make_norm(norm, out, norm_eps)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T E"]:
@@ -35,14 +36,37 @@ class Transform(nn.Module):
 
 
 class Pool(nn.Module):
-    """act(linear x) of the first token's state."""
+    """act(linear x) of the first token's state, normed if there is a norm."""
 
-    def __init__(self, width: int, activation: str):
+    def __init__(self, width: int, activation: str, bias: bool = True, norm: nn.Module | None = None):
         super().__init__()
-        self.linear, self.activation = nn.Linear(width, width), ACTIVATIONS[activation]
+        self.linear, self.activation = nn.Linear(width, width, bias=bias), ACTIVATIONS[activation]
+        self.norm = norm
 
     def forward(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
-        return self.activation(self.linear(states[:, 0]))
+        made = self.activation(self.linear(states[:, 0]))
+        return made if self.norm is None else self.norm(made)
+
+
+class Projection(nn.Module):
+    """Linear maps and activations of pooled vectors, one after the other."""
+
+    def __init__(self, width: int, configs: tuple[ProjectionConfig, ...]):
+        super().__init__()
+        widths = [width, *(one.width for one in configs)]
+        self.maps = nn.ModuleList(
+            nn.Linear(before, one.width, bias=one.bias) for before, one in zip(widths, configs, strict=False)
+        )
+        self.activations = [one.activation for one in configs]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((own.weight.dtype for own in self.maps if isinstance(own, nn.Linear)), torch.float32)
+
+    def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
+        for own, activation in zip(self.maps, self.activations, strict=True):
+            x = own(x) if activation is None else ACTIVATIONS[activation](own(x))
+        return x
 
 
 class ReplacedTokenHead(nn.Module):
@@ -76,21 +100,24 @@ class TextTransformer(nn.Module):
         self.widen = nn.Linear(inner, width) if config.embed_width else None
         self.dropout = nn.Dropout(config.stem_dropout)
         heads = block.attention.heads
-        bucket = positions.kind == "bucket"
-        self.bias = BucketBias(heads, positions.buckets, positions.furthest, not config.causal) if bucket else None
+        far = positions if positions.kind == "bucket" else config.distances
+        self.bias = BucketBias(heads, far.buckets, far.furthest, not config.causal) if far else None
         self.stack = Stack(config.stack)
         self._heads(inner)
 
     def _heads(self, inner: int) -> None:
         config, block = self.config, self.config.stack.block
         kinds = inner, block.activation, block.norm, block.norm_eps
-        self.transform = Transform(config.width, *kinds) if config.transform else None
+        biased = config.head_linear_bias
+        self.transform = Transform(config.width, *kinds, bias=biased) if config.transform else None
         states = inner if config.transform or config.tied else config.width
         # any module from states to logits; a tied decoder has none and takes the embedding's transpose
         self.head = nn.Linear(states, config.vocabulary, bias=config.head_bias) if config.tied is False else None
         bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied and config.head_bias else None
         self.tied_bias = bias
-        self.pool = Pool(config.width, config.pool) if config.pool else None
+        norm = make_norm(block.norm, config.width, block.norm_eps) if config.pool_norm else None
+        self.pool = Pool(config.width, config.pool, biased, norm) if config.pool else None
+        self.project = Projection(config.width, config.projections) if config.projections else None
         self.classes = nn.Linear(config.width, config.classes) if config.classes else None
         self.tags = nn.Linear(config.width, config.tags) if config.tags else None
         self.spans = nn.Linear(config.width, 2) if config.spans else None
@@ -231,7 +258,7 @@ class TextTransformer(nn.Module):
 
     def _bias(self, past: int, count: int, cache: Cache | None) -> Float[Tensor, "H T S"] | None:
         kind = self.config.positions.kind
-        if kind == "bucket":
+        if self.bias is not None:
             return self.bias(self._distances(past, count, cache))
         heads = self.config.stack.block.attention.heads
         return alibi(heads, self._distances(past, count, cache)) if kind == "alibi" else None
@@ -259,7 +286,7 @@ class TextTransformer(nn.Module):
     def _unmasked(self, count: int) -> bool:
         """Return True if the causal order is all that masks whole texts, and weights are not captured."""
         own, kind = self.config.stack.block.attention, self.config.positions.kind
-        biased = kind in ("bucket", "alibi") or own.relative or own.shaw or own.softcap
+        biased = self.bias is not None or kind == "alibi" or own.relative or own.shaw or own.softcap
         dropping = self.training and own.dropout
         return not (biased or dropping or capturing()) and (self.device.type in UNMASKED or count > FEW)
 

@@ -101,6 +101,15 @@ class LayerPattern:
 
 
 @dataclass(frozen=True)
+class ProjectionConfig:
+    """act(linear x) to `width` numbers."""
+
+    width: int
+    activation: str | None
+    bias: bool = True
+
+
+@dataclass(frozen=True)
 class TextConfig:
     """`vocabulary` 0: no embedding; the caller passes `table`. `context`: positions, the limit of a learned table.
     `tied`: logits through the embedding's transpose; None: no logits.
@@ -117,6 +126,10 @@ class TextConfig:
     its group is that of its first language token (M2M-100).
 
     `pattern`: layers that attend in another way than the rest. `logit_cap` c: logits l become c·tanh(l/c) (Gemma 2).
+
+    `distances`: a further encoding of positions, by buckets (MPNet). `projections`: maps of a pooled vector (Dense of
+    sentence-transformers). `head_linear_bias`: of the linear maps in `transform` and `pool`; `pool_norm`: a norm after
+    the pooler's activation (ModernBERT).
 
     `pool`: activation of a pooler on the first token's state (BERT: tanh). `classes`: outputs of a linear classifier on
     the pooled state; one output scores a choice. `tags`: outputs of a linear classifier of each token. `spans`: logits
@@ -145,6 +158,10 @@ class TextConfig:
     languages: tuple[tuple[int, ...], ...] = ()
     pattern: LayerPattern | None = None
     logit_cap: float | None = None
+    distances: PositionConfig | None = None
+    projections: tuple[ProjectionConfig, ...] = ()
+    head_linear_bias: bool = True
+    pool_norm: bool = False
 
     def __post_init__(self) -> None:
         if len(self.languages) != self.stack.groups:

@@ -20,6 +20,8 @@ class CardFacts:
     language: str | None = None
     pooling: str = ""
     normalize: bool = False
+    prompts: dict[str, str] | None = None
+    prompt: str | None = None
     translation: dict[str, str | None] | None = None
     transcribe: dict[str, Any] | None = None
     caption: dict[str, Any] | None = None

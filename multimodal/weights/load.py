@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,19 @@ from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.hub.download import HUB, repository_of, snapshot
 from multimodal.weights.hub.registry import near
 from multimodal.weights.table import Tensors
+from multimodal.weights.text.sentence import projected
 
 OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
-    *("text.t5", "text.switch", "text.bart"),
-    *("text.m2m100", "text.marian", "text.bert_hf", "text.roberta", "text.albert", "text.distilbert", "text.electra"),
-    *("text.gpt2", "text.llama", "text.decoders.mixtral", "text.decoders.llama_kin", "text.decoders.olmo"),
-    *("text.decoders.gemma", "text.decoders.phi3", "text.decoders.neox", "text.decoders.falcon"),
-    *("text.decoders.starcoder2", "text.decoders.opt"),
+    *("text.t5", "text.switch", "text.bart", "text.m2m100", "text.marian", "text.bert_hf", "text.gpt2", "text.llama"),
+    *(f"text.encoders.{name}" for name in (
+        "roberta", "albert", "distilbert", "electra", "modernbert", "mpnet", "nomic")),
+    *(f"text.decoders.{name}" for name in (
+        "mixtral", "llama_kin", "olmo", "gemma", "phi3", "neox", "falcon", "starcoder2", "opt")),
     *("any.llava", "any.idefics3", "any.audio"),
-)
+)  # fmt: skip
 # formats of other programs that are plain data
 READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2}
 CONFIGS = ("open_clip_config.json", "config.json", "params.json")
@@ -113,7 +115,8 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
 
 
 def load_foreign(tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
-    return recognise(tensors, config, where).load(tensors, config, where, folder)
+    made = recognise(tensors, config, where).load(tensors, config, where, folder)
+    return replace(made, model=projected(made.model, folder))
 
 
 def architecture_config(name: str) -> dict[str, Any]:

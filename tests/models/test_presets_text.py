@@ -11,7 +11,8 @@ from multimodal.models.presets import preset
 from multimodal.models.presets_text import TEXT_PRESETS
 from multimodal.models.text import TextTransformer
 from multimodal.weights.folder import build
-from multimodal.weights.text import albert, bart, bert_hf, distilbert, electra, gpt2, llama, m2m100, roberta, switch, t5
+from multimodal.weights.text import bart, bert_hf, gpt2, llama, m2m100, switch, t5
+from multimodal.weights.text.encoders import albert, distilbert, electra, roberta
 from tests.helpers.counting import count, undrawn
 
 

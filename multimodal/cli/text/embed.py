@@ -49,7 +49,7 @@ def add_flags(p: Parser) -> None:
                    "stdout)")  # fmt: skip
     flags.overwrite(p)
     flags.videos(p)
-    add_option_flags(p, EmbedOptions, ["pooling", "normalize"])
+    add_option_flags(p, EmbedOptions, ["pooling", "normalize", "prompt"])
     g = p.add_argument_group("model and machine")
     flags.model(g, "embed", lambda options: "embed" if options.images is None else "embed-images")
     flags.machine(g)

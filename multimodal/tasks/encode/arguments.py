@@ -184,6 +184,7 @@ class EmbedderArguments(ImageArguments, total=False):
     """`Embedder`."""
 
     pooling: str | None
+    prompt: str | None
     normalize: bool | None
     batch_tokens: int | None
 

@@ -22,22 +22,24 @@ from multimodal.weights.load import load
 
 def embed(
     texts: Sequence[str], model: str | Path | Checkpoint, pooling: str | None = None, normalize: bool | None = None,
-    batch_tokens: int | None = None,
+    batch_tokens: int | None = None, prompt: str | None = None,
 ) -> Float[Tensor, "N D"]:  # fmt: skip
     """One vector per text, in order, on the model's device. Vectors do not depend on the other texts (≤ 1e-5 in
     float32): short texts share a row under a document mask, and duplicates are computed once.
 
-    `pooling`, `normalize`, `batch_tokens`: see `EmbedOptions`.
+    `pooling`, `normalize`, `batch_tokens`, `prompt`: see `EmbedOptions`.
 
     Raises UsageError for an unsuitable model or pooling, TextError for an empty text, CheckpointError. Warns (TextCut)
     of texts cut to the context."""
-    EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens)  # checks them
+    EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
     checkpoint = load(model, task="embed") if isinstance(model, str | Path) else model
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")
     for number, text in enumerate(texts, 1):
         check_text(text, f"text {number}")
     normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
+    before = prompt_text(checkpoint, prompt)
+    texts = [before + text for text in texts]
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     if isinstance(checkpoint.model, CLIP):
         if pooling is not None:
@@ -48,6 +50,18 @@ def embed(
         vectors = _pooled(checkpoint, list(rows), checked_pooling(checkpoint, pooling), batch_tokens)
     vectors = vectors[torch.tensor([rows[text] for text in texts], device=vectors.device)].float()
     return nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+
+
+def prompt_text(checkpoint: Checkpoint, prompt: str | None) -> str:
+    """Text of the card's prompt of this name, or of its default. Raises UsageError for an unknown name."""
+    known = checkpoint.card.get("prompts") or {}
+    name = checkpoint.card.get("prompt") if prompt is None else prompt
+    if name is None:
+        return ""
+    if name not in known:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise UsageError(f"{name[:40]!r}: model {checkpoint.source} has no such prompt; {has}", argument="prompt")
+    return known[name]
 
 
 def check_text(text: Any, name: str) -> None:
@@ -99,7 +113,8 @@ def _pooled(checkpoint: Checkpoint, texts: list[str], pooling: str, batch_tokens
     pool = "first" if pooling in ("cls", "pooler") else pooling
     vectors = pool_ragged(tower, rows, pool, table=table, tokens=batch_tokens)
     with torch.inference_mode():
-        return tower.pooled(vectors[:, None]) if pooling == "pooler" else vectors
+        vectors = tower.pooled(vectors[:, None]) if pooling == "pooler" else vectors
+        return vectors if tower.project is None else tower.project(vectors.to(tower.project.dtype))
 
 
 def text_rows(tokenizer: Tokenizer, texts: Sequence[str], context: int, ends: bool) -> list[list[int]]:

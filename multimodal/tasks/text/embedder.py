@@ -48,7 +48,7 @@ class Embedder(LoadedModel):
     at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says.
     `batch_tokens`: most tokens of texts side by side. `device`: `auto` is a GPU if there is one; `compute_type`: see
     `prepare_for_inference`. `urls`: read http and https URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`:
-    frames of videos, see `ClipOptions`.
+    frames of videos, see `ClipOptions`. `prompt`: of texts, see `EmbedOptions`.
 
     Raises UsageError, CheckpointError."""
 
@@ -57,12 +57,12 @@ class Embedder(LoadedModel):
         batch_size: int = 32, batch_tokens: int | None = None, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
         every_s: float | None = None, max_frames: int | None = None, scenes: float | None = None,
-        per_clip: bool = False,
+        per_clip: bool = False, prompt: str | None = None,
     ):  # fmt: skip
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         check_reading(batch_size, workers)
         self.model, self.compute_type, self.device = model, compute_type, device
-        self.normalize, self.pooling, self.batch_tokens = normalize, pooling, batch_tokens
+        self.normalize, self.pooling, self.batch_tokens, self.prompt = normalize, pooling, batch_tokens, prompt
         self._checkpoints: dict[Kind | None, Checkpoint] = {}
         if model is not None:
             self._checkpoint("image")
@@ -159,7 +159,7 @@ class Embedder(LoadedModel):
 
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         checkpoint = self._checkpoint("text")
-        vectors = embed(texts, checkpoint, self.pooling, False, self.batch_tokens)
+        vectors = embed(texts, checkpoint, self.pooling, False, self.batch_tokens, self.prompt)
         return self._unit(vectors, checkpoint).cpu().numpy()
 
     def _unit(self, vectors: torch.Tensor, checkpoint: Checkpoint) -> Float32[torch.Tensor, "N D"]:

@@ -74,15 +74,17 @@ class TranslateOptions(OptionSet):
 
 
 class EmbedOptions(OptionSet):
-    """`pooling`: `mean` over all tokens including bos and eos, as in sentence-transformers; the first (`cls`) or `last`
-    token; or BERT's `pooler`. None: the checkpoint card's, else `last` for a causal model (without eos) and `mean` for
-    others. CLIP models have their own."""
+    """`pooling`: `mean` or `max` over all tokens including bos and eos, as in sentence-transformers; the first (`cls`)
+    or `last` token; or BERT's `pooler`. None: the checkpoint card's, else `last` for a causal model (without eos) and
+    `mean` for others. CLIP models have their own."""
 
     pooling: str | None = option(
-        None, "mean: of all tokens, with the control tokens; cls: the first token; last: the last token; pooler: "
+        None, "mean, max: of all tokens, with the control tokens; cls: the first token; last: the last token; pooler: "
         "BERT's, on the first token (default: the model's own, else last for a causal model, mean for others)",
-        choices=("mean", "cls", "last", "pooler"),
+        choices=("mean", "max", "cls", "last", "pooler"),
     )  # fmt: skip
+    prompt: str | None = option(None, "name of the model's prompt for a task, such as query or document, which stands "
+                                "before each text (default: the model's own default)", "NAME")  # fmt: skip
     normalize: bool | None = option(None, "scale vectors to length 1 (default: the model's own)")
     batch_tokens: int | None = option(None, "tokens per batch (default: 1024, on a GPU 16384)", "N", low=1)
 

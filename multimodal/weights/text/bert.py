@@ -4,6 +4,7 @@ BLIP and GIT share.
 Traps: norms follow each residual sum, with an epsilon of 1e-12, and one precedes the blocks. The map to logits is the
 embedding (stored once or twice) or a map of its own under the same name; likewise its bias."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.family import Family
+from multimodal.weights.folder import build
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text.sentence import sentence_card, sentence_length
 from multimodal.weights.vision import clip_hf
@@ -164,6 +166,12 @@ def embedding_rows(prefix: str, ours: str, segments: int) -> list[NameRow]:
 def attention_rows(foreign: str, ours: str) -> list[NameRow]:
     rows = under(f"{foreign}.", f"{ours}.", linears(SELF))
     return [*rows, *weight_and_bias(f"{foreign}.output.LayerNorm", f"{ours}_branch.norm")]
+
+
+def names_of(config: TextConfig) -> frozenset[str]:
+    """Names of the model's tensors with `{}` for the layer; two layers have them all."""
+    short = replace(config, stack=replace(config.stack, layers=min(2, config.stack.layers)))
+    return frozenset(re.sub(r"\.\d+\.", ".{}.", name) for name in build(TextTransformer, short).state_dict())
 
 
 def families(

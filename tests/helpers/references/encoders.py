@@ -1,5 +1,6 @@
 """Tiny random transformers encoders and their outputs, for test_weights_encoders.py."""
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,6 +17,8 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 3, "n
 DISTIL = {"vocab_size": VOCABULARY, "dim": 24, "n_layers": 3, "n_heads": 3, "hidden_dim": 40, "pad_token_id": PAD,
           "max_position_embeddings": CONTEXT}  # fmt: skip
 ROBERTA = SIZES | {"max_position_embeddings": CONTEXT + PAD + 1, "type_vocab_size": 1}
+MODERN = SIZES | {"local_attention": 6, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]} | {
+    f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}  # fmt: skip
 NARROW = SIZES | {"embedding_size": 16}
 LABELS = {"num_labels": 3}
 
@@ -28,6 +31,7 @@ class Case:
     reference: nn.Module
     segments: bool = True
     renamed: dict[str, str] = field(default_factory=dict)
+    saved: bool = False  # under other names than in memory
 
     @property
     def config(self) -> dict[str, Any]:
@@ -35,12 +39,21 @@ class Case:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        return {self._name(name): tensor.clone() for name, tensor in self.reference.state_dict().items()}
+        held = _saved(self.reference) if self.saved else self.reference.state_dict()
+        return {self._name(name): tensor.clone() for name, tensor in held.items()}
 
     def _name(self, name: str) -> str:
         for theirs, other in self.renamed.items():
             name = name.replace(theirs, other)
         return name
+
+
+def _saved(model: nn.Module) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(f"{folder}/model.safetensors")
 
 
 def outputs(case: Case, ids: Tensor, valid: Tensor, segments: Tensor, places: Tensor | None = None,
@@ -117,6 +130,16 @@ CASES: dict[str, Callable[[], Case]] = {
                                     NARROW | {"hidden_act": "gelu_new"}),
     "ELECTRA, classes": _made("electra", "ElectraForSequenceClassification", "ElectraConfig", NARROW | LABELS),
     "ELECTRA, encoder": _made("electra-model", "ElectraModel", "ElectraConfig", NARROW | {"embedding_size": 24}),
+    "ModernBERT": _made("modernbert", "ModernBertForMaskedLM", "ModernBertConfig", MODERN, segments=False),
+    "ModernBERT, classes": _made("modernbert", "ModernBertForSequenceClassification", "ModernBertConfig",
+                                 MODERN | LABELS | {"norm_bias": True, "classifier_bias": True}, segments=False),
+    "ModernBERT, encoder": _made("modernbert-model", "ModernBertModel", "ModernBertConfig",
+                                 MODERN | {"attention_bias": True, "mlp_bias": True}, segments=False),
+    "MPNet": _made("mpnet", "MPNetForMaskedLM", "MPNetConfig", ROBERTA, segments=False),
+    "MPNet, classes": _made("mpnet", "MPNetForSequenceClassification", "MPNetConfig", ROBERTA | LABELS,
+                            segments=False),
+    "MPNet, encoder": _made("mpnet-model", "MPNetModel", "MPNetConfig", ROBERTA, segments=False),
+    "NomicBERT": _made("nomic-bert", "NomicBertModel", "NomicBertConfig", SIZES | {"head_dim": 8}, saved=True),
 } | {
     f"{name}, {kind}": _made(family, f"{model}For{head}", f"{model}Config", sizes | labels, segments=segments)
     for name, family, model, sizes, segments in (

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -25,6 +27,8 @@ from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.wordpieces import SIZES, WORDS, wordpiece
 from tests.helpers.folders import write_image
+from tests.helpers.references.causal import SIZES as CAUSAL
+from tests.helpers.references.hub import hub_folder, pipeline
 from tests.helpers.references.vision import randomized
 from tests.helpers.tiny import TEXT_TO_TEXT
 from tests.helpers.tiny import made as tiny
@@ -58,12 +62,13 @@ def pooled(folder: Path, pooling: str) -> torch.Tensor:
             made = model(**batch)
             states, mask = made.last_hidden_state, batch["attention_mask"][..., None].float()
             mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-            kinds = {"mean": mean, "cls": states[:, 0], "last": states[:, -1], "pooler": made.pooler_output}
+            kinds = {"mean": mean, "cls": states[:, 0], "last": states[:, -1], "pooler": made.pooler_output,
+                     "max": states.amax(1)}  # fmt: skip
             rows.append(kinds[pooling][0])
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "pooler"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last", "pooler"])
 def test_vectors_equal_transformers_in_the_order_of_the_texts(bert, pooling):
     checkpoint, theirs = load(bert), pooled(bert, pooling)
     mine = embed(TEXTS, checkpoint, pooling)
@@ -143,8 +148,8 @@ def test_what_cannot_be_used_is_refused(bert):
     ):
         with pytest.raises(TextError, match=cause):
             embed(texts, checkpoint)
-    with pytest.raises(UsageError, match=r"pooling must be one of .*'max'"):
-        embed(["a"], checkpoint, "max")
+    with pytest.raises(UsageError, match=r"pooling must be one of .*'most'"):
+        embed(["a"], checkpoint, "most")
     with pytest.raises(UsageError, match="has no pooler"):
         embed(["a"], Checkpoint(tiny("text-detector"), ByteTokenizer()), "pooler")
     with pytest.raises(UsageError, match="expected a model with a text encoder, got vit"):
@@ -174,6 +179,7 @@ def sentence_folder(bert: Path, folder: Path, pooling: dict, modules: list[str])
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
         ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode_max_tokens": True}, "max"),
     ],
 )
 def test_a_folder_of_sentence_transformers_says_how_vectors_are_made(bert, tmp_path, record, pooling):
@@ -187,14 +193,74 @@ def test_a_folder_of_sentence_transformers_says_how_vectors_are_made(bert, tmp_p
 
 
 def test_steps_that_are_not_known_are_refused(bert, tmp_path):
-    folder = sentence_folder(bert, tmp_path, {"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "Dense"])
+    folder = sentence_folder(bert, tmp_path, {"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "LSTM"])
     checkpoint = load(folder)
-    with pytest.raises(UsageError, match=r"pooling must be one of .*'mean, Dense'"):
+    with pytest.raises(UsageError, match=r"pooling must be one of .*'mean, LSTM'"):
         embed(["a"], checkpoint)
     assert embed(["a"], checkpoint, "mean").shape == (1, 24)
     (folder / "modules.json").write_text("[3]")
     with pytest.raises(CheckpointError, match=r"modules\.json.*: expected"):
         load(folder)
+
+
+def test_dense_modules_and_prompts_of_a_folder(bert, tmp_path):
+    """As EmbeddingGemma and LaBSE have them: two maps after the mean, then length 1."""
+    folder = sentence_folder(bert, tmp_path, {"pooling_mode_mean_tokens": True},
+                             ["Transformer", "Pooling", "Dense", "Dense", "Normalize"])  # fmt: skip
+    modules = json.loads((folder / "modules.json").read_text())
+    maps = [torch.nn.Linear(24, 40), torch.nn.Linear(40, 7, bias=False)]
+    for place, own, function in zip((2, 3), maps, ("Tanh", "linear.Identity"), strict=True):
+        modules[place]["path"] = f"{place}_Dense"
+        (folder / f"{place}_Dense").mkdir()
+        record = {"in_features": own.in_features, "out_features": own.out_features, "bias": own.bias is not None,
+                  "activation_function": f"torch.nn.modules.{function}"}  # fmt: skip
+        (folder / f"{place}_Dense" / "config.json").write_text(json.dumps(record))
+        tensors = {f"linear.{name}": tensor for name, tensor in own.state_dict().items()}
+        save_file(tensors, folder / f"{place}_Dense" / "model.safetensors")
+    (folder / "modules.json").write_text(json.dumps(modules))
+    prompts = {"prompts": {"query": "dogs the ", "document": ""}, "default_prompt_name": None}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    checkpoint, means = load(folder), embed(["sea", "dogs the sea"], load(bert), "mean")
+    save_folder(checkpoint, tmp_path / "ours")
+    with torch.no_grad():
+        expected = torch.nn.functional.normalize(maps[1](maps[0](means).tanh()), dim=-1)
+    for one in (checkpoint, load(tmp_path / "ours"), prepare_for_inference(checkpoint, "float32")):
+        assert (embed(["sea"], one)[0] - expected[0]).abs().max() < 1e-5
+        assert (embed(["sea"], one, prompt="query")[0] - expected[1]).abs().max() < 1e-5
+    with pytest.raises(UsageError, match=r"'passage': model .* has no such prompt; it has query"):
+        embed(["sea"], checkpoint, prompt="passage")
+    (folder / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 23, "activation_function": "x.Tanh"}))
+    with pytest.raises(CheckpointError, match=r"2_Dense.config\.json: activation_function 'Tanh', in_features 23"):
+        load(folder)
+
+
+def test_a_causal_embedder_reads_the_end_that_its_tokenizer_puts(tmp_path):
+    """Qwen3-Embedding: no prefix of names, no head, and the last token's state, which is the end's."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
+
+    root, config = hub_folder(tmp_path, "chatml")
+    end = pipeline("chatml").token_to_id("<|endoftext|>")
+    made = json.loads((root / "tokenizer.json").read_text())
+    name = "<|endoftext|>"
+    put = {
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": name, "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [end], "tokens": [name]}},
+    }  # fmt: skip
+    (root / "tokenizer.json").write_text(json.dumps(made | {"post_processor": put}))
+    torch.manual_seed(0)
+    model = randomized(Qwen3Model(Qwen3Config(**CAUSAL | {"vocab_size": config["vocab_size"], "head_dim": 8})))
+    model.save_pretrained(root)
+    (root / "1_Pooling").mkdir()
+    (root / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    checkpoint = load(root)
+    assert checkpoint.model.config.tied is None
+    names = AutoTokenizer.from_pretrained(root)
+    for text in ("The cat sat", "a dog"):
+        ids = [*names(text, add_special_tokens=False).input_ids, end]
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).last_hidden_state[0, -1]
+        assert (embed([text, "and another one"], checkpoint)[0] - expected).abs().max() < 1e-5
 
 
 def test_command_for_texts(capsys, bert):

@@ -145,9 +145,11 @@ def _made(
         control = {token: vocab[token] for token in sorted(special) if token in vocab}
         ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
         # an eos that only config.json states is an ordinary token in the file
-        end_ids = [i for i in _end_ids(path.parent, config) if i != ids["eos_id"] and i in vocab.values()]
-        ending = {ids["eos_id"], *end_ids}
-        control |= {token: i for token, i in vocab.items() if i in ending and token not in control}
+        control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
+        added = {token["content"]: token["id"] for token in pipeline.get("added_tokens") or []}
+        # a letter that a stray id names stays one
+        end_ids = [i for i in _end_ids(path.parent, config) if i != ids["eos_id"] and i in added.values()]
+        control |= {token: i for token, i in added.items() if i in end_ids}
         ends = _between(pipeline.get("post_processor"))
         return HubTokenizer(
             pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends,

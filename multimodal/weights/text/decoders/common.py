@@ -1,7 +1,6 @@
 """Families of decoders in transformers' names: one description gives a family of language models, and one of decoders
 alone, such as embedding models, whose names lack the prefix."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
-from multimodal.weights.folder import build
 from multimodal.weights.table import NameRow, Op, Tensors, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.text.sentence import sentence_card, sentence_length
@@ -96,7 +94,7 @@ def rows_of(spec: DecoderSpec, config: TextConfig, base: str) -> list[NameRow]:
     layer = [*linears(spec.names), *spec.fused(config)]
     unread = [NameRow(spec.layer + name, reason="follows from config.json", optional=True) for name in spec.unread]
     body = [*linears(spec.ends), *spec.others, *under(spec.layer, "stack.blocks.{}.", layer)]
-    own = _names(config)
+    own = bert.names_of(config)
     rows = under(base, "", [row for row in body if all(target in own for target in row.targets)])
     rows += [replace(row, foreign=base + row.foreign) for row in unread]
     if config.tied and base == spec.bare:
@@ -104,12 +102,6 @@ def rows_of(spec: DecoderSpec, config: TextConfig, base: str) -> list[NameRow]:
     head = f"{spec.head}.weight"
     heads = {None: [], True: [repeat(head, base + spec.embedding)], False: weight_and_bias(spec.head, "head")}
     return rows + [row for row in heads[config.tied] if row.reason or row.targets[0] in own]
-
-
-def _names(config: TextConfig) -> frozenset[str]:
-    """Names of the model's tensors with `{}` for the layer; two layers have them all."""
-    short = replace(config, stack=replace(config.stack, layers=min(2, config.stack.layers)))
-    return frozenset(re.sub(r"\.\d+\.", ".{}.", name) for name in build(TextTransformer, short).state_dict())
 
 
 def fused_qkv(foreign: str, groups: int, queries: int, keys: int, width: int) -> list[NameRow]:

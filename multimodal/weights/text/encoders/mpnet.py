@@ -1,0 +1,39 @@
+"""MPNet in transformers' names (Song et al. 2020): MPNetForMaskedLM, MPNetForSequenceClassification, MPNetModel.
+
+Traps: beside learned positions, which begin at row 2 of their table, scores have T5's bias of distances, one table for
+all layers. The head has GELU whatever the blocks have."""
+
+from dataclasses import replace
+from typing import Any
+
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.weights.table import NameRow, Tensors, linears, under
+from multimodal.weights.text import bert
+from multimodal.weights.text.encoders import roberta
+
+DEFAULTS = {"vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1}
+BIAS = "encoder.relative_attention_bias.weight"
+BLOCK = {f"attention.attn.{part}": f"attention.{ours}" for part, ours in
+         (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out"))} | bert.FEED | {
+    "attention.LayerNorm": "attention_branch.norm"}  # fmt: skip
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
+    """Raises CheckpointError as RoBERTa's does."""
+    own = {"pad_token_id": 1, "type_vocab_size": 0}  # whatever pads, positions begin at row 2
+    made = roberta.config_from(config | own, tensors, prefix)
+    return replace(made, distances=PositionConfig("bucket", buckets=config["relative_attention_num_buckets"]))
+
+
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
+    tower = [
+        *bert.embedding_rows("", "", config.segments), NameRow(BIAS, "bias.table.weight"),
+        *under("encoder.layer.{}.", "stack.blocks.{}.", linears(BLOCK)),
+    ]  # fmt: skip
+    shared = [
+        row for row in roberta.rows(config, prefix) if not row.foreign.startswith((f"{prefix}emb", f"{prefix}enc"))
+    ]
+    return [*under(prefix, "", tower), *shared]
+
+
+FAMILY, MODEL = bert.families(("mpnet",), config_from, rows, DEFAULTS, tokenizer=roberta.tokenizer)
