@@ -3,6 +3,7 @@
 import importlib
 import warnings
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from multimodal.weights.files.formats import (
     CTRANSLATE2_NAME,
     FOREIGN,
     GGML,
+    GGUF,
     PICKLED,
     check_format,
     find_weights,
@@ -32,6 +34,7 @@ from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.hub.download import HUB, repository_of, snapshot
 from multimodal.weights.hub.registry import near
 from multimodal.weights.table import Tensors
+from multimodal.weights.text.decoders.gguf_models import gguf_checkpoint
 from multimodal.weights.text.sentence import projected
 
 OPEN_CLIP = "open_clip:"
@@ -111,11 +114,17 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
         raise CheckpointError(f"{where}: matches several formats ({', '.join(f.name for f in fits)})")
     some = ", ".join(sorted(tensors)[:3])
     kind = config.get("model_type") or config.get("architecture") or "no configuration file"
-    raise CheckpointError(f"{where}: unknown format ({kind}; {len(tensors)} tensors such as {some})")
+    known = {name: None for family in families().values() for name in family.types if name}
+    alike = get_close_matches(str(kind), known, n=3, cutoff=0.5)
+    hint = f"; near: {', '.join(alike)}" if alike else ""
+    hint += "; auto_map names code, which is never run" if config.get("auto_map") else ""
+    raise CheckpointError(f"{where}: unknown format ({kind}; {len(tensors)} tensors such as {some}){hint}")
 
 
 def load_foreign(tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
     made = recognise(tensors, config, where).load(tensors, config, where, folder)
+    if config.get("auto_map"):
+        warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
     return replace(made, model=projected(made.model, folder))
 
 
@@ -167,6 +176,8 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
         return _ours(folder, architecture)
     config = architecture_config(architecture) if architecture else read_json(config_file) if config_file else {}
     weights = find_weights(path) if path.is_dir() else path
+    if weights.is_file() and foreign_format(weights) == GGUF:
+        return gguf_checkpoint(weights, families)
     tensors, own = _read(weights, path, pickled)
     if architecture:
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))

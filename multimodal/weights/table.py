@@ -125,6 +125,9 @@ def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str) -> 
         if not any(row.reason and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: unexpected tensor {name!r}")
     for name in expected.keys() & foreign.keys():
+        if foreign[name].shape != expected[name].shape:
+            own, told = list(foreign[name].shape), list(expected[name].shape)
+            raise CheckpointError(f"{where}: tensor {name!r} has shape {own}, not {told}, as the configuration says")
         check_like(name, foreign[name], expected[name], where)
     check_finite({name: foreign[name] for name in expected.keys() & foreign.keys()}, where)
 

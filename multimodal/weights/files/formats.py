@@ -16,9 +16,10 @@ SAFE_NAMES = (
 PICKLED_NAMES = ("open_clip_pytorch_model.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 CTRANSLATE2_NAME = "model.bin"
 HEAD_BYTES = 1 << 16
+GGUF = "a GGUF file of llama.cpp"
 GGML, CTRANSLATE2 = "a ggml file of whisper.cpp or llama.cpp", "a CTranslate2 model, as faster-whisper has"
 MAGIC = {
-    b"GGUF": "a GGUF file of llama.cpp",
+    b"GGUF": GGUF,
     b"lmgg": GGML,  # 0x67676d6c, little-endian
     b"fmgg": "a ggml file of llama.cpp",
     b"tjgg": "a ggml file of llama.cpp",

@@ -38,6 +38,9 @@ def read_shards(index: Path) -> dict[str, Tensor]:
         shards = {path: read_pickled(path)[0] for path in paths}
     else:
         shards = _read(paths)
+    holders = Counter(name for tensors in shards.values() for name in tensors)
+    if doubled := next((name for name, count in holders.items() if count > 1), None):
+        raise CheckpointError(f"{index}: {holders[doubled]} of its files hold tensor {shown(doubled)}")
     for name, place in places.items():
         if name not in shards[files[place]]:
             raise CheckpointError(f"{files[place]}: tensor {shown(name)} is missing, though {index.name} lists it")

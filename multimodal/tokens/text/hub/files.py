@@ -24,7 +24,7 @@ _OPT = {"bos": "</s>", "eos": "</s>", "unk": "</s>", "pad": "<pad>"}
 BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True), "qwen2": (_QWEN2, False),
               "opt": (_OPT, False)}  # fmt: skip
 # words of Qwen2 (Yang et al. 2024): contractions, letters, single digits, signs, line ends, blanks
-_QWEN2_SPLIT = (
+QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
@@ -99,7 +99,7 @@ def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int |
     split = kind == "qwen2"
     bytes_ = {"type": "ByteLevel", "add_prefix_space": record.get("add_prefix_space") or False, "trim_offsets": True,
               "use_regex": not split}  # fmt: skip
-    words = {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
+    words = {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
     around = {"cls": ["<s>", 0], "sep": ["</s>", 0]}
     pipeline = {
         "version": "1.0", "normalizer": {"type": "NFC"} if split else None, "decoder": bytes_,

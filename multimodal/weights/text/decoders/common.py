@@ -15,6 +15,7 @@ from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
+from multimodal.weights.folder import MOST_LAYERS
 from multimodal.weights.table import NameRow, Op, Tensors, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.text.sentence import sentence_card, sentence_length
@@ -136,6 +137,8 @@ def windowed(
     """With `sliding_window` in the layers that `layer_types` says, or else in those that `slides`; these may have
     positions of their own. Raises CheckpointError for unknown kinds of layers."""
     layers, kinds, window = config.stack.layers, text.get("layer_types"), text.get("sliding_window")
+    if layers > MOST_LAYERS:
+        raise CheckpointError(f"layers: {layers}, more than {MOST_LAYERS}")
     if kinds is None:
         kinds = [KINDS[bool(slides(layer))] for layer in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= set(KINDS):

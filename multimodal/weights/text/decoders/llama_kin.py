@@ -25,7 +25,8 @@ def _qwen3(text: dict[str, Any]) -> TextConfig:
 
 def _smollm3(text: dict[str, Any]) -> TextConfig:
     """Raises CheckpointError for layers with other numbers than 0 and 1, and for windows."""
-    made, turned, every = llama.hf_body(text), text.get("no_rope_layers"), text["no_rope_layer_interval"]
+    turned, every = text.get("no_rope_layers"), text["no_rope_layer_interval"]
+    made = windowed(llama.hf_body(text), text | {"layer_types": None}, lambda layer: False)
     layers = made.stack.layers
     turned = [int((layer + 1) % every != 0) for layer in range(layers)] if turned is None else turned
     if len(turned) != layers or not set(turned) <= {0, 1} or "sliding_attention" in (text.get("layer_types") or ()):

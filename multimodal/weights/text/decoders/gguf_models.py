@@ -1,0 +1,141 @@
+"""Decoders in GGUF files of llama.cpp: their metadata as the Hugging Face configuration, their tensors under Hugging
+Face's names, which the family then reads.
+
+Traps: Llama's query and key rows are in Meta's order, as rotated pairs. Gemma's norms hold 1 + weight. Llama 3.1's and
+Phi-3's divisors of the rates are tensors."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multimodal.errors import CheckpointError
+from multimodal.models.text import TextTransformer
+from multimodal.tokens.chat.format import ChatFormat
+from multimodal.tokens.text.hub.gguf_vocabulary import gguf_tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.files.gguf_file import read_gguf
+from multimodal.weights.folder import Checkpoint, build
+from multimodal.weights.table import Tensors
+
+# of `general.architecture`: the family, and its `model_type`
+KINDS = {
+    "llama": ("llama-hf", "llama"), "qwen2": ("llama-hf", "qwen2"), "qwen3": ("qwen3", "qwen3"),
+    "gemma": ("gemma", "gemma"), "gemma2": ("gemma2", "gemma2"), "gemma3": ("gemma3_text", "gemma3_text"),
+    "phi3": ("phi3", "phi3"), "olmo2": ("olmo2", "olmo2"), "granite": ("granite", "granite"),
+    "smollm3": ("smollm3", "smollm3"), "stablelm": ("stablelm", "stablelm"), "starcoder2": ("starcoder2", "starcoder2"),
+}  # fmt: skip
+NAMES = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
+    "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
+    "use_parallel_residual": "use_parallel_residual",
+}  # fmt: skip
+# those that say nothing more about the computation
+NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "attention.layer_norm_epsilon",
+           "attention.causal", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+           "rope.scaling.attn_factor", "rope.scaling.type", "rope.scaling.factor")  # fmt: skip
+WIDEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27 B models, which divide scores by √(width / heads)
+EMBEDDING, HEAD, RATES = "token_embd.weight", "output.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
+
+
+def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) -> Checkpoint:
+    """`families`: those that are known, by name. Raises CheckpointError for an architecture, option, number type or
+    vocabulary that is not supported, and a damaged file."""
+    tensors, fields = read_gguf(path)
+    arch = fields.get("general.architecture")
+    if arch not in KINDS or EMBEDDING not in tensors:
+        raise CheckpointError(f"{path}: GGUF of architecture {arch!r:.40} is not supported (one of {', '.join(KINDS)})")
+    family = families()[KINDS[arch][0]]
+    config = _config(path, arch, fields, tensors)
+    made = family.load(_renamed(path, arch, family, config, tensors), config, str(path))
+    tokenizer = gguf_tokenizer(path, fields, made.model.config.vocabulary, made.model.config.context)
+    card = made.card | {"format": f"gguf ({family.name})"}
+    return Checkpoint(made.model, tokenizer, None, str(path), card, chat=_chat(fields, tokenizer))
+
+
+def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    own = {name.removeprefix(f"{arch}."): value for name, value in fields.items() if name.startswith(f"{arch}.")}
+    if unknown := sorted(name for name in own.keys() - NAMES.keys() - set(NEUTRAL) if own[name]):
+        raise CheckpointError(f"{path}: {arch}.{unknown[0]} {own[unknown[0]]!r:.40} is not supported")
+    config = {ours: own[name] for name, ours in NAMES.items() if name in own}
+    config |= {"model_type": KINDS[arch][1], "vocab_size": len(tensors[EMBEDDING]),
+               "tie_word_embeddings": HEAD not in tensors, "architectures": ["GGUFForCausalLM"]}  # fmt: skip
+    if eps := own.get("attention.layer_norm_epsilon"):
+        config |= {"layer_norm_eps": eps, "norm_epsilon": eps}
+    biased = "blk.0.attn_q.bias" in tensors
+    config |= {"use_qkv_bias": biased} if arch == "stablelm" else {"attention_bias": biased} if arch == "llama" else {}
+    width = config["hidden_size"] // config["num_attention_heads"]
+    head = config.setdefault("head_dim", width)
+    if (turned := own.get("rope.dimension_count")) and turned != head:
+        config["partial_rotary_factor"] = turned / head
+    if arch in WIDEST:
+        config["query_pre_attn_scalar"] = width if config["num_hidden_layers"] == WIDEST[arch] else head
+    return config | _rope(path, own, config, tensors)
+
+
+def _rope(path: Path, own: dict[str, Any], config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor")
+    trained = own.get("rope.scaling.original_context_length")
+    if "rope_freqs.weight" in tensors:  # Llama 3.1's: the same divisors for all lengths
+        rates = tensors.pop("rope_freqs.weight").tolist()
+        return {"rope_scaling": {"rope_type": "longrope", "short_factor": rates, "long_factor": rates,
+                                 "attention_factor": 1.0, "original_max_position_embeddings": 1 << 30}}  # fmt: skip
+    if RATES[0] in tensors:
+        short, long = (tensors.pop(name).tolist() for name in RATES)
+        return {"original_max_position_embeddings": trained, "rope_scaling": {
+            "rope_type": "longrope", "short_factor": short, "long_factor": long,
+            "attention_factor": own.get("rope.scaling.attn_factor")}}  # fmt: skip
+    if kind == "none" or (kind == "linear" and factor in (None, 1.0)):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise CheckpointError(f"{path}: rope.scaling.type {kind!r:.40} is not supported (one of none, linear, yarn)")
+    more = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}}
+
+
+def _renamed(path: Path, arch: str, family: Family, config: dict[str, Any], tensors: Tensors) -> Tensors:
+    """The file's tensors under the names that the family's table gives for this configuration."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    number = next(one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == arch)
+    known = get_tensor_name_map(number, config["num_hidden_layers"])
+    model = build(TextTransformer, family.config_from(family.completed(config, {}), tensors), len(tensors))
+    left, made = dict(tensors), {}
+    for name in family.export(model):
+        theirs = known.get_name(name, try_suffixes=(".weight", ".bias"))
+        if theirs in left:
+            made[name] = _as_stored(arch, name, left.pop(theirs), config)
+    if left:
+        raise CheckpointError(f"{path}: unexpected tensor {next(iter(left))!r}")
+    return made
+
+
+def _as_stored(arch: str, name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """The tensor as Hugging Face's files hold it."""
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor - 1
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
+    count = next((heads[part] for part in heads if f".{part}." in name), None) or heads["q_proj"]
+    if arch in ("llama", "granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        pairs = tensor.unflatten(0, (count, -1, 2))
+        return torch.cat([pairs[:, :, 0], pairs[:, :, 1]], 1).flatten(0, 1)
+    return tensor
+
+
+def _chat(fields: dict[str, Any], tokenizer: Tokenizer) -> ChatFormat | None:
+    template = fields.get("tokenizer.chat_template")
+    if not isinstance(template, str) or not template.strip():
+        return None
+    names = {i: name for name, i in tokenizer.control_names.items()}
+    told = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    ends = tuple(names[i] for i in (told["eos"], fields.get("tokenizer.ggml.eot_token_id")) if i in names)
+    return ChatFormat(template, eos=tuple(dict.fromkeys(ends)),
+                      tokens={f"{name}_token": names[i] for name, i in told.items() if i in names})  # fmt: skip

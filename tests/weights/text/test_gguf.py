@@ -1,0 +1,155 @@
+"""GGUF files, written by the `gguf` library from tiny random models, beside the models that they were written from, and
+transformers' reading of the same file."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from multimodal.errors import CheckpointError
+from multimodal.tasks.text.generate import Generator
+from multimodal.weights.folder import load_folder, save_folder
+from multimodal.weights.load import load
+from tests.helpers.references import causal
+from tests.helpers.references.hub import pipeline
+
+gguf = pytest.importorskip("gguf")
+# of causal.CASES, with options that a GGUF can state; and if transformers reads it
+CASES = {
+    "llama": ("Llama", {}), "qwen2": ("Qwen2", {}), "qwen3": ("Qwen3", {"head_dim": 8}),
+    "gemma2": ("Gemma2", causal.GEMMA | {"query_pre_attn_scalar": 6, "layer_types": None, "head_dim": 6}),
+    "gemma3": ("Gemma3Text", causal.GEMMA | {"query_pre_attn_scalar": 6, "layer_types": None, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0}}}),
+    "phi3": ("Phi3", {"tie_word_embeddings": True}), "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"tie_word_embeddings": True, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                            "residual_multiplier": 0.22, "attention_multiplier": 0.4}),
+    "smollm3": ("SmolLM3", {}), "starcoder2": ("Starcoder2", {}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+}  # fmt: skip
+TURNED = ("llama", "granite", "smollm3")
+
+
+def reference(arch: str, **more) -> torch.nn.Module:
+    import transformers
+
+    kind, options = CASES[arch]
+    torch.manual_seed(0)
+    sizes = causal.SIZES | {"hidden_size": 48, "vocab_size": len(vocabulary()) + 5, "intermediate_size": 64,
+                            "max_position_embeddings": 64}  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**sizes | options | more)
+    config._attn_implementation = "eager" if arch == "gemma2" else "sdpa"
+    return causal.randomized(getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config))
+
+
+def vocabulary() -> dict[str, int]:
+    return pipeline("chatml").get_vocab()
+
+
+def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationType.F32, **changes):
+    """As llama.cpp's convert_hf_to_gguf.py does it."""
+    config = model.config.to_dict()
+    out = gguf.GGUFWriter(path, arch)
+    names = gguf.get_tensor_name_map(
+        next(one for one in gguf.MODEL_ARCH if gguf.MODEL_ARCH_NAMES[one] == arch), config["num_hidden_layers"]
+    )
+    ropes = config["rope_parameters"]
+    theta = ropes.get("full_attention", ropes)["rope_theta"]
+    out.add_uint32(f"{arch}.context_length", config["max_position_embeddings"])
+    for key, own in (("embedding_length", "hidden_size"), ("block_count", "num_hidden_layers"),
+                     ("feed_forward_length", "intermediate_size"), ("attention.head_count", "num_attention_heads"),
+                     ("attention.head_count_kv", "num_key_value_heads"), ("attention.key_length", "head_dim"),
+                     ("attention.sliding_window", "sliding_window"), *changes.pop("more", ())):  # fmt: skip
+        if config.get(own) is not None:
+            out.add_uint32(f"{arch}.{key}", config[own])
+    for key, own in (("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("embedding_scale", "embedding_multiplier"),
+                     ("attention.layer_norm_epsilon", "layer_norm_eps" if arch == "stablelm" else "norm_epsilon"),
+                     ("residual_scale", "residual_multiplier"), ("logit_scale", "logits_scaling"),
+                     ("attention.scale", "attention_multiplier"),
+                     ("attn_logit_softcapping", "attn_logit_softcapping"),
+                     ("final_logit_softcapping", "final_logit_softcapping")):  # fmt: skip
+        if config.get(own) is not None:
+            out.add_float32(f"{arch}.{key}", config[own])
+    out.add_float32(f"{arch}.rope.freq_base", theta)
+    if arch == "stablelm":
+        out.add_uint32(f"{arch}.rope.dimension_count", 2)
+        out.add_bool(f"{arch}.use_parallel_residual", False)
+    for key, value in changes.items():
+        out.add_uint32(f"{arch}.{key}", value)
+    chatml = json.loads(pipeline("chatml").to_str())
+    special = {one["id"]: one["special"] for one in chatml["added_tokens"]}
+    tokens = sorted(vocabulary(), key=vocabulary().get)
+    kinds = [1 if i not in special else 3 if special[i] else 4 for i in range(len(tokens))]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("qwen2")
+    out.add_token_list(tokens + [f"[PAD{i}]" for i in range(5)])
+    out.add_token_types(kinds + [5] * 5)
+    out.add_token_merges([" ".join(pair) for pair in chatml["model"]["merges"]])
+    out.add_eos_token_id(vocabulary()["<|im_end|>"])
+    out.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        own = as_converted(arch, name, tensor, config).numpy()
+        quantized = kind if own.ndim == 2 and own.shape[1] % 32 == 0 else gguf.GGMLQuantizationType.F32
+        out.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), gguf.quants.quantize(own, quantized),
+                       raw_dtype=quantized)  # fmt: skip
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path
+
+
+def as_converted(arch: str, name: str, tensor: Tensor, config) -> Tensor:
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    found = re.search(r"\.([qk])_proj\.weight", name)
+    if arch in TURNED and found:
+        heads = config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
+        return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return tensor
+
+
+@pytest.mark.parametrize("arch", CASES)
+@torch.no_grad()
+def test_logits_equal_the_model_that_was_written(arch, tmp_path):
+    model = reference(arch)
+    ids = torch.randint(3, 400, (2, 20), generator=torch.Generator().manual_seed(1))
+    made = load(written(tmp_path / "model.gguf", arch, model))
+    assert (made.model(ids) - model(ids).logits).abs().max() <= 1e-5
+    assert made.tokenizer.encode("The cat, 1999 日") == pipeline("chatml").encode("The cat, 1999 日").ids
+    assert not made.tokenizer.control & set(made.tokenizer.encode("a<|im_end|>b"))
+    save_folder(made, tmp_path / "ours")
+    assert torch.equal(load_folder(tmp_path / "ours").model(ids), made.model(ids))
+
+
+@torch.no_grad()
+def test_quantized_files_are_read_as_transformers_reads_them(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.F16):
+        path = tmp_path / f"{kind.name}.gguf"
+        written(path, "llama", reference("llama", hidden_size=96), kind)
+        ids = torch.randint(3, 400, (2, 20), generator=torch.Generator().manual_seed(1))
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+        mine = load(path)
+        assert (mine.model(ids) - theirs(ids).logits).abs().max() <= 1e-5, kind
+        assert isinstance(Generator(mine, chat=True, max_new_tokens=3)("Why?"), str)
+
+
+def test_what_is_not_supported_or_damaged_is_one_line(tmp_path):
+    path = written(tmp_path / "model.gguf", "llama", reference("llama"))
+    data = path.read_bytes()
+    for share in (0.001, 0.02, 0.3, 0.9, 0.9999):
+        (tmp_path / "cut.gguf").write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(CheckpointError, match=r"cut\.gguf: .*(GGUF|tensor|list)"):
+            load(tmp_path / "cut.gguf")
+    written(tmp_path / "experts.gguf", "llama", reference("llama"), expert_count=8)
+    with pytest.raises(CheckpointError, match=r"llama\.expert_count 8 is not supported"):
+        load(tmp_path / "experts.gguf")
+    (tmp_path / "other.gguf").write_bytes(data.replace(b"llama", b"rwkv6"))
+    with pytest.raises(CheckpointError, match=r"architecture 'rwkv6' is not supported \(one of llama"):
+        load(tmp_path / "other.gguf")
