@@ -38,7 +38,7 @@ class Guard:
 
     def __init__(self, app: Any, options: ServeOptions, metrics: Metrics):
         self.app, self.options, self.metrics = app, options, metrics
-        self.keys = [key.encode() for key in options.api_key]
+        self.keys = [key.encode() for key in options.known_keys()]
         self.most = int(options.max_upload_mb * 1e6)
         self.active, self.draining = 0, False
 

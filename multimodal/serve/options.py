@@ -1,5 +1,6 @@
 """Options of the server."""
 
+from pathlib import Path
 from typing import Any
 
 from multimodal.data.remote.trust import NAMED
@@ -49,6 +50,8 @@ class ServeOptions(OptionSet):
                                                 "NAME=MODEL", read=_pairs)  # fmt: skip
     index: tuple[tuple[str, str], ...] = option((), "image index for searches", "NAME=FOLDER", read=_pairs)
     api_key: tuple[str, ...] = option((), "key that clients must send; several may be given", "KEY", read=_strings)
+    api_key_file: str | None = option(None, "file with a key on each line, which a list of processes does not show",
+                                      "FILE")  # fmt: skip
     cors: tuple[str, ...] = option((), "origins whose pages may call the server (default: none)", "ORIGIN",
                                    read=_strings)  # fmt: skip
     allow_urls: tuple[str, ...] = option((), "hosts whose URLs are read for clients; an internal address must be named "
@@ -64,6 +67,19 @@ class ServeOptions(OptionSet):
     device: str | None = MachineOptions.device.but("auto")
     compute_type: str = MachineOptions.compute_type
 
+    def known_keys(self) -> tuple[str, ...]:
+        """The keys of clients. Raises UsageError for a file that cannot be read or has none."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            lines = Path(self.api_key_file).read_text().split()
+        except (OSError, ValueError) as error:
+            cause = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{self.api_key_file}: cannot be read ({cause})", argument="api_key_file") from None
+        if not lines:
+            raise UsageError(f"{self.api_key_file}: has no key", argument="api_key_file")
+        return (*self.api_key, *lines)
+
     def check(self) -> None:
-        if not self.api_key and self.host not in LOOPBACK:
+        if not self.known_keys() and self.host not in LOOPBACK:
             raise UsageError(f"{self.host}: an API key is needed, as other machines can reach it", argument="host")
