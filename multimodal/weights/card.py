@@ -23,6 +23,7 @@ class CardFacts:
     prompts: dict[str, str] | None = None
     prompt: str | None = None
     translation: dict[str, str | None] | None = None
+    translations: dict[str, str] | None = None
     transcribe: dict[str, Any] | None = None
     caption: dict[str, Any] | None = None
     ask: dict[str, Any] | None = None

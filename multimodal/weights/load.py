@@ -41,7 +41,8 @@ OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
-    *("text.t5", "text.switch", "text.bart", "text.m2m100", "text.marian", "text.bert_hf", "text.gpt2", "text.llama"),
+    *(f"text.{name}" for name in (
+        "t5", "switch", "bart", "pegasus", "m2m100", "marian", "bert_hf", "gpt2", "llama")),
     *(f"text.encoders.{name}" for name in (
         "roberta", "albert", "distilbert", "electra", "modernbert", "mpnet", "nomic")),
     *(f"text.decoders.{name}" for name in (

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from multimodal.errors import UsageError
-from multimodal.tokens.text.languages import LANGUAGES, language_code
+from multimodal.tokens.text.languages import LANGUAGES, NLLB, language_code
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
@@ -28,16 +28,34 @@ def direction(checkpoint: Checkpoint, source: str | None, target: str | None) ->
 
 
 def language_id(tokenizer: Tokenizer, asked: str | None, name: str) -> int:
-    """The token id of a language, given as the model's code or as an English name. Raises UsageError with close
-    matches."""
+    """The token id of a language, given as the model's code, as Whisper's ("en" for NLLB's "eng_Latn" and mBART's
+    "en_XX") or as an English name. Raises UsageError with close matches."""
     ids = tokenizer.language_ids
     if asked is None:
         raise UsageError(f"is required, the model knows {_some(list(ids))}", argument=name)
     by_code = {code.lower(): i for code, i in ids.items()}
-    for code in (asked.strip().lower(), _code(asked)):
+    known = _code(asked)
+    for code in (asked.strip().lower(), known, NLLB.get(known, "").lower()):
         if code in by_code:
             return by_code[code]
+    if len(regions := [i for code, i in ids.items() if known == code.partition("_")[0]]) == 1:
+        return regions[0]
     raise UsageError(f"{asked[:40]!r}: unknown to the model ({_near(asked, list(ids))})", argument=name)
+
+
+def task_prefix(checkpoint: Checkpoint, source: str | None, target: str | None) -> str | None:
+    """Words before a text that ask for this translation, of a model that states some (T5); None: it states none. Raises
+    UsageError for another direction."""
+    if not (prefixes := checkpoint.card.get("translations")):
+        return None
+    for name, asked in (("source", source), ("target", target)):
+        if asked is None:
+            raise UsageError(f"is required, the model knows {', '.join(prefixes)}", argument=name)
+    direction = f"{_code(source)}-{_code(target)}"
+    if direction not in prefixes:
+        raise UsageError(f"{target[:40]!r}: the model does not translate {direction} ({', '.join(prefixes)})",
+                         argument="target")  # fmt: skip
+    return prefixes[direction]
 
 
 def _fits(model: str, card: object, source: str | None, target: str | None) -> None:

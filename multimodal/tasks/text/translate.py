@@ -20,7 +20,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
-from multimodal.tasks.text.languages import direction, is_language
+from multimodal.tasks.text.languages import direction, is_language, task_prefix
 from multimodal.tasks.text.options import TranslateOptions
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from multimodal.weights.folder import Checkpoint
@@ -60,7 +60,9 @@ class TranslationWriter:
         if tokenizer.vocab_size > network.config.decoder.vocabulary or tokenizer.eos_id is None:
             raise CheckpointError(f"model {self.checkpoint.source}: tokenizer does not fit the model")
         self.network, self.tokenizer = network, tokenizer
-        self.before, self.forced = direction(self.checkpoint, self.source, self.target)
+        self.prefix = task_prefix(self.checkpoint, self.source, self.target)
+        plain = ([], []) if self.prefix is not None else direction(self.checkpoint, self.source, self.target)
+        self.before, self.forced = plain
         self.prompt = [network.config.start_id, *self.forced]
         self.capacity = network.config.decoder.context - len(self.prompt)
         most = self.options.max_new_tokens
@@ -73,7 +75,7 @@ class TranslationWriter:
         """Encode a text. Raises TextError for invalid Unicode, and with `on_long` "error" for one that is too long."""
         if not text.strip():
             return SourceText(())
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode((self.prefix or "") + text)
         capacity = self.network.config.encoder.context - len(self.before) - 1
         cut = max(len(ids) - capacity, 0)
         if cut and self.options.on_long == "error":

@@ -17,8 +17,9 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.files import hub_tokenizer
-from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NO_FIRST, NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
@@ -33,6 +34,7 @@ DEFAULTS = {
     "pad_token_id": 1, "decoder_start_token_id": 2, "tie_word_embeddings": True,
 }  # fmt: skip
 PARTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+MBART50 = ("MBart50Tokenizer", "MBart50TokenizerFast")
 LEARNED = PositionConfig("learned", first=2)
 HEAD, LOGIT_BIAS = "lm_head.weight", "final_logits_bias"
 
@@ -128,8 +130,11 @@ def rows(config: EncoderDecoderConfig, prefix: str = "model.", head: bool = True
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    # mBART's two versions place languages differently, and the files do not state the version
-    return None if config.get("model_type") == "mbart" else hub_tokenizer(folder, config)
+    """None for mBART-25, whose languages stand elsewhere than mBART-50's."""
+    kind = optional_json(folder / RECORD).get("tokenizer_class") if folder else None
+    if config.get("model_type") == "mbart" and kind not in MBART50:
+        return None
+    return hub_tokenizer(folder, config)
 
 
 FAMILY = Family(

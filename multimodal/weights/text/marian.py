@@ -28,13 +28,18 @@ POSITIONS = PositionConfig("sinusoidal")
 TABLES = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
 
 
-def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
-    """Raises CheckpointError for positions other than the sinusoids."""
+def check_sinusoids(tensors: Tensors) -> None:
+    """Raise CheckpointError for a table of positions that are not the sinusoids."""
     for name in TABLES:
         if name in tensors:
             expected = sinusoidal_positions(POSITIONS, torch.arange(len(tensors[name])), tensors[name].shape[1])
             if not torch.allclose(tensors[name].float(), expected, atol=2e-3):  # half precision, far positions
                 raise CheckpointError(f"tensor {name!r} does not hold sinusoidal positions")
+
+
+def config_from(config: dict[str, Any], tensors: Tensors) -> EncoderDecoderConfig:
+    """Raises CheckpointError for positions other than the sinusoids."""
+    check_sinusoids(tensors)
     return bart.text_to_text(config, tensors, POSITIONS, post_norm=True, stem_norm=False)
 
 

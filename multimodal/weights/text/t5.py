@@ -5,7 +5,9 @@ of all blocks. Norms are RMS; there are no biases. T5's head is the embedding on
 later a map of its own without the factor: transformers 4 states this by `tie_word_embeddings`, transformers 5 by
 `scale_decoder_outputs`. `wi_0` is the gate. Google's files hold an unused distance table of the cross-attention."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from multimodal.blocks.attention import AttentionConfig
@@ -14,10 +16,12 @@ from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.system.records import checked
 from multimodal.tokens.text.t5 import t5_tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bart, bert
+from multimodal.weights.text.sentence import sentence_card
 
 # T5Config's defaults, and those of MT5Config that differ; mT5 never scales, whatever its files say of ties
 T5 = {
@@ -28,6 +32,7 @@ T5 = {
 }  # fmt: skip
 MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu",
        "scale_decoder_outputs": False}  # fmt: skip
+TRANSLATION = re.compile(r"translation_([a-z]{2})_to_([a-z]{2})")
 PARTS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 TABLE, FIRST_BLOCK = "shared.weight", "block.0.layer.0.SelfAttention.q.weight"
 
@@ -113,11 +118,20 @@ def encoder_rows(config: TextConfig) -> list[NameRow]:
     ]  # fmt: skip
 
 
+def card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
+    """The words that ask for a translation, by its direction."""
+    tasks = config.get("task_specific_params") or {}
+    found = {name: TRANSLATION.fullmatch(str(name)) for name in tasks}
+    prefixes = {f"{match[1]}-{match[2]}": checked(dict[str, Any], tasks[name], "task_specific_params").get("prefix")
+                for name, match in found.items() if match}  # fmt: skip
+    return {"translations": prefixes} if prefixes and all(isinstance(one, str) for one in prefixes.values()) else {}
+
+
 FAMILY = Family(
     "t5", EncoderDecoder, (TABLE, f"encoder.{FIRST_BLOCK}", f"decoder.{FIRST_BLOCK}"), config_from, rows, t5_tokenizer,
-    complete=_complete, needs="config.json", defaults=T5, types=("", "t5", "mt5"),
+    complete=_complete, card=card, needs="config.json", defaults=T5, types=("", "t5", "mt5"),
 )  # fmt: skip
 ENCODER = replace(
     FAMILY, name="t5-encoder", model=TextTransformer, has=FAMILY.has[:2], lacks=FAMILY.has[2:],
-    config_from=encoder_config, rows=encoder_rows,
+    config_from=encoder_config, rows=encoder_rows, card=lambda folder, config: sentence_card(folder),
 )  # fmt: skip

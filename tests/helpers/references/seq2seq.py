@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.weights.family import Family
-from multimodal.weights.text import bart, m2m100, marian, switch, t5
+from multimodal.weights.text import bart, m2m100, marian, pegasus, switch, t5
 from tests.helpers.references.vision import randomized
 
 VOCABULARY, CONTEXT = 60, 24
@@ -92,6 +92,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "Hugging Face M2M100, pad 0": lambda: named(
         m2m100.FAMILY, "M2M100", "M2M100ForConditionalGeneration", pad_token_id=0,
     ),
+    "Hugging Face Pegasus": lambda: named(pegasus.PEGASUS, "Pegasus", "PegasusForConditionalGeneration", (STATIC,),
+                                         scale_embedding=True),
+    "Hugging Face Blenderbot": lambda: named(pegasus.BLENDERBOT, "Blenderbot", "BlenderbotForConditionalGeneration"),
     "Hugging Face Marian": lambda: named(marian.FAMILY, "Marian", "MarianMTModel", **MARIAN),
     "Hugging Face Marian, two vocabularies": lambda: named(
         marian.FAMILY, "Marian", "MarianMTModel", **MARIAN | {"decoder_vocab_size": VOCABULARY + 5},
