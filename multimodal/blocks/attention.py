@@ -12,7 +12,7 @@ from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
 from multimodal.blocks.masks import Sparse, merge
-from multimodal.blocks.positions import RelativeTerm, ShawTerm
+from multimodal.blocks.positions import BiasGate, GatedBias, RelativeTerm, ShawTerm
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class AttentionConfig:
     qk_norm_whole: bool = False  # over all heads at once (OLMo 2)
     qk_norm_eps: float = 1e-6
     softcap: float | None = None  # c: scores s become c·tanh(s/c) (Gemma 2)
+    gate: bool = False  # the mask is a `GatedBias`, as in WavLM
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -67,6 +68,7 @@ class Attention(nn.Module):
         self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
         if config.relative:
             self.relative = RelativeTerm(config.width, self.heads, self.head_width)
+        self.gate = BiasGate(self.heads, self.head_width) if config.gate else None
 
     def _norms(self) -> tuple[nn.Module | None, nn.Module | None]:
         if (kind := self.config.qk_norm) is None:
@@ -98,13 +100,14 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "_ S _"] | None = None,
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | None = None,
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | GatedBias | None = None,
         rotate: Callable[[Tensor], Tensor] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
         """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention also sees the cached
         positions, and cross-attention projects its source only on the first call."""
         query, key, value = self.project(x, source, rotate, cache)
+        mask = mask if self.gate is None else self.gate(x, mask)
         if self.relative is not None:
             distance = None if cache is None else cache.distances()
             query, term = self.relative(query, key.shape[2], self.scale, distance)

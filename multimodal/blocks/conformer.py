@@ -99,10 +99,11 @@ class ConformerBlock(nn.Module):
         width = config.attention.width
         self.conv_first = config.conv_first
         self.feed_before_norm, self.feed_after_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.feed_before = FeedForward(width, config.hidden, "silu", dropout=config.dropout)
+        bias = config.attention.bias
+        self.feed_before = FeedForward(width, config.hidden, "silu", bias=bias, dropout=config.dropout)
         self.attention_norm, self.attention = nn.LayerNorm(width), Attention(config.attention)
         self.convolution = ConformerConvolution(config)
-        self.feed_after = FeedForward(width, config.hidden, "silu", dropout=config.dropout)
+        self.feed_after = FeedForward(width, config.hidden, "silu", bias=bias, dropout=config.dropout)
         self.norm = nn.LayerNorm(width)
         self.drop = nn.Sequential(nn.Dropout(config.dropout), DropPath(drop_path))
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
@@ -95,6 +96,30 @@ def alibi(heads: int, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
     number = torch.arange(heads, device=distance.device)
     powers = torch.where(number < nearest, -8 * (number + 1), -4 * (2 * (number - nearest) + 1))
     return -torch.exp2(powers / nearest)[:, None, None] * distance.abs()
+
+
+class GatedBias(NamedTuple):
+    """A bias for distances that each query scales by its own gate, and a mask that it does not scale."""
+
+    bias: Float[Tensor, "H T S"]
+    mask: Bool[Tensor, "..."]
+
+
+class BiasGate(nn.Module):
+    """Gate of a `GatedBias` for each head and query, from the query's part of the input (Chen et al. 2022, WavLM,
+    section 3.1)."""
+
+    def __init__(self, heads: int, head_width: int):
+        super().__init__()
+        self.head_width, self.scale = head_width, nn.Parameter(torch.ones(heads, 1))
+        self.project = nn.Linear(head_width, 8)
+
+    def forward(self, x: Float[Tensor, "B T D"], gated: GatedBias) -> Float[Tensor, "B H T S"]:
+        """The bias as a float mask."""
+        parts = self.project(x.unflatten(-1, (-1, self.head_width)).transpose(1, 2))  # B H T 8
+        update, reset = parts.unflatten(-1, (2, 4)).sum(-1).sigmoid().unbind(-1)
+        gate = update * (reset * self.scale - 1) + 2
+        return (gate[..., None] * gated.bias).masked_fill(~gated.mask, -torch.inf)
 
 
 class RelativeTerm(nn.Module):

@@ -16,6 +16,7 @@ from multimodal.blocks.experts import Experts, ExpertsConfig, GroupedFeed
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
+from multimodal.blocks.positions import GatedBias
 from multimodal.blocks.sdpa import recompute_contexts
 
 
@@ -127,7 +128,7 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "P S _"] | None = None,
-        mask: Tensor | Sparse | None = None,
+        mask: Tensor | Sparse | GatedBias | None = None,
         source_mask: Tensor | None = None,
         rotate: Callable | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
@@ -199,7 +200,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "P S _"] | None = None,
-        mask: Tensor | Sparse | None = None,
+        mask: Tensor | Sparse | GatedBias | None = None,
         source_mask: Tensor | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
         rotate: Callable | None = None,

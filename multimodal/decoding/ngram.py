@@ -21,6 +21,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"
 MISSING = -100.0  # log10 p(<unk>) of a file without one, as in KenLM
+MOST_STATES = 1 << 14  # texts
 LOWEST = -1000.0  # for SRILM's -inf, so that differences stay finite
 MOST_LINE = 1 << 16  # bytes
 CACHED = 1 << 24  # cached probabilities of recent contexts
@@ -254,9 +255,16 @@ class WordScorer:
         self._ahead = lru_cache(64)(self._ahead)
 
     def __call__(self, ids: Int[Tensor, "R N"]) -> Float[Tensor, "R V"]:
-        self.states = {text: self._state(text) for text in map(tuple, ids.tolist())}
-        rows = np.stack([self._follow(self.states[tuple(text)])[0] for text in ids.tolist()])
+        texts = [tuple(text) for text in ids.tolist()]
+        rows = np.stack([self._follow(self._remembered(text))[0] for text in texts])
         return torch.from_numpy(rows).to(ids.device)
+
+    def _remembered(self, text: Ids) -> _State:
+        """State of a text, kept for those that continue it in later calls."""
+        self.states[text] = state = self._state(text)
+        if len(self.states) > MOST_STATES:
+            del self.states[next(iter(self.states))]
+        return state
 
     def _state(self, text: Ids) -> _State:
         known = next((n for n in (len(text), len(text) - 1) if n > 0 and text[:n] in self.states), 0)

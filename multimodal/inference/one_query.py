@@ -54,4 +54,4 @@ class OneQueryBlock(Replacement, Block):
 def has_one_query(block: Block) -> bool:
     """Return True if `OneQueryBlock` applies: a key for each query head and nothing added to scores."""
     own = block.attention
-    return type(own) is Attention and own.heads == own.kv_heads and own.relative is None
+    return type(own) is Attention and own.heads == own.kv_heads and own.relative is own.gate is None

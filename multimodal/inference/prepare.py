@@ -28,11 +28,14 @@ from multimodal.inference.vit import PreparedViT
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import MapPool, ViT
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
 
+SPEECH = Whisper | ConformerCTC | Transducer | Moonshine
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -124,7 +127,7 @@ def _join_projections(decoder: nn.Module) -> None:
 def _has_blocks(part: nn.Module) -> bool:
     if type(part) is not Attention or part.heads != part.kv_heads:
         return False
-    return part.relative is None and part.config.softcap is None and part.query_norm is None
+    return part.relative is part.gate is None and part.config.softcap is None and part.query_norm is None
 
 
 def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
@@ -135,7 +138,7 @@ def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.d
     for decoder in decoders if compiled or int8 or packs else []:
         _fuse(decoder, kind, compiled or int8)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
-    speech = isinstance(model, Whisper | ConformerCTC)
+    speech = isinstance(model, SPEECH)
     in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
     for name in towers + in_float32 if speech else [""]:
         pack(made.get_submodule(name), model.get_submodule(name), single_rows)
@@ -159,7 +162,7 @@ def _replace_last_block(stack: Stack, original: Stack, pool: str) -> None:
 def _towers(model: nn.Module, device: torch.device) -> list[str]:
     """Names of the modules that compute in the requested type: a speech model's encoder; all blocks of other models,
     but on a CPU not those of a decoder with a source, whose small products are slower in bfloat16."""
-    if isinstance(model, Whisper | ConformerCTC):
+    if isinstance(model, SPEECH):
         return ["encoder"]
     whole = isinstance(model, TextTransformer) or (isinstance(model, AnyToText) and not model.config.crosses)
     apart = device.type == "cpu" and not whole
@@ -229,7 +232,7 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
         raise UsageError(f"compute_type 'int8' needs a CPU (got device {device}); float16 is fast there")
     if compute_type == "float16" and device.type == "cpu":
         raise UsageError("compute_type 'float16' needs a GPU (got device cpu); use auto or bfloat16")
-    speech = isinstance(model, Whisper | ConformerCTC)
+    speech = isinstance(model, SPEECH)
     if not speech and not any(isinstance(part, ViT | TextTransformer) for part in model.modules()):
         raise UsageError(
             f"model {checkpoint.source}: compute_type needs a model for images, text or transcription, "
@@ -244,7 +247,10 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
 
 def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
     """Types of the towers and of the rest."""
-    speech, text = isinstance(model, Whisper | ConformerCTC), isinstance(model, TextTransformer | EncoderDecoder)
+    speech, text = (
+        isinstance(model, SPEECH),
+        isinstance(model, TextTransformer | EncoderDecoder),
+    )
     whole = speech or (text and device.type == "cuda")
     if compute_type in _DTYPES:
         return _DTYPES[compute_type], _DTYPES[compute_type] if whole else torch.float32

@@ -11,12 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, ConvState
 from multimodal.blocks.masks import blocks as chunk_mask
-from multimodal.blocks.masks import key_mask, padding
+from multimodal.blocks.masks import key_mask, padding, window
 from multimodal.blocks.positions import rotary
 from multimodal.blocks.sdpa import preferred_kernels, recompute_contexts
 from multimodal.blocks.subsample import Subsample, SubsampleStream
+from multimodal.models.speech.wave_encoder import WaveEncoder, WaveEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.tokens.audio.log_mel import HOP, RATE
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,9 @@ class ConformerEncoderConfig:
     """`subsample`: 2, 4 or 8 frames become one (convolutions with `channels`); 1: no stem, features are as wide as the
     model. `rotary`: RoPE in attention. `chunk`: frames after the stem that see each other (0: all); it needs causal
     convolutions. `left`: earlier frames that a chunk sees (0: all). `dynamic`: chunks in a stream and in half of the
-    training, else the whole input (Zhang et al. 2020, "Unified streaming and non-streaming")."""
+    training, else the whole input (Zhang et al. 2020, "Unified streaming and non-streaming"). `near`: frames before and
+    after that each sees (-1: all). `input_scale`: of the stem's output. `features`: see
+    `tokens.audio.features.speech_features`."""
 
     bands: int
     block: ConformerConfig
@@ -36,6 +40,14 @@ class ConformerEncoderConfig:
     drop_path: float = 0.0
     left: int = 0
     dynamic: bool = False
+    near: tuple[int, int] = (-1, -1)
+    input_scale: float = 1.0
+    features: str = "fixed"
+
+    @property
+    def seconds(self) -> float:
+        """Time between states."""
+        return self.subsample * HOP / RATE
 
     @property
     def width(self) -> int:
@@ -55,6 +67,8 @@ class ConformerEncoder(nn.Module):
         self.chunked = config.chunk > 0 and not config.dynamic  # whether an input given whole is seen in chunks
         if config.chunk and (not config.block.conv_causal or config.block.conv_norm == "group"):
             raise ValueError(f"chunk {config.chunk} needs conv_causal and a conv_norm other than group")
+        if config.chunk and config.near != (-1, -1):
+            raise ValueError(f"near {config.near} and chunk {config.chunk}: expected one of them")
         if config.left and not config.chunk:
             raise ValueError(f"left {config.left} needs a chunk")
         if config.dynamic and not config.chunk:
@@ -79,8 +93,11 @@ class ConformerEncoder(nn.Module):
         mask = key_mask(valid)
         if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
             mask = mask & self._seen(frames, x.device)
+        if self.config.near != (-1, -1):
+            left, right = (frames if side < 0 else side for side in self.config.near)
+            mask = mask & window(frames, frames, left, right, x.device)
         rotate = self.rotation(0, frames, x.device)
-        x = self.drop(torch.where(valid[..., None], x, 0))
+        x = self.drop(torch.where(valid[..., None], x, 0) * self.config.input_scale)
         with preferred_kernels(x, steady=False):
             for block in self.blocks:
                 if self.checkpointing and self.training and torch.is_grad_enabled():
@@ -127,7 +144,7 @@ class ConformerStream:
     def push(self, features: Float[Tensor, "B F M"], last: bool = False) -> Float[Tensor, "B T D"]:
         """Frames of the chunks that these features complete, and with `last` of an incomplete one."""
         x = features.to(next(self.encoder.parameters()).dtype)
-        x = x if self.stem is None else self.stem.push(x, last)
+        x = (x if self.stem is None else self.stem.push(x, last)) * self.encoder.config.input_scale
         x = x if self.waiting is None else torch.cat([self.waiting, x], 1)
         whole = x.shape[1] if last else x.shape[1] // self.chunk * self.chunk
         self.waiting = x[:, whole:]
@@ -160,11 +177,13 @@ class _RecentFrames(LayerCache):
 
 @dataclass(frozen=True)
 class ConformerCTCConfig:
-    """`blank`: the CTC blank's id, one past the text vocabulary. `decoder` None: CTC alone."""
+    """`blank`: the CTC blank's id, one past the text vocabulary. `decoder` None: CTC alone. `blank_row`: of the blank
+    in the weights of the family that the model came from (None: the last there, too)."""
 
-    encoder: ConformerEncoderConfig
+    encoder: ConformerEncoderConfig | WaveEncoderConfig
     vocabulary: int
     decoder: TextConfig | None
+    blank_row: int | None = None
 
     @property
     def blank(self) -> int:
@@ -172,17 +191,17 @@ class ConformerCTCConfig:
 
 
 class ConformerCTC(nn.Module):
-    """CTC and an attention decoder on one encoder (Watanabe et al. 2017)."""
+    """CTC and an attention decoder on one encoder (Watanabe et al. 2017): a Conformer's, or wav2vec 2.0's."""
 
     def __init__(self, config: ConformerCTCConfig):
         super().__init__()
-        self.config = config
-        self.encoder = ConformerEncoder(config.encoder)
+        self.config, own = config, config.encoder
+        self.encoder = WaveEncoder(own) if isinstance(own, WaveEncoderConfig) else ConformerEncoder(own)
         self.ctc = nn.Linear(config.encoder.width, config.vocabulary + 1)
         self.decoder = TextTransformer(config.decoder) if config.decoder else None
 
     def encode(
-        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
+        self, features: Float[Tensor, "B F *M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T D"], Bool[Tensor, "B T"], Int[Tensor, "B"]]:
         """Encoder frames, their validity mask and their lengths."""
         frames, lengths = self.encoder(features, lengths)

@@ -19,7 +19,8 @@ from multimodal.weights.load import load
 
 Task = Literal["transcribe", "classify", "embed-images", "embed", "chat", "translate"]
 KINDS: dict[str, tuple[Task, ...]] = {
-    "speech_to_text": ("transcribe",), "joint_conformer": ("transcribe",), "any_to_text": ("chat",),
+    **dict.fromkeys(("speech_to_text", "joint_conformer", "transducer", "moonshine"), ("transcribe",)),
+    "any_to_text": ("chat",),
     "clip": ("classify", "embed-images", "embed"), "coca": ("classify", "embed-images", "embed"),
 }  # fmt: skip
 

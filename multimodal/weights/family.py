@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from multimodal.errors import CheckpointError
+from multimodal.system.files import optional_json
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -24,7 +25,8 @@ class Family:
 
     `defaults`: values of keys that a configuration leaves out, after `complete` has added what shapes imply.
     `config_from(config, tensors)` builds our frozen configuration and raises CheckpointError for what is not stated,
-    rather than guess. `tokenizer`, `preprocessing`, `chat` and `card` (facts for the card) read the folder, None for a
+    rather than guess. `beside`: a JSON file by the weights, whose content the configuration gets under this name, {}
+    without it. `tokenizer`, `preprocessing`, `chat` and `card` (facts for the card) read the folder, None for a
     bare file. `needs`: configuration file without which heads are unknown."""
 
     name: str
@@ -38,6 +40,7 @@ class Family:
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
     card: Callable[[Path | None, dict[str, Any]], dict[str, Any]] = lambda folder, config: {}
     needs: str = ""
+    beside: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
     types: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -57,6 +60,8 @@ class Family:
         with self._naming(where):
             if self.needs and not config:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
+            if self.beside:
+                config = ({self.beside: optional_json(folder / self.beside)} if folder else {}) | config
             config = self.completed(config, tensors)
             ours = self.config_from(config, tensors)
             model = build(self.model, ours, len(tensors))

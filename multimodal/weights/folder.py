@@ -26,6 +26,8 @@ from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.git import GIT, GITConfig
+from multimodal.models.speech.moonshine import Moonshine, MoonshineConfig
+from multimodal.models.speech.transducer import Transducer, TransducerConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
@@ -54,19 +56,18 @@ MOST_LAYERS = 1000
 LEAST_TENSORS = 4  # a layer: two of attention, two of the feed-forward
 TOKENIZER, WEIGHTS = "tokenizer_config.json", "model.safetensors"
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
-    "vit": (ViT, ViTConfig),
-    "clip": (CLIP, CLIPConfig),
-    "coca": (CoCa, CoCaConfig),
+    "vit": (ViT, ViTConfig), "clip": (CLIP, CLIPConfig), "coca": (CoCa, CoCaConfig), "git": (GIT, GITConfig),
     "speech_to_text": (Whisper, WhisperConfig),
     "conformer": (ConformerEncoder, ConformerEncoderConfig),
     "joint_conformer": (ConformerCTC, ConformerCTCConfig),
+    "transducer": (Transducer, TransducerConfig),
+    "moonshine": (Moonshine, MoonshineConfig),
     "captioner": (VisionEncoderDecoder, VisionEncoderDecoderConfig),
-    "git": (GIT, GITConfig),
     "text": (TextTransformer, TextConfig),
     "text_to_text": (EncoderDecoder, EncoderDecoderConfig),
     "any_to_text": (AnyToText, AnyToTextConfig),
     "tabular": (FTTransformer, TabularConfig),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -394,6 +395,5 @@ def _replace_folder(made: Path, folder: Path) -> None:
         shutil.rmtree(old)
     else:
         made.rename(folder)
-    handle = os.open(folder.parent, os.O_RDONLY)
-    os.fsync(handle)
+    os.fsync(handle := os.open(folder.parent, os.O_RDONLY))
     os.close(handle)

@@ -22,6 +22,7 @@ from multimodal.weights.files.formats import (
     FOREIGN,
     GGML,
     GGUF,
+    NEMO,
     PICKLED,
     check_format,
     find_weights,
@@ -29,6 +30,7 @@ from multimodal.weights.files.formats import (
     is_pickled,
 )
 from multimodal.weights.files.ggml import read_ggml
+from multimodal.weights.files.nemo import read_nemo
 from multimodal.weights.files.tensor_files import read_shards, read_tensors
 from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.hub.download import HUB, repository_of, snapshot
@@ -41,6 +43,7 @@ OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
+    *("speech.parakeet", "speech.parakeet_nemo", "speech.wav2vec2", "speech.moonshine"),
     *(f"text.{name}" for name in (
         "t5", "switch", "bart", "pegasus", "m2m100", "marian", "bert_hf", "gpt2", "llama")),
     *(f"text.encoders.{name}" for name in (
@@ -49,8 +52,8 @@ MODULES = (
         "mixtral", "llama_kin", "olmo", "gemma", "phi3", "neox", "falcon", "starcoder2", "opt")),
     *("any.llava", "any.idefics3", "any.audio"),
 )  # fmt: skip
-# formats of other programs that are plain data
-READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2}
+# formats of other programs; NeMo's weights are pickled
+READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2, NEMO: read_nemo}
 CONFIGS = ("open_clip_config.json", "config.json", "params.json")
 
 
@@ -187,13 +190,14 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
 
 def _read(weights: Path, source: Path, pickled: bool) -> tuple[Tensors, dict[str, Any]]:
     """Tensors, and the configuration that some formats contain."""
-    if weights.is_file() and (read := READERS.get(foreign_format(weights))):
-        return read(weights)
+    kind = foreign_format(weights) if weights.is_file() else ""
+    if kind in READERS and (pickled or kind != NEMO):
+        return READERS[kind](weights)
     if weights.suffix == ".safetensors":
         return read_tensors(weights), {}
-    if weights.is_file():
+    if weights.is_file() and kind != NEMO:
         check_format(weights)
-    if is_pickled(weights) and not pickled:
+    if (is_pickled(weights) or kind == NEMO) and not pickled:
         raise CheckpointError(f"{weights}: pickled weights; run multimodal convert {source} FOLDER, and load FOLDER")
     if weights.name.endswith(".index.json"):
         return read_shards(weights), {}

@@ -122,7 +122,7 @@ def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str) -> 
         if not any(row.optional and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: tensor {name!r} is missing")
     for name in foreign.keys() - expected.keys():
-        if not any(row.reason and _pattern(row).fullmatch(name) for row in rows):
+        if not any((row.reason or row.optional) and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: unexpected tensor {name!r}")
     for name in expected.keys() & foreign.keys():
         if foreign[name].shape != expected[name].shape:

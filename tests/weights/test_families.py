@@ -8,11 +8,11 @@ import torch
 from multimodal.errors import CheckpointError
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import families, recognise
-from tests.helpers.references import any_to_text, decoders, encoders, seq2seq, vision
+from tests.helpers.references import any_to_text, decoders, encoders, seq2seq, speech, vision
 from tests.helpers.references.captions import CAPTIONERS
 
 NAMES = {any_to_text: any_to_text.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
-         vision: [*vision.CASES, *CAPTIONERS]}  # fmt: skip
+         speech: speech.CASES, vision: [*vision.CASES, *CAPTIONERS]}  # fmt: skip
 CASES = [pytest.param(module, name, id=name) for module, names in NAMES.items() for name in names]
 every_case = pytest.mark.parametrize(("references", "name"), CASES)
 

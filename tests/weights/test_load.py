@@ -17,7 +17,6 @@ from multimodal.models.whisper import Whisper
 from multimodal.system.assets import shipped
 from multimodal.weights.convert import convert
 from multimodal.weights.load import families, load
-from tests.helpers import hostile
 from tests.helpers.references.seq2seq import case
 
 DIMS = {
@@ -253,7 +252,6 @@ def ct2(path: Path) -> None:
         ("model.gguf", lambda path: path.write_bytes(b"GGUF" + bytes(60)), "a GGUF file of llama.cpp"),
         ("ggml-base.bin", lambda path: path.write_bytes(struct.pack("<I", 0x67676D66) + bytes(60)), "a ggml file"),
         ("model.bin", ct2, "a CTranslate2 model, cut off"),
-        ("asr.nemo", hostile.hostile_tar, "a tar archive of NeMo"),
         ("model.onnx", lambda path: path.write_bytes(b"\x08\x08\x12\x07pytorch"), "an ONNX model"),
         ("tf_model.h5", lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n"), "an HDF5 file"),
         ("pytorch_model.bin", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs"),

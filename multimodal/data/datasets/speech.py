@@ -15,7 +15,8 @@ from multimodal.data.datasets.cached_frames import cached_frames
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, Source, duration_of, joined, open_source
 from multimodal.errors import DataError, UsageError
-from multimodal.tokens.audio.log_mel import HOP, RATE, filterbank
+from multimodal.tokens.audio.features import speech_features
+from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -41,9 +42,10 @@ def transcript_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(" " + text)
 
 
-def read_features(source: Source, key: int, bands: int = 80) -> Float[Tensor, "F M"]:
-    """Return `filterbank` of one recording. Raises one of `loader.BROKEN`."""
-    return filterbank(read_audio(source.read(key).media, on_truncated="warn"), bands)
+def read_features(source: Source, key: int, bands: int = 80, kind: str = "fixed") -> Float[Tensor, "F *M"]:
+    """Return `speech_features` of one recording. Raises one of `loader.BROKEN`."""
+    wave = read_audio(source.read(key).media, on_truncated="warn")
+    return speech_features(kind, [wave], bands)[0][0]
 
 
 def load_features(

@@ -16,6 +16,9 @@ from multimodal.models.coca import CoCa
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.git import GIT
+from multimodal.models.speech.moonshine import Moonshine, MoonshineEncoder
+from multimodal.models.speech.transducer import Transducer
+from multimodal.models.speech.wave_encoder import WaveEncoder
 from multimodal.models.tabular import FTTransformer
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
@@ -103,7 +106,11 @@ def _image(model: ViT, *outputs: Tensor) -> Part:
     return Part("image", "image", 1, rows * columns + model.config.prefix, outputs)
 
 
-def _audio(model: ConformerEncoder, sizes: Sizes) -> tuple[Tensor, Part]:
+def _audio(model: ConformerEncoder | WaveEncoder | MoonshineEncoder, sizes: Sizes) -> tuple[Tensor, Part]:
+    if isinstance(model, WaveEncoder | MoonshineEncoder):
+        count = round(sizes.seconds * RATE)
+        frames, _ = model(torch.empty(sizes.batch, count), torch.full((sizes.batch,), count))
+        return frames, Part("audio", "second", sizes.seconds, frames.shape[1], (frames,))
     count = round(sizes.seconds * FRAMES)
     features = torch.empty(sizes.batch, count, model.config.bands if model.stem is not None else model.config.width)
     frames, _ = model(features, torch.full((sizes.batch,), count))
@@ -188,6 +195,18 @@ def _conformer_ctc(m: ConformerCTC, sizes: Sizes) -> Iterator[Part]:
         yield _text("text", m.decoder, sizes, frames)
 
 
+def _moonshine(m: Moonshine, sizes: Sizes) -> Iterator[Part]:
+    frames, part = _audio(m.encoder, sizes)
+    yield part
+    yield _text("text", m.decoder, sizes, frames)
+
+
+def _transducer(m: Transducer, sizes: Sizes) -> Iterator[Part]:
+    frames, part = _audio(m.encoder, sizes)
+    texts, _ = m.predict(torch.full((sizes.batch, 1), m.config.blank))
+    yield part._replace(outputs=(m.join(m.from_audio(frames), texts),))
+
+
 def _table(m: FTTransformer, sizes: Sizes) -> Iterator[Part]:
     numbers = torch.empty(sizes.batch, m.config.numbers, 1) * m.weight
     rows = m.table(torch.zeros(sizes.batch, len(m.config.categories), dtype=torch.long))
@@ -201,4 +220,5 @@ KINDS: dict[type[nn.Module], Callable[[Any, Sizes], Iterator[Part]]] = {
     TextTransformer: lambda m, sizes: iter([_text("text", m, sizes)]), FTTransformer: _table, ViT: _vit,
     ConformerEncoder: _conformer, CLIP: _clip, CoCa: _coca, VisionEncoderDecoder: _captioner, GIT: _git,
     EncoderDecoder: _encoder_decoder, Whisper: _whisper, ConformerCTC: _conformer_ctc, AnyToText: _any_to_text,
+    Transducer: _transducer, Moonshine: _moonshine,
 }  # fmt: skip

@@ -15,11 +15,14 @@ from multimodal.models.captioner import CaptionModel
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.encode.images import pixels_of_one
-from multimodal.tokens.audio.log_mel import HOP, RATE, filterbank_batch, log_mel, pad_or_trim
+from multimodal.tokens.audio.features import speech_features
+from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
 from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.conventions import known_preprocessing
@@ -52,7 +55,7 @@ def is_image_model(model: nn.Module) -> bool:
 
 
 def is_audio_model(model: nn.Module) -> bool:
-    return isinstance(model, Whisper | ConformerCTC | ConformerEncoder)
+    return isinstance(model, Whisper | ConformerCTC | Transducer | Moonshine | ConformerEncoder)
 
 
 def tower_of(model: nn.Module) -> ViT:
@@ -158,10 +161,11 @@ def encode_audio(model: nn.Module, file: str) -> tuple[Float[Tensor, "1 S D"], A
         wave = _window(file, 2 * encoder.context * HOP)
         mel = log_mel(pad_or_trim(wave, 2 * encoder.context * HOP), encoder.bands)
         return model.encoder(mel[None].to(device)), Axis("second", step=2 * HOP / RATE)
-    encoder = model.encoder if isinstance(model, ConformerCTC) else model
-    features, lengths = filterbank_batch([_window(file, round(LONGEST * RATE))], encoder.config.bands)
+    encoder = model if isinstance(model, ConformerEncoder) else model.encoder
+    wave = _window(file, round(LONGEST * RATE))
+    features, lengths = speech_features(encoder.config.features, [wave], encoder.config.bands)
     frames, _ = encoder(features.to(device), lengths.to(device))
-    return frames, Axis("second", step=encoder.config.subsample * HOP / RATE)
+    return frames, Axis("second", step=encoder.config.seconds)
 
 
 def _window(file: str, samples: int) -> Float[Tensor, "T"]:

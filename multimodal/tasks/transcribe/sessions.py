@@ -168,9 +168,9 @@ def _open_conformer(
     checkpoint: Checkpoint, options: CtcOptions, language: str | None, source: AudioSource, report: Report,
     journal: JournalPart,
 ) -> Session:  # fmt: skip
-    meter = LevelMeter(options.vad_filter, checkpoint.model.ctc.weight.device)
+    meter = LevelMeter(options.vad_filter, next(checkpoint.model.parameters()).device)
     samples = survey(source, push=meter.push).samples
-    longest, content = windows.LONGEST // HOP, -(-samples // HOP)  # a partial frame counts
+    longest, content = windows.longest(checkpoint) // HOP, -(-samples // HOP)  # a partial frame counts
     _, powers = meter.levels()
     clips, skipped = plan(options, content, meter.speech(options, samples, longest))
     parts = [part for clip in clips for part in cut(powers, *clip, longest)]

@@ -52,15 +52,20 @@ def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
 
 
 @lru_cache(maxsize=8)
-def _on_device(bands: int, fft: int, device: torch.device) -> tuple[Float[Tensor, "W"], Float[Tensor, "M bins"]]:
+def _on_device(
+    bands: int, fft: int, device: torch.device, periodic: bool
+) -> tuple[Float[Tensor, "W"], Float[Tensor, "M bins"]]:
     """Window and filters on a device; cached, since copies stall a GPU."""
     with torch.inference_mode(False):  # the cache must be usable outside inference mode
-        return torch.hann_window(WINDOW, device=device), mel_filters(bands, fft).to(device)
+        return torch.hann_window(WINDOW, periodic, device=device), mel_filters(bands, fft).to(device)
 
 
-def _mel_power(wave: Float[Tensor, "... T"], bands: int, fft: int) -> Float[Tensor, "... M F"]:
-    """Mel power of every whole window in `wave`: ⌊(T − 400) / 160⌋ + 1 frames, computed in blocks."""
-    window, filters = _on_device(bands, fft, wave.device)
+def mel_power(
+    wave: Float[Tensor, "... T"], bands: int, fft: int, periodic: bool = True
+) -> Float[Tensor, "... M F"]:  # fmt: skip
+    """Mel power of every whole window in `wave`: ⌊(T − 400) / 160⌋ + 1 frames, computed in blocks. `periodic`: kind of
+    Hann window."""
+    window, filters = _on_device(bands, fft, wave.device, periodic)
     threads, blocks = torch.get_num_threads(), []
     size = BLOCK_FRAMES if threads == 1 else threads * BLOCK_FRAMES_SHARED
     size = size if wave.device.type == "cpu" else BLOCK_FRAMES_DEVICE
@@ -73,7 +78,7 @@ def _mel_power(wave: Float[Tensor, "... T"], bands: int, fft: int) -> Float[Tens
 
 def log10_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
     """log10 of the mel power of every whole window in `wave`, at least -10."""
-    return _mel_power(wave, bands, WINDOW).clamp_(min=1e-10).log10_()
+    return mel_power(wave, bands, WINDOW).clamp_(min=1e-10).log10_()
 
 
 def scaled_mel(log: Float[Tensor, "... M F"], peak: Float[Tensor, "... 1 1"] | float) -> Float[Tensor, "... M F"]:
@@ -142,7 +147,7 @@ def filterbank_batch(waves: list[Tensor], bands: int = 80) -> tuple[Float[Tensor
     longest = max(WINDOW, *(wave.numel() for wave in waves))
     padded = torch.stack([F.pad(wave.float(), (0, longest - wave.numel())) for wave in waves])
     lengths = torch.tensor([frame_count(wave.numel()) for wave in waves], device=padded.device)
-    log = _mel_power(padded, bands, BANK_FFT).clamp(min=BANK_FLOOR).log().transpose(1, 2)
+    log = mel_power(padded, bands, BANK_FFT).clamp(min=BANK_FLOOR).log().transpose(1, 2)
     counted = torch.arange(log.shape[1], device=log.device) < lengths[:, None]
     return torch.where(counted[..., None], (log - BANK_MEAN) / BANK_SCALE, 0.0).contiguous(), lengths
 

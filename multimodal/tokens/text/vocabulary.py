@@ -9,6 +9,7 @@ from multimodal.tokens.text.bytepair import bytepair_from
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.pipeline import hub_from
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, sentencepiece_from
 from multimodal.tokens.text.t5 import ByT5Text, t5_from
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
@@ -28,6 +29,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     "t5": {"sentinels": int, "vocab_size": int},
     "pieces": {"two_models": bool, "languages": dict[str, int], "vocab_size": int, "language_in_source": bool},
     "characters": {"characters": str},
+    "letters": {"tokens": list[str], "space": str, "control": list[str], "unknown": str | None},
     "sentencepiece": {
         "file": str, "context": int | None, **dict.fromkeys(("pad_id", "vocab_size"), int),
         **dict.fromkeys(("add_bos", "canonical", "pad_to_length"), bool),
@@ -54,7 +56,7 @@ _NAMED = {
     "whisper-en": lambda: WhisperTokenizer(multilingual=False),
     "whisper-v3": lambda: WhisperTokenizer(multilingual=True, languages=100),
 }
-_OTHERS = {"whisper": WhisperTokenizer, "characters": CharacterTokenizer, "byt5": ByT5Text}
+_OTHERS = {"whisper": WhisperTokenizer, "characters": CharacterTokenizer, "byt5": ByT5Text, "letters": LetterTokenizer}
 _WITH_FILES = {
     "sentencepiece": sentencepiece_from, "hub": hub_from, "wordpiece": wordpiece_from, "t5": t5_from,
     "whisper-small": whisper_small_from, "pieces": pieces_from, "bpe": bytepair_from,

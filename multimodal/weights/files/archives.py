@@ -7,6 +7,8 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,24 @@ def read_archive(path: Path) -> Any:
         raise CheckpointError(f"{path}: no such file")
     if not path.is_file():
         raise CheckpointError(f"{path}: not a regular file")
-    try:
+    with _naming(path):
         size = path.stat().st_size
         memory.require(size, path)
         check_format(path)
         with path.open("rb") as file:
-            start = file.read(4)
-            file.seek(0)
-            if start == b"PK\3\4":
-                return _read_zip(file, size)
-            if start[:1] == b"\x80":
-                return _read_stream(file, size)
-            raise ValueError(f"neither a zip archive nor a pickle, begins with {start!r}")
+            return _content(file, size)
+
+
+def read_member(file: io.BufferedIOBase, size: int, path: Path) -> dict[str, torch.Tensor]:
+    """The state dict in a .pt file of `size` bytes that is part of the file at `path`. Raises CheckpointError."""
+    with _naming(path):
+        return _state_dict(_content(file, size), path)[0]
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except DAMAGE as error:
         if cause := memory.out_of_memory(error):
             raise CheckpointError(f"{path}: {cause}") from None
@@ -56,10 +64,23 @@ def read_archive(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read as plain tensors ({cause})") from None
 
 
+def _content(file: io.BufferedIOBase, size: int) -> Any:
+    start = file.read(4)
+    file.seek(0)
+    if start == b"PK\3\4":
+        return _read_zip(file, size)
+    if start[:1] == b"\x80":
+        return _read_stream(file, size)
+    raise ValueError(f"neither a zip archive nor a pickle, begins with {start!r}")
+
+
 def read_pickled(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The state dict of a pickled file, and the configuration of an openai-whisper file ({} for others). Raises
     CheckpointError as `read_archive` does, and for a file that holds anything but tensors."""
-    content = read_archive(path)
+    return _state_dict(read_archive(path), path)
+
+
+def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a state dict, got a {type(content).__name__}")
     config = {"dims": dict(content["dims"])} if isinstance(content.get("dims"), dict) else {}

@@ -18,6 +18,7 @@ CTRANSLATE2_NAME = "model.bin"
 HEAD_BYTES = 1 << 16
 GGUF = "a GGUF file of llama.cpp"
 GGML, CTRANSLATE2 = "a ggml file of whisper.cpp or llama.cpp", "a CTranslate2 model, as faster-whisper has"
+NEMO = "a tar archive of NeMo"
 MAGIC = {
     b"GGUF": GGUF,
     b"lmgg": GGML,  # 0x67676d6c, little-endian
@@ -64,15 +65,15 @@ def foreign_format(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
     if head.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path}: a Git LFS pointer in place of the weights (run git lfs pull)")
-    return _foreign(head)
+    return _foreign(head, path.suffix == ".nemo")
 
 
-def _foreign(head: bytes) -> str:
+def _foreign(head: bytes, nemo: bool) -> str:
     for magic, name in MAGIC.items():
         if head.startswith(magic):
             return name
     if head[257:262] == b"ustar":
-        return "a tar archive of NeMo" if b"model_config.yaml" in head else "a tar archive (PyTorch before 0.2, NeMo)"
+        return NEMO if nemo or b"model_config.yaml" in head else "a tar archive (PyTorch before 0.2)"
     if re.match(rb"\x08[\x01-\x20]\x12", head):  # ModelProto: ir_version, producer_name
         return "an ONNX model"
     # CTranslate2: uint32 version, uint16 length, class name that ends with NUL

@@ -60,7 +60,8 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
         if offline is None:
             for file in files.values():
                 _fetch(repository, revision, file, check)
-        patterns = list(files) or [*PARTS, "*.safetensors", CTRANSLATE2_NAME, *(PICKLED_NAMES if pickled else ())]
+        others = (*PICKLED_NAMES, "*.nemo") if pickled else ()
+        patterns = list(files) or [*PARTS, "*.safetensors", CTRANSLATE2_NAME, *others]
         return Path(
             snapshot_download(
                 repository,
@@ -91,7 +92,7 @@ def wanted(paths: Iterable[str], pickled: bool = False) -> list[str]:
     top = [path for path in paths if "/" not in path]
     weights = _weights(top, SAFE_NAMES, ".safetensors")
     if not weights:
-        weights = _weights(top, (*(PICKLED_NAMES if pickled else ()), CTRANSLATE2_NAME), None)
+        weights = _weights(top, (*(PICKLED_NAMES if pickled else ()), CTRANSLATE2_NAME), ".nemo" if pickled else None)
     parts = [path for path in top if any(fnmatchcase(path, pattern) for pattern in PARTS)]
     return sorted({*parts, *weights, *(path for path in paths if path == POOLING)})
 

@@ -8,7 +8,7 @@ from multimodal.models.conformer import ConformerEncoder
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
 from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
 from tests.helpers.parity import record
-from tests.helpers.references.layouts import check_layout, on_meta
+from tests.helpers.references.speech import check_layout, on_meta
 
 DIMS = {
     "n_mels": 8, "n_audio_ctx": 20, "n_audio_state": 32, "n_audio_head": 2, "n_audio_layer": 2,

@@ -99,7 +99,8 @@ def evaluate_decoders(
     source = open_source(manifest, trust=trust)
     keys = evenly(range(len(source)), limit)
     references = [" ".join(source.read(key).texts[:1]) for key in keys]
-    features = [read_features(source, key, checkpoint.model.config.encoder.bands) for key in keys]
+    encoder = checkpoint.model.config.encoder
+    features = [read_features(source, key, encoder.bands, encoder.features) for key in keys]
     texts, seconds = transcripts(checkpoint, features, options)
     return {
         "utterances": len(references), "audio_seconds": sum(map(len, features)) // 100,

@@ -1,5 +1,5 @@
-"""Decoding of the hybrid CTC/attention Conformer: CTC best path, or beam search with CTC prefix scores and a language
-model."""
+"""Decoding of the hybrid CTC/attention Conformer (CTC best path, or beam search with CTC prefix scores and a language
+model) and of transducers."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -22,11 +23,16 @@ from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, shallow_f
 from multimodal.decoding.ngram import ngram_scorer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.conformer import ConformerCTC
+from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
+from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts
+from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
 from multimodal.tasks.transcribe.whisper.options import HybridOptions
 from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, wave_level
-from multimodal.tokens.audio.log_mel import HOP, RATE, filterbank_batch
+from multimodal.tokens.audio.features import speech_features
+from multimodal.tokens.text.hub.recognizers import WithEnd
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -77,11 +83,14 @@ def decode_windows(
     waves: list[Tensor], checkpoint: Checkpoint, options: HybridOptions | None = None
 ) -> list[CtcTranscription]:
     """Transcribe each waveform (16 kHz). Results do not depend on the batch."""
-    model: ConformerCTC = checkpoint.model
-    device, bands = model.ctc.weight.device, model.config.encoder.bands
+    model: ConformerCTC | Transducer | Moonshine = checkpoint.model
+    device, encoder = next(model.parameters()).device, model.config.encoder
     # on a CPU, one by one is as fast and makes the frames bitwise independent of the batch
     batches = [[wave] for wave in waves] if device.type == "cpu" else [waves]
-    encoded = [model.encode(*filterbank_batch([wave.to(device) for wave in batch], bands)) for batch in batches]
+    features = [
+        speech_features(encoder.features, [wave.to(device) for wave in batch], encoder.bands) for batch in batches
+    ]
+    encoded = [model.encode(*batch) for batch in features]
     frames = [row[:count] for rows, _, counts in encoded for row, count in zip(rows, counts.tolist(), strict=True)]
     decoded = decode_frames(frames, checkpoint, options or HybridOptions())
     return [one.snap_to_audio(wave) for one, wave in zip(decoded, waves, strict=True)]
@@ -92,7 +101,12 @@ def decode_frames(
     encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: HybridOptions
 ) -> list[CtcTranscription]:
     """Transcribe the encoder's frames of each window."""
-    model: ConformerCTC = checkpoint.model
+    model: ConformerCTC | Transducer | Moonshine = checkpoint.model
+    if isinstance(model, Transducer):
+        return _by_transducer(model, encoded, checkpoint, options)
+    if isinstance(model, Moonshine):
+        texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options.beam_size or 1)
+        return [CtcTranscription(*one) for one in texts]
     blank = model.config.blank
     # window by window: the last bits of a matrix product may depend on its number of rows
     logprobs = [model.ctc_logits(frames[None])[0].float().log_softmax(-1) for frames in encoded]
@@ -110,11 +124,22 @@ def decode_frames(
         searched = hybrid_beam_search(frames[rows], padded[rows], lengths[rows], checkpoint, beam).ids if rows else []
         for row, ids in zip(rows, searched, strict=True):
             texts[row] = ids
-    seconds, tokenizer = model.config.encoder.subsample * HOP / RATE, tokenizer_of(checkpoint)
+    seconds, tokenizer = model.config.encoder.seconds, tokenizer_of(checkpoint)
     return [
         CtcTranscription(ids, ctc_words(own, ids, tokenizer, blank, seconds), score, no_speech)
         for ids, own, score, no_speech in zip(texts, logprobs, scores, empty, strict=True)
     ]
+
+
+def _by_transducer(
+    model: Transducer, encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: HybridOptions
+) -> list[CtcTranscription]:
+    options, fuse = with_language_model(checkpoint, options), None
+    if options.lm is not None:
+        device = next(model.parameters()).device
+        fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts.cpu(), device)
+    beams = options.beam_size or (5 if fuse is not None else 1)
+    return [CtcTranscription(*one) for one in decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)]
 
 
 Options = TypeVar("Options", bound=HybridOptions)
@@ -132,10 +157,13 @@ def beam_of(checkpoint: Checkpoint, options: HybridOptions) -> HybridBeam | None
 
 
 def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
-    """The options with their language model loaded. Raises as `language_model`."""
+    """The options with their language model loaded. Raises as `language_model`, and UsageError for what the model lacks
+    for an option."""
+    if isinstance(checkpoint.model, Moonshine):
+        check_options(checkpoint.source, options)
     if options.lm is None or isinstance(options.lm, Fusion):
         return options
-    tokenizer = tokenizer_of(checkpoint)
+    tokenizer = search_tokenizer(checkpoint)
     lm = language_model(str(options.lm), tokenizer, next(checkpoint.model.parameters()).device)
     return options.replace(lm=Fusion(lm, word_starts(tokenizer)))
 
@@ -165,6 +193,15 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     return checkpoint.tokenizer
 
 
+def search_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer, with an id for the start and end of texts if a model without attention decoder has none. Raises as
+    `tokenizer_of`."""
+    tokenizer = tokenizer_of(checkpoint)
+    attends = getattr(checkpoint.model, "decoder", None) is not None
+    ends = tokenizer.bos_id is not None and tokenizer.eos_id is not None
+    return tokenizer if ends or attends else WithEnd(tokenizer)
+
+
 @torch.inference_mode()
 def hybrid_beam_search(
     frames: Float[Tensor, "B T D"], logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"],
@@ -175,18 +212,20 @@ def hybrid_beam_search(
 
     The search ends when no live hypothesis can overtake the best finished one: stopping after `size` finished ones, as
     openai-whisper does, fills them with short texts while a confident model is still spelling its answer."""
-    model, tokenizer = checkpoint.model, tokenizer_of(checkpoint)
+    model, tokenizer = checkpoint.model, search_tokenizer(checkpoint)
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise CheckpointError(f"{checkpoint.source}: beam search needs a tokenizer with start and end tokens")
     prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
     max_new, scorer = logprobs.shape[1] + 1, None  # CTC emits at most one token per frame
+    if tokenizer.vocab_size > model.config.vocabulary:
+        logprobs = torch.cat([F.pad(logprobs[..., :-1], (0, 1), value=-math.inf), logprobs[..., -1:]], -1)
     if options.ctc_weight:
         scorer = CTCPrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
     if options.lm is not None:
         lm, starts = options.lm
         scorer = shallow_fusion(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
     if options.ctc_weight == 1:
-        step, cache = partial(_uniform, model.config.vocabulary), Cache(0)
+        step, cache = partial(_uniform, tokenizer.vocab_size), Cache(0)
     else:
         max_new = min(model.decoder.config.context - 1, max_new)
         step = sampling.cross_attention_step(model.attend, frames, padding(lengths, frames.shape[1]))

@@ -22,9 +22,15 @@ from multimodal.weights.folder import Checkpoint
 # 41.6 / 76.0; windows of at most 6 s 5.0 / 43.7 / 77.7, 8 s 5.8 / 43.0 / 77.2, 10 s 6.9 / 45.1 / 76.7, 20 s
 # 9.2 / 48.6 / 79.1. Shorter windows cut more words where nobody pauses.
 LONGEST = int(LONGEST_WINDOW * RATE)
+LONGEST_OTHERS = 30 * RATE  # of models trained elsewhere, on recordings of up to half a minute
 PAUSE = 0.5  # seconds between words at which a segment ends
 LEAST = 1e-10  # probability of a token in a result
 LONG_SEGMENT = 8.0  # seconds; a longer segment is cut at its longest pause
+
+
+def longest(checkpoint: Checkpoint) -> int:
+    """Most samples of a window."""
+    return LONGEST if checkpoint.model.config.encoder.features == "fixed" else LONGEST_OTHERS
 
 
 def stream(

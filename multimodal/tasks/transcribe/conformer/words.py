@@ -10,7 +10,8 @@ from torch import Tensor
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerCTC
 from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, split_on_spaces, spread, wave_level
-from multimodal.tokens.audio.log_mel import HOP, RATE, filterbank
+from multimodal.tokens.audio.features import speech_features
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
@@ -34,6 +35,8 @@ def ctc_words(
     timings, first = [], 0
     for text, part in words:
         own = spans[first : first + len(part)]
+        if isinstance(tokenizer, LetterTokenizer) and len(own) > 1 and tokenizer.is_space(part[0]):
+            own = own[1:]
         first += len(part)
         each = tuple(value for _, _, value in own)
         while len(own) > 1 and (own[1][0] - own[0][1]) * frame_seconds > LONGEST_BLANK:
@@ -74,9 +77,9 @@ def align_text(wave: Float[Tensor, "T"], text: str, checkpoint: Checkpoint) -> l
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     if not isinstance(model, ConformerCTC) or tokenizer is None:
         raise UsageError(f"model {checkpoint.source}: alignment needs a CTC model with a tokenizer")
-    features = filterbank(wave.to(model.ctc.weight.device), model.config.encoder.bands)[None]
-    frames, _, _ = model.encode(features, torch.tensor([features.shape[1]], device=features.device))
+    encoder = model.config.encoder
+    frames, _, _ = model.encode(*speech_features(encoder.features, [wave.to(model.ctc.weight.device)], encoder.bands))
     logprobs = model.ctc_logits(frames)[0].float().log_softmax(-1)
-    seconds = model.config.encoder.subsample * HOP / RATE
-    words = ctc_words(logprobs, tokenizer.encode(" " + text.strip()), tokenizer, model.config.blank, seconds)
+    ids = tokenizer.encode(" " + text.strip())
+    words = ctc_words(logprobs, ids, tokenizer, model.config.blank, encoder.seconds)
     return snap_to_audio(words, wave_level(wave))

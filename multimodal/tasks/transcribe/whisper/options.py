@@ -252,7 +252,12 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
 
 
 def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
-    kinds = {"speech_to_text": WhisperOptions, "joint_conformer": CtcOptions}
+    kinds = {
+        "speech_to_text": WhisperOptions,
+        "joint_conformer": CtcOptions,
+        "transducer": CtcOptions,
+        "moonshine": CtcOptions,
+    }
     if checkpoint.kind not in kinds:
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
     return kinds[checkpoint.kind]

@@ -71,6 +71,24 @@ def siglip2_tokenizer(folder: Path, size: int, context: int) -> HubTokenizer:
     return tokenizer
 
 
+def recognizer_tokenizer(folder: Path | None, size: int) -> HubTokenizer | None:
+    """Text of a speech recogniser, whose `tokenizer.json` may list outputs from `size` on that are no text, such as the
+    blank; None without that file. Raises CheckpointError."""
+    path = folder / FILE if folder else None
+    if path is None or not path.is_file():
+        return None
+    pipeline = read_json(path)
+    with naming_pipeline(path):
+        vocab, model = dict(vocabulary(pipeline)), pipeline["model"]
+        added = [token for token in pipeline.get("added_tokens") or [] if token["id"] < size]
+        if isinstance(model["vocab"], dict):
+            model = model | {"vocab": {token: i for token, i in model["vocab"].items() if i < size}}
+        pipeline |= {"added_tokens": added, "model": model, "post_processor": None}
+        if len(vocab) < size:
+            raise CheckpointError(f"has {len(vocab)} tokens, the model {size}")
+    return _made(path, pipeline, {}, {}, size, None)
+
+
 def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
     """Byte-level BPE in the two files of GPT-2."""
     path = folder / "vocab.json"

@@ -1,0 +1,203 @@
+"""Decoding of transducers: greedy, and a beam search over frames that sums the alignments of a text (Graves 2012)."""
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multimodal.models.speech.transducer import State, Transducer
+
+
+class TransducerPath(NamedTuple):
+    """Tokens, the frames [start, end) and probability of each, and the log-probability of the path (greedy) or of the
+    text (beam)."""
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+    probabilities: list[float]
+    logprob: float
+
+
+@torch.inference_mode()
+def transducer_greedy(model: Transducer, frames: Float[Tensor, "T J"]) -> TransducerPath:
+    """The likeliest output at each step. An RNN-T goes to the next frame after a blank or `most_symbols` tokens; a TDT
+    by the likeliest duration, and by one frame after a blank of duration 0 (Xu et al. 2023, algorithm 1)."""
+    config, path = model.config, TransducerPath([], [], [], 0.0)
+    text, state = model.predict(_ids(config.blank, frames))
+    at = symbols = 0
+    total = 0.0
+    while at < len(frames):
+        tokens, durations = model.logprobs(frames[at], text[0, 0])
+        token = int(tokens.argmax())
+        total += float(tokens[token])
+        step = int(token == config.blank)
+        if config.durations:
+            best = int(durations.argmax())
+            total += float(durations[best])
+            step = max(config.durations[best], step)
+        if token == config.blank:
+            at, symbols = at + step, 0
+            continue
+        path.ids.append(token)
+        path.spans.append((at, min(at + max(step, 1), len(frames))))
+        path.probabilities.append(float(tokens[token].exp()))
+        text, state = model.predict(_ids(token, frames), state)
+        symbols = symbols + 1 if step == 0 else 0
+        if symbols >= config.most_symbols:
+            step, symbols = 1, 0
+        at += step
+    return path._replace(logprob=total)
+
+
+# fuse(ids of a text) -> what each next token adds to its score [V]
+Fuse = Callable[[tuple[int, ...]], Float[Tensor, "V"]]
+Ids = tuple[int, ...]
+
+
+class _Text(NamedTuple):
+    """A hypothesis at a frame: log-probability of its alignments so far, the frames and probability of each token in
+    the best of them (`top`), and what `fuse` adds to the score."""
+
+    ids: Ids
+    logprob: float
+    top: float
+    spans: tuple[tuple[int, int], ...] = ()
+    probabilities: tuple[float, ...] = ()
+    added: float = 0.0
+
+    @property
+    def score(self) -> float:
+        return self.logprob + self.added
+
+
+@torch.inference_mode()
+def transducer_beam(
+    model: Transducer, frames: Float[Tensor, "T J"], size: int, fuse: Fuse | None = None
+) -> TransducerPath:  # fmt: skip
+    """The best text of a beam of `size` at each frame, whose alignments are summed. `most_symbols` tokens may be added
+    to the longest text of a frame. A blank of duration 0 has no place in an alignment (Xu et al. 2023, section 3)."""
+    predicted, added = _Predictions(model, frames), _Added(fuse)
+    waiting: list[dict[Ids, _Text]] = [{} for _ in range(len(frames) + 1)]
+    waiting[0][()] = _Text((), 0.0, 0.0)
+    for at in range(len(frames)):
+        here, waiting[at] = waiting[at], {}
+        longest = max(map(len, here), default=0) + model.config.most_symbols
+        while here:
+            here = _best(here, size)
+            level = min(map(len, here))  # a shorter text may still become a longer one
+            texts = [here.pop(ids) for ids in [ids for ids in here if len(ids) == level]]
+            for one, own in zip(texts, predicted.logprobs(frames[at], texts), strict=True):
+                for token, step, score in _steps(model, *own, size):
+                    if step == 0 and level == longest:
+                        continue
+                    target = min(at + step, len(frames))
+                    made = one._replace(logprob=one.logprob + score, top=one.top + score)
+                    if token != model.config.blank:
+                        made = _grown(made, token, (at, max(target, at + 1)), math.exp(own[0][token]), added)
+                    _add(waiting[target] if step else here, made)
+    best = max(waiting[-1].values(), key=lambda one: one.score)
+    return TransducerPath(list(best.ids), list(best.spans), list(best.probabilities), best.logprob)
+
+
+class _Predictions:
+    """The prediction network's outputs by text, each computed once from that of the text before its last token."""
+
+    def __init__(self, model: Transducer, frames: Float[Tensor, "T J"]):
+        self.model, self.device = model, frames.device
+        self.known: dict[Ids, tuple[Tensor, State]] = {(): self._step([model.config.blank], None)[0]}
+
+    def _step(self, ids: list[int], state: State | None) -> list[tuple[Tensor, State]]:
+        rows = torch.tensor(ids, device=self.device)[:, None]
+        made, (hidden, cell) = self.model.predict(rows, state)
+        return [(made[i, 0], (hidden[:, i : i + 1], cell[:, i : i + 1])) for i in range(len(ids))]
+
+    def logprobs(self, frame: Float[Tensor, "J"], texts: list[_Text]) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities of tokens and durations for each text."""
+        new = [one.ids for one in texts if one.ids not in self.known]
+        if new:
+            states = [self.known[ids[:-1]][1] for ids in new]
+            state = torch.cat([own[0] for own in states], 1), torch.cat([own[1] for own in states], 1)
+            self.known |= dict(zip(new, self._step([ids[-1] for ids in new], state), strict=True))
+        made = torch.stack([self.known[one.ids][0] for one in texts])
+        return list(zip(*(part.cpu() for part in self.model.logprobs(frame[None], made)), strict=True))
+
+
+class _Added:
+    """Additions of `fuse`, computed once a text."""
+
+    def __init__(self, fuse: Fuse | None):
+        self.fuse, self.known = fuse, {}
+
+    def __call__(self, ids: Ids, token: int) -> float:
+        if self.fuse is None:
+            return 0.0
+        if ids not in self.known:
+            self.known[ids] = self.fuse(ids)
+        return float(self.known[ids][token])
+
+
+def _steps(
+    model: Transducer, tokens: Float[Tensor, "V"], durations: Float[Tensor, "N"], size: int
+) -> list[tuple[int, int, float]]:
+    """(token, frames, log-probability) of the blank and the `size` best tokens, with each duration."""
+    config = model.config
+    best = tokens[: config.blank].topk(min(size, config.blank)).indices.tolist()
+    if not config.durations:
+        return [(config.blank, 1, float(tokens[-1])), *((token, 0, float(tokens[token])) for token in best)]
+    return [
+        (token, step, float(tokens[token]) + own)
+        for token in (config.blank, *best)
+        for step, own in zip(config.durations, durations.tolist(), strict=True)
+        if step or token != config.blank
+    ]
+
+
+def _grown(one: _Text, token: int, span: tuple[int, int], probability: float, added: _Added) -> _Text:
+    return one._replace(
+        ids=(*one.ids, token), spans=(*one.spans, span), probabilities=(*one.probabilities, probability),
+        added=one.added + added(one.ids, token),
+    )  # fmt: skip
+
+
+def _add(texts: dict[Ids, _Text], one: _Text) -> None:
+    """Sum the alignments of a text, and keep the frames of the best."""
+    other = texts.get(one.ids)
+    if other is None:
+        texts[one.ids] = one
+        return
+    best = max(one, other, key=lambda text: text.top)
+    texts[one.ids] = best._replace(logprob=float(np.logaddexp(one.logprob, other.logprob)))
+
+
+def _best(texts: dict[Ids, _Text], size: int) -> dict[Ids, _Text]:
+    if len(texts) <= size:
+        return texts
+    return {one.ids: one for one in heapq.nlargest(size, texts.values(), key=lambda one: one.score)}
+
+
+def _ids(token: int, frames: Tensor) -> Int[Tensor, "1 1"]:
+    return torch.tensor([[token]], device=frames.device)
+
+
+@torch.inference_mode()
+def no_text_probability(model: Transducer, frames: Float[Tensor, "T J"]) -> float:
+    """Probability of an empty text: of blanks alone."""
+    config, count = model.config, len(frames)
+    text, _ = model.predict(_ids(config.blank, frames))
+    tokens, durations = model.logprobs(frames, text[0])
+    blank = tokens[:, config.blank]
+    if not config.durations:
+        return float(blank.sum().exp())
+    reached = torch.full((count + 1,), -torch.inf, device=frames.device)
+    reached[0] = 0.0
+    for at in range(count):
+        for number, step in enumerate(config.durations):
+            if step:
+                target = min(at + step, count)
+                reached[target] = torch.logaddexp(reached[target], reached[at] + blank[at] + durations[at, number])
+    return float(reached[count].exp())

@@ -1,0 +1,142 @@
+"""wav2vec 2.0, HuBERT and WavLM with a CTC head, in Hugging Face's names.
+
+Traps: the blank is the padding token, often the first output; whether samples are normalised stands in
+`preprocessor_config.json` alone; WavLM's table of distances is in its first layer, for all layers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.stack import BlockConfig, StackConfig
+from multimodal.errors import CheckpointError
+from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
+from multimodal.models.speech.wave_encoder import WaveEncoderConfig
+from multimodal.system.files import optional_json
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.family import Family
+from multimodal.weights.table import NameRow, Op, Tensors, linears, under, weight_and_bias
+
+ONLY = {
+    "feat_extract_activation": "gelu", "conv_pos_batch_norm": False, "add_adapter": False, "adapter_attn_dim": None,
+    "hidden_act": "gelu",
+}  # fmt: skip
+PREPROCESSOR = "preprocessor_config.json"
+VOCABULARY, TOKENIZER = "vocab.json", "tokenizer_config.json"
+TRAINING = "fills masked frames in training alone"
+GATE = Op(lambda t: [t[0, :, :, 0]], lambda ours: ours[0][None, ..., None])
+
+
+def _config(config: dict[str, Any], tensors: Tensors) -> ConformerCTCConfig:
+    for key, only in ONLY.items():
+        if config.get(key, only) != only:
+            raise CheckpointError(f"{config.get('model_type')} config: {key} must be {only!r} (got {config[key]!r})")
+    norm, blank, size = config["feat_extract_norm"], config["pad_token_id"], config["vocab_size"]
+    if norm not in ("group", "layer"):
+        raise CheckpointError(f"feat_extract_norm must be group or layer (got {norm!r})")
+    if type(blank) is not int or not 0 <= blank < size:
+        raise CheckpointError(f"pad_token_id {blank!r} is none of vocab_size {size}")
+    wavlm = "num_buckets" in config
+    attention = AttentionConfig(config["hidden_size"], config["num_attention_heads"], gate=wavlm)
+    stable = config["do_stable_layer_norm"]
+    samples = _features(config.get(PREPROCESSOR, {}))
+    block = BlockConfig(attention, config["intermediate_size"], norm_eps=config["layer_norm_eps"], post_norm=not stable)
+    encoder = WaveEncoderConfig(
+        tuple(config["conv_dim"]), tuple(config["conv_kernel"]), tuple(config["conv_stride"]), norm,
+        config["conv_bias"], StackConfig(block, config["num_hidden_layers"], final_norm=stable),
+        config["num_conv_pos_embeddings"], config["num_conv_pos_embedding_groups"], samples,
+        config.get("feat_proj_layer_norm", True), config.get("num_buckets", 0), config.get("max_bucket_distance", 0),
+    )  # fmt: skip
+    return ConformerCTCConfig(encoder, size - 1, None, blank)
+
+
+def _features(stated: dict[str, Any]) -> str:
+    if "do_normalize" not in stated:
+        raise CheckpointError(f"needs {PREPROCESSOR}, which says whether samples are normalised")
+    if stated.get("sampling_rate", 16000) != 16000:
+        raise CheckpointError(f"{PREPROCESSOR}: sampling_rate must be 16000 (got {stated['sampling_rate']!r})")
+    return "normalized_wave" if stated["do_normalize"] else "wave"
+
+
+def _block(gated: bool) -> list[NameRow]:
+    names = {f"attention.{part}_proj": f"attention.{own}"
+             for part, own in {"q": "query", "k": "key", "v": "value", "out": "out"}.items()}  # fmt: skip
+    names |= {
+        "layer_norm": "attention_branch.norm", "final_layer_norm": "feed_branch.norm",
+        "feed_forward.intermediate_dense": "feed.up", "feed_forward.output_dense": "feed.down",
+    }  # fmt: skip
+    gate = [
+        NameRow("attention.gru_rel_pos_const", "attention.gate.scale", GATE),
+        *weight_and_bias("attention.gru_rel_pos_linear", "attention.gate.project"),
+    ]
+    return [*linears(names), *(gate if gated else [])]
+
+
+def _encoder_rows(config: WaveEncoderConfig) -> list[NameRow]:
+    stem = "feature_extractor.conv_layers"
+    norms = range(len(config.channels)) if config.conv_norm == "layer" else range(1)
+    names = {f"{stem}.{i}.layer_norm": f"stem.{i}.norm" for i in norms}
+    names |= {"feature_projection.projection": "project"}
+    names |= {"feature_projection.layer_norm": "project_norm"} if config.project_norm else {}
+    names["encoder.layer_norm"] = "norm" if config.stack.block.post_norm else "stack.norm"
+    parts = ("weight", "bias") if config.conv_bias else ("weight",)
+    position = "encoder.pos_conv_embed.conv"
+    lengths = [
+        # PyTorch's two names of a weight's length and direction
+        NameRow(f"{position}.parametrizations.weight.original{i}", f"positions.{own}", optional=True)
+        for i, own in enumerate(("length", "direction"))
+    ]
+    older = [NameRow(f"{position}.weight_{part}", f"positions.{own}", optional=True)
+             for part, own in (("g", "length"), ("v", "direction"))]  # fmt: skip
+    table = NameRow("encoder.layers.0.attention.rel_attn_embed.weight", "bias.table.weight")
+    return [
+        *linears(names),
+        *(NameRow(f"{stem}.{{}}.conv.{part}", f"stem.{{}}.conv.{part}") for part in parts),
+        *lengths, *older, NameRow(f"{position}.bias", "positions.bias"),
+        *under("encoder.layers.{}.", "stack.blocks.{}.", _block(config.stack.block.attention.gate)),
+        *([table] if config.buckets else []),
+    ]  # fmt: skip
+
+
+def _blank_last(row: int) -> Op:
+    """The blank's row moves to the end."""
+    return Op(
+        lambda t: [torch.cat([t[:row], t[row + 1 :], t[row : row + 1]])],
+        lambda ours: torch.cat([ours[0][:row], ours[0][-1:], ours[0][row:-1]]),
+    )
+
+
+def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """Letters of `vocab.json` without the blank; None without that file."""
+    vocab = optional_json(folder / VOCABULARY) if folder else {}
+    if not vocab:
+        return None
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    if [vocab[token] for token in tokens] != list(range(config["vocab_size"])):
+        raise CheckpointError(f"{folder / VOCABULARY}: ids must be 0 to {config['vocab_size'] - 1}, each once")
+    stated, blank = optional_json(folder / TOKENIZER), tokens[config["pad_token_id"]]
+    named = {name: stated.get(f"{name}_token") for name in ("bos", "eos", "unk", "word_delimiter")}
+    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    space, unknown = named["word_delimiter"] or "|", named["unk"] or "<unk>"
+    control = [token for token in (named["bos"] or "<s>", named["eos"] or "</s>") if token in vocab and token != blank]
+    tokens.remove(blank)
+    return LetterTokenizer(tokens, space, control, unknown if unknown in tokens else None)
+
+
+def _family(name: str) -> Family:
+    def rows(config: ConformerCTCConfig) -> list[NameRow]:
+        return [
+            *under(f"{name}.", "encoder.", _encoder_rows(config.encoder)),
+            NameRow(f"{name}.masked_spec_embed", reason=TRAINING, optional=True),
+            *weight_and_bias("lm_head", "ctc", _blank_last(config.blank_row)),
+        ]
+
+    return Family(
+        name, ConformerCTC, (f"{name}.feature_projection.projection.weight", "lm_head.weight"), _config, rows,
+        _tokenizer, needs="config.json", beside=PREPROCESSOR,
+    )  # fmt: skip
+
+
+WAV2VEC2, HUBERT, WAVLM = (_family(name) for name in ("wav2vec2", "hubert", "wavlm"))

@@ -1,0 +1,126 @@
+"""Moonshine: parity with transformers, batches, the command."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from multimodal.errors import CheckpointError
+from multimodal.tokens.audio.features import speech_features
+from multimodal.weights.load import families, load
+from multimodal.weights.speech.moonshine import MOONSHINE
+from tests.helpers.commands import one_line, run
+from tests.helpers.data.sets import wav
+from tests.helpers.parity import record
+from tests.helpers.references.speech import case, check_layout, on_meta
+
+WAVES = [torch.randn(n, generator=torch.Generator().manual_seed(n)) * 0.3 for n in (1500, 16000, 9999)]
+IDS = torch.tensor([[1, 7, 30, 12, 5]])
+
+
+def loaded(**more):
+    made = case("moonshine")
+    return made, MOONSHINE.load(made.tensors | more, made.config, "file").model
+
+
+def test_states_logits_and_steps_are_those_of_transformers():
+    made, ours = loaded()
+    features, lengths = speech_features("wave", WAVES, 0)
+    with torch.no_grad():
+        together, _, counts = ours.encode(features, lengths)
+        for row, wave in enumerate(WAVES):
+            states = made.model.model.encoder(wave[None]).last_hidden_state
+            alone, _, _ = ours.encode(wave[None], torch.tensor([len(wave)]))
+            theirs = made.model(wave[None], decoder_input_ids=IDS).logits
+            cache = ours.decoder.new_cache()
+            steps = [ours.decode(part, alone, cache=cache) for part in (IDS[:, :2], *IDS[:, 2:].split(1, 1))]
+            found = {
+                "states": (states - alone).abs().max().item(),
+                "logits": (theirs - ours.decode(IDS, alone)).abs().max().item(),
+                "cached logits": (theirs - torch.cat(steps, 1)).abs().max().item(),
+            }
+            for output, difference in found.items():
+                record("moonshine", output, difference)
+            assert max(found.values()) <= 1e-5, found
+            assert (together[row, : counts[row]] - alone[0]).abs().max() <= 1e-5
+            assert not together[row, counts[row] :].any()
+    assert ours.encode(torch.ones(1, 100), torch.tensor([100]))[2].tolist() == [1]
+
+
+def test_greedy_text_is_that_of_transformers():
+    from multimodal.decoding import sampling
+
+    made, ours = loaded()
+    for wave in WAVES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = made.model.generate(wave[None], max_new_tokens=12, do_sample=False)[0].tolist()
+        frames, _, _ = ours.encode(wave[None], torch.tensor([len(wave)]))
+        step = sampling.cross_attention_step(ours.decode, frames)
+        found = sampling.greedy(step, torch.tensor([[1]]), ours.decoder.new_cache(), eos=2, max_new=12)
+        assert found.ids[0] == [token for token in theirs[1:] if token != 2]
+
+
+@pytest.mark.parametrize("name", ["model.encoder.groupnorm.weight", "model.decoder.layers.2.mlp.fc1.bias"])
+def test_one_corrupted_tensor_breaks_parity(name):
+    made, ours = loaded()
+    changed = made.tensors[name].clone()
+    changed[3] += 1
+    other = loaded(**{name: changed})[1]
+    inputs = WAVES[1][None], torch.tensor([16000]), IDS
+    with torch.no_grad():
+        assert (ours(*inputs) - other(*inputs)).abs().max() > 1e-4
+
+
+SIZES = {"tiny": (288, 1152, 6), "base": (416, 1664, 8)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_released_configurations_fit(size):
+    from transformers import MoonshineConfig, MoonshineForConditionalGeneration
+
+    width, hidden, layers = SIZES[size]
+    config = MoonshineConfig(hidden_size=width, intermediate_size=hidden, encoder_num_hidden_layers=layers,
+                             decoder_num_hidden_layers=layers)  # fmt: skip
+    check_layout(MOONSHINE, config.to_dict(), on_meta(MoonshineForConditionalGeneration, config))
+
+
+def folder(path, **config):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    path.mkdir()
+    tensors = {name: tensor for name, tensor in case("moonshine").tensors.items() if name != "proj_out.weight"}
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(case("moonshine").config | config))
+    letters = {chr(97 + i): i + 3 for i in range(26)} | {f"\u2581{chr(97 + i)}": i + 29 for i in range(21)}
+    made = Tokenizer(models.BPE({"<unk>": 0, "<s>": 1, "</s>": 2} | letters, [], unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return path
+
+
+@pytest.mark.parametrize("compute", ["float32", "int8", "bfloat16"])
+def test_command_transcribes_in_segments(compute, tmp_path, capsys):
+    made = folder(tmp_path / "hub")
+    assert families()["moonshine"].recognises(case("moonshine").tensors, {})
+    (tmp_path / "a.wav").write_bytes(wav(1.0))
+    for beams in ("1", "3"):
+        code, out, err = run(capsys, "transcribe", tmp_path / "a.wav", "-m", made, "--beam_size", beams, "--vad_filter",
+                             "False", "--compute_type", compute, "-o", "-", "-f", "srt")  # fmt: skip
+        assert (code, err) == (0, "")
+        assert "-->" in out
+    code, _, err = run(capsys, "transcribe", tmp_path / "a.wav", "-m", made, "--word_timestamps", "True", "-o", "-")
+    assert code == 1
+    assert "word_timestamps" in one_line(err)
+
+
+def test_unfit_settings_are_one_line(tmp_path):
+    cases = ({"attention_bias": True}, {"encoder_num_key_value_heads": 1}, {"decoder_hidden_act": "relu"})
+    for number, change in enumerate(cases):
+        with pytest.raises(CheckpointError, match=next(iter(change))) as error:
+            load(folder(tmp_path / str(number), **change))
+        assert "\n" not in str(error.value)
