@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from multimodal.data.remote.trust import NAMED
 from multimodal.errors import UsageError
 from multimodal.inference.options import MachineOptions
 from multimodal.system.options import OptionSet, option
@@ -32,6 +31,8 @@ def _strings(value: Any) -> tuple[str, ...]:
 
 
 def _hosts(value: Any) -> tuple[str, ...]:
+    from multimodal.data.remote.trust import NAMED  # needs dataclasses, which are slow for --help
+
     found = _strings(value)
     if wrong := [one for one in found if not NAMED.fullmatch(one) or "://" in one]:
         raise UsageError(f"must be hosts, such as example.org or 10.0.0.7:8080 (got {wrong[0]!r:.60})")
