@@ -1,0 +1,1 @@
+"""Load of servers over loopback: ours beside others with the same weights."""
