@@ -119,9 +119,12 @@ def streamed(args: argparse.Namespace) -> dict[str, Any]:
     with jobs.running(candidate, PORT, args.python) as server:
         ready(candidate, PORT, server)
         live(PORT, jobs.samples(), 1)
+        before, begun = used(server.pid).seconds, time.perf_counter()
         latencies = sorted(live(PORT, jobs.samples(), STREAMS))
+        busy = (used(server.pid).seconds - before) / (time.perf_counter() - begun)
     at = lambda share: round(1e3 * latencies[int(share * len(latencies))])
-    return {"streams": STREAMS, "lines": len(latencies), "p50 ms": at(0.5), "p95 ms": at(0.95)}
+    return {"streams": STREAMS, "lines": len(latencies), "p50 ms": at(0.5), "p95 ms": at(0.95),
+            "processors used": round(busy, 2)}  # fmt: skip
 
 
 def grown(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from multimodal.data.remote.web import RefusedError, TransientError, UrlRule, op
 from multimodal.serve.calls import while_there
 from multimodal.serve.errors import HttpError
 from multimodal.serve.state import server_of
-from multimodal.serve.uploads import new_folder
+from multimodal.serve.uploads import NewFiles
 
 BLOCK = 1 << 18  # bytes
 LONGEST = 120.0  # seconds of a download
@@ -29,7 +29,6 @@ class Media:
     def __init__(self, request: Request, leave: contextlib.AsyncExitStack):
         self.request, self.server, self.leave = request, server_of(request), leave
         self.names: dict[Path, str] = {}
-        self.folder: Path | None = None
 
     async def read(self, url: Any, where: str) -> bytes | Path:
         """Bytes of a data URL, or the file of another. Raises HttpError."""
@@ -41,9 +40,7 @@ class Media:
         hosts = self.server.options.allow_urls
         if not hosts:
             raise HttpError(400, f"{where}: expected a data URL, as this server reads no others", param=where)
-        if self.folder is None:
-            self.folder = self.leave.enter_context(new_folder(self.server.folder))
-        path, over = self.folder / f"fetched-{len(self.names)}", threading.Event()
+        path, over = self.leave.enter_context(NewFiles(self.server.folder)).path(), threading.Event()
         rule = UrlRule(url, Trust(remote=hosts))
         work = anyio.to_thread.run_sync(
             self._copy, url, rule, path, over, limiter=self.server.fetching, abandon_on_cancel=True

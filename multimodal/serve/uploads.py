@@ -6,7 +6,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -83,8 +84,8 @@ async def received(request: Request, root: Path) -> AsyncIterator[Form]:
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
         raise HttpError(415, f"expected multipart/form-data, got {kind.decode('latin-1')[:60] or 'no content type'}")
-    with new_folder(root) as folder:
-        parts = _Parts(folder)
+    with NewFiles(root) as files:
+        parts = _Parts(files)
         parser = MultipartParser(boundary, parts.callbacks)
         try:
             async for chunk in request.stream():
@@ -100,8 +101,8 @@ async def received(request: Request, root: Path) -> AsyncIterator[Form]:
 class _Parts:
     """Parts of a form as its parser finds them: those with a file name are written to files."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.form = folder, Form({}, {})
+    def __init__(self, files: "NewFiles"):
+        self.files, self.form = files, Form({}, {})
         self.header, self.name = [b"", b""], ""
         self.disposition = b""
         self.file: BinaryIO | None = None
@@ -134,7 +135,7 @@ class _Parts:
         _, options = parse_options_header(self.disposition)
         self.name = options.get(b"name", b"").decode("utf-8", "replace").removesuffix("[]")
         if b"filename" in options:  # which says nothing: files are judged by their content
-            path = self.folder / f"{self.count}"
+            path = self.files.path()
             self.file = path.open("wb")
             self.form.files.setdefault(self.name, []).append(path)
 
@@ -162,11 +163,19 @@ class _Parts:
             self.file = None
 
 
-@contextlib.contextmanager
-def new_folder(root: Path) -> Iterator[Path]:
-    """A folder that is removed at the end."""
-    folder = Path(tempfile.mkdtemp(dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+class NewFiles:
+    """New files in a folder, removed at the end."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.made = folder, list[Path]()
+
+    def __enter__(self) -> "NewFiles":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for path in self.made:
+            path.unlink(missing_ok=True)
+
+    def path(self) -> Path:
+        self.made.append(self.folder / uuid.uuid4().hex)
+        return self.made[-1]
