@@ -87,17 +87,16 @@ def configuration(options: ServeOptions) -> uvicorn.Config:
 
 def serve(options: ServeOptions, ready: Any = None) -> int:
     """Serve until a signal; `ready(address)` is called once the address is open. Raises UsageError."""
-    bound = listening(options)
-    address = f"http://{options.host}:{bound.getsockname()[1]}"
-    config = configuration(options)
-    if ready is not None:
-        ready(address)
-    if options.workers > 1:
-        return Supervisor(options, bound).run()
-    server = ServerProcess(config)
-    with handled((signal.SIGINT, signal.SIGTERM), server.handle_exit):  # in place of the command's own
-        server.run(sockets=[bound])
-    return 0 if server.started else 1
+    with listening(options) as bound:
+        config = configuration(options)
+        if ready is not None:
+            ready(f"http://{options.host}:{bound.getsockname()[1]}")
+        if options.workers > 1:
+            return Supervisor(options, bound).run()
+        server = ServerProcess(config)
+        with handled((signal.SIGINT, signal.SIGTERM), server.handle_exit):  # in place of the command's own
+            server.run(sockets=[bound])
+        return 0 if server.started else 1
 
 
 class Supervisor:
