@@ -12,7 +12,7 @@ from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
 from multimodal.blocks.masks import Sparse, merge
-from multimodal.blocks.positions import BiasGate, GatedBias, RelativeTerm, ShawTerm
+from multimodal.blocks.positions import BiasGate, Disentangled, GatedBias, RelativeTerm, ShawTerm
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,18 @@ class Attention(nn.Module):
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "_ S _"] | None = None,
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | GatedBias | None = None,
-        rotate: Callable[[Tensor], Tensor] | None = None,
+        rotate: Callable[[Tensor], Tensor] | Disentangled | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
         """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention also sees the cached
         positions, and cross-attention projects its source only on the first call."""
-        query, key, value = self.project(x, source, rotate, cache)
+        disentangled = rotate if isinstance(rotate, Disentangled) else None
+        query, key, value = self.project(x, source, None if disentangled else rotate, cache)
         mask = mask if self.gate is None else self.gate(x, mask)
+        if disentangled is not None:
+            table = disentangled.table[None]
+            queries, keys = self.split(self.query(table)), self.split(self.key(table))
+            mask = merge(mask, disentangled.term(query, key, queries, keys, self.scale))
         if self.relative is not None:
             distance = None if cache is None else cache.distances()
             query, term = self.relative(query, key.shape[2], self.scale, distance)

@@ -169,6 +169,33 @@ class ShawTerm(nn.Module):
         return query, scores.gather(-1, (distance + self.furthest).expand(*scores.shape[:2], -1, -1))
 
 
+class Disentangled:
+    """DeBERTa's terms between contents and distances (He et al. 2021, equation 4): each query with the key of a
+    distance, and each key with its query; both are maps of one `table` [2K D] by the attention's own projections.
+    `furthest`: positions up to which the K log-spaced distances of each side reach (He et al. 2023)."""
+
+    def __init__(self, table: Float[Tensor, "R D"], furthest: int):
+        self.table, self.span, self.furthest = table, len(table) // 2, furthest
+
+    def bucket(self, distance: Int[Tensor, "T S"]) -> Int[Tensor, "T S"]:
+        """Row of the table for query minus key positions."""
+        middle = self.span // 2
+        size = torch.where(distance.abs() < middle, middle - 1, distance.abs())
+        far = torch.log(size / middle) / torch.log(torch.tensor((self.furthest - 1) / middle)) * (middle - 1)
+        rows = torch.where(size <= middle, distance, (torch.ceil(far) + middle) * distance.sign()).long()
+        return (rows + self.span).clamp(0, 2 * self.span - 1)
+
+    def term(
+        self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B H S E"], queries: Float[Tensor, "1 H R E"],
+        keys: Float[Tensor, "1 H R E"], scale: float,
+    ) -> Float[Tensor, "B H T S"]:  # fmt: skip
+        """A float mask. `queries`, `keys`: the projected table."""
+        rows = self.bucket(-relative_distances(query.shape[2], key.shape[2], query.device))
+        own = (query @ keys.mT).gather(-1, rows.expand(*query.shape[:2], -1, -1))
+        other = (key @ queries.mT).gather(-1, rows.mT.expand(*key.shape[:2], -1, -1)).mT
+        return (own + other) * scale
+
+
 def rotary(
     positions: Int[Tensor, "*B T"],
     width: int,

@@ -16,7 +16,7 @@ from multimodal.blocks.experts import Experts, ExpertsConfig, GroupedFeed
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Sparse
-from multimodal.blocks.positions import GatedBias
+from multimodal.blocks.positions import Disentangled, GatedBias
 from multimodal.blocks.sdpa import recompute_contexts
 
 
@@ -130,7 +130,7 @@ class Block(nn.Module):
         source: Float[Tensor, "P S _"] | None = None,
         mask: Tensor | Sparse | GatedBias | None = None,
         source_mask: Tensor | None = None,
-        rotate: Callable | None = None,
+        rotate: Callable | Disentangled | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
         only: Int[Tensor, "B"] | None = None,
         group: Int[Tensor, "B"] | None = None,
@@ -203,7 +203,7 @@ class Stack(nn.Module):
         mask: Tensor | Sparse | GatedBias | None = None,
         source_mask: Tensor | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
-        rotate: Callable | None = None,
+        rotate: Callable | Disentangled | None = None,
         cache: Cache | None = None,
         states: list[Tensor] | None = None,
         only: Int[Tensor, "B"] | None = None,

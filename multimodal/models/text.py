@@ -8,7 +8,7 @@ from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
 from multimodal.blocks.masks import Causal, Sparse, causal, key_mask, merge
-from multimodal.blocks.positions import BucketBias, Rotation, alibi, relative_distances
+from multimodal.blocks.positions import BucketBias, Disentangled, Rotation, alibi, relative_distances
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, select_positions
 from multimodal.models.text_config import (
@@ -102,6 +102,10 @@ class TextTransformer(nn.Module):
         heads = block.attention.heads
         far = positions if positions.kind == "bucket" else config.distances
         self.bias = BucketBias(heads, far.buckets, far.furthest, not config.causal) if far else None
+        table = positions.kind == "disentangled"
+        self.relative = nn.Embedding(2 * positions.buckets, width) if table else None
+        norm = table and positions.table_norm
+        self.relative_norm = make_norm(block.norm, width, block.norm_eps) if norm else None
         self.stack = Stack(config.stack)
         self._heads(inner)
 
@@ -191,11 +195,14 @@ class TextTransformer(nn.Module):
 
     def _rotations(
         self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None
-    ) -> list[Rotation | None]:
+    ) -> list[Rotation | Disentangled | None]:
         """Rotation of most layers, and that of the pattern's."""
         own = self.config.positions
         if past and own.switch and past <= own.switch < past + count:
             raise ValueError(f"text of {past} tokens cannot grow beyond {own.switch}, where its positions change")
+        if self.relative is not None:
+            table = self.relative.weight if self.relative_norm is None else self.relative_norm(self.relative.weight)
+            return [Disentangled(table, own.furthest)]
         kinds = [own, *([] if self.config.pattern is None else [self.config.pattern.positions])]
         if all(kind.kind != "rotary" for kind in kinds):
             return [None] * len(kinds)

@@ -10,7 +10,7 @@ from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.positions import Rotation, rotary, sinusoids, stretched_theta, yarn_rates
 from multimodal.blocks.stack import StackConfig
 
-POSITIONS = ("learned", "sinusoidal", "rotary", "bucket", "alibi", "none")
+POSITIONS = ("learned", "sinusoidal", "rotary", "bucket", "alibi", "disentangled", "none")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class PositionConfig:
       `long_factors` in longer ones (LongRoPE, Ding et al. 2024).
     - bucket: T5's bias, one table for all layers, with `buckets` up to the distance `furthest`.
     - alibi: a slope of distance per head (Press et al. 2022).
+    - disentangled: DeBERTa's table of 2 · `buckets` distances, up to `furthest`, normed if `table_norm`.
     - none: for attention with Shaw's or Transformer-XL's relative terms, or without positions."""
 
     kind: str = "learned"
@@ -48,6 +49,7 @@ class PositionConfig:
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     trained: int = 0
+    table_norm: bool = True
 
     @property
     def switch(self) -> int | None:

@@ -47,7 +47,7 @@ MODULES = (
     *(f"text.{name}" for name in (
         "t5", "switch", "bart", "pegasus", "m2m100", "marian", "bert_hf", "gpt2", "llama")),
     *(f"text.encoders.{name}" for name in (
-        "roberta", "albert", "distilbert", "electra", "modernbert", "mpnet", "nomic")),
+        "roberta", "albert", "distilbert", "electra", "modernbert", "mpnet", "nomic", "deberta")),
     *(f"text.decoders.{name}" for name in (
         "mixtral", "llama_kin", "olmo", "gemma", "phi3", "neox", "falcon", "starcoder2", "opt")),
     *("any.llava", "any.idefics3", "any.audio"),

@@ -19,6 +19,9 @@ DISTIL = {"vocab_size": VOCABULARY, "dim": 24, "n_layers": 3, "n_heads": 3, "hid
 ROBERTA = SIZES | {"max_position_embeddings": CONTEXT + PAD + 1, "type_vocab_size": 1}
 MODERN = SIZES | {"local_attention": 6, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]} | {
     f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}  # fmt: skip
+DEBERTA = SIZES | {"relative_attention": True, "position_buckets": 4, "norm_rel_ebd": "layer_norm",
+                   "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+                   "type_vocab_size": 0}  # fmt: skip
 NARROW = SIZES | {"embedding_size": 16}
 LABELS = {"num_labels": 3}
 
@@ -139,6 +142,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "MPNet, classes": _made("mpnet", "MPNetForSequenceClassification", "MPNetConfig", ROBERTA | LABELS,
                             segments=False),
     "MPNet, encoder": _made("mpnet-model", "MPNetModel", "MPNetConfig", ROBERTA, segments=False),
+    "DeBERTa": _made("deberta", "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA, segments=False),
+    "DeBERTa, classes": _made("deberta", "DebertaV2ForSequenceClassification", "DebertaV2Config", DEBERTA | LABELS,
+                              segments=False),
+    "DeBERTa, tags": _made("deberta", "DebertaV2ForTokenClassification", "DebertaV2Config",
+                           DEBERTA | LABELS | {"norm_rel_ebd": "none"}, segments=False),
+    "DeBERTa, encoder": _made("deberta-model", "DebertaV2Model", "DebertaV2Config", DEBERTA, segments=False),
     "NomicBERT": _made("nomic-bert", "NomicBertModel", "NomicBertConfig", SIZES | {"head_dim": 8}, saved=True),
 } | {
     f"{name}, {kind}": _made(family, f"{model}For{head}", f"{model}Config", sizes | labels, segments=segments)

@@ -20,7 +20,7 @@ REPEATED = ("predictions.decoder.bias", "decoder.weight", "lm_head.decoder.bias"
             "generator_lm_head.weight")  # fmt: skip
 TWINS = ("predictions.decoder.bias", "lm_head.decoder.bias")  # refused where they differ
 UNSEEN = (*REPEATED, "key.bias", "k_lin.bias")
-HEADLESS = ("DistilBERT, encoder", "ELECTRA, encoder", "ModernBERT, encoder", "NomicBERT")
+HEADLESS = ("DistilBERT, encoder", "ELECTRA, encoder", "ModernBERT, encoder", "NomicBERT", "DeBERTa, encoder")
 every_case = pytest.mark.parametrize("name", CASES)
 
 

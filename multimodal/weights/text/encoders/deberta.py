@@ -1,0 +1,75 @@
+"""DeBERTa-v3 in the names of transformers' DebertaV2 (He et al. 2023): DebertaV2ForMaskedLM,
+DebertaV2ForSequenceClassification, its classifiers of tokens and answers, DebertaV2Model.
+
+Traps: positions are in the scores alone: a table of log-spaced distances, normed, goes through each layer's own query
+and key maps, and all scores are divided by √(3E). Microsoft's files hold two heads of the pretraining, unread."""
+
+from dataclasses import replace
+from typing import Any
+
+from multimodal.errors import CheckpointError
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.weights.table import NameRow, Tensors, linears, under, weight_and_bias
+from multimodal.weights.text import bert, bert_hf
+from multimodal.weights.text.decoders.common import changed
+
+DEFAULTS = {"vocab_size": 128100, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
+            "position_buckets": -1, "norm_rel_ebd": "none", "pooler_hidden_act": "gelu"}  # fmt: skip
+ONLY = {"relative_attention": True, "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0,
+        "legacy": True}  # fmt: skip
+BLOCK = {f"attention.self.{part}_proj": f"attention.{part}" for part in ("query", "key", "value")} | bert.FEED | {
+    "attention.output.dense": "attention.out", "attention.output.LayerNorm": "attention_branch.norm"}  # fmt: skip
+PRETRAINING = ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "mask_predictions.dense",
+               "mask_predictions.LayerNorm", "mask_predictions.classifier")  # fmt: skip
+
+
+def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
+    """Raises CheckpointError for unsupported options, by name and value."""
+    for key, value in ONLY.items():
+        if (own := config.get(key, True if key == "legacy" else value)) != value:
+            raise CheckpointError(f"config.json: {key} {own!r} is not supported")
+    kinds = config.get("pos_att_type") or ()
+    if set(kinds.split("|") if isinstance(kinds, str) else kinds) != {"p2c", "c2p"}:
+        raise CheckpointError(f"config.json: pos_att_type {kinds!r:.40} is not supported")
+    norm, inner = config["norm_rel_ebd"], config.get("embedding_size") or config["hidden_size"]
+    if config.get("conv_kernel_size") or norm not in ("none", "layer_norm") or inner != config["hidden_size"]:
+        raise CheckpointError(
+            f"config.json: conv_kernel_size {config.get('conv_kernel_size')!r}, norm_rel_ebd {norm!r}, embedding_size "
+            f"{inner!r} is not supported"
+        )
+    furthest = config["max_relative_positions"]
+    furthest = config["max_position_embeddings"] if furthest < 1 else furthest
+    if (buckets := config["position_buckets"]) < 2:
+        raise CheckpointError(f"config.json: position_buckets {buckets!r} is not supported")
+    positions = PositionConfig("disentangled", buckets=buckets, furthest=furthest, table_norm=norm == "layer_norm")
+    made = replace(bert.encoder_config(config, tensors, prefix, bert_hf.HEAD), positions=positions)
+    own = made.stack.block.attention
+    made = changed(made, scale=(3 * own.width // own.heads) ** -0.5)
+    act = bert.ACTIVATIONS.get(config["pooler_hidden_act"])
+    if "pooler.dense.weight" in tensors and act is None:
+        raise CheckpointError(f"config.json: pooler_hidden_act {config['pooler_hidden_act']!r} is not supported")
+    return bert.with_classes(made, tensors, config, {"pooler.dense": act or "gelu"}, bert.TAGS)
+
+
+def rows(config: TextConfig, prefix: str) -> list[NameRow]:
+    table = [NameRow("rel_embeddings.weight", "relative.weight"), *weight_and_bias("LayerNorm", "relative_norm")]
+    made = [
+        NameRow("embeddings.word_embeddings.weight", "embed.weight"), *weight_and_bias("embeddings.LayerNorm", "norm"),
+        *under("encoder.", "", table), *under("encoder.layer.{}.", "stack.blocks.{}.", linears(BLOCK)),
+    ]  # fmt: skip
+    own = bert.names_of(config)
+    unread = [NameRow(f"{name}.{part}", reason="of the pretraining", optional=True)
+              for name in PRETRAINING for part in ("weight", "bias")]  # fmt: skip
+    return [
+        *under(prefix, "", [row for row in made if row.targets[0] in own]),
+        NameRow(f"{prefix}embeddings.position_ids", reason="0, 1, 2, …", optional=True),
+        *bert_hf.HEAD.rows(prefix + bert.WORD, config),
+        *(linears({"pooler.dense": "pool.linear"}) if config.pool else []),
+        *(linears({bert.TAGS: "classes"}) if config.classes else []), *bert.token_heads(config),
+        *unread, NameRow("lm_predictions.lm_head.bias", reason="of the pretraining", optional=True),
+    ]  # fmt: skip
+
+
+_HEADS, _MODEL = bert.families(("deberta",), config_from, rows, DEFAULTS)
+FAMILY = replace(_HEADS, types=("deberta-v2",))
+MODEL = replace(_MODEL, types=("deberta-v2",))
