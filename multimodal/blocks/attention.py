@@ -110,7 +110,7 @@ class Attention(nn.Module):
         query, key, value = self.project(x, source, None if disentangled else rotate, cache)
         mask = mask if self.gate is None else self.gate(x, mask)
         if disentangled is not None:
-            table = disentangled.table[None]
+            table = disentangled.table[None].to(x.dtype)
             queries, keys = self.split(self.query(table)), self.split(self.key(table))
             mask = merge(mask, disentangled.term(query, key, queries, keys, self.scale))
         if self.relative is not None:

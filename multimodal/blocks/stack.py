@@ -1,6 +1,6 @@
 """The transformer block and the stack of blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from multimodal.blocks.capture import capturing
 from multimodal.blocks.experts import Experts, ExpertsConfig, GroupedFeed
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
-from multimodal.blocks.masks import Sparse
+from multimodal.blocks.masks import Sparse, merge
 from multimodal.blocks.positions import Disentangled, GatedBias
 from multimodal.blocks.sdpa import recompute_contexts
 
@@ -210,17 +210,18 @@ class Stack(nn.Module):
         layers: int | None = None,
         group: Int[Tensor, "B"] | None = None,
         pattern: tuple[frozenset[int], Tensor | Sparse | None, Callable | None] | None = None,
+        biases: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`states` receives the input of each block and then the output after the final norm. `only`: return one
         position of each row [B 1 D]; without gradients, source, rotation, cache, `states` and capture the last block
         uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final norm.
         `group`: of each row, for grouped blocks. `pattern`: numbers of layers with a mask and rotation of their own,
-        and these."""
+        and these. `biases`: a float mask [H T T] for each layer, beside the mask."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
         others = (
             capturing() or torch.is_grad_enabled() or self.config.block.parallel is not None
-            or any(p is not None for p in (source, rotate, cache, states, group, pattern))
+            or any(p is not None for p in (source, rotate, cache, states, group, pattern, biases))
         )  # fmt: skip
         alone = None if others or layers is not None else only
         for layer in range(self.config.layers if layers is None else layers):
@@ -229,6 +230,7 @@ class Stack(nn.Module):
             block = self.blocks[layer % len(self.blocks)]
             caches = (cache.self_attention[layer], cache.cross_attention[layer]) if cache else None
             seen, turn = pattern[1:] if pattern is not None and layer in pattern[0] else (mask, rotate)
+            seen = seen if biases is None else merge(seen, biases[layer])
             inputs = (x, source, seen, source_mask, turn, caches)
             if layer >= self.first_grouped and group is not None:
                 inputs = (*inputs, None, group)

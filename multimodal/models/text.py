@@ -1,5 +1,7 @@
 """Text transformer: encoders, decoders and CLIP's text towers."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -101,10 +103,13 @@ class TextTransformer(nn.Module):
         self.dropout = nn.Dropout(config.stem_dropout)
         heads = block.attention.heads
         far = positions if positions.kind == "bucket" else config.distances
-        self.bias = BucketBias(heads, far.buckets, far.furthest, not config.causal) if far else None
-        table = positions.kind == "disentangled"
-        self.relative = nn.Embedding(2 * positions.buckets, width) if table else None
-        norm = table and positions.table_norm
+        table = partial(BucketBias, heads, far.buckets, far.furthest, not config.causal) if far else None
+        layered = far is not None and far.layered
+        self.bias = table() if table and not layered else None
+        self.layer_biases = nn.ModuleList(table() for _ in range(config.stack.layers)) if layered else None
+        apart = positions.kind == "disentangled"
+        self.relative = nn.Embedding(2 * positions.buckets, width) if apart else None
+        norm = apart and positions.table_norm
         self.relative_norm = make_norm(block.norm, width, block.norm_eps) if norm else None
         self.stack = Stack(config.stack)
         self._heads(inner)
@@ -190,8 +195,15 @@ class TextTransformer(nn.Module):
         steady = isinstance(mask, Causal) and torch.is_grad_enabled() and count % 8 == 0
         with preferred_kernels(x, steady):
             return self.stack(
-                x, source, mask, source_mask, valid, rotate, cache, states, only, group=group, pattern=others
-            )
+                x, source, mask, source_mask, valid, rotate, cache, states, only, group=group, pattern=others,
+                biases=self._biases(past, count, cache),
+            )  # fmt: skip
+
+    def _biases(self, past: int, count: int, cache: Cache | None) -> list[Float[Tensor, "H T S"]] | None:
+        if self.layer_biases is None:
+            return None
+        distances = self._distances(past, count, cache)
+        return [bias(distances) for bias in self.layer_biases]
 
     def _rotations(
         self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None
@@ -293,7 +305,14 @@ class TextTransformer(nn.Module):
     def _unmasked(self, count: int) -> bool:
         """Return True if the causal order is all that masks whole texts, and weights are not captured."""
         own, kind = self.config.stack.block.attention, self.config.positions.kind
-        biased = self.bias is not None or kind == "alibi" or own.relative or own.shaw or own.softcap
+        biased = (
+            self.bias is not None
+            or self.layer_biases is not None
+            or kind == "alibi"
+            or own.relative
+            or own.shaw
+            or own.softcap
+        )
         dropping = self.training and own.dropout
         return not (biased or dropping or capturing()) and (self.device.type in UNMASKED or count > FEW)
 

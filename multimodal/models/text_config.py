@@ -27,7 +27,8 @@ class PositionConfig:
       `yarn` (fast, slow, positions, whole): see `positions.yarn_rates`. `dynamic` (factor, positions): see
       `positions.stretched_theta`. `factors`: divisors of the rates in texts of up to `trained` positions, and
       `long_factors` in longer ones (LongRoPE, Ding et al. 2024).
-    - bucket: T5's bias, one table for all layers, with `buckets` up to the distance `furthest`.
+    - bucket: T5's bias, one table for all layers, or one for each if `layered` (UMT5), with `buckets` up to the
+      distance `furthest`.
     - alibi: a slope of distance per head (Press et al. 2022).
     - disentangled: DeBERTa's table of 2 · `buckets` distances, up to `furthest`, normed if `table_norm`.
     - none: for attention with Shaw's or Transformer-XL's relative terms, or without positions."""
@@ -50,6 +51,7 @@ class PositionConfig:
     long_factors: tuple[float, ...] = ()
     trained: int = 0
     table_norm: bool = True
+    layered: bool = False
 
     @property
     def switch(self) -> int | None:

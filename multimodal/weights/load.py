@@ -45,7 +45,7 @@ MODULES = (
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
     *("speech.parakeet", "speech.parakeet_nemo", "speech.wav2vec2", "speech.moonshine"),
     *(f"text.{name}" for name in (
-        "t5", "switch", "bart", "pegasus", "m2m100", "marian", "bert_hf", "gpt2", "llama")),
+        "t5", "umt5", "switch", "bart", "pegasus", "m2m100", "marian", "bert_hf", "gpt2", "llama")),
     *(f"text.encoders.{name}" for name in (
         "roberta", "albert", "distilbert", "electra", "modernbert", "mpnet", "nomic", "deberta")),
     *(f"text.decoders.{name}" for name in (

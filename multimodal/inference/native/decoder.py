@@ -120,7 +120,8 @@ def has_native_step(decoder: TextTransformer) -> bool:
     return (
         isinstance(decoder.head, NativeLinear) and decoder.transform is None and config.window is None
         and config.pattern is None and config.logit_cap is None and config.positions.share is None
-        and config.positions.switch is None and not config.languages and all(map(_is_native, decoder.stack.blocks))
+        and not config.positions.layered and config.positions.switch is None and not config.languages
+        and all(map(_is_native, decoder.stack.blocks))
     )  # fmt: skip
 
 

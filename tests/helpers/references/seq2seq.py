@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.weights.family import Family
-from multimodal.weights.text import bart, m2m100, marian, pegasus, switch, t5
+from multimodal.weights.text import bart, m2m100, marian, pegasus, switch, t5, umt5
 from tests.helpers.references.vision import randomized
 
 VOCABULARY, CONTEXT = 60, 24
@@ -83,6 +83,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "Hugging Face T5 v1.1": lambda: _t5(gated=True, own_head=True),
     "Hugging Face T5, dense_act_fn": lambda: _t5(gated=True, dense_act_fn="silu"),
     "Hugging Face mT5": lambda: _t5(prefix="MT5", initializer_factor=0.2),
+    "Hugging Face UMT5": lambda: Case(umt5.FAMILY, _t5(prefix="UMT5", gated=True).reference),
     "Hugging Face T5, encoder": _t5_encoder,
     "Hugging Face Switch Transformer": switch_case,
     "Hugging Face BART": lambda: named(bart.FAMILY, "Bart", "BartForConditionalGeneration"),
