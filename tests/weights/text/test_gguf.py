@@ -3,6 +3,7 @@ transformers' reading of the same file."""
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from multimodal.tasks.text.generate import Generator
 from multimodal.weights.folder import load_folder, save_folder
 from multimodal.weights.load import load
 from tests.helpers.references import causal
-from tests.helpers.references.hub import pipeline
+from tests.helpers.references.hub import llama_pieces, pipeline
 
 gguf = pytest.importorskip("gguf")
 # of causal.CASES, with options that a GGUF can state; and if transformers reads it
@@ -48,7 +49,7 @@ def vocabulary() -> dict[str, int]:
     return pipeline("chatml").get_vocab()
 
 
-def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationType.F32, **changes):
+def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationType.F32, pieces=None, **changes):
     """As llama.cpp's convert_hf_to_gguf.py does it."""
     config = model.config.to_dict()
     out = gguf.GGUFWriter(path, arch)
@@ -78,17 +79,7 @@ def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationT
         out.add_bool(f"{arch}.use_parallel_residual", False)
     for key, value in changes.items():
         out.add_uint32(f"{arch}.{key}", value)
-    chatml = json.loads(pipeline("chatml").to_str())
-    special = {one["id"]: one["special"] for one in chatml["added_tokens"]}
-    tokens = sorted(vocabulary(), key=vocabulary().get)
-    kinds = [1 if i not in special else 3 if special[i] else 4 for i in range(len(tokens))]
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("qwen2")
-    out.add_token_list(tokens + [f"[PAD{i}]" for i in range(5)])
-    out.add_token_types(kinds + [5] * 5)
-    out.add_token_merges([" ".join(pair) for pair in chatml["model"]["merges"]])
-    out.add_eos_token_id(vocabulary()["<|im_end|>"])
-    out.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    (byte_level if pieces is None else partial(sentencepieces, pieces))(out)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
@@ -101,6 +92,36 @@ def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationT
     out.write_tensors_to_file()
     out.close()
     return path
+
+
+def byte_level(out) -> None:
+    chatml = json.loads(pipeline("chatml").to_str())
+    special = {one["id"]: one["special"] for one in chatml["added_tokens"]}
+    tokens = sorted(vocabulary(), key=vocabulary().get)
+    kinds = [1 if i not in special else 3 if special[i] else 4 for i in range(len(tokens))]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("qwen2")
+    out.add_token_list(tokens + [f"[PAD{i}]" for i in range(5)])
+    out.add_token_types(kinds + [5] * 5)
+    out.add_token_merges([" ".join(pair) for pair in chatml["model"]["merges"]])
+    out.add_eos_token_id(vocabulary()["<|im_end|>"])
+    out.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+
+
+def sentencepieces(path, out) -> None:
+    """As Llama 2's: pieces with scores and types, in the numbers of SentencePiece."""
+    import sentencepiece
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model = ModelProto.FromString(path.read_bytes())
+    assert sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString()).vocab_size() == 400
+    out.add_tokenizer_model("llama")
+    out.add_token_list([one.piece for one in model.pieces])
+    out.add_token_scores([one.score for one in model.pieces])
+    out.add_token_types([one.type for one in model.pieces])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_add_space_prefix(True)
 
 
 def as_converted(arch: str, name: str, tensor: Tensor, config) -> Tensor:
@@ -124,6 +145,21 @@ def test_logits_equal_the_model_that_was_written(arch, tmp_path):
     assert not made.tokenizer.control & set(made.tokenizer.encode("a<|im_end|>b"))
     save_folder(made, tmp_path / "ours")
     assert torch.equal(load_folder(tmp_path / "ours").model(ids), made.model(ids))
+
+
+def test_sentencepieces_of_a_file_are_those_of_llamas_model(tmp_path):
+    import sentencepiece
+
+    pieces = llama_pieces(tmp_path)
+    path = written(tmp_path / "model.gguf", "llama", reference("llama", vocab_size=405), pieces=pieces)
+    made, theirs = load(path).tokenizer, sentencepiece.SentencePieceProcessor(model_file=str(pieces))
+    save_folder(load(path), tmp_path / "ours")
+    for tokenizer in (made, load_folder(tmp_path / "ours").tokenizer):
+        assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (1, 2, 405)
+        for text in ("The cat sat", "  two  blanks\n\t", "日本語 😀 é", "a</s>b<s>", ""):
+            assert tokenizer.encode(text) == theirs.encode(text)
+            assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(theirs.encode(text))
+            assert not tokenizer.control & set(tokenizer.encode(text))
 
 
 @torch.no_grad()
