@@ -91,10 +91,11 @@ class Attention(nn.Module):
         return query, *((key, value) if cache is None else cache.append(key, value))
 
     def _normed(self, x: Float[Tensor, "B S _"], norm: nn.Module | None) -> Float[Tensor, "B _ S E"]:
-        """The heads of queries or keys, normed."""
-        if norm is None or self.config.qk_norm_whole:
-            return self.split(x if norm is None else norm(x))
-        return norm(self.split(x))
+        """The heads of queries or keys, normed in the norm's type."""
+        if norm is None:
+            return self.split(x)
+        wide = x.to(norm.weight.dtype)
+        return (self.split(norm(wide)) if self.config.qk_norm_whole else norm(self.split(wide))).to(x.dtype)
 
     def forward(
         self,

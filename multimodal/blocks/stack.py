@@ -90,7 +90,8 @@ class Branch(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """`onto`: what the branch is added to; None: `x`."""
         branch = function(self.normed(x))
-        branch = branch if self.out_norm is None else self.out_norm(branch)
+        if self.out_norm is not None:
+            branch = self.out_norm(branch.to(self.out_norm.weight.dtype))
         branch = branch if self.factor == 1 else branch * self.factor
         branch = branch if self.scale is None else self.scale(branch)
         x = (x if onto is None else onto) + (self.drop(branch) if self.training else branch)

@@ -42,7 +42,9 @@ class FusedAttention(Replacement, Attention):
         both, value = torch.split_with_sizes(heads, (self.heads + self.kv_heads, self.kv_heads), 1)
         if self.query_norm is not None:
             query, key = both.split((self.heads, self.kv_heads), 1)
-            both = torch.cat([self.query_norm(query), self.key_norm(key)], 1)
+            dtype = self.query_norm.weight.dtype
+            normed = [self.query_norm(query.to(dtype)), self.key_norm(key.to(dtype))]
+            both = torch.cat(normed, 1).to(heads.dtype)
         query, key = (both if rotate is None else rotate(both)).split((self.heads, self.kv_heads), 1)
         return query, key, value
 

@@ -66,4 +66,4 @@ def test_refusals():
         with pytest.raises(ValueError, match=message):
             encode_ragged(model, rows, kinds)
     with pytest.raises(ValueError, match="pool 'max': none of mean, first, last"):
-        pool_ragged(model, [[1]], "max")
+        pool_ragged(model, [[1]], "most")
