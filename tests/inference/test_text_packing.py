@@ -65,5 +65,5 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=message):
             encode_ragged(model, rows, kinds)
-    with pytest.raises(ValueError, match="pool 'max': none of mean, first, last"):
+    with pytest.raises(ValueError, match="pool 'most': none of mean, max, first, last"):
         pool_ragged(model, [[1]], "most")
