@@ -10,7 +10,14 @@ from multimodal.inference.options import BatchOptions, MachineOptions
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
 from multimodal.tasks.classify.options import ClassifyOptions
-from multimodal.tasks.text.options import AnswerOptions, EmbedOptions, GenerateOptions, TagOptions, TranslateOptions
+from multimodal.tasks.text.options import (
+    AnswerOptions,
+    EmbedOptions,
+    GenerateOptions,
+    PromptOptions,
+    TagOptions,
+    TranslateOptions,
+)
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
@@ -21,7 +28,7 @@ TAKEN = {
     multimodal.Embedder: (EmbedOptions, BatchOptions, ClipOptions, *MACHINE),
     multimodal.Transcriber: (WhisperOptions, CtcOptions),
     multimodal.Translator: (TranslateOptions, *MACHINE),
-    multimodal.Generator: (GenerateOptions, *MACHINE),
+    multimodal.Generator: (PromptOptions, *MACHINE),
     multimodal.Asker: (GenerateOptions, VideoOptions, *MACHINE),
     multimodal.Tagger: (TagOptions, *MACHINE),
     multimodal.Answerer: (AnswerOptions, *MACHINE),

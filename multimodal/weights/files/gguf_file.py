@@ -27,7 +27,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if len(reader.tensors) > MOST_TENSORS or sum(int(one.n_elements) for one in reader.tensors) > MOST_WEIGHTS:
             raise CheckpointError(f"{path}: holds too many weights ({len(reader.tensors)} tensors)")
         if (count := fields.get("split.count", 1)) not in (0, 1):
-            raise CheckpointError(f"{path}: is one of {shown(count)} files; join them (llama-gguf-split --merge)")
+            raise CheckpointError(f"{path}: is one of {shown(count)} files; join them (llama-gguf-split merges files)")
         memory.require(sum(4 * int(one.n_elements) for one in reader.tensors), path)
         tensors = {}
         for one in reader.tensors:
