@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.models.speech.transducer import State, Transducer
+
+AHEAD = 8  # frames
 
 
 class TransducerPath(NamedTuple):
@@ -29,10 +31,12 @@ def transducer_greedy(model: Transducer, frames: Float[Tensor, "T J"]) -> Transd
     by the likeliest duration, and by one frame after a blank of duration 0 (Xu et al. 2023, algorithm 1)."""
     config, path = model.config, TransducerPath([], [], [], 0.0)
     text, state = model.predict(_ids(config.blank, frames))
-    at = symbols = 0
-    total = 0.0
+    at = symbols = start = 0
+    total, ahead = 0.0, None
     while at < len(frames):
-        tokens, durations = model.logprobs(frames[at], text[0, 0])
+        if ahead is None or at >= start + len(ahead[0]):  # one product for frames that may all be blank
+            ahead, start = model.logprobs(frames[at : at + AHEAD], text[0]), at
+        tokens, durations = (part[at - start] for part in ahead)
         token = int(tokens.argmax())
         total += float(tokens[token])
         step = int(token == config.blank)
@@ -46,7 +50,7 @@ def transducer_greedy(model: Transducer, frames: Float[Tensor, "T J"]) -> Transd
         path.ids.append(token)
         path.spans.append((at, min(at + max(step, 1), len(frames))))
         path.probabilities.append(float(tokens[token].exp()))
-        text, state = model.predict(_ids(token, frames), state)
+        (text, state), ahead = model.predict(_ids(token, frames), state), None
         symbols = symbols + 1 if step == 0 else 0
         if symbols >= config.most_symbols:
             step, symbols = 1, 0
@@ -86,20 +90,26 @@ def transducer_beam(
     waiting[0][()] = _Text((), 0.0, 0.0)
     for at in range(len(frames)):
         here, waiting[at] = waiting[at], {}
-        longest = max(map(len, here), default=0) + model.config.most_symbols
+        longest, left = max(map(len, here), default=0) + model.config.most_symbols, []
         while here:
-            here = _best(here, size)
+            # as many texts that left this frame are better: what still comes of these is no more likely
+            bound = heapq.nlargest(size, left)[-1] if len(left) >= size else -math.inf
+            here = _best({ids: one for ids, one in here.items() if one.score > bound}, size)
+            if not here:
+                break
             level = min(map(len, here))  # a shorter text may still become a longer one
             texts = [here.pop(ids) for ids in [ids for ids in here if len(ids) == level]]
-            for one, own in zip(texts, predicted.logprobs(frames[at], texts), strict=True):
-                for token, step, score in _steps(model, *own, size):
+            for one, outputs in zip(texts, predicted.outputs(frames[at], texts, size), strict=True):
+                for token, step, score, logprob in outputs:
                     if step == 0 and level == longest:
                         continue
                     target = min(at + step, len(frames))
                     made = one._replace(logprob=one.logprob + score, top=one.top + score)
                     if token != model.config.blank:
-                        made = _grown(made, token, (at, max(target, at + 1)), math.exp(own[0][token]), added)
+                        made = _grown(made, token, (at, max(target, at + 1)), math.exp(logprob), added)
                     _add(waiting[target] if step else here, made)
+                    if step:
+                        left.append(made.score)
     best = max(waiting[-1].values(), key=lambda one: one.score)
     return TransducerPath(list(best.ids), list(best.spans), list(best.probabilities), best.logprob)
 
@@ -116,15 +126,34 @@ class _Predictions:
         made, (hidden, cell) = self.model.predict(rows, state)
         return [(made[i, 0], (hidden[:, i : i + 1], cell[:, i : i + 1])) for i in range(len(ids))]
 
-    def logprobs(self, frame: Float[Tensor, "J"], texts: list[_Text]) -> list[tuple[Tensor, Tensor]]:
-        """Log-probabilities of tokens and durations for each text."""
+    def outputs(
+        self, frame: Float[Tensor, "J"], texts: list[_Text], size: int
+    ) -> list[list[tuple[int, int, float, float]]]:  # fmt: skip
+        """(token, frames, log-probability, of the token alone) of the blank and the `size` best tokens, with each
+        duration, for each text."""
         new = [one.ids for one in texts if one.ids not in self.known]
         if new:
             states = [self.known[ids[:-1]][1] for ids in new]
             state = torch.cat([own[0] for own in states], 1), torch.cat([own[1] for own in states], 1)
             self.known |= dict(zip(new, self._step([ids[-1] for ids in new], state), strict=True))
         made = torch.stack([self.known[one.ids][0] for one in texts])
-        return list(zip(*(part.cpu() for part in self.model.logprobs(frame[None], made)), strict=True))
+        tokens, durations = self.model.logprobs(frame[None], made)
+        blank = self.model.config.blank
+        values, indices = tokens[:, :blank].topk(min(size, blank))
+        rows = zip(tokens[:, blank].tolist(), indices.tolist(), values.tolist(), durations.tolist(), strict=True)
+        return [list(self._steps([(blank, none), *zip(best, own, strict=True)], spans))
+                for none, best, own, spans in rows]  # fmt: skip
+
+    def _steps(
+        self, outputs: list[tuple[int, float]], durations: list[float]
+    ) -> Iterator[tuple[int, int, float, float]]:  # fmt: skip
+        config = self.model.config
+        for token, logprob in outputs:
+            if not config.durations:
+                yield token, int(token == config.blank), logprob, logprob
+            for step, own in zip(config.durations, durations, strict=True):
+                if step or token != config.blank:
+                    yield token, step, logprob + own, logprob
 
 
 class _Added:
@@ -139,22 +168,6 @@ class _Added:
         if ids not in self.known:
             self.known[ids] = self.fuse(ids)
         return float(self.known[ids][token])
-
-
-def _steps(
-    model: Transducer, tokens: Float[Tensor, "V"], durations: Float[Tensor, "N"], size: int
-) -> list[tuple[int, int, float]]:
-    """(token, frames, log-probability) of the blank and the `size` best tokens, with each duration."""
-    config = model.config
-    best = tokens[: config.blank].topk(min(size, config.blank)).indices.tolist()
-    if not config.durations:
-        return [(config.blank, 1, float(tokens[-1])), *((token, 0, float(tokens[token])) for token in best)]
-    return [
-        (token, step, float(tokens[token]) + own)
-        for token in (config.blank, *best)
-        for step, own in zip(config.durations, durations.tolist(), strict=True)
-        if step or token != config.blank
-    ]
 
 
 def _grown(one: _Text, token: int, span: tuple[int, int], probability: float, added: _Added) -> _Text:

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -10,6 +11,7 @@ from multimodal.blocks.layers import ACTIVATIONS
 from multimodal.blocks.masks import padding
 from multimodal.models.conformer import ConformerEncoder, ConformerEncoderConfig
 
+LSTM_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of nn.LSTM, in this order
 State = tuple[Tensor, Tensor]  # of the LSTM: [layers B H] each
 
 
@@ -70,8 +72,21 @@ class Transducer(nn.Module):
     ) -> tuple[Float[Tensor, "B U J"], State]:  # fmt: skip
         """The prediction network after each id, as the joint network takes it, and its state. A text begins with the
         blank."""
-        made, state = self.prediction(self.embed(ids), state)
+        x = self.embed(ids)
+        made, state = self._step(x, state) if ids.shape[1] == 1 else self.prediction(x, state)
         return self.from_text(made), state
+
+    def _step(self, x: Float[Tensor, "B 1 H"], state: State | None) -> tuple[Float[Tensor, "B 1 H"], State]:
+        """One position; `nn.LSTM` lays its weights out anew in each call, which takes ten times as long."""
+        layers, made = range(self.config.prediction.layers), x[:, 0]
+        hidden, cells = state or (x.new_zeros(len(layers), len(x), self.config.prediction.width),) * 2
+        states = []
+        for layer in layers:
+            weights = (getattr(self.prediction, f"{part}_l{layer}") for part in LSTM_PARTS)
+            states.append(torch.lstm_cell(made, (hidden[layer], cells[layer]), *weights))
+            made = states[-1][0]
+        hidden, cells = (torch.stack(part) for part in zip(*states, strict=True))
+        return made[:, None], (hidden, cells)
 
     def join(self, frames: Float[Tensor, "*#B J"], texts: Float[Tensor, "*#B J"]) -> Float[Tensor, "*B W"]:
         """Logits of the tokens, the blank and the durations."""
