@@ -77,7 +77,7 @@ class Transducer(nn.Module):
         return self.from_text(made), state
 
     def _step(self, x: Float[Tensor, "B 1 H"], state: State | None) -> tuple[Float[Tensor, "B 1 H"], State]:
-        """One position; `nn.LSTM` lays its weights out anew in each call, which takes ten times as long."""
+        """One position; `nn.LSTM` copies its weights in each call, which takes ten times as long."""
         layers, made = range(self.config.prediction.layers), x[:, 0]
         hidden, cells = state or (x.new_zeros(len(layers), len(x), self.config.prediction.width),) * 2
         states = []
