@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -41,7 +42,9 @@ def create(options: ServeOptions) -> Guard:
             server.models.stop()
             uploads.remove()
 
-    app = FastAPI(title="multimodal", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPIOffline(
+        title="multimodal", version=__version__, lifespan=lifespan, redoc_url=None, static_url="/docs-files"
+    )
     app.state.server = server
     for part in (audio, chat, embeddings, live, system, vision):
         app.include_router(part.router)

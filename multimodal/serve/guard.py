@@ -13,6 +13,7 @@ from multimodal.serve.errors import HttpError, as_http
 from multimodal.serve.options import ServeOptions
 
 OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a key
+FILES = ("/page/", "/docs-files/")  # without a key, too
 DRAINED = 4 << 20  # bytes of a refused body that are read
 PATIENCE = 30.0  # seconds for the next part of a body
 PACE = 256  # bytes a second that a body must bring after `PATIENCE`
@@ -80,7 +81,7 @@ class Guard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         if self.draining and scope["path"] != "/health":
             raise HttpError(503, "the server is stopping", "stopping", seconds=5)
-        public = scope["path"] in OPEN or scope["path"].startswith("/page/")
+        public = scope["path"] in OPEN or scope["path"].startswith(FILES)
         if self.keys and not public and not self._has_key(headers):
             raise HttpError(401, "no valid key: send the header Authorization: Bearer KEY", "invalid_api_key")
         length = headers.get(b"content-length", b"0")

@@ -235,6 +235,10 @@ def test_the_server_tells_what_it_has(client):
     assert 'multimodal_requests_total{path="/v1/models",status="200"}' in client.get("/metrics").text
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/v1/audio/transcriptions", "/v1/embeddings", "/v1/chat/completions", "/v1/classify"} <= paths.keys()
+    docs = client.get("/docs").text
+    assert "//cdn" not in docs
+    files = re.findall(r'(?:src|href)="(/[^"]+)"', docs)
+    assert len(files) == 3 == sum(client.get(file).status_code == 200 for file in files)
 
 
 def test_the_page_is_its_own_files_alone(client):
