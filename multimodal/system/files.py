@@ -1,6 +1,7 @@
 """Open, read and write files: regular files only, since a pipe could block without end."""
 
 import codecs
+import gc
 import io
 import json
 import math
@@ -123,12 +124,17 @@ def strict_json(data: bytes | str, halves: bool = False) -> Any:
     if len(data) > MOST_JSON:
         raise ValueError(f"more than {MOST_JSON >> 20} MB")
     text = data.removeprefix(codecs.BOM_UTF8).decode() if isinstance(data, bytes) else data
+    collected = gc.isenabled()
+    gc.disable()  # finalizers fail, and say so on stderr, where nested text has used up the stack
     try:
         value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {MOST_DEPTH}") from None
     except ValueError as cause:
         raise ValueError(ascii_only(str(cause))[:120]) from None
+    finally:
+        if collected:
+            gc.enable()
     escapes = "\\u" in text and not halves
     if (escapes or text.count("[") + text.count("{") > MOST_DEPTH) and (fault := _fault(value, escapes)):
         raise ValueError(fault)
