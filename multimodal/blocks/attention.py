@@ -12,7 +12,7 @@ from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
 from multimodal.blocks.masks import Sparse, merge
-from multimodal.blocks.positions import BiasGate, Disentangled, GatedBias, RelativeTerm, ShawTerm
+from multimodal.blocks.positions import BiasGate, Disentangled, GatedBias, GridTerm, RelativeTerm, ShawTerm
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,16 @@ class AttentionConfig:
     scale: float | None = None
     relative: bool = False  # Transformer-XL relative term (Dai et al. 2019), as in the Conformer paper
     shaw: int = 0  # largest distance with a vector of its own in Shaw et al.'s (2018) relative term; 0: none
+    grid: tuple[int, int] | None = None  # patches with a bias of each distance (BEiT)
     dropout: float = 0.0
     linear: str | None = None  # "causal" or "full": `LinearAttention` in place of softmax
     out_bias: bool = True  # Qwen2's output projection has none
     qk_norm: str | None = None  # norm of each head's queries and keys (Dehghani et al. 2023)
     qk_norm_whole: bool = False  # over all heads at once (OLMo 2)
-    qk_norm_eps: float = 1e-6
+    qk_norm_eps: float = 1e-6  # and of `inner_norm`
     softcap: float | None = None  # c: scores s become c·tanh(s/c) (Gemma 2)
     gate: bool = False  # the mask is a `GatedBias`, as in WavLM
+    inner_norm: bool = False  # of the heads' outputs together (EVA-02)
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -65,9 +67,13 @@ class Attention(nn.Module):
         self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias)
         self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias and config.out_bias)
         self.query_norm, self.key_norm = self._norms()
+        inner = self.heads * self.head_width
+        self.inner_norm = nn.LayerNorm(inner, eps=config.qk_norm_eps) if config.inner_norm else None
         self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
         if config.relative:
             self.relative = RelativeTerm(config.width, self.heads, self.head_width)
+        if config.grid is not None:
+            self.relative = GridTerm(self.heads, config.grid)
         self.gate = BiasGate(self.heads, self.head_width) if config.gate else None
 
     def _norms(self) -> tuple[nn.Module | None, nn.Module | None]:
@@ -119,19 +125,23 @@ class Attention(nn.Module):
             query, term = self.relative(query, key.shape[2], self.scale, distance)
             mask = merge(mask, term)
         if isinstance(mask, Sparse):
-            return self.out(mask.attend(query, key, value, self.scale).transpose(1, 2).flatten(2))
+            return self._joined(mask.attend(query, key, value, self.scale))
         if capturing():
             capture(self, query, key, mask, self.scale, self.config.softcap)
         # SDPA needs a float mask of the query's type, which autocast changes
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
         if self.config.softcap is not None:
             weights = attention_weights(query, key, mask, self.scale, self.config.softcap)
-            return self.out(self._mixed(weights, value).transpose(1, 2).flatten(2))
+            return self._joined(self._mixed(weights, value))
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self._joined(mixed)
+
+    def _joined(self, mixed: Float[Tensor, "B H T E"]) -> Float[Tensor, "B T D"]:
+        x = mixed.transpose(1, 2).flatten(2)
+        return self.out(x if self.inner_norm is None else self.inner_norm(x))
 
     def _mixed(self, weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B K S E"]) -> Float[Tensor, "B H T E"]:
         weights = F.dropout(weights, self.config.dropout, self.training)

@@ -50,19 +50,22 @@ def make_norm(kind: str, width: int, eps: float) -> nn.Module:
 
 
 class FeedForward(nn.Module):
-    """down(act(up x)), or down(act(gate x) · up x) when gated (Shazeer 2020)."""
+    """down(act(up x)), or down(act(gate x) · up x) when gated (Shazeer 2020). `inner_norm`: epsilon of a LayerNorm
+    before `down` (EVA-02, Fang et al. 2023); None: none."""
 
     def __init__(self, width: int, hidden: int, activation: str, gated: bool = False, bias: bool = True,
-                 dropout: float = 0.0):  # fmt: skip
+                 dropout: float = 0.0, inner_norm: float | None = None):  # fmt: skip
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.up = nn.Linear(width, hidden, bias=bias)
         self.gate = nn.Linear(width, hidden, bias=bias) if gated else None
+        self.norm = None if inner_norm is None else nn.LayerNorm(hidden, eps=inner_norm)
         self.down = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        hidden = hidden if self.norm is None else self.norm(hidden)
         return self.down(self.dropout(hidden) if self.training else hidden)
 
 

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -42,13 +44,13 @@ def interpolate_grid(
 ) -> Float[Tensor, "M D"]:
     """Resample a learned grid of positions, bicubic with antialiasing as timm's `resample_abs_pos_embed`. `offset`: as
     DINO instead (Caron et al. 2021, `interpolate_pos_encoding`), without antialiasing, by the ratios (new + offset) /
-    old, where its 0.1 keeps rounding from losing a row."""
+    old, where its 0.1 keeps rounding from losing a row; 0 as transformers, by the sizes."""
     if old == new:
         return table
     # batch axis before the permutation: with other strides torch 2.11 resamples wrongly to a grid of one column
     grid = table.float().unflatten(0, old)[None].permute(0, 3, 1, 2)
-    if offset is None:
-        grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True, align_corners=False)
+    if not offset:
+        grid = F.interpolate(grid, size=new, mode="bicubic", antialias=offset is None, align_corners=False)
     else:
         ratios = tuple((side + offset) / own for side, own in zip(new, old, strict=True))
         grid = F.interpolate(grid, scale_factor=ratios, mode="bicubic", align_corners=False)
@@ -238,12 +240,64 @@ def yarn_rates(
     return rates * (1 - stretched) + rates / factor * stretched
 
 
-def rotary_2d(rows: int, columns: int, width: int, theta: float = 100.0) -> "Rotation":
-    """Axial RoPE for a grid of patches: half of the angles follow the row, half the column."""
-    rates = theta ** (-torch.arange(0, width // 2, 2).float() / (width // 2))
-    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    angles = [axis.flatten()[:, None] * rates for axis in (row, column)]
-    return Rotation(torch.cat(angles, -1), interleaved=False)
+@dataclass(frozen=True)
+class GridRotary:
+    """Axial RoPE over a grid of patches: half of the angles follow the row, half the column.
+
+    `centers`: the coordinates are centres of patches, from -1 to 1, in turns (DINOv3, Siméoni et al. 2025); otherwise
+    numbers of patches plus `offset`, scaled from another grid to `reference` (EVA-02, Fang et al. 2023).
+    `column_first`: the first half follows the column (Perception Encoder). `interleaved`: see `rotary`."""
+
+    theta: float = 100.0
+    centers: bool = False
+    reference: tuple[int, int] | None = None
+    offset: float = 0.0
+    column_first: bool = False
+    interleaved: bool = False
+
+    def angles(self, grid: tuple[int, int], width: int) -> Float[Tensor, "N R"]:
+        """Angles of each patch, row by row, for heads of this `width`."""
+        rates = self.theta ** -(torch.arange(width // 4).float() / (width // 4))
+        sides = [torch.arange(side).float() + self.offset for side in grid]
+        if self.centers:
+            sides = [2 * (2 * (axis + 0.5) / side - 1) * math.pi for axis, side in zip(sides, grid, strict=True)]
+        elif self.reference is not None:
+            sides = [axis / side * own for axis, side, own in zip(sides, grid, self.reference, strict=True)]
+        row, column = torch.meshgrid(*sides, indexing="ij")
+        axes = (column, row) if self.column_first else (row, column)
+        return torch.cat([axis.flatten()[:, None] * rates for axis in axes], -1)
+
+
+class GridTerm(nn.Module):
+    """A learned bias per head and distance between patches, and three for the class token: to patches, from patches
+    and to itself (BEiT, Bao et al. 2022)."""
+
+    def __init__(self, heads: int, grid: tuple[int, int]):
+        super().__init__()
+        self.grid = grid
+        self.table = nn.Parameter(torch.zeros((2 * grid[0] - 1) * (2 * grid[1] - 1) + 3, heads))
+
+    def forward(
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, distance: None = None
+    ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "H T S"]]:
+        """The query as it is, and the bias. Raises ValueError for tokens of another grid."""
+        count = self.grid[0] * self.grid[1] + 1
+        if not query.shape[2] == keys == count:
+            raise ValueError(f"relative positions of {count} tokens: got {query.shape[2]} to {keys}")
+        index = _grid_distances(*self.grid, query.device)
+        return query, self.table[index].permute(2, 0, 1).to(query.dtype)
+
+
+@lru_cache(maxsize=16)
+def _grid_distances(rows: int, columns: int, device: torch.device) -> Int[Tensor, "T T"]:
+    """Row of `GridTerm`'s table for each pair of tokens."""
+    row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+    down = row[:, None] - row + rows - 1
+    found = down * (2 * columns - 1) + column[:, None] - column + columns - 1
+    last = (2 * rows - 1) * (2 * columns - 1)
+    found = F.pad(found, (1, 0, 1, 0), value=last)
+    found[1:, 0], found[0, 0] = last + 1, last + 2
+    return found.to(device)
 
 
 class Rotation:

@@ -41,6 +41,7 @@ class BlockConfig:
     layer_scale: bool = False
     dropout: float = 0.0
     feed_bias: bool | None = None  # of the feed-forward; None: as attention's
+    feed_norm: bool = False  # a LayerNorm inside of the feed-forward (EVA-02)
     experts: ExpertsConfig | None = None  # a mixture of feed-forwards in place of one, in some or all blocks
 
     def __post_init__(self) -> None:
@@ -120,6 +121,7 @@ class Block(nn.Module):
         self.cross_branch = Branch(config, drop_path) if config.cross else None
         source_width = config.cross.source_width or config.cross.width if apart else 0
         self.source_norm = make_norm(config.norm, source_width, config.norm_eps) if apart else None
+        feed = partial(feed, inner_norm=config.norm_eps) if config.feed_norm else feed
         dense = feed if config.experts is None else partial(Experts, config.experts, *feed.args)
         self.feed = GroupedFeed(groups, *feed.args) if groups else dense()
         self.parallel = config.parallel

@@ -52,6 +52,7 @@ class OneQueryBlock(Replacement, Block):
 
 
 def has_one_query(block: Block) -> bool:
-    """Return True if `OneQueryBlock` applies: a key for each query head and nothing added to scores."""
+    """Return True if `OneQueryBlock` applies: a key for each query head, nothing added to scores, and no norms."""
     own = block.attention
-    return type(own) is Attention and own.heads == own.kv_heads and own.relative is own.gate is None
+    others = (own.relative, own.gate, own.query_norm, own.inner_norm)
+    return type(own) is Attention and own.heads == own.kv_heads and all(other is None for other in others)

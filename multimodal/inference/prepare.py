@@ -127,7 +127,8 @@ def _join_projections(decoder: nn.Module) -> None:
 def _has_blocks(part: nn.Module) -> bool:
     if type(part) is not Attention or part.heads != part.kv_heads:
         return False
-    return part.relative is part.gate is None and part.config.softcap is None and part.query_norm is None
+    others = (part.relative, part.gate, part.config.softcap, part.query_norm, part.inner_norm)
+    return all(other is None for other in others)
 
 
 def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:

@@ -16,7 +16,7 @@ class PreparedViT(Replacement, ViT):
         self.resampled: dict[tuple[int, int], Tensor] = {}
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
-        if grid == self.config.grid or torch.compiler.is_compiling():
+        if grid == self.config.grid or self.positions is None or torch.compiler.is_compiling():
             return super().grid_positions(grid)
         if grid not in self.resampled:
             if len(self.resampled) >= GRIDS:

@@ -43,7 +43,9 @@ class CLIP(nn.Module):
             raise ValueError("text_pool 'last' pools padding, which text_valid masks")
         self.config = config
         self.image, self.text = ViT(config.image), TextTransformer(config.text)
-        self.image_project = nn.Linear(config.image.width, config.embed, bias=False) if config.image_project else None
+        self.image_project = (
+            nn.Linear(config.image.pooled_width, config.embed, bias=False) if config.image_project else None
+        )
         text_project = nn.Linear(config.text.width, config.embed, bias=config.text_bias)
         self.text_project = text_project if config.text_project else None
         sigmoid = config.loss == "sigmoid"

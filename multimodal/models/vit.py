@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
-from multimodal.blocks.layers import FeedForward
+from multimodal.blocks.layers import ACTIVATIONS, FeedForward
 from multimodal.blocks.masks import key_mask, padding
-from multimodal.blocks.positions import interpolate_grid
+from multimodal.blocks.positions import GridRotary, Rotation, interpolate_grid
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, StackConfig
 
@@ -19,10 +20,14 @@ from multimodal.blocks.stack import Stack, StackConfig
 class ViTConfig:
     """`image`: (height, width) in pixels at which the positions were learned; `patch`: side in pixels.
 
-    `pool`: `token` (class token), `mean` (patches), `map` (attention pooling, Zhai et al. 2022) or `none`.
+    `pool`: `token` (class token), `mean` (patches), `map` (attention pooling, Zhai et al. 2022), `both` (class token
+    beside the mean of the patches: DINOv2's classifiers), `pair` (mean of class and distillation token, the first
+    register, with a head for each: DeiT) or `none`. `pool_map`: activation of a linear map after it (Hugging Face's
+    poolers). `pool_heads`, `pool_hidden`, `pool_activation`: of map pooling; None: as the blocks'.
     `norm_after_pool`: the final norm follows pooling (timm's fc_norm); `stem_norm`: CLIP's first norm;
-    `positions_on_prefix`: class token and registers have positions too; `map_prefix`: map pooling includes them;
-    `classes` 0: no head. `position_offset`: how positions are interpolated, see `interpolate_grid`."""
+    `positions_on_prefix`: class token and registers have positions too, `positions_on_registers` False: not these;
+    `map_prefix`: map pooling includes them; `classes` 0: no head. `positions`: a learned table; `position_offset`: how
+    it is interpolated, see `interpolate_grid`. `rotary`: of queries and keys of the patches."""
 
     image: tuple[int, int]
     patch: int
@@ -38,7 +43,23 @@ class ViTConfig:
     classes: int = 0
     channels: int = 3
     map_prefix: bool = True
+    positions_on_registers: bool = True
     position_offset: float | None = None
+    positions: bool = True
+    rotary: GridRotary | None = None
+    pool_map: str | None = None
+    pool_heads: int | None = None
+    pool_hidden: int | None = None
+    pool_activation: str | None = None
+
+    @property
+    def pooled_width(self) -> int:
+        return self.width * (2 if self.pool == "both" else 1)
+
+    @property
+    def fixed(self) -> bool:
+        """True if no other image size fits."""
+        return self.stack.block.attention.grid is not None
 
     @property
     def width(self) -> int:
@@ -47,6 +68,11 @@ class ViTConfig:
     @property
     def grid(self) -> tuple[int, int]:
         return self.image[0] // self.patch, self.image[1] // self.patch
+
+    @property
+    def positioned(self) -> int:
+        """Tokens before the patches that have positions."""
+        return (self.prefix if self.positions_on_registers else int(self.class_token)) * self.positions_on_prefix
 
     @property
     def prefix(self) -> int:
@@ -61,9 +87,10 @@ class MapPool(nn.Module):
         super().__init__()
         block = config.stack.block
         self.query = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.attention = Attention(AttentionConfig(config.width, block.attention.heads))
+        self.attention = Attention(AttentionConfig(config.width, config.pool_heads or block.attention.heads))
         self.norm = nn.LayerNorm(config.width, eps=block.norm_eps)
-        self.feed = FeedForward(config.width, block.hidden, block.activation)
+        activation = config.pool_activation or block.activation
+        self.feed = FeedForward(config.width, config.pool_hidden or block.hidden, activation)
 
     def forward(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
         mask = None if valid is None else key_mask(valid)
@@ -82,18 +109,25 @@ class ViT(nn.Module):
         self.embed = nn.Conv2d(config.channels, width, config.patch, config.patch, bias=config.patch_bias)
         self.class_token = nn.Parameter(torch.zeros(1, width)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(config.registers, width)) if config.registers else None
-        known = rows * columns + (config.prefix if config.positions_on_prefix else 0)
-        self.positions = nn.Parameter(torch.empty(known, width).normal_(std=0.02))
+        known = rows * columns + config.positioned
+        self.positions = nn.Parameter(torch.empty(known, width).normal_(std=0.02)) if config.positions else None
         self.stem_norm = nn.LayerNorm(width, eps=eps) if config.stem_norm else None
         self.stack = Stack(config.stack)
         self.pool = MapPool(config) if config.pool == "map" else None
         self.norm = nn.LayerNorm(width, eps=eps) if config.norm_after_pool else None
-        self.head = nn.Linear(width, config.classes, bias=config.head_bias) if config.classes else None
+        self.pool_map = nn.Linear(config.pooled_width, config.pooled_width) if config.pool_map else None
+        head = partial(nn.Linear, config.pooled_width, config.classes, bias=config.head_bias)
+        self.head = head() if config.classes else None
+        self.distilled_head = head() if config.classes and config.pool == "pair" else None
 
     def stem(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B N D"]:
         """Prefix tokens and patches, with positions interpolated to the image's size."""
         height, width = images.shape[-2:]
         patch = self.config.patch
+        if self.config.fixed and (height, width) != tuple(self.config.image):
+            raise ValueError(
+                f"image size must be {self.config.image}, which relative positions fit (got {height}x{width})"
+            )
         # SigLIP has 384 pixels with patch 14: at that size the remainder is dropped
         if (height % patch or width % patch) and (height, width) != self.config.image:
             raise ValueError(f"image size must be a multiple of the patch {patch} (got {height}x{width})")
@@ -101,15 +135,37 @@ class ViT(nn.Module):
         prefix = [t for t in (self.class_token, self.registers) if t is not None]
         if prefix:
             x = torch.cat([torch.cat(prefix).expand(len(x), -1, -1).to(x.dtype), x], 1)
-        x = x + self.grid_positions((height // patch, width // patch)).to(x.dtype)
+        if self.positions is not None:
+            x = x + self.grid_positions((height // patch, width // patch)).to(x.dtype)
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
         """Positions of the prefix, then of a grid of patches row by row, interpolated from the learned grid."""
-        own = self.config.prefix if self.config.positions_on_prefix else 0
+        own = self.config.positioned
         table = interpolate_grid(self.positions[own:], self.config.grid, grid, self.config.position_offset)
         missing = table.new_zeros(self.config.prefix - own, table.shape[1])
-        return torch.cat([missing, self.positions[:own], table])
+        return torch.cat([self.positions[:own], missing, table])
+
+    def rotation(
+        self, grid: tuple[int, int], device: torch.device, keep: Int[Tensor, "B n"] | None = None
+    ) -> Rotation | None:
+        """Rotation of queries and keys, the prefix as it is. `keep`: see `tokens`."""
+        if self.config.rotary is None:
+            return None
+        angles = self._angles(grid, device)
+        if keep is not None:
+            own = self.config.prefix
+            angles = torch.cat([angles[:own].expand(len(keep), -1, -1), angles[own:][keep]], 1)
+        return Rotation(angles, self.config.rotary.interleaved)
+
+    def _angles(self, grid: tuple[int, int], device: torch.device) -> Float[Tensor, "N R"]:
+        own = self.config.stack.block.attention
+        angles = self.config.rotary.angles(grid, own.head_width or own.width // own.heads)
+        return nn.functional.pad(angles, (0, 0, self.config.prefix, 0)).to(device)
+
+    def _grid(self, image: Tensor) -> tuple[int, int]:
+        height, width = image.shape[-2:]
+        return height // self.config.patch, width // self.config.patch
 
     def tokens(
         self, images: Float[Tensor, "B 3 height width"], keep: Tensor | None = None,
@@ -124,7 +180,8 @@ class ViT(nn.Module):
             x = torch.cat([x[:, :own], patches], 1)
         with preferred_kernels(x):
             only = x.new_zeros(len(x), dtype=torch.long) if first else None
-            return self.stack(x, states=states, only=only, layers=layers)
+            rotate = self.rotation(self._grid(images), x.device, keep)
+            return self.stack(x, states=states, only=only, layers=layers, rotate=rotate)
 
     def ragged(
         self, images: Sequence[Float[Tensor, "3 _ _"]], first: bool = False
@@ -140,36 +197,51 @@ class ViT(nn.Module):
         lengths = torch.tensor([len(stems[row]) for row in range(len(images))], device=x.device)
         valid = None if (lengths == x.shape[1]).all() else padding(lengths, x.shape[1])
         only = torch.zeros_like(lengths) if first else None
-        x = self.stack(x, mask=None if valid is None else key_mask(valid), only=only)
+        rotate = None
+        if self.config.rotary is not None:
+            angles = [self._angles(self._grid(image), x.device) for image in images]
+            angles = nn.utils.rnn.pad_sequence(angles, batch_first=True)
+            rotate = Rotation(angles, self.config.rotary.interleaved)
+        x = self.stack(x, mask=None if valid is None else key_mask(valid), only=only, rotate=rotate)
         return x, None if first else valid
 
-    def pooled(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
+    def pooled(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B P"]:
         """One vector per image from its `valid` tokens, before the head. Raises ValueError with `pool` `none`."""
         if self.config.pool == "none":
             raise ValueError("a model with pool 'none' has no pooled vector; use tokens()")
         if self.pool is not None:
             start = 0 if self.config.map_prefix else self.config.prefix
             x = self.pool(tokens[:, start:], None if valid is None else valid[:, start:])
-        elif self.config.pool == "mean":
+        elif self.config.pool in ("mean", "both"):
             patches = tokens[:, self.config.prefix :]
             x = patches.mean(1) if valid is None else _mean(patches, valid[:, self.config.prefix :])
+            x = x if self.config.pool == "mean" else torch.cat([tokens[:, 0], x], -1)
         else:
-            x = tokens[:, 0]
-        return x if self.norm is None else self.norm(x)
+            x = tokens[:, :2].mean(1) if self.config.pool == "pair" else tokens[:, 0]
+        x = x if self.norm is None else self.norm(x)
+        return x if self.pool_map is None else ACTIVATIONS[self.config.pool_map](self.pool_map(x))
 
     def features(
         self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B D"]:
         """Pooled vectors of a batch of images, or of a sequence of images of different sizes."""
-        first = self.config.pool == "token"
-        if isinstance(images, Tensor):
-            return self.pooled(self.tokens(images, keep, first=first))
-        return self.pooled(*self.ragged(images, first))
+        return self.pooled(*self._outputs(images, keep, first=self.config.pool == "token" and not self.config.fixed))
+
+    def _outputs(
+        self, images: Tensor | Sequence[Tensor], keep: Tensor | None, first: bool
+    ) -> tuple[Float[Tensor, "B N D"], Bool[Tensor, "B N"] | None]:
+        """Tokens and their validity."""
+        return (
+            (self.tokens(images, keep, first=first), None) if isinstance(images, Tensor) else self.ragged(images, first)
+        )
 
     def forward(
         self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
     ) -> Float[Tensor, "B classes"]:
         """Class logits, or pooled vectors without a head."""
+        if self.distilled_head is not None:
+            tokens, _ = self._outputs(images, keep, first=False)
+            return (self.head(tokens[:, 0]) + self.distilled_head(tokens[:, 1])) / 2
         x = self.features(images, keep)
         return x if self.head is None else self.head(x)
 

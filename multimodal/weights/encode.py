@@ -48,6 +48,11 @@ def image_features(model: nn.Module, pixels: Float[Tensor, "B 3 H W"]) -> Float[
     return encode(pixels.to(next(model.parameters()).device))
 
 
+def vector_width(model: nn.Module) -> int:
+    """Width of `image_features`."""
+    return model.config.embed if isinstance(model, CLIP) else model.config.pooled_width
+
+
 def _padding_is_free(config: CLIPConfig) -> bool:
     """True if padding does not change a text's vector. SigLIP pools the last position, which attends to all padding;
     CoCa places its class token itself."""

@@ -42,6 +42,7 @@ from multimodal.weights.text.sentence import projected
 OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
+    "vision.vit_hf",
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
     *("speech.parakeet", "speech.parakeet_nemo", "speech.wav2vec2", "speech.moonshine"),
     *(f"text.{name}" for name in (
@@ -106,7 +107,9 @@ def open_checkpoint(
 def families() -> dict[str, Family]:
     """All families of foreign checkpoints by name."""
     modules = [importlib.import_module(f"multimodal.weights.{name}") for name in MODULES]
-    return {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Family)}
+    values = [value for module in modules for value in vars(module).values()]
+    made = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    return {value.name: value for value in made if isinstance(value, Family)}
 
 
 def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:

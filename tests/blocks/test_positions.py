@@ -9,12 +9,13 @@ from torch.testing import assert_close
 
 from multimodal.blocks.positions import (
     BucketBias,
+    GridRotary,
     RelativeTerm,
+    Rotation,
     alibi,
     interpolate_grid,
     relative_distances,
     rotary,
-    rotary_2d,
     sinusoids,
     sinusoids_2d,
 )
@@ -116,9 +117,9 @@ def test_rotary_scores_depend_on_the_distance_alone(interleaved):
     assert_close(score(12, 4, scale=0.25), score(3, 1), atol=1e-5, rtol=0)  # four times the trained length
 
 
-def test_rotary_2d_scores_depend_on_the_offset_alone():
+def test_grid_rotary_scores_depend_on_the_offset_alone():
     rows, columns, width = 4, 5, 16
-    turn = rotary_2d(rows, columns, width)
+    turn = Rotation(GridRotary().angles((rows, columns), width), interleaved=False)
     query, key = noise(width), noise(width, seed=1)
     scores = (turn(query.expand(1, 1, 20, -1)) @ turn(key.expand(1, 1, 20, -1)).mT)[0, 0]
     scores = scores.unflatten(0, (rows, columns)).unflatten(2, (rows, columns))

@@ -32,7 +32,8 @@ def write(path: Path, record: dict) -> None:
      (clip_openai.FAMILY, "ViT-H-14-CLIPA-336", False), (clip_openai.FAMILY, "ViT-H-14-worldwide", False),
      (siglip.TRUNK_FAMILY, "ViT-SO400M-16-SigLIP-i18n-256", True),
      (siglip.TRUNK_FAMILY, "ViT-gopt-16-SigLIP2-256", True),
-     (siglip.TRUNK_FLAT, "vit_medium_patch16_gap_256", False)],
+     (siglip.TRUNK_FLAT, "vit_medium_patch16_gap_256", False), (siglip.TRUNK_FAMILIES[3], "EVA02-B-16", True),
+     (siglip.TRUNK_FAMILY, "PE-Core-T-16-384", True)],
 )  # fmt: skip
 def test_architectures_of_open_clip_have_its_names_and_shapes(family, architecture, custom):
     import open_clip.model
@@ -82,7 +83,8 @@ def test_what_open_clip_has_and_we_do_not_is_refused_by_key(part, key, value):
 
 @pytest.mark.parametrize(
     ("trunk", "cause"),
-    [("eva02_base_patch16_clip_224", "class Eva"), ("vit_relpos_small_patch16_224", "class VisionTransformerRelPos"),
+    [("vit_small_patch16_rope_mixed_224", "positions RotaryEmbeddingMixed"),
+     ("vit_relpos_small_patch16_224", "class VisionTransformerRelPos"),
      ("test_vit4", "norm RmsNorm"), ("vit_nonesuch", "timm has no model")],
 )  # fmt: skip
 def test_a_timm_model_that_is_no_plain_vit_is_refused(trunk, cause):
@@ -132,7 +134,7 @@ def test_siglip_squashes_its_images(tmp_path):
 
 def test_steps_of_an_image_processor_that_are_not_known_are_refused(tmp_path):
     record = {"size": 256, "crop_size": 224, "image_mean": OPENAI_MEAN, "image_std": OPENAI_STD}
-    for change in ({}, {"crop_size": 256, "do_normalize": False}, {"crop_size": 256, "resample": 1}):
+    for change in ({"crop_size": 300}, {"do_normalize": False}, {"resample": 1}):
         write(tmp_path / "preprocessor_config.json", record | change)
         with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: these steps are not supported"):
             clip_hf.preprocessing(tmp_path, {})

@@ -38,6 +38,11 @@ class Features(NamedTuple):
     broken: list[str]
 
 
+def kind_of(checkpoint: Checkpoint) -> Kind:
+    """The vectors that stand for an image."""
+    return "embedding" if isinstance(checkpoint.model, CLIP) else "pooled"
+
+
 def encoder(checkpoint: Checkpoint, kind: Kind) -> Callable[[Float[Tensor, "B 3 H W"]], Float[Tensor, "B D"]]:
     """Function from pixels to vectors. `embedding`: CLIP's unit vectors. `pooled`: output of the ViT before its head or
     projection, as in CLIP's linear probes (Radford et al. 2021, appendix A.3); for CoCa the unit vectors.

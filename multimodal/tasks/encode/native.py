@@ -18,6 +18,7 @@ from multimodal.tasks.encode.images import ahead, name_of, settled
 from multimodal.tasks.encode.videos import FramePreparation
 from multimodal.tokens.image.preprocessing import Preprocessing, native_size, preprocess
 from multimodal.tokens.image.reading import read_image, to_rgb
+from multimodal.weights.encode import vector_width
 
 MOST = 1 << 14  # patches of an image: attention is quadratic
 TOKENS = 2048  # per batch with padding: more is not faster on a CPU
@@ -52,7 +53,7 @@ def native_features(
         for _, error in batch.refused:
             raise error
         vectors.append(encode_native(model, batch.pixels, token_budget).features.float().cpu())
-    return torch.cat(vectors) if vectors else torch.zeros(0, _width(model))
+    return torch.cat(vectors) if vectors else torch.zeros(0, vector_width(model))
 
 
 def native_batches(
@@ -107,7 +108,7 @@ def encode_native(
         made.append(model.encode_image(images) if isinstance(model, CLIP) else model.features(images))
         computed += len(rows) * lengths[rows[-1]]
     if not made:
-        return EncodedImages(torch.zeros(0, _width(model)), 0.0)
+        return EncodedImages(torch.zeros(0, vector_width(model)), 0.0)
     back = torch.tensor(order, device=device).argsort()
     return EncodedImages(torch.cat(made)[back], 1 - sum(lengths) / computed)
 
@@ -131,6 +132,8 @@ def vision(model: nn.Module) -> ViT:
     tower = model.image if isinstance(model, CLIP) else model
     if isinstance(model, ViT) and tower.config.pool == "none":
         raise UsageError("native sizes: expected a model that pools its tokens (pool is 'none')")
+    if tower.config.fixed:
+        raise UsageError(f"native sizes: the model's relative positions fit {tower.config.image} pixels alone")
     return tower
 
 
@@ -140,7 +143,3 @@ def tokens_of(model: nn.Module, max_tokens: int | None) -> int:
     if max_tokens is not None and not 1 <= max_tokens <= MOST:
         raise UsageError(f"max_tokens must be in [1, {MOST}] (got {max_tokens})")
     return rows * columns if max_tokens is None else max_tokens
-
-
-def _width(model: nn.Module) -> int:
-    return model.config.embed if isinstance(model, CLIP) else model.config.width

@@ -52,7 +52,7 @@ def relevance(
         device = next(model.parameters()).device
         pixels, texts = (x.detach().to(device).clone() for x in (pixels, texts))  # inputs may be inference tensors
         stem = tower.stem(pixels).detach().requires_grad_()  # gradients for frozen weights too
-        tokens = tower.stack(stem)
+        tokens = tower.stack(stem, rotate=tower.rotation((rows, columns), device))
         z = model.project_image(tower.pooled(tokens))
         sources = [*values, tokens] if tower.config.pool != "map" else values
         maps = []

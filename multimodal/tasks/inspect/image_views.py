@@ -54,7 +54,8 @@ def sized(checkpoint: Checkpoint, options: ViewOptions) -> Checkpoint:
     UsageError for a side that is no multiple of the patch."""
     tower, side = tower_of(checkpoint.model), options.size
     known_preprocessing(checkpoint)
-    tower.config = replace(tower.config, position_offset=DINO_OFFSET if options.interpolation == "dino" else None)
+    own = None if tower.config.position_offset == DINO_OFFSET else tower.config.position_offset
+    tower.config = replace(tower.config, position_offset=DINO_OFFSET if options.interpolation == "dino" else own)
     if side is None:
         return checkpoint
     if side % tower.config.patch:

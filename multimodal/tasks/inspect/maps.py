@@ -137,7 +137,7 @@ def names(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
 def image_attention(tower: ViT, pixels: Float[Tensor, "3 H W"]) -> AttentionMap:
     """Self-attention over a preprocessed image."""
     with capture_attention() as captured:
-        tower.tokens(pixels[None].to(tower.positions.device))
+        tower.tokens(pixels[None].to(tower.embed.weight.device))
     axis = patches(tower, pixels)
     return AttentionMap(_own(tower.stack.blocks, captured), axis, axis)
 

@@ -72,9 +72,11 @@ def filters(tower: ViT) -> tuple[Float[Tensor, "N height width C"], Float[Tensor
 def position_similarity(model: nn.Module) -> tuple[Float[Tensor, "T T"], Axis]:
     """Cosines between position embeddings (figure 7 centre), for images those of patches, for long texts evenly spaced
     ones. Raises UsageError for a model without position embeddings."""
-    if isinstance(model, ViT):
-        own = model.config.prefix if model.config.positions_on_prefix else 0
-        table, axis = model.positions[own:], Axis("patch", (), model.config.patch, model.config.grid)
+    if isinstance(model, ViT) and model.positions is not None:
+        table, axis = (
+            model.positions[model.config.positioned :],
+            Axis("patch", (), model.config.patch, model.config.grid),
+        )
     elif isinstance(model, WhisperEncoder):
         table, axis = model.positions, Axis("second", step=ENCODER_STEP)
     elif isinstance(model, TextTransformer) and model.config.positions.kind in ("learned", "sinusoidal"):

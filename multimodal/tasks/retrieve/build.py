@@ -13,13 +13,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError, ImageError, UsageError, VideoError
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.models.clip import CLIP
 from multimodal.system.files import path_of
 from multimodal.tasks.encode.attempts import in_parts, item_error
+from multimodal.tasks.encode.features import encoder, kind_of
 from multimodal.tasks.encode.images import batches
 from multimodal.tasks.encode.prompts import open_clip_prompts
 from multimodal.tasks.encode.reader import clip_result
@@ -40,6 +40,7 @@ from multimodal.tasks.retrieve.store import IndexWriter
 from multimodal.tokens.video.names import is_video
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.encode import image_features, vector_width
 from multimodal.weights.folder import Checkpoint
 
 QUERIES = 200  # of each kind, to measure the recall of a FAISS index
@@ -101,11 +102,10 @@ def _dtype(folder: Path, asked: str | None, overwrite: bool) -> str:
 
 
 def _new_record(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str) -> IndexRecord:
-    if not isinstance(checkpoint.model, CLIP):
-        raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
+    encoder(checkpoint, kind_of(checkpoint))  # checks the model
     preprocessing = known_preprocessing(checkpoint)
     return IndexRecord(
-        name, architecture, index_digest(checkpoint), preprocessing, checkpoint.model.config.embed, dtype
+        name, architecture, index_digest(checkpoint), preprocessing, vector_width(checkpoint.model), dtype
     )
 
 
@@ -143,7 +143,7 @@ def _embed(
             rows = clip_result(batch, partial(_clip_rows, encode=partial(_vectors, model, device), options=options))
             failed = isinstance(rows, Exception)
             entries = [] if failed else [replace(todo[batch.item], time=time, frames=len(rows)) for time, _ in rows]
-            vectors = torch.zeros(0, model.config.embed) if failed else torch.stack([vector for _, vector in rows])
+            vectors = torch.zeros(0, vector_width(model)) if failed else torch.stack([vector for _, vector in rows])
             yield entries, vectors.numpy(), {batch.item: rows} if failed else {}
             continue
         found, refused = dict[str, Tensor](), dict(batch.refused)
@@ -157,7 +157,7 @@ def _embed(
                 found[file] = vector
         if batch.read and not found and not any(isinstance(one, Exception) for one in made):
             raise CheckpointError(f"model {checkpoint.source}: the vector of {batch.read[0]} is not finite")
-        vectors = torch.stack(list(found.values())) if found else torch.zeros(0, model.config.embed)
+        vectors = torch.stack(list(found.values())) if found else torch.zeros(0, vector_width(model))
         yield [todo[file] for file in found], vectors.numpy(), refused
 
 
@@ -177,8 +177,8 @@ def _clip_rows(
 
 
 @torch.inference_mode()
-def _vectors(model: CLIP, device: torch.device, pixels: Tensor, part: slice) -> Float[Tensor, "B D"]:
-    return F.normalize(model.encode_image(pixels[part].to(device, non_blocking=True)).float().cpu(), dim=-1)
+def _vectors(model: nn.Module, device: torch.device, pixels: Tensor, part: slice) -> Float[Tensor, "B D"]:
+    return F.normalize(image_features(model, pixels[part].to(device, non_blocking=True)).float().cpu(), dim=-1)
 
 
 def _drop_rows(writer: IndexWriter, within: Sequence[str], built: BuildResult) -> None:

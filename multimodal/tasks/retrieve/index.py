@@ -37,7 +37,7 @@ from multimodal.tasks.retrieve.record import (
 from multimodal.tasks.retrieve.store import note_times
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.encode import text_features
+from multimodal.weights.encode import image_features, text_features
 from multimodal.weights.folder import Checkpoint
 
 MOST_LINE = 1 << 20  # bytes
@@ -170,10 +170,10 @@ def query_vectors(
 
     Raises TextError, ImageError, UsageError."""
     model = checkpoint.model
-    if not isinstance(model, CLIP):
-        raise UsageError(f"model {checkpoint.source}: expected a CLIP model, got {checkpoint.kind}")
     found = []
     if texts:
+        if not isinstance(model, CLIP):
+            raise UsageError(f"model {checkpoint.source}: texts need a CLIP model, got {checkpoint.kind}")
         checkpoint.required_tokenizer()
         for text in texts:
             if not text.strip():
@@ -181,7 +181,8 @@ def query_vectors(
         found.append(text_features(model, checkpoint.tokenizer, texts))
     if images:
         device = next(model.parameters()).device
-        found.append(model.encode_image(pixels_of(images, known_preprocessing(checkpoint)).to(device)))
+        vectors = image_features(model, pixels_of(images, known_preprocessing(checkpoint)).to(device))
+        found.append(F.normalize(vectors.float(), dim=-1))
     return torch.cat([vectors.float().cpu() for vectors in found])
 
 
@@ -191,6 +192,5 @@ def clip_vector(checkpoint: Checkpoint, source: Any, options: VideoOptions) -> F
     preparation = plain_frames(known_preprocessing(checkpoint), CLIP_BATCH)
     whole = ClipOptions(**VideoOptions.among(vars(options)), per_clip=True)
     (clip,) = with_videos([source], lambda run: iter(()), preparation, whole)
-    device = next(checkpoint.model.parameters()).device
-    encode = lambda pixels: F.normalize(checkpoint.model.encode_image(pixels.to(device)).float(), dim=-1)
+    encode = lambda pixels: F.normalize(image_features(checkpoint.model, pixels).float(), dim=-1)
     return clip_mean(clip.batches, encode)

@@ -10,12 +10,11 @@ from jaxtyping import Float32
 
 from multimodal.errors import MultimodalError, TextError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.models.clip import CLIP
 from multimodal.system.files import shown
 from multimodal.tasks.encode.arguments import EmbedderArguments
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.columns import Columns, result_columns, source_column
-from multimodal.tasks.encode.features import encoder
+from multimodal.tasks.encode.features import encoder, kind_of
 from multimodal.tasks.encode.images import ImageBatch, check_reading
 from multimodal.tasks.encode.loaded import (
     Items,
@@ -33,7 +32,7 @@ from multimodal.tasks.text.embed import check_text, embed
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.encode import image_features
+from multimodal.weights.encode import image_features, vector_width
 from multimodal.weights.folder import Checkpoint
 
 Kind = Literal["image", "text"]
@@ -121,7 +120,7 @@ class Embedder(LoadedModel):
     def _of_images(self, sources: Items, one_each: bool) -> Iterator[tuple[Any, Any]]:
         checkpoint = self._checkpoint("image")
         model = checkpoint.model
-        encoder(checkpoint, "embedding" if isinstance(model, CLIP) else "pooled")  # checks the model
+        encoder(checkpoint, kind_of(checkpoint))  # checks the model
 
         unit = lambda pixels: self._unit(image_features(model, pixels), checkpoint)
 
@@ -154,8 +153,7 @@ class Embedder(LoadedModel):
     def _width(self, kind: Kind) -> int:
         if kind == "text":
             return self.texts("a").shape[1]
-        model = self._checkpoint("image").model
-        return model.config.embed if isinstance(model, CLIP) else model.config.width
+        return vector_width(self._checkpoint("image").model)
 
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         checkpoint = self._checkpoint("text")

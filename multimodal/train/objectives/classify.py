@@ -113,9 +113,14 @@ def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0)
     stack = replace(model.config.stack, drop_path=drop_path)
     bias = model.config.head_bias if keep else True
     made = ViT(replace(model.config, stack=stack, classes=len(labels), head_bias=bias))
-    own = {name: tensor for name, tensor in model.state_dict().items() if keep or not name.startswith("head.")}
+    own = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if keep or not name.startswith(("head.", "distilled_head."))
+    }
     made.load_state_dict(own, strict=False)
     if not keep:
-        nn.init.zeros_(made.head.weight)
-        nn.init.zeros_(made.head.bias)
+        for part in (head for head in (made.head, made.distilled_head) if head is not None):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
     return made

@@ -194,11 +194,17 @@ def families(
 
 
 def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a sentence-transformers folder, and the names of the classes in the order of their numbers."""
+    """Settings of a sentence-transformers folder, and the names of the classes."""
+    names = class_names(config)
+    return sentence_card(folder) | ({"labels": names} if names else {})
+
+
+def class_names(config: dict[str, Any]) -> list[str]:
+    """`id2label` in the order of the numbers; [] if it is incomplete."""
     names = config.get("id2label")
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
-        return sentence_card(folder)
-    return sentence_card(folder) | {"labels": [str(names[number]) for number in sorted(names, key=int)]}
+        return []
+    return [str(names[number]) for number in sorted(names, key=int)]
 
 
 def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) -> Tokenizer | None:

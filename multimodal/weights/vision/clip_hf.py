@@ -126,25 +126,36 @@ def image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def preprocessing(folder: Path | None, config: dict[str, Any], crops: bool = True) -> Preprocessing | None:
+def preprocessing(
+    folder: Path | None, config: dict[str, Any], crops: bool = True, squares: bool = False, resample: int = 3
+) -> Preprocessing | None:
     """Preprocessing of the folder: {"shortest_edge": s} with a crop, or {"height", "width"} without the aspect ratio.
 
-    `crops`: the default of `do_center_crop`. Raises CheckpointError for unknown steps."""
+    `crops`, `resample`: defaults of `do_center_crop` and `resample`; `squares`: a size of one number means both edges,
+    with a crop too. Raises CheckpointError for unknown steps."""
     path, record = (image_record(folder) if folder else None) or (None, None)
     if record is None:
         return None
-    size, crop = record["size"], record.get("crop_size")
-    edge = size if isinstance(size, int) else size.get("shortest_edge")
-    crop = (crop, crop) if isinstance(crop, int) else (crop["height"], crop["width"]) if crop else (edge, edge)
-    square = not record.get("do_center_crop", crops)
-    both = (size["height"], size["width"]) if edge is None else (edge, edge)
+    size, cropped = record["size"], record.get("do_center_crop", crops)
+    if isinstance(size, int):
+        size = {"height": size, "width": size} if squares or not cropped else {"shortest_edge": size}
+    edge, crop = size.get("shortest_edge"), record.get("crop_size")
+    before = (size["height"], size["width"]) if edge is None else (edge, edge)
+    crop = (crop, crop) if isinstance(crop, int) else (crop["height"], crop["width"]) if crop else before
+    after = crop if cropped else before
     plain = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
     plain = plain and abs(record.get("rescale_factor", 1 / 255) * 255 - 1) < 1e-5
-    if not plain or record.get("resample", 3) not in RESAMPLE or not (square or (edge == crop[0] == crop[1])):
-        raise CheckpointError(f"{path}: these steps are not supported (size {size}, crop {crop})")
+    plain = plain and record.get("resample", resample) in RESAMPLE and (edge is None or cropped)
+    if not plain or after[0] > before[0] or after[0] * before[1] != after[1] * before[0]:
+        raise CheckpointError(f"{path}: these steps are not supported (size {record['size']}, crop {crop})")
     mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
-    resample = RESAMPLE[record.get("resample", 3)]
-    return Preprocessing(both, "squash" if square else "shortest", resample, mean, std, 0, 1.0, "floor")
+    ratio = after[0] / before[0]
+    exact = all(int(one / ratio) == other for one, other in zip(after, before, strict=True))
+    ratio = ratio if exact else after[0] / (before[0] + 0.5)  # so that it rounds down to the edge
+    return Preprocessing(
+        tuple(after), "shortest" if edge is not None else "squash", RESAMPLE[record.get("resample", resample)],
+        mean, std, 0, ratio, "floor",
+    )  # fmt: skip
 
 
 FAMILY = Family(

@@ -100,16 +100,20 @@ def trunk_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     return CLIPConfig(image, text, model["embed_dim"], loss, image_project=projection == "linear", **fields)
 
 
-def trunk_rows(prefix: str, config: CLIPConfig) -> list[NameRow]:
+def trunk_rows(prefix: str, layout: vit_timm.TimmNames, config: CLIPConfig) -> list[NameRow]:
     project = [NameRow("visual.head.proj.weight", "image_project.weight")] if config.image_project else []
-    trunk = under("visual.trunk.", "image.", vit_timm.rows(config.image))
+    trunk = under("visual.trunk.", "image.", vit_timm.rows(config.image, layout))
     return [*trunk, *project, *clip_openai.text_rows(config, prefix)]
 
 
-def _trunk(name: str, prefix: str) -> Family:
-    return Family(
-        name, CLIP, ("visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"), trunk_config,
-        partial(trunk_rows, prefix), open_clip_tokenizer, open_clip_preprocessing,
+def _trunks(name: str, prefix: str) -> tuple[Family, ...]:
+    return tuple(
+        Family(
+            f"{name}{kind}", CLIP, ("visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"),
+            trunk_config, partial(trunk_rows, prefix, layout), open_clip_tokenizer, open_clip_preprocessing,
+            only=partial(layout.fits, prefix="visual.trunk."),
+        )
+        for kind, layout in vit_timm.LAYOUTS.items()
     )  # fmt: skip
 
 
@@ -117,5 +121,6 @@ FAMILY = Family(
     "siglip-hf", CLIP, ("vision_model.head.probe", "logit_bias"), hf_config, hf_rows, hf_tokenizer,
     partial(clip_hf.preprocessing, crops=False), needs="config.json",
 )  # fmt: skip
-TRUNK_FAMILY = _trunk("open_clip-timm", "text.")
-TRUNK_FLAT = _trunk("open_clip-timm-flat", "")
+TRUNK_FAMILIES = _trunks("open_clip-timm", "text.")
+TRUNK_FLAT_FAMILIES = _trunks("open_clip-timm-flat", "")
+TRUNK_FAMILY, TRUNK_FLAT = TRUNK_FAMILIES[0], TRUNK_FLAT_FAMILIES[0]

@@ -7,24 +7,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from multimodal.blocks.stack import transformer
+from multimodal.blocks.attention import AttentionConfig
+from multimodal.blocks.positions import GridRotary
+from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViTConfig
 from multimodal.system.files import shown
 
 POOLS = {"token": "token", "avg": "mean", "map": "map"}
+FEEDS = {"Mlp": False, "GluMlp": True, "SwiGLU": True}  # True: gated
 
 
 def timm_model(architecture: str, **options: Any) -> nn.Module:
-    """timm's model on the meta device. Raises CheckpointError if it is unknown or not a plain ViT, and for names and
-    options that would make timm read files, since both come from the checkpoint."""
+    """timm's model on the meta device. Raises CheckpointError if it is unknown or not a ViT that we have, and for names
+    and options that would make timm read files, since both come from the checkpoint."""
     import timm
+    from timm.models.beit import Beit
+    from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
     if not isinstance(architecture, str) or not timm.is_model(architecture):
         raise CheckpointError(f"timm has no model {shown(architecture)}")
-    known = inspect.signature(VisionTransformer).parameters.keys() - {"device", "dtype"} | {"pretrained_cfg"}
-    if other := options.keys() - known:
+    kinds = (VisionTransformer, Eva, Beit)
+    known = {name for kind in kinds for name in inspect.signature(kind).parameters} - {"device", "dtype"}
+    if other := options.keys() - known - {"pretrained_cfg"}:
         raise CheckpointError(f"timm's {architecture!r} has no option {shown(min(other))}")
     try:
         with torch.device("meta"):
@@ -35,50 +41,102 @@ def timm_model(architecture: str, **options: Any) -> nn.Module:
 
 
 def plain(model: nn.Module, architecture: str) -> nn.Module:
-    """Return the model. Raises CheckpointError unless it is a plain ViT."""
+    """Return the model. Raises CheckpointError unless it is a ViT that we have."""
     if difference := _differs(model):
         raise CheckpointError(f"timm's {architecture!r} is not a plain ViT ({difference})")
     return model
 
 
 def _differs(model: nn.Module) -> str:
-    """Describe a difference from a plain ViT, or ''. Extra parts with weights show as extra tensors at load."""
-    from timm.models.vision_transformer import Block, VisionTransformer
-
-    if type(model) is not VisionTransformer or any(type(block) is not Block for block in model.blocks):
-        return f"class {type(model).__name__}"
-    attention, patch = model.blocks[0].attn, model.patch_embed.patch_size
-    if model.global_pool not in POOLS or (model.pool_include_prefix and model.global_pool == "avg"):
-        return f"global_pool {model.global_pool!r}, pool_include_prefix {model.pool_include_prefix}"
-    if attention.proj.bias is None:
-        return "proj_bias False"
-    if not all(isinstance(m, nn.LayerNorm) for m in (model.blocks[0].norm1, model.blocks[0].norm2)):
-        return f"norm {type(model.blocks[0].norm1).__name__}"
-    if type(model.blocks[0].mlp).__name__ != "Mlp" or type(attention).__name__ != "Attention":
-        return f"{type(model.blocks[0].mlp).__name__}, {type(attention).__name__}"
-    final = isinstance(model.norm, nn.LayerNorm) or isinstance(model.fc_norm, nn.LayerNorm)
-    if model.pos_embed is None or patch[0] != patch[1] or not final or model.in_chans != 3:
-        return f"positions, patch {patch}, final norm {final} or {model.in_chans} channels"
+    """Describe a difference from our ViT, or ''. Extra parts with weights show as extra tensors at load."""
+    name = type(model).__name__
+    blocks = {"VisionTransformer": "Block", "VisionTransformerDistilled": "Block", "Beit": "Block"}.get(name)
+    blocks = ("EvaBlock", "EvaBlockPostNorm") if name == "Eva" else (blocks,)
+    if any(type(block).__name__ not in blocks for block in getattr(model, "blocks", [None])):
+        return f"class {name}"
+    block, patch = model.blocks[0], model.patch_embed
+    attention = block.attn
+    if model.global_pool not in POOLS or (getattr(model, "pool_include_prefix", False) and model.global_pool == "avg"):
+        return f"global_pool {model.global_pool!r}, pool_include_prefix True"
+    if type(patch).__name__ != "PatchEmbed" or patch.patch_size[0] != patch.patch_size[1] or model.in_chans != 3:
+        return f"{type(patch).__name__}, patch {patch.patch_size} or {model.in_chans} channels"
+    if attention.proj.bias is None or getattr(attention, "gate", None) is not None:
+        return f"proj_bias {attention.proj.bias is not None} or a gate of attention"
+    if any(getattr(one.attn, "num_kv_heads", None) not in (None, one.attn.num_heads) for one in model.blocks):
+        return "num_kv_heads"
+    if type(block.mlp).__name__ not in FEEDS or getattr(block.mlp, "gate_last", False):
+        return f"{type(block.mlp).__name__}"
+    kinds = {type(norm).__name__ for part in model.modules() for name, norm in part.named_children() if "norm" in name}
+    if kinds - {"LayerNorm", "Identity"}:
+        return f"norm {', '.join(sorted(kinds - {'LayerNorm', 'Identity'}))}"
+    if getattr(model, "rel_pos_bias", None) is not None:
+        return "relative positions that all blocks share"
+    if (getattr(block, "gamma_1", None) is None) != (getattr(block, "gamma_2", None) is None):
+        return "layer scale of attention alone"
+    rope = getattr(model, "rope", None)
+    if rope is not None and _rotary(rope) is None:
+        return f"positions {type(rope).__name__}"
     return ""
 
 
 def vit_config(model: nn.Module) -> ViTConfig:
     """Configuration of a timm model."""
-    block, pool = model.blocks[0], POOLS[model.global_pool]
-    late = isinstance(model.fc_norm, nn.LayerNorm)
-    stack = transformer(
-        model.embed_dim, len(model.blocks), block.attn.num_heads, block.mlp.fc1.out_features,
-        activation=_activation(block.mlp.act), norm_eps=block.norm1.eps,
-        layer_scale=type(block.ls1).__name__ == "LayerScale", final_norm=not late,
+    late, rope, pool = _normed(model, "fc_norm"), getattr(model, "rope", None), POOLS[model.global_pool]
+    distilled = type(model).__name__ == "VisionTransformerDistilled"
+    registers = getattr(model, "reg_token", None)
+    made = ViTConfig(
+        tuple(model.patch_embed.img_size), model.patch_embed.patch_size[0],
+        StackConfig(_block(model.blocks[0], model.patch_embed.grid_size), len(model.blocks), _normed(model, "norm")),
+        "pair" if distilled else pool, model.cls_token is not None,
+        1 if distilled else 0 if registers is None else registers.shape[1], not getattr(model, "no_embed_class", False),
+        model.patch_embed.proj.bias is not None, _normed(model, "norm_pre"), late, classes=model.num_classes,
+        map_prefix=getattr(model, "pool_include_prefix", True) or type(model).__name__ == "Eva",
+        positions=model.pos_embed is not None, rotary=None if rope is None else _rotary(rope),
     )  # fmt: skip
-    attention = replace(stack.block.attention, qkv_bias=block.attn.qkv.bias is not None)
-    stack = replace(stack, block=replace(stack.block, attention=attention))
-    return ViTConfig(
-        tuple(model.patch_embed.img_size), model.patch_embed.patch_size[0], stack, pool, model.has_class_token,
-        model.num_reg_tokens, not model.no_embed_class, model.patch_embed.proj.bias is not None,
-        isinstance(model.norm_pre, nn.LayerNorm), late, classes=model.num_classes,
-        map_prefix=model.pool_include_prefix,
+    if pool != "map":
+        return made
+    own, feed = model.attn_pool, model.attn_pool.mlp
+    return replace(made, pool_heads=own.num_heads, pool_hidden=feed.fc1.out_features,
+                   pool_activation=_activation(feed.act))  # fmt: skip
+
+
+def _normed(part: nn.Module, name: str) -> bool:
+    return isinstance(getattr(part, name, None), nn.LayerNorm)
+
+
+def _block(block: nn.Module, grid: tuple[int, int]) -> BlockConfig:
+    own, feed = block.attn, block.mlp
+    fused = getattr(own, "qkv", None)
+    apart = fused is None or getattr(own, "q_bias", None) is not None  # the key's bias is zero or of its own
+    query = own.q_proj.bias is not None if fused is None else apart or fused.bias is not None
+    key = query if not apart else fused is None and own.k_proj.bias is not None
+    width, heads, inner = own.proj.out_features, own.num_heads, own.proj.in_features
+    eps = next((norm.eps for name in ("q_norm", "norm") if _normed(own, name) and (norm := getattr(own, name))), 1e-6)
+    attention = AttentionConfig(
+        width, heads, head_width=None if inner == width else inner // heads, key_bias=key, qkv_bias=query,
+        qk_norm="layer" if _normed(own, "q_norm") else None, qk_norm_eps=eps, inner_norm=_normed(own, "norm"),
+        grid=None if getattr(own, "relative_position_bias_table", None) is None else tuple(grid),
     )  # fmt: skip
+    scaled = type(getattr(block, "ls1", None)).__name__ == "LayerScale" or getattr(block, "gamma_1", None) is not None
+    after = type(block).__name__ == "EvaBlockPostNorm"
+    return BlockConfig(
+        attention, feed.fc2.in_features, _activation(feed.act), FEEDS[type(feed).__name__], norm_eps=block.norm1.eps,
+        pre_norm=not after, out_norm=after, layer_scale=scaled, feed_norm=_normed(feed, "norm"),
+    )  # fmt: skip
+
+
+def _rotary(rope: nn.Module) -> GridRotary | None:
+    """None for positions that we do not have."""
+    centred = type(rope).__name__ == "RotaryEmbeddingDinoV3"
+    if not centred and type(rope).__name__ != "RotaryEmbeddingCat":
+        return None
+    common = {"column_first": rope.grid_indexing == "xy", "interleaved": not rope.rotate_half}
+    if centred and (rope.grid_offset, rope.min_period, rope.normalize_coords) == (0, None, "separate"):
+        return GridRotary(float(rope.temperature), centers=True, **common)
+    if centred or rope.in_pixels or rope.grid_type != "index":
+        return None
+    reference = None if rope.ref_feat_shape is None else tuple(rope.ref_feat_shape)
+    return GridRotary(float(rope.temperature), False, reference, float(rope.grid_offset), **common)
 
 
 def _activation(module: nn.Module) -> str:

@@ -1,17 +1,20 @@
-"""timm's VisionTransformer in timm's names (timm/models/vision_transformer.py).
+"""timm's VisionTransformer, Eva and Beit in timm's names (timm/models/vision_transformer.py, eva.py, beit.py).
 
 Traps: epsilon is 1e-6 in timm's own models and 1e-5 in CLIP's; the last norm follows mean pooling (`fc_norm`);
 positions may omit the class token and registers (`no_embed_class`); grids need not be square."""
 
 import json
+import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.family import Family
-from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS
+from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS, build
 from multimodal.weights.table import HALVES, NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.vision.timm_model import timm_model, vit_config
 
@@ -33,28 +36,65 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     return vit_config(model)
 
 
-def rows(config: ViTConfig) -> list[NameRow]:
-    names = {
-        "attn.proj": "attention.out", "norm1": "attention_branch.norm", "norm2": "feed_branch.norm",
-        "mlp.fc1": "feed.up", "mlp.fc2": "feed.down",
-    }  # fmt: skip
-    fused = weight_and_bias("attn.qkv", qkv("attention"), THIRDS)[: 1 + config.stack.block.attention.qkv_bias]
-    block = [*fused, *linears(names)]
-    if config.stack.block.layer_scale:
-        block += [NameRow("ls1.gamma", "attention_branch.scale.gain"), NameRow("ls2.gamma", "feed_branch.scale.gain")]
-    late = config.norm_after_pool
-    made = [
-        *under("blocks.{}.", "stack.blocks.{}.", block),
-        *weight_and_bias("fc_norm" if late else "norm", "norm" if late else "stack.norm"),
-        NameRow("patch_embed.proj.weight", "embed.weight"),
-        NameRow("pos_embed", "positions", NO_FIRST),
+class TimmNames(NamedTuple):
+    """Names that timm's classes give one part: maps of attention `apart`, a gate `apart` from its map, and layer scale
+    as `gamma`, not `ls`."""
+
+    apart: bool = False
+    gates: bool = False
+    gamma: bool = False
+
+    def fits(self, tensors: Tensors, prefix: str = "") -> bool:
+        first = f"{prefix}blocks.0."
+        return self == (f"{first}attn.q_proj.weight" in tensors, f"{first}mlp.fc1_g.weight" in tensors,
+                        f"{first}gamma_1" in tensors)  # fmt: skip
+
+
+# ViT, PE-Core, EVA · BEiT, DINOv3, PE-Lang · DINOv3's gated · EVA-02
+LAYOUTS = {"": TimmNames(), "-gamma": TimmNames(gamma=True), "-gates": TimmNames(gates=True, gamma=True),
+           "-apart": TimmNames(apart=True, gates=True)}  # fmt: skip
+
+
+def rows(config: ViTConfig, layout: TimmNames = LAYOUTS[""]) -> list[NameRow]:
+    own = config.stack.block.attention
+    block = [*linears({"attn.proj": "attention.out", "mlp.fc2": "feed.down", "mlp.norm": "feed.norm",
+                       "attn.norm": "attention.inner_norm", "attn.q_norm": "attention.query_norm",
+                       "attn.k_norm": "attention.key_norm"})]  # fmt: skip
+    norm = "out_norm" if config.stack.block.out_norm else "norm"
+    block += linears({"norm1": f"attention_branch.{norm}", "norm2": f"feed_branch.{norm}"})
+    if layout.apart:
+        block += linears({f"attn.{part[0]}_proj": f"attention.{part}" for part in ("query", "key", "value")})
+    else:
+        fused = weight_and_bias("attn.qkv", qkv("attention"), THIRDS)
+        apart = [NameRow(f"attn.{part[0]}_bias", f"attention.{part}.bias") for part in ("query", "value")]
+        block += fused if own.key_bias else [fused[0], *apart]
+    if layout.gates:
+        block += linears({"mlp.fc1_g": "feed.gate", "mlp.fc1_x": "feed.up"})
+    elif config.stack.block.gated:
+        block += weight_and_bias("mlp.fc1", ("feed.gate", "feed.up"), HALVES)
+    else:
+        block += weight_and_bias("mlp.fc1", "feed.up")
+    scales = ("gamma_1", "gamma_2") if layout.gamma else ("ls1.gamma", "ls2.gamma")
+    block += [
+        NameRow(name, f"{part}_branch.scale.gain") for name, part in zip(scales, ("attention", "feed"), strict=True)
     ]
-    made += [NameRow("patch_embed.proj.bias", "embed.bias")] if config.patch_bias else []
-    made += [NameRow("cls_token", "class_token", NO_FIRST)] if config.class_token else []
-    made += [NameRow("reg_token", "registers", NO_FIRST)] if config.registers else []
-    made += weight_and_bias("norm_pre", "stem_norm") if config.stem_norm else []
-    made += weight_and_bias("head", "head") if config.classes else []
-    return made + (_map_pool_rows() if config.pool == "map" else [])
+    block.append(NameRow("attn.relative_position_bias_table", "attention.relative.table"))
+    made = [
+        *under("blocks.{}.", "stack.blocks.{}.", block), *weight_and_bias("norm", "stack.norm"),
+        *linears({"fc_norm": "norm", "patch_embed.proj": "embed", "norm_pre": "stem_norm", "head": "head",
+                  "head_dist": "distilled_head"}),
+        NameRow("pos_embed", "positions", NO_FIRST), NameRow("cls_token", "class_token", NO_FIRST),
+        NameRow("dist_token" if config.pool == "pair" else "reg_token", "registers", NO_FIRST), *_map_pool_rows(),
+    ]  # fmt: skip
+    names = names_of(config)
+    index = NameRow("blocks.{}.attn.relative_position_index", reason="follows from the grid", optional=True)
+    return [row for row in made if set(row.targets) <= names] + ([index] if own.grid else [])
+
+
+def names_of(config: ViTConfig) -> frozenset[str]:
+    """Names of the model's tensors with `{}` for the layer; one layer has them all."""
+    short = replace(config, stack=replace(config.stack, layers=1))
+    return frozenset(re.sub(r"\.\d+\.", ".{}.", name) for name in build(ViT, short).state_dict())
 
 
 def _map_pool_rows() -> list[NameRow]:
@@ -87,7 +127,11 @@ def _registered(architecture: str) -> dict[str, Any]:
     return json.loads(json.dumps(pretrained.to_dict())) if pretrained else {}
 
 
-FAMILY = Family(
-    "timm", ViT, ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight"), config_from, rows,
-    preprocessing=preprocessing,
+FAMILIES = tuple(
+    Family(
+        f"timm{name}", ViT, ("patch_embed.proj.weight", "blocks.0.norm1.weight"), config_from,
+        partial(rows, layout=layout), preprocessing=preprocessing, only=layout.fits,
+    )
+    for name, layout in LAYOUTS.items()
 )  # fmt: skip
+FAMILY = FAMILIES[0]

@@ -193,7 +193,7 @@ def test_an_index_of_another_model_is_refused(clip, models, photos, tmp_path):
         model_for(open_index(folder), other)
     with pytest.raises(UsageError, match="float32"):
         build(photos, clip, folder, dtype="float32")
-    with pytest.raises(UsageError, match="expected a CLIP model"):
+    with pytest.raises(UsageError, match="expected a CLIP or ViT"):
         build(photos, load(models / "asr"), tmp_path / "asr")
     assert len(open_index(folder)) == 2
     assert build(photos[:3], other, folder, overwrite=True, dtype="float32").added == 3

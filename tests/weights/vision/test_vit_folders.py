@@ -1,0 +1,74 @@
+"""Folders of vision transformers as transformers saves them: pixels, and the commands."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from multimodal.tokens.image.preprocessing import preprocess
+from multimodal.weights.load import load
+from tests.helpers.commands import evaluated, run
+from tests.helpers.data.sets import squares
+from tests.helpers.data.vits.cases import case
+
+SQUARE, EDGE = {"height": 32, "width": 32}, {"shortest_edge": 40}
+# case, image processor, its options, largest difference
+PROCESSORS = [
+    ("ViT", "ViTImageProcessorPil", {"size": SQUARE}, 1e-6),
+    ("DeiT", "DeiTImageProcessorPil", {"size": {"height": 37, "width": 37}, "crop_size": SQUARE}, 1e-6),
+    ("DINOv2", "BitImageProcessorPil", {"size": EDGE, "crop_size": SQUARE}, 1e-6),
+    ("BEiT", "BeitImageProcessorPil", {"size": SQUARE}, 1e-6),
+    # resizes float pixels, where Pillow rounds to whole numbers of 255
+    ("DINOv3", "DINOv3ViTImageProcessor", {"size": SQUARE}, 1.01 / 255 / 0.22),
+]
+
+
+@pytest.mark.parametrize(("name", "processor", "options", "limit"), PROCESSORS)
+def test_pixels_equal_the_image_processors(name, processor, options, limit, tmp_path):
+    import transformers
+
+    case(name).reference.save_pretrained(tmp_path)
+    made = getattr(transformers, processor)(**options)
+    made.save_pretrained(tmp_path)
+    record = load(tmp_path).preprocessing
+    noise = np.random.default_rng(0).integers(0, 256, (53, 71, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).resize((131, 83))
+    pixels = made(image, return_tensors="pt")["pixel_values"][0]
+    assert (preprocess(image, record) - torch.as_tensor(pixels)).abs().max() <= limit
+    path = tmp_path / "preprocessor_config.json"
+    old = json.loads(path.read_text()) | {"size": options["size"].get("height", 40)}  # as old files state it
+    path.write_text(json.dumps(old | ({"crop_size": 32} if "crop_size" in options else {})))
+    assert load(tmp_path).preprocessing == record
+
+
+@pytest.mark.parametrize("name", ["DINOv3", "BEiT", "DeiT"])
+def test_folders_embed_index_inspect_and_probe(name, capsys, tmp_path):
+    from transformers import BeitImageProcessorPil
+
+    folder = tmp_path / "model"
+    case(name).reference.save_pretrained(folder)
+    BeitImageProcessorPil(size=SQUARE).save_pretrained(folder)
+    capsys.readouterr()  # what transformers says
+    images, train = squares(tmp_path / "images", 2), squares(tmp_path / "train", 4)
+    photos = sorted(map(str, images.rglob("*.png")))
+    code, out, err = run(capsys, "embed", "--images", *photos, "-m", folder)
+    assert (code, err) == (0, "")
+    checkpoint = load(folder)
+    with torch.no_grad(), Image.open(photos[0]) as image:
+        expected = checkpoint.model.features(preprocess(image, checkpoint.preprocessing)[None])[0]
+    vector = torch.tensor(json.loads(out.splitlines()[0])["vector"])
+    cosine = torch.nn.functional.cosine_similarity(vector, expected, dim=0)
+    assert cosine > 0.9999
+    code, out, err = run(capsys, "index", images, "-o", tmp_path / "made", "-m", folder)
+    assert (code, err) == (0, "")
+    code, out, err = run(capsys, "search", photos[0], "--index", tmp_path / "made", "--top", 1, "--format", "json")
+    assert json.loads(out)[0]["results"][0]["file"] == photos[0]
+    if checkpoint.model.head is not None:
+        code, out, err = run(capsys, "classify", photos[0], "-m", folder, "--format", "json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)[0]["scores"][0]["label"] in case(name).config["id2label"].values()
+    code, out, err = run(capsys, "inspect", folder, photos[0], "--format", "json")
+    assert (code, err) == (0, "")
+    assert evaluated(capsys, "linear-probe", images, "--train", train, "-m", folder, "--C", "1")["acc1"] > 0.5
