@@ -40,20 +40,24 @@ def sinusoids_2d(rows: int, columns: int, width: int) -> Float[Tensor, "N D"]:
 
 
 def interpolate_grid(
-    table: Float[Tensor, "N D"], old: tuple[int, int], new: tuple[int, int], offset: float | None = None
+    table: Float[Tensor, "N D"],
+    old: tuple[int, int],
+    new: tuple[int, int],
+    offset: float | None = None,
+    mode: str = "bicubic",
 ) -> Float[Tensor, "M D"]:
     """Resample a learned grid of positions, bicubic with antialiasing as timm's `resample_abs_pos_embed`. `offset`: as
     DINO instead (Caron et al. 2021, `interpolate_pos_encoding`), without antialiasing, by the ratios (new + offset) /
-    old, where its 0.1 keeps rounding from losing a row; 0 as transformers, by the sizes."""
+    old, where its 0.1 keeps rounding from losing a row; 0 as transformers, by the sizes. `mode`: or `bilinear`."""
     if old == new:
         return table
     # batch axis before the permutation: with other strides torch 2.11 resamples wrongly to a grid of one column
     grid = table.float().unflatten(0, old)[None].permute(0, 3, 1, 2)
     if not offset:
-        grid = F.interpolate(grid, size=new, mode="bicubic", antialias=offset is None, align_corners=False)
+        grid = F.interpolate(grid, size=new, mode=mode, antialias=offset is None, align_corners=False)
     else:
         ratios = tuple((side + offset) / own for side, own in zip(new, old, strict=True))
-        grid = F.interpolate(grid, scale_factor=ratios, mode="bicubic", align_corners=False)
+        grid = F.interpolate(grid, scale_factor=ratios, mode=mode, align_corners=False)
     return grid[0].flatten(1).T.to(table.dtype)
 
 

@@ -18,9 +18,9 @@ from multimodal.models.vit import ViT, ViTConfig
 class CLIPConfig:
     """`embed`: width of the shared space. `loss`: `softmax` or `sigmoid` (with a logit bias).
 
-    `text_pool`: `eos` (the first `eos_id` of a row) or `last` (the last position, SigLIP). `text_valid`: mask padding
-    in the text tower (SigLIP and CLIP do not). `image_project`, `text_project`: a linear map after pooling (SigLIP's
-    image tower has none). `text_bias`: the text's map has a bias (SigLIP)."""
+    `text_pool`: `eos` (the first `eos_id` of a row), `first` (Chinese-CLIP) or `last` position (SigLIP).
+    `text_valid`: mask padding in the text tower (SigLIP and CLIP do not). `image_project`, `text_project`: a linear map
+    after pooling (SigLIP's image tower has none). `text_bias`: the text's map has a bias (SigLIP)."""
 
     image: ViTConfig
     text: TextConfig
@@ -66,7 +66,7 @@ class CLIP(nn.Module):
         """Unit vectors. With `text_pool` `eos`, a row without the end-of-text id raises ValueError; in training on a
         GPU, where the check would wait for the device, it becomes NaN."""
         training = ids.device.type != "cpu" and self.training
-        only = torch.full_like(ids[:, 0], ids.shape[1] - 1)
+        only = torch.full_like(ids[:, 0], 0 if self.config.text_pool == "first" else ids.shape[1] - 1)
         if self.config.text_pool == "eos":
             ends = ids == self.config.eos_id
             if not training and not ends.any(1).all():

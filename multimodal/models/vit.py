@@ -26,8 +26,8 @@ class ViTConfig:
     poolers). `pool_heads`, `pool_hidden`, `pool_activation`: of map pooling; None: as the blocks'.
     `norm_after_pool`: the final norm follows pooling (timm's fc_norm); `stem_norm`: CLIP's first norm;
     `positions_on_prefix`: class token and registers have positions too, `positions_on_registers` False: not these;
-    `map_prefix`: map pooling includes them; `classes` 0: no head. `positions`: a learned table; `position_offset`: how
-    it is interpolated, see `interpolate_grid`. `rotary`: of queries and keys of the patches."""
+    `map_prefix`: map pooling includes them; `classes` 0: no head. `positions`: a learned table; `position_offset`,
+    `position_mode`: how it is interpolated, see `interpolate_grid`. `rotary`: of queries and keys of the patches."""
 
     image: tuple[int, int]
     patch: int
@@ -45,6 +45,7 @@ class ViTConfig:
     map_prefix: bool = True
     positions_on_registers: bool = True
     position_offset: float | None = None
+    position_mode: str = "bicubic"
     positions: bool = True
     rotary: GridRotary | None = None
     pool_map: str | None = None
@@ -141,8 +142,10 @@ class ViT(nn.Module):
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
         """Positions of the prefix, then of a grid of patches row by row, interpolated from the learned grid."""
-        own = self.config.positioned
-        table = interpolate_grid(self.positions[own:], self.config.grid, grid, self.config.position_offset)
+        config, own = self.config, self.config.positioned
+        table = interpolate_grid(
+            self.positions[own:], self.config.grid, grid, config.position_offset, config.position_mode
+        )
         missing = table.new_zeros(self.config.prefix - own, table.shape[1])
         return torch.cat([self.positions[:own], missing, table])
 

@@ -56,4 +56,6 @@ def vector_width(model: nn.Module) -> int:
 def _padding_is_free(config: CLIPConfig) -> bool:
     """True if padding does not change a text's vector. SigLIP pools the last position, which attends to all padding;
     CoCa places its class token itself."""
-    return config.text_pool == "class" or (config.text_pool == "eos" and (config.text.causal or config.text_valid))
+    if config.text_pool == "eos":
+        return config.text.causal or config.text_valid
+    return config.text_pool == "class" or (config.text_pool == "first" and config.text_valid)

@@ -10,31 +10,10 @@ from torch.testing import assert_close
 from multimodal.errors import CheckpointError
 from multimodal.weights.folder import load_folder, save_folder
 from multimodal.weights.load import load
+from tests.helpers.data.gemma_text import gemma_tokenizer
 from tests.helpers.references.vision import HF_TEXT, HF_VISION, randomized
 
 TEXTS = ["A photo of a DOG.", "Zwei Hunde am Strand", "<eos> naïve ☃", "", "cats and dogs and cats and dogs on the mat"]
-SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
-
-
-def theirs(folder: Path):
-    """A tokenizer as `google/siglip2-…` has it (transformers' convert_siglip_to_hf.py), on a small vocabulary."""
-    from tokenizers import Tokenizer, models, normalizers, trainers
-    from transformers import Siglip2Tokenizer
-
-    learner = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    learner.normalizer = normalizers.Replace(" ", "▁")
-    specials = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
-    texts = ["a photo of a dog .", "two cats on the mat", "zwei hunde am strand", "cats and dogs"] * 9
-    learner.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=specials, show_progress=False)
-    )
-    model = json.loads(learner.to_str())["model"]
-    made = Siglip2Tokenizer(
-        model["vocab"], [tuple(pair) for pair in model["merges"]], add_eos_token=True, add_bos_token=False,
-        padding_side="right",
-    )  # fmt: skip
-    made.save_pretrained(folder)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +21,7 @@ def folder(tmp_path_factory) -> Path:
     from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
 
     folder = tmp_path_factory.mktemp("siglip2")
-    size = max(theirs(folder).get_vocab().values()) + 1
+    size = max(gemma_tokenizer(folder).get_vocab().values()) + 1
     text = HF_TEXT | {"vocab_size": size, "projection_size": 32, "max_position_embeddings": 12}
     randomized(SiglipModel(SiglipConfig(text_config=text, vision_config=HF_VISION))).save_pretrained(folder)
     SiglipImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)

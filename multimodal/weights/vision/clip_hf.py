@@ -1,4 +1,4 @@
-"""CLIP in the names of transformers' CLIPModel.
+"""CLIP and MetaCLIP 2 in the names of transformers' CLIPModel and MetaClip2Model.
 
 Traps: the image tower's first norm is spelt `pre_layrnorm`. Old files hold `position_ids`. An `eos_token_id` of 2 in
 old configurations is a mistake and means the highest id of the vocabulary."""
@@ -14,6 +14,7 @@ from multimodal.models.vit import ViTConfig
 from multimodal.system.files import optional_json, read_json
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import FIRST, NameRow, Tensors, linears, under, weight_and_bias
@@ -30,6 +31,7 @@ VISION = {
     "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
 ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+METACLIP2 = "metaclip_2"  # whose eos is 2 indeed
 OWN = {"class_token": True, "patch_bias": False, "stem_norm": True}  # of CLIP's image tower, which GIT has too
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
@@ -59,7 +61,8 @@ def vision_part(vision: dict[str, Any], pool: str, **parts: bool) -> ViTConfig:
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
-    eos = text["vocab_size"] - 1 if text["eos_token_id"] == 2 else text["eos_token_id"]
+    old = text["eos_token_id"] == 2 and config.get("model_type") != METACLIP2
+    eos = text["vocab_size"] - 1 if old else text["eos_token_id"]
     if not isinstance(eos, int):
         raise CheckpointError(f"config.json: eos_token_id must be one id (got {eos!r})")
     tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack(text), causal=True)
@@ -99,17 +102,22 @@ def vision_rows() -> list[NameRow]:
 
 
 def rows(config: CLIPConfig) -> list[NameRow]:
+    return [*text_rows(), *under("vision_model.", "image.", vision_rows()), *projection_rows()]
+
+
+def projection_rows() -> list[NameRow]:
     return [
-        *text_rows(), *under("vision_model.", "image.", vision_rows()),
         NameRow("visual_projection.weight", "image_project.weight"),
         NameRow("text_projection.weight", "text_project.weight"),
         NameRow("logit_scale", "logit_scale"),
-    ]  # fmt: skip
+    ]
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """CLIP's vocabulary if tokenizer_config.json names it and the sizes agree."""
+    """CLIP's vocabulary if tokenizer_config.json names it and the sizes agree; MetaCLIP 2's from `tokenizer.json`."""
     text = part(config, "text", TEXT)
+    if config.get("model_type") == METACLIP2 and folder is not None:
+        return hub_tokenizer(folder, text, context=text["max_position_embeddings"])
     kind = optional_json(folder / RECORD).get("tokenizer_class") if folder else None
     known = kind in ("CLIPTokenizer", "CLIPTokenizerFast") and text["vocab_size"] == 49408
     return CLIPTokenizer(text["max_position_embeddings"]) if known else None
@@ -133,9 +141,14 @@ def preprocessing(
 
     `crops`, `resample`: defaults of `do_center_crop` and `resample`; `squares`: a size of one number means both edges,
     with a crop too. Raises CheckpointError for unknown steps."""
-    path, record = (image_record(folder) if folder else None) or (None, None)
-    if record is None:
-        return None
+    found = image_record(folder) if folder else None
+    return None if found is None else preprocessing_of(*found, crops, squares, resample)
+
+
+def preprocessing_of(
+    path: Path, record: dict[str, Any], crops: bool = True, squares: bool = False, resample: int = 3
+) -> Preprocessing:
+    """`preprocessing` from a record. Raises CheckpointError that names `path`."""
     size, cropped = record["size"], record.get("do_center_crop", crops)
     if isinstance(size, int):
         size = {"height": size, "width": size} if squares or not cropped else {"shortest_edge": size}
@@ -160,5 +173,5 @@ def preprocessing(
 
 FAMILY = Family(
     "clip-hf", CLIP, ("vision_model.pre_layrnorm.weight", "logit_scale"), config_from, rows, tokenizer, preprocessing,
-    needs="config.json",
+    needs="config.json", types=("", "clip", METACLIP2),
 )  # fmt: skip

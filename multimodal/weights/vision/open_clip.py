@@ -12,6 +12,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.system.assets import open_clip_file
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.hub.files import open_clip_text
 from multimodal.tokens.text.sentencepiece import SigLIPText
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -106,15 +107,22 @@ def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Prep
 
 
 def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """CLIP's vocabulary, or SigLIP's if the folder holds its SentencePiece file; else None."""
+    """CLIP's vocabulary, SigLIP's if the folder holds its SentencePiece file, or that of its `tokenizer.json`; else
+    None."""
     text = config.get("model_cfg", config).get("text_cfg", {})
     size, context = text.get("vocab_size", 49408), text.get("context_length", 77)
     if not text.get("hf_tokenizer_name") and not text.get("tokenizer_kwargs") and size == 49408:
         return CLIPTokenizer(context)
-    canonical = (text.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize"
-    if folder and (folder / "spiece.model").exists() and canonical and size == 32000:
+    options = dict(text.get("tokenizer_kwargs") or {})
+    clean, strip_sep = options.pop("clean", "whitespace"), bool(options.pop("strip_sep_token", False))
+    canonical = clean == "canonicalize"
+    if folder is None:
+        return None
+    if (folder / "spiece.model").exists() and canonical and size == 32000:
         return SigLIPText(folder / "spiece.model", context)
-    return None
+    known = text.get("hf_tokenizer_name") and not options and not text.get("tokenizer_mode")
+    known = known and (canonical or clean == "whitespace")
+    return open_clip_text(folder, size, context, canonical, strip_sep) if known else None
 
 
 def pair(size: int | list[int]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Traps: attention pools the image (map pooling), with no projection after it. Tex
 padding mask and is pooled at its last position, so it must be padded to 64 as in training. Epsilon is 1e-6 and GELU its
 tanh form; OpenCLIP's first SigLIPs have the exact GELU."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.system.files import optional_json
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.hub.files import siglip2_tokenizer
 from multimodal.tokens.text.sentencepiece import SigLIPText
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import SCALAR, NameRow, Tensors, in_proj, linears, under, weight_and_bias
+from multimodal.weights.table import SCALAR, NameRow, Op, Tensors, in_proj, linears, under, weight_and_bias
 from multimodal.weights.vision import clip_hf, clip_openai, vit_timm
 from multimodal.weights.vision.open_clip import (
     TRUNK,
@@ -48,6 +50,37 @@ def hf_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
     tower = TextConfig(text["vocab_size"], text["max_position_embeddings"], clip_hf.stack(text), causal=False)
     image = clip_hf.vision_part(vision, "map", class_token=False)
     return CLIPConfig(image, tower, embed, "sigmoid", "last", image_project=False, text_bias=True)
+
+
+def naflex_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
+    """SigLIP 2 for images of their own aspect: positions of a square of patches, resampled to each image's grid."""
+    vision = clip_hf.part(config, "vision", {"num_patches": 256, "patch_size": 16})
+    side = round(vision["num_patches"] ** 0.5)
+    if side**2 != vision["num_patches"]:
+        raise CheckpointError(f"config.json: num_patches {vision['num_patches']} is not a square")
+    made = hf_config(config | {"vision_config": vision | {"image_size": side * vision["patch_size"]}}, tensors)
+    return replace(made, image=replace(made.image, position_mode="bilinear"))
+
+
+def naflex_preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
+    """A square of the most patches; images at their own aspect get as many."""
+    path, record = (clip_hf.image_record(folder) if folder else None) or (None, None)
+    if record is None:
+        return None
+    side, patch = record.get("max_num_patches", 256) ** 0.5, record.get("patch_size", 16)
+    own = {"size": {"height": round(side) * patch, "width": round(side) * patch}, "do_center_crop": False}
+    if round(side) ** 2 != record.get("max_num_patches", 256):
+        raise CheckpointError(f"{path}: max_num_patches {record['max_num_patches']} is not a square")
+    return clip_hf.preprocessing_of(path, record | own, resample=2)
+
+
+def naflex_rows(config: CLIPConfig) -> list[NameRow]:
+    patch, name = config.image.patch, "vision_model.embeddings.patch_embedding.weight"
+    convolution = Op(  # of patches as (row, column, channel)
+        lambda t: [t.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2)],
+        lambda ours: ours[0].permute(0, 2, 3, 1).flatten(1),
+    )
+    return [replace(row, op=convolution) if row.foreign == name else row for row in hf_rows(config)]
 
 
 def hf_rows(config: CLIPConfig) -> list[NameRow]:
@@ -119,8 +152,16 @@ def _trunks(name: str, prefix: str) -> tuple[Family, ...]:
 
 FAMILY = Family(
     "siglip-hf", CLIP, ("vision_model.head.probe", "logit_bias"), hf_config, hf_rows, hf_tokenizer,
-    partial(clip_hf.preprocessing, crops=False), needs="config.json",
+    partial(clip_hf.preprocessing, crops=False), needs="config.json", types=("", "siglip"),
 )  # fmt: skip
+NAFLEX = replace(
+    FAMILY,
+    name="siglip2-hf",
+    config_from=naflex_config,
+    rows=naflex_rows,
+    preprocessing=naflex_preprocessing,
+    types=("siglip2",),
+)
 TRUNK_FAMILIES = _trunks("open_clip-timm", "text.")
 TRUNK_FLAT_FAMILIES = _trunks("open_clip-timm-flat", "")
 TRUNK_FAMILY, TRUNK_FLAT = TRUNK_FAMILIES[0], TRUNK_FLAT_FAMILIES[0]

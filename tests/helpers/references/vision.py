@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.weights.family import Family
-from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
+from multimodal.weights.vision import chinese_clip, clip_hf, clip_openai, siglip, vit_timm
 
 VOCABULARY, CONTEXT = 50, 9
 
@@ -70,7 +70,7 @@ def hf_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tenso
     tokens = made.vision_model_output.last_hidden_state
     return {
         "image features": made.image_embeds, "text features": made.text_embeds, "logits": made.logits_per_image,
-        "image tokens": norm(tokens) if model.config.model_type == "clip" else tokens,
+        "image tokens": tokens if model.config.model_type == "siglip" else norm(tokens),
         "text tokens": made.text_model_output.last_hidden_state,
     }  # fmt: skip
 
@@ -87,6 +87,21 @@ def clip_hf_case(eos: int, **options) -> Case:
     text = HF_TEXT | {"eos_token_id": eos} | options
     config = CLIPConfig(text_config=text, vision_config=HF_VISION | options, projection_dim=20)
     return Case(clip_hf.FAMILY, config.to_dict(), randomized(CLIPModel(config)), hf_outputs, (24, 24))
+
+
+def metaclip2_case() -> Case:
+    from transformers import MetaClip2Config, MetaClip2Model
+
+    config = MetaClip2Config(text_config=HF_TEXT | {"eos_token_id": 2}, vision_config=HF_VISION, projection_dim=20)
+    return Case(clip_hf.FAMILY, config.to_dict(), randomized(MetaClip2Model(config)), hf_outputs, (24, 24))
+
+
+def chinese_clip_case() -> Case:
+    from transformers import ChineseCLIPConfig, ChineseCLIPModel
+
+    config = ChineseCLIPConfig(text_config=HF_TEXT, vision_config=HF_VISION, projection_dim=20)
+    model = randomized(ChineseCLIPModel(config))
+    return Case(chinese_clip.FAMILY, config.to_dict(), model, hf_outputs, (24, 24))
 
 
 def siglip_case() -> Case:
@@ -150,6 +165,8 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "timm ViT, map pool": lambda: timm_case("test_vit3", (32, 32), class_token=True, pool_include_prefix=False),
     "timm ViT of CLIP": lambda: timm_case("vit_base_patch32_clip_quickgelu_224", (64, 64), dynamic_img_size=True),
+    "MetaCLIP 2": metaclip2_case,
+    "Chinese-CLIP": chinese_clip_case,
     "Hugging Face SigLIP": siglip_case,
     "OpenCLIP SigLIP": lambda: trunk_case(
         siglip.TRUNK_FAMILY, "test_vit3", 160, {"timm_pool": "map", "timm_proj": "none"}, embed_dim=96,

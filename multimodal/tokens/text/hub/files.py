@@ -55,20 +55,57 @@ def hub_tokenizer(
     return None
 
 
-def siglip2_tokenizer(folder: Path, size: int, context: int) -> HubTokenizer:
+# big_vision's canonical form of SigLIP: lower case, no ASCII punctuation ("_" is a space), single spaces
+CANONICAL = [
+    {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+    {"type": "Replace", "pattern": {"Regex": r"[!-/:-@\[-`{-~]"}, "content": ""},
+    {"type": "Lowercase"},
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+]
+
+
+def siglip2_tokenizer(folder: Path, size: int, context: int, canonical: bool = False) -> HubTokenizer:
     """SigLIP 2's text (Tschannen et al. 2025, section 2.1): Gemma's vocabulary, lower case, eos, padded to the context
-    with id 0. The model attends to its padding. Raises CheckpointError."""
+    with id 0. The model attends to its padding. `canonical`: without punctuation, as OpenCLIP. Raises
+    CheckpointError."""
     path = folder / FILE
-    pipeline = read_json(path)
-    lower, own = {"type": "Lowercase"}, pipeline.get("normalizer")
-    steps = own["normalizers"] if (own or {}).get("type") == "Sequence" else [own] * bool(own)
-    pipeline["normalizer"] = {"type": "Sequence", "normalizers": [*[lower] * (lower not in steps), *steps]}
+    pipeline = _cleaned(read_json(path), CANONICAL if canonical else [{"type": "Lowercase"}])
     pipeline["post_processor"] = None
     tokenizer = _made(path, pipeline, {"eos": "<eos>"}, {}, size, context, pad_to_length=True)
     if (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) != (0, None, 1):
         ids = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
         raise CheckpointError(f"{path}: expected SigLIP 2's pad 0, no bos and eos 1 (got {ids})")
     return tokenizer
+
+
+def open_clip_text(folder: Path, size: int, context: int, canonical: bool, strip_sep: bool) -> HubTokenizer | None:
+    """OpenCLIP's HFTokenizer of a folder with `tokenizer.json`, padded to the context; None without the file.
+    `strip_sep`: padding in place of the token that ends a text (CLIPA). Raises CheckpointError."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    pipeline = read_json(path)
+    with naming_pipeline(path):
+        vocab = dict(vocabulary(pipeline))
+        if (vocab.get("<eos>"), vocab.get("<pad>")) == (1, 0):
+            return siglip2_tokenizer(folder, size, context, canonical)
+        pipeline = _cleaned(pipeline, CANONICAL) if canonical else pipeline
+        if strip_sep:
+            pad = next((token for token, i in vocab.items() if i == 0), None)
+            before, after = _around(pipeline.get("post_processor"))
+            if pad is None or len(before) != 1 or len(after) != 1:
+                raise CheckpointError("strip_sep_token needs a token before and one after a text, and one with id 0")
+            pipeline["post_processor"] = {"type": "BertProcessing", "cls": [before[0], 0], "sep": [pad, 0]}
+        return _made(path, pipeline, {}, {}, size, context, pad_to_length=True)
+
+
+def _cleaned(pipeline: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """With these normalizers before its own."""
+    own = pipeline.get("normalizer")
+    held = own["normalizers"] if (own or {}).get("type") == "Sequence" else [own] * bool(own)
+    first = [] if held[: len(steps)] == steps else [step for step in steps if len(steps) > 1 or step not in held]
+    return pipeline | {"normalizer": {"type": "Sequence", "normalizers": [*first, *held]}}
 
 
 def recognizer_tokenizer(folder: Path | None, size: int) -> HubTokenizer | None:

@@ -1,0 +1,69 @@
+"""SigLIP 2 for images of their own aspect (NaFlex), beside transformers."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from multimodal.tasks.encode.native import encode_native, native_record
+from multimodal.tokens.image.preprocessing import native_size, preprocess
+from multimodal.weights.load import load
+from tests.helpers.data.gemma_text import gemma_tokenizer
+from tests.helpers.references.vision import HF_TEXT, HF_VISION, randomized
+
+PATCHES = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from transformers import Siglip2Config, Siglip2ImageProcessorPil, Siglip2Model
+
+    folder = tmp_path_factory.mktemp("naflex")
+    size = 1 + max(gemma_tokenizer(folder).get_vocab().values())
+    text = HF_TEXT | {"vocab_size": size, "projection_size": 32, "max_position_embeddings": 12}
+    vision = {key: value for key, value in HF_VISION.items() if key != "image_size"} | {"num_patches": PATCHES}
+    randomized(Siglip2Model(Siglip2Config(text_config=text, vision_config=vision))).save_pretrained(folder)
+    Siglip2ImageProcessorPil(patch_size=8, max_num_patches=PATCHES).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def test_images_at_their_aspect_and_texts_equal_transformers(folder):
+    from transformers import Siglip2ImageProcessorPil, Siglip2Model
+
+    noise = np.random.default_rng(0)
+    images = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for h, w in
+              ((40, 40), (61, 33), (20, 93), (32, 48))]  # fmt: skip
+    made = Siglip2ImageProcessorPil.from_pretrained(folder)(images, return_tensors="pt")
+    reference, checkpoint = Siglip2Model.from_pretrained(folder).eval(), load(folder)
+    record, patch = checkpoint.preprocessing, checkpoint.model.config.image.patch
+    pixels = [preprocess(image, native_record(image, record, patch, PATCHES, "image")) for image in images]
+    assert [(p.shape[1] // 8, p.shape[2] // 8) for p in pixels] == [tuple(s) for s in made["spatial_shapes"].tolist()]
+    ids = checkpoint.required_tokenizer().batch(["a dog", "two cats on the mat"]).ids
+    expected = reference(input_ids=ids, **made)
+    found = encode_native(checkpoint.model, pixels)[0]
+    assert_close(found, expected.image_embeds, atol=1e-5, rtol=0)
+    texts = checkpoint.model.encode_text(ids)
+    assert_close(texts, expected.text_embeds, atol=1e-5, rtol=0)
+    assert_close(checkpoint.model.logits(found, texts), expected.logits_per_image, atol=2e-5, rtol=0)
+    assert preprocess(images[0], record).equal(pixels[0])  # a square is the same without it
+
+
+def test_sizes_equal_transformers():
+    from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
+
+    for height, width in [(h, w) for h in (17, 64, 333, 480, 1080) for w in (16, 50, 224, 640, 1999)]:
+        image = Image.new("RGB", (width, height))
+        theirs = get_image_size_for_max_num_patches(height, width, 16, 256)
+        assert native_size(image, 16, 256) == theirs, (height, width)
+
+
+def test_a_file_is_exported_exactly(folder):
+    from multimodal.weights.files.tensor_files import read_tensors
+    from multimodal.weights.load import families
+
+    held = read_tensors(folder / "model.safetensors")
+    exported = families()["siglip2-hf"].export(load(folder).model)
+    assert exported.keys() == held.keys()
+    assert all(exported[name].equal(tensor) for name, tensor in held.items())

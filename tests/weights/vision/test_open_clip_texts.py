@@ -1,0 +1,74 @@
+"""Tokenizers of OpenCLIP's folders that hold a `tokenizer.json`, beside OpenCLIP's HFTokenizer."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from multimodal.errors import CheckpointError
+from multimodal.weights.vision.open_clip import open_clip_tokenizer
+from tests.helpers.data.gemma_text import gemma_tokenizer
+
+TEXTS = ["A photo of a DOG.", "zwei_Hunde,  am Strand!", "two cats (on) the mat", "cats and dogs " * 6]
+LEARNED = ["a photo of a dog .", "two cats on the mat", "zwei hunde am strand", "cats and dogs"] * 9
+
+
+def gemma(folder: Path) -> dict:
+    gemma_tokenizer(folder)
+    return {"tokenizer_kwargs": {"clean": "canonicalize"}}
+
+
+def pieces(folder: Path) -> dict:
+    """SigLIP's: T5's kind, padded with its end."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    made.train_from_iterator(LEARNED, trainers.UnigramTrainer(
+        vocab_size=80, special_tokens=special, unk_token="<unk>", show_progress=False))  # fmt: skip
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="</s>", pad_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    return {"tokenizer_kwargs": {"clean": "canonicalize"}}
+
+
+def words(folder: Path) -> dict:
+    """CLIPA's: BERT's, without the token that ends a text."""
+    from transformers import BertTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"), *".,()!_", "photo"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *letters]) + "\n")
+    vocab = {token: i for i, token in enumerate([*special, *letters])}
+    BertTokenizerFast(vocab=vocab).save_pretrained(folder)
+    return {"tokenizer_kwargs": {"strip_sep_token": True}}
+
+
+@pytest.mark.parametrize("make", [gemma, pieces, words])
+def test_ids_equal_open_clips(make, tmp_path):
+    from open_clip.tokenizer import HFTokenizer
+
+    text = make(tmp_path) | {"hf_tokenizer_name": "elsewhere", "context_length": 12}
+    size = 1 + max(HFTokenizer(str(tmp_path)).tokenizer.get_vocab().values())
+    own = open_clip_tokenizer(tmp_path, {"model_cfg": {"text_cfg": text | {"vocab_size": size}}})
+    expected = HFTokenizer(str(tmp_path), context_length=12, **text["tokenizer_kwargs"])(TEXTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the last is cut
+        ids = own.batch(TEXTS).ids
+    assert torch.equal(ids, expected)
+
+
+def test_options_without_an_equal_give_no_tokenizer(tmp_path):
+    text = words(tmp_path) | {"hf_tokenizer_name": "elsewhere", "vocab_size": 70}
+    for changed in ({"tokenizer_kwargs": {"clean": "lower"}}, {"tokenizer_kwargs": {"language": "de"}},
+                    {"tokenizer_mode": "clips"}):  # fmt: skip
+        assert open_clip_tokenizer(tmp_path, {"text_cfg": text | changed}) is None
+    pipeline = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(pipeline | {"post_processor": None}))
+    with pytest.raises(CheckpointError, match="strip_sep_token needs a token before"):
+        open_clip_tokenizer(tmp_path, {"text_cfg": text})
