@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -292,16 +291,17 @@ class GridTerm(nn.Module):
         return query, self.table[index].permute(2, 0, 1).to(query.dtype)
 
 
-@lru_cache(maxsize=16)
 def _grid_distances(rows: int, columns: int, device: torch.device) -> Int[Tensor, "T T"]:
-    """Row of `GridTerm`'s table for each pair of tokens."""
-    row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+    """Row of `GridTerm`'s table for each pair of tokens. Not kept: a tensor of inference or of a fake mode is of no use
+    in training."""
+    sides = (torch.arange(side, device=device) for side in (rows, columns))
+    row, column = (axis.flatten() for axis in torch.meshgrid(*sides, indexing="ij"))
     down = row[:, None] - row + rows - 1
     found = down * (2 * columns - 1) + column[:, None] - column + columns - 1
     last = (2 * rows - 1) * (2 * columns - 1)
     found = F.pad(found, (1, 0, 1, 0), value=last)
     found[1:, 0], found[0, 0] = last + 1, last + 2
-    return found.to(device)
+    return found
 
 
 class Rotation:

@@ -62,6 +62,9 @@ def sized(checkpoint: Checkpoint, options: ViewOptions) -> Checkpoint:
         raise UsageError(
             f"must be a multiple of the patch of {tower.config.patch} pixels (got {side})", argument="size"
         )
+    if tower.config.fixed and (side, side) != tuple(tower.config.image):
+        own = "x".join(map(str, tower.config.image))
+        raise UsageError(f"must be the model's {own}, which its relative positions fit (got {side})", argument="size")
     return replace(checkpoint, preprocessing=replace(checkpoint.preprocessing, size=(side, side)))
 
 

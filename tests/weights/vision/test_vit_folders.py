@@ -53,6 +53,7 @@ def test_folders_embed_index_inspect_and_probe(name, capsys, tmp_path):
     capsys.readouterr()  # what transformers says
     images, train = squares(tmp_path / "images", 2), squares(tmp_path / "train", 4)
     photos = sorted(map(str, images.rglob("*.png")))
+    assert run(capsys, "info", folder)[0] == 0  # whose counting leaves nothing behind
     code, out, err = run(capsys, "embed", "--images", *photos, "-m", folder)
     assert (code, err) == (0, "")
     checkpoint = load(folder)
@@ -71,4 +72,6 @@ def test_folders_embed_index_inspect_and_probe(name, capsys, tmp_path):
         assert json.loads(out)[0]["scores"][0]["label"] in case(name).config["id2label"].values()
     code, out, err = run(capsys, "inspect", folder, photos[0], "--format", "json")
     assert (code, err) == (0, "")
+    code, _, err = run(capsys, "inspect", folder, photos[0], "--size", "64", "--format", "json")
+    assert (code, "--size must be the model's 32x32" in err) == ((1, True) if name == "BEiT" else (0, False))
     assert evaluated(capsys, "linear-probe", images, "--train", train, "-m", folder, "--C", "1")["acc1"] > 0.5
