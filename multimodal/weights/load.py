@@ -120,7 +120,9 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     if fits:
         raise CheckpointError(f"{where}: matches several formats ({', '.join(f.name for f in fits)})")
     some = ", ".join(sorted(tensors)[:3])
-    kind = config.get("model_type") or config.get("architecture") or "no configuration file"
+    vision = config.get("model_cfg", config).get("vision_cfg")
+    trunk = vision.get("timm_model_name") if isinstance(vision, dict) else None
+    kind = config.get("model_type") or config.get("architecture") or trunk or "no configuration file"
     known = {name: None for family in families().values() for name in family.types if name}
     alike = get_close_matches(str(kind), known, n=3, cutoff=0.5)
     hint = f"; near: {', '.join(alike)}" if alike else ""

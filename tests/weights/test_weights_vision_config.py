@@ -12,7 +12,7 @@ from multimodal.models.presets import preset
 from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.weights.folder import build
-from multimodal.weights.load import load
+from multimodal.weights.load import load, recognise
 from multimodal.weights.table import export_tensors
 from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
 from multimodal.weights.vision.open_clip import open_clip_architecture
@@ -184,3 +184,9 @@ def test_timms_preprocessing_is_known_by_its_tag_alone():
     actual = vit_timm.preprocessing(None, {"architecture": "vit_base_patch16_224.mae"})
     assert (actual.mean, actual.std, actual.crop) == (IMAGENET_MEAN, IMAGENET_STD, 0.9)
     assert vit_timm.preprocessing(None, {"architecture": "vit_base_patch16_224"}) is None
+
+
+def test_a_trunk_that_is_no_vit_is_named():
+    config = {"model_cfg": {"vision_cfg": {"timm_model_name": "convnext_base"}}}
+    with pytest.raises(CheckpointError, match=r"file: unknown format \(convnext_base; 1 tensors such as visual\.trunk"):
+        recognise({"visual.trunk.stem.0.weight": torch.zeros(1)}, config, "file")
