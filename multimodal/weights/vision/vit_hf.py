@@ -2,8 +2,8 @@
 
 Traps: the maps of attention are apart, and their output lies beside them; DINOv2's positions are resampled without
 antialiasing, with registers they are antialiased; its classifiers read the class token beside the mean of the patches;
-BEiT pools the patches and norms their mean; DeiT's classifiers have a head for each of two tokens. Tokens that mask
-patches in training have no use here, and are not kept."""
+BEiT pools the patches and norms their mean; DeiT's classifiers have a head for each of two tokens, or for one. Tokens
+that mask patches in training have no use here, and are not kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,8 +69,6 @@ def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTCon
     for name, value in spec.only.items():
         if config[name] != value:
             raise CheckpointError(f"config.json: {name} {config[name]!r} is not supported")
-    if config["qkv_bias"] is not True:
-        raise CheckpointError(f"config.json: qkv_bias {config['qkv_bias']!r} is not supported")
     if config["hidden_act"] not in ACTIVATIONS:
         raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported")
     image, patch = pair(config["image_size"]), pair(config["patch_size"])
@@ -93,13 +91,12 @@ def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTCon
         tuple(image), patch[0], stack, "token", True, classes=len(head), position_offset=0.0,
         pool_map=ACTIVATIONS[config["pooler_act"]] if pooler else None,
     )  # fmt: skip
+    made = _block(made, {"qkv_bias": bool(config["qkv_bias"])})
     return spec.config_from(made, config, tensors)
 
 
 def _deit(made: ViTConfig, config: dict[str, Any], tensors: Tensors) -> ViTConfig:
-    if "classifier.weight" in tensors:
-        raise CheckpointError("DeiTForImageClassification (one head) is not supported, only heads of both tokens")
-    return replace(made, registers=1, pool="pair" if made.classes else "token")
+    return replace(made, registers=1, pool="pair" if "cls_classifier.weight" in tensors else "token")
 
 
 def _block(made: ViTConfig, attention: dict[str, Any] | None = None, **changes: Any) -> ViTConfig:

@@ -152,7 +152,6 @@ def test_no_option_of_the_reference_is_ignored(name):
 
 REFUSED = [
     ("ViT", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
-    ("ViT", {"qkv_bias": False}, "qkv_bias False is not supported"),
     ("ViT", {"num_channels": 1}, "num_channels 1"),
     ("ViT, pooler", {"pooler_act": "mish"}, "pooler_act 'mish' is not supported"),
     ("ViT, pooler", {"pooler_output_size": 12}, "pooler_output_size 12 is not supported"),

@@ -21,6 +21,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT": ("vit", "ViTForImageClassification", {}),
     "ViT, pooler": ("vit", "ViTModel", {"hidden_act": "gelu_new"}),
     "DeiT": ("deit", "DeiTForImageClassificationWithTeacher", {}),
+    "DeiT, one head": ("deit", "DeiTForImageClassification", {"qkv_bias": False}),
     "DeiT, pooler": ("deit", "DeiTModel", {}),
     "DINOv2": ("dinov2", "Dinov2Model", {"mlp_ratio": 2}),
     "DINOv2, gated classifier": ("dinov2", "Dinov2ForImageClassification", {"use_swiglu_ffn": True}),
