@@ -17,6 +17,8 @@ from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.git import GIT, GITConfig
+from multimodal.models.speech.moonshine import Moonshine, MoonshineConfig, MoonshineEncoderConfig
+from multimodal.models.speech.transducer import PredictionConfig, Transducer, TransducerConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
@@ -72,6 +74,10 @@ BERT = replace(
     BERT, stack=replace(BERT.stack, block=replace(BERT.stack.block, post_norm=True), final_norm=False),
     transform=True, **AFTER,
 )  # fmt: skip
+TRANSDUCER = TransducerConfig(conformer(), VOCABULARY, PredictionConfig(6, 1), 6, durations=(0, 1, 2))
+MOONSHINE = MoonshineConfig(
+    MoonshineEncoderConfig(stack(), PositionConfig("rotary")), text(source=True, tied=True), 1, 2
+)
 GITS = GITConfig(CAPTIONER.image, replace(text(tied=False), **AFTER))
 COCA = CoCaConfig(
     replace(VIT, classes=0, stack=stack(final_norm=False)), replace(text(), stack=stack(final_norm=False)), WIDTH,
@@ -130,6 +136,8 @@ ALL = {
     "speech-to-text": (Whisper, SPEECH),
     "joint": (ConformerCTC, JOINT),
     "joint-ctc-alone": (ConformerCTC, replace(JOINT, decoder=None)),
+    "transducer": (Transducer, TRANSDUCER),
+    "moonshine": (Moonshine, MOONSHINE),
     "captioner": (VisionEncoderDecoder, CAPTIONER),
     "captioner-bert": (VisionEncoderDecoder, replace(CAPTIONER, decoder=BERT)),
     "git": (GIT, GITS),

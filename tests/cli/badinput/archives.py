@@ -81,7 +81,7 @@ def shards(place: str) -> Callable[[], None]:
 def timm(**config: object) -> Callable[[], None]:
     def make() -> None:
         os.mkdir("vit")
-        names = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+        names = ("patch_embed.proj.weight", "blocks.0.norm1.weight")
         save_file({name: torch.ones(1) for name in names}, "vit/model.safetensors")
         Path("vit/config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"} | config))
 

@@ -40,6 +40,9 @@ def inputs(name: str, rows: int) -> tuple[Tensor, ...]:
     sound = torch.randn(rows, 40, 16 if name == "conformer-batch" else 8), torch.full((rows,), 40)
     if name.startswith("conformer"):
         return sound
+    if name in ("transducer", "moonshine"):
+        waves = torch.randn(rows, 6400), torch.full((rows,), 6400), ids(rows=rows)
+        return waves if name == "moonshine" else sound
     if name == "tabular":
         return torch.randn(rows, 3), torch.ones(rows, 2, dtype=torch.long)
     words = ids(rows=rows)
@@ -66,6 +69,8 @@ def run(model: nn.Module, name: str, rows: int) -> object:
         elif model.audio is not None:
             rows_of = model.audio_connector(model.audio(torch.randn(rows, 8, 20)))
         return model.decoder(*given, rows_of if model.config.crosses else None)
+    if name == "transducer":
+        return model.join(model.encode(*given)[0], model.predict(torch.full((rows, 1), VOCABULARY))[0])
     if name == "coca":
         return model.outputs(*given)
     if name == "text-encoder":
