@@ -339,6 +339,10 @@ def run(model: torch.nn.Module) -> torch.Tensor:
     lengths = torch.tensor([20, 13])
     if kind == "ConformerEncoder":
         return model(noise(2, 20, WIDTH if model.stem is None else 8), lengths)[0]
+    if kind == "Moonshine":
+        return model(noise(2, 6400), torch.tensor([6400, 5000]), ids)
+    if kind == "Transducer":
+        return model(noise(2, 20, 8), lengths, ids)[0]
     ctc, _, decoded = model(noise(2, 20, 8), lengths, ids)
     return ctc.sum() + (0 if decoded is None else decoded.sum())
 
