@@ -37,7 +37,7 @@ def _config(config: dict[str, Any], tensors: Tensors) -> ConformerCTCConfig:
     if norm not in ("group", "layer"):
         raise CheckpointError(f"feat_extract_norm must be group or layer (got {norm!r})")
     if type(blank) is not int or not 0 <= blank < size:
-        raise CheckpointError(f"pad_token_id {blank!r} is none of vocab_size {size}")
+        raise CheckpointError(f"pad_token_id must be a whole number below vocab_size {size} (got {blank!r})")
     wavlm = "num_buckets" in config
     attention = AttentionConfig(config["hidden_size"], config["num_attention_heads"], gate=wavlm)
     stable = config["do_stable_layer_norm"]

@@ -1,12 +1,11 @@
 """Tiny random decoders of transformers, by family, for test_decoder_families.py."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
+from tests.helpers.references.case import Case
 from tests.helpers.references.vision import randomized
 
 VOCABULARY, CONTEXT = 53, 24
@@ -58,20 +57,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
                                             "tie_word_embeddings": False}),
     "BLOOM": ("bloom", "Bloom", {"n_layer": 3, "n_head": 6}),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """`reference`: a transformers model with the weights of `tensors`."""
-
-    family: str
-    config: dict[str, Any]
-    reference: nn.Module
-    held: dict[str, Tensor]
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.held.items()}
 
 
 @lru_cache

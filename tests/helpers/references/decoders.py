@@ -1,7 +1,6 @@
 """Tiny random GPT-2 and Llama models of transformers, and Meta's layout of them, for test_weights_gpt.py."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,23 +10,10 @@ from torch import Tensor, nn
 
 from multimodal.weights.family import Family
 from multimodal.weights.text import gpt2, llama
+from tests.helpers.references.case import Case
 from tests.helpers.references.vision import randomized
 
 VOCABULARY, CONTEXT = 53, 24
-
-
-@dataclass(frozen=True)
-class Case:
-    """`reference`: a transformers model with the weights of `tensors`."""
-
-    family: Family
-    config: dict[str, Any]
-    reference: nn.Module
-    held: dict[str, Tensor]
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.held.items()}
 
 
 def _case(family: Family, model: nn.Module) -> Case:

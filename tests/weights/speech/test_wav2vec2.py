@@ -150,7 +150,7 @@ def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
             "must be 16000 .got 8000",
         ),
         "adapters": ({"config.json": {"adapter_attn_dim": 16}}, "adapter_attn_dim must be None .got 16"),
-        "blank": ({"config.json": {"pad_token_id": 9}}, "pad_token_id 9 is none of vocab_size 9"),
+        "blank": ({"config.json": {"pad_token_id": 9}}, "must be a whole number below vocab_size 9 .got 9"),
         "layers": ({"config.json": {"num_hidden_layers": 999}}, "layers: 999 in all, more than the"),
         "letters": ({"vocab.json": '{"<pad>": 0, "a": 2}'}, "ids must be 0 to 8, each once"),
     }

@@ -1,16 +1,15 @@
 """Tiny random vision transformers of transformers and timm, by family, for test_vit_families.py."""
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from multimodal.weights.files.tensor_files import read_tensors
+from tests.helpers.references.case import Case
 from tests.helpers.references.vision import randomized
 
 SIZES = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3,
@@ -54,20 +53,6 @@ TIMM: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm BEiT": ("timm-gamma", "beit_base_patch16_224", {}),
     "timm DeiT, distilled": ("timm", "deit_base_distilled_patch16_224", {}),
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """`held`: the tensors as transformers saves them."""
-
-    family: str
-    config: dict[str, Any]
-    reference: nn.Module
-    held: dict[str, Tensor]
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.held.items()}
 
 
 @lru_cache
