@@ -15,13 +15,12 @@ from multimodal.weights.vision import coca
 from multimodal.weights.vision.open_clip import open_clip_architecture
 from tests.helpers.counting import undrawn
 from tests.helpers.references.captions import BOS, CAPTIONERS, EOS
-from tests.helpers.references.vision import CONTEXT, VOCABULARY, Case, case
-from tests.helpers.references.vision_cases import load, random_images
+from tests.helpers.references.vision import CONTEXT, VOCABULARY, VisionCase, case, load, random_images
 
 every_captioner = pytest.mark.parametrize("name", CAPTIONERS)
 
 
-def generated(made: Case, images: torch.Tensor, prompt: torch.Tensor, most: int) -> list[list[int]]:
+def generated(made: VisionCase, images: torch.Tensor, prompt: torch.Tensor, most: int) -> list[list[int]]:
     """The reference's greedy tokens behind the prompt, up to the end token."""
     if made.family.name == "open_clip-coca":
         rows = prompt  # open_clip's own `generate` needs a class that transformers 5 no longer has

@@ -13,8 +13,7 @@ from multimodal.models.coca import CoCa
 from multimodal.weights.vision import clip_openai
 from tests.helpers.parity import record
 from tests.helpers.references.captions import CAPTIONERS
-from tests.helpers.references.vision import CASES, CONTEXT, VOCABULARY, case
-from tests.helpers.references.vision_cases import load, random_images
+from tests.helpers.references.vision import CASES, CONTEXT, VOCABULARY, case, load, random_images
 
 TOLERANCE = 1e-5
 ALL = {**CASES, **CAPTIONERS}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.weights.vision import blip, coca, git
-from tests.helpers.references.vision import CONTEXT, HF_TEXT, HF_VISION, VOCABULARY, Case, randomized
+from tests.helpers.references.vision import CONTEXT, HF_TEXT, HF_VISION, VOCABULARY, VisionCase, randomized
 
 BOS, EOS = VOCABULARY - 2, VOCABULARY - 1
 CONTRASTED = {"image_features": "image features", "text_features": "text features", "logits": "captions"}
@@ -22,7 +22,9 @@ def coca_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Ten
     }  # fmt: skip
 
 
-def coca_case(vision: dict | None = None, text: dict | None = None, decoder: dict | None = None, **top: Any) -> Case:
+def coca_case(
+    vision: dict | None = None, text: dict | None = None, decoder: dict | None = None, **top: Any
+) -> VisionCase:
     """Its pooler has another width than the image tower, as in open_clip's own models, unless `vision` says so."""
     from open_clip.coca_model import CoCa
 
@@ -36,7 +38,9 @@ def coca_case(vision: dict | None = None, text: dict | None = None, decoder: dic
     torch.manual_seed(0)
     model = CoCa(**record)
     nn.init.normal_(model.text_decoder.text_projection, std=0.2)  # open_clip leaves it uninitialized
-    return Case(coca.FAMILY, {"model_cfg": record | {"custom_text": True}}, randomized(model), coca_outputs, (24, 16))
+    return VisionCase(
+        coca.FAMILY, {"model_cfg": record | {"custom_text": True}}, randomized(model), coca_outputs, (24, 16)
+    )
 
 
 def blip_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -44,7 +48,7 @@ def blip_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Ten
     return {"logits": made.logits, "image tokens": made.image_embeds}
 
 
-def blip_case(tied: bool = True, **text: Any) -> Case:
+def blip_case(tied: bool = True, **text: Any) -> VisionCase:
     from transformers import BlipConfig, BlipForConditionalGeneration
 
     text = HF_TEXT | {"bos_token_id": BOS, "sep_token_id": EOS, "eos_token_id": 2, "pad_token_id": 0} | text
@@ -53,7 +57,7 @@ def blip_case(tied: bool = True, **text: Any) -> Case:
     model = randomized(BlipForConditionalGeneration(config))
     predictions = model.text_decoder.cls.predictions
     predictions.decoder.bias = predictions.bias  # one tensor of two names, also where the weights are not tied
-    return Case(blip.FAMILY, config.to_dict(), model, blip_outputs, (24, 24))
+    return VisionCase(blip.FAMILY, config.to_dict(), model, blip_outputs, (24, 24))
 
 
 def git_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -62,15 +66,15 @@ def git_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tens
     return {"logits": made.logits[:, tokens.shape[1] :], "image tokens": tokens}
 
 
-def git_case(tied: bool = False, **options: Any) -> Case:
+def git_case(tied: bool = False, **options: Any) -> VisionCase:
     from transformers import GitConfig, GitForCausalLM
 
     text = HF_TEXT | {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": 0} | options
     config = GitConfig(**text, vision_config=HF_VISION, tie_word_embeddings=tied)
-    return Case(git.FAMILY, config.to_dict(), randomized(GitForCausalLM(config)), git_outputs, (24, 24))
+    return VisionCase(git.FAMILY, config.to_dict(), randomized(GitForCausalLM(config)), git_outputs, (24, 24))
 
 
-CAPTIONERS: dict[str, Callable[[], Case]] = {
+CAPTIONERS: dict[str, Callable[[], VisionCase]] = {
     "OpenCLIP CoCa": coca_case,
     "OpenCLIP CoCa, one width": lambda: coca_case(
         vision={"width": 24, "head_width": 12, "pool_type": "avg", "ls_init_value": 0.1}, quick_gelu=True,

@@ -27,7 +27,7 @@ LABELS = {"num_labels": 3}
 
 
 @dataclass(frozen=True)
-class Case:
+class EncoderCase:
     """`segments`: the reference takes segment ids; `renamed`: its tensors under other names."""
 
     family: str
@@ -59,7 +59,7 @@ def _saved(model: nn.Module) -> dict[str, Tensor]:
         return load_file(f"{folder}/model.safetensors")
 
 
-def outputs(case: Case, ids: Tensor, valid: Tensor, segments: Tensor, places: Tensor | None = None,
+def outputs(case: EncoderCase, ids: Tensor, valid: Tensor, segments: Tensor, places: Tensor | None = None,
             **labels: Tensor) -> dict[str, Tensor]:  # fmt: skip
     """Reference outputs by the names that the tests use."""
     more = {"token_type_ids": segments} if case.segments else {}
@@ -82,14 +82,14 @@ def outputs(case: Case, ids: Tensor, valid: Tensor, segments: Tensor, places: Te
     return found
 
 
-def _made(family: str, model: str, config: str, options: dict[str, Any], **case: Any) -> Callable[[], Case]:
-    def make() -> Case:
+def _made(family: str, model: str, config: str, options: dict[str, Any], **case: Any) -> Callable[[], EncoderCase]:
+    def make() -> EncoderCase:
         import transformers
 
         made = getattr(transformers, model)(getattr(transformers, config)(**options))
         if not options.get("tie_word_embeddings", True):  # one bias of two names all the same
             made.cls.predictions.decoder.bias = made.cls.predictions.bias
-        return Case(family, randomized_once(made), **case)
+        return EncoderCase(family, randomized_once(made), **case)
 
     return make
 
@@ -105,7 +105,7 @@ def randomized_once(model: nn.Module) -> nn.Module:
 
 
 OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], EncoderCase]] = {
     "BERT": _made("bert", "BertForPreTraining", "BertConfig", SIZES),
     "BERT, old names": _made("bert-old", "BertForPreTraining", "BertConfig", SIZES, renamed=OLD),
     "BERT, masked": _made("bert", "BertForMaskedLM", "BertConfig", SIZES | {"hidden_act": "relu"}),
@@ -168,6 +168,6 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 @lru_cache
-def case(name: str) -> Case:
+def case(name: str) -> EncoderCase:
     torch.manual_seed(0)
     return CASES[name]()

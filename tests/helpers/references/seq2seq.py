@@ -18,7 +18,7 @@ STATIC = "embed_positions.weight"  # Marian's sinusoids are fixed
 
 
 @dataclass(frozen=True)
-class Case:
+class Seq2SeqCase:
     family: Family
     reference: nn.Module
     dropped: tuple[str, ...] = ()  # ends of names that a file may have, and that an export does not
@@ -33,7 +33,7 @@ class Case:
         return {name: tensor.clone() for name, tensor in self.reference.state_dict().items()}
 
 
-def _t5(gated: bool = False, own_head: bool = False, prefix: str = "T5", **options: Any) -> Case:
+def _t5(gated: bool = False, own_head: bool = False, prefix: str = "T5", **options: Any) -> Seq2SeqCase:
     import transformers
 
     sizes = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2,
@@ -43,18 +43,18 @@ def _t5(gated: bool = False, own_head: bool = False, prefix: str = "T5", **optio
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
     if own_head:
         model.lm_head.weight = nn.Parameter(torch.zeros_like(model.lm_head.weight))
-    return Case(t5.FAMILY, randomized(model))
+    return Seq2SeqCase(t5.FAMILY, randomized(model))
 
 
-def switch_case(**options: Any) -> Case:
+def switch_case(**options: Any) -> Seq2SeqCase:
     sizes = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 3, **options}
-    return Case(switch.FAMILY, _t5(prefix="SwitchTransformers", **sizes).reference)
+    return Seq2SeqCase(switch.FAMILY, _t5(prefix="SwitchTransformers", **sizes).reference)
 
 
-def _t5_encoder() -> Case:
+def _t5_encoder() -> Seq2SeqCase:
     from transformers import T5EncoderModel
 
-    return Case(t5.ENCODER, randomized(T5EncoderModel(_t5(gated=True).reference.config)))
+    return Seq2SeqCase(t5.ENCODER, randomized(T5EncoderModel(_t5(gated=True).reference.config)))
 
 
 def _sizes(**options: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _sizes(**options: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def named(family: Family, kind: str, name: str, dropped: tuple[str, ...] = (), **options: Any) -> Case:
+def named(family: Family, kind: str, name: str, dropped: tuple[str, ...] = (), **options: Any) -> Seq2SeqCase:
     import transformers
 
     model = getattr(transformers, name)(getattr(transformers, f"{kind}Config")(**_sizes(**options)))
@@ -73,17 +73,17 @@ def named(family: Family, kind: str, name: str, dropped: tuple[str, ...] = (), *
     randomized(model)
     if dropped:
         model.load_state_dict(kept, strict=False)
-    return Case(family, model, dropped)
+    return Seq2SeqCase(family, model, dropped)
 
 
 MARIAN = {"decoder_start_token_id": VOCABULARY - 1, "pad_token_id": VOCABULARY - 1, "dropped": (STATIC,),
           "activation_function": "swish", "scale_embedding": True}  # fmt: skip
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], Seq2SeqCase]] = {
     "Hugging Face T5": _t5,
     "Hugging Face T5 v1.1": lambda: _t5(gated=True, own_head=True),
     "Hugging Face T5, dense_act_fn": lambda: _t5(gated=True, dense_act_fn="silu"),
     "Hugging Face mT5": lambda: _t5(prefix="MT5", initializer_factor=0.2),
-    "Hugging Face UMT5": lambda: Case(umt5.FAMILY, _t5(prefix="UMT5", gated=True).reference),
+    "Hugging Face UMT5": lambda: Seq2SeqCase(umt5.FAMILY, _t5(prefix="UMT5", gated=True).reference),
     "Hugging Face T5, encoder": _t5_encoder,
     "Hugging Face Switch Transformer": switch_case,
     "Hugging Face BART": lambda: named(bart.FAMILY, "Bart", "BartForConditionalGeneration"),
@@ -106,6 +106,6 @@ WITH_HEAD = [name for name in CASES if not name.endswith(("encoder", "body"))]
 
 
 @lru_cache
-def case(name: str) -> Case:
+def case(name: str) -> Seq2SeqCase:
     torch.manual_seed(0)
     return CASES[name]()

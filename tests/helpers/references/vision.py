@@ -16,7 +16,7 @@ VOCABULARY, CONTEXT = 50, 9
 
 
 @dataclass(frozen=True)
-class Case:
+class VisionCase:
     """`outputs(model, images, ids)`: reference outputs by the names of `ours`."""
 
     family: Family
@@ -52,7 +52,7 @@ def open_clip_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str
 
 
 def open_clip_case(family: Family, custom: bool = False, vision: dict | None = None, text: dict | None = None,
-                   **top: Any) -> Case:  # fmt: skip
+                   **top: Any) -> VisionCase:  # fmt: skip
     from open_clip.model import CLIP, CustomTextCLIP
 
     if "timm_model_name" not in (vision := vision or {}):
@@ -61,7 +61,7 @@ def open_clip_case(family: Family, custom: bool = False, vision: dict | None = N
     record = {"embed_dim": 20, "vision_cfg": vision, "text_cfg": text} | top
     torch.manual_seed(0)
     model = (CustomTextCLIP if custom else CLIP)(**record)
-    return Case(family, {"model_cfg": record}, randomized(model), open_clip_outputs, (24, 16))
+    return VisionCase(family, {"model_cfg": record}, randomized(model), open_clip_outputs, (24, 16))
 
 
 def hf_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -81,34 +81,34 @@ HF_VISION = {"hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2,
              "image_size": 24, "patch_size": 8}  # fmt: skip
 
 
-def clip_hf_case(eos: int, **options) -> Case:
+def clip_hf_case(eos: int, **options) -> VisionCase:
     from transformers import CLIPConfig, CLIPModel
 
     text = HF_TEXT | {"eos_token_id": eos} | options
     config = CLIPConfig(text_config=text, vision_config=HF_VISION | options, projection_dim=20)
-    return Case(clip_hf.FAMILY, config.to_dict(), randomized(CLIPModel(config)), hf_outputs, (24, 24))
+    return VisionCase(clip_hf.FAMILY, config.to_dict(), randomized(CLIPModel(config)), hf_outputs, (24, 24))
 
 
-def metaclip2_case() -> Case:
+def metaclip2_case() -> VisionCase:
     from transformers import MetaClip2Config, MetaClip2Model
 
     config = MetaClip2Config(text_config=HF_TEXT | {"eos_token_id": 2}, vision_config=HF_VISION, projection_dim=20)
-    return Case(clip_hf.FAMILY, config.to_dict(), randomized(MetaClip2Model(config)), hf_outputs, (24, 24))
+    return VisionCase(clip_hf.FAMILY, config.to_dict(), randomized(MetaClip2Model(config)), hf_outputs, (24, 24))
 
 
-def chinese_clip_case() -> Case:
+def chinese_clip_case() -> VisionCase:
     from transformers import ChineseCLIPConfig, ChineseCLIPModel
 
     config = ChineseCLIPConfig(text_config=HF_TEXT, vision_config=HF_VISION, projection_dim=20)
     model = randomized(ChineseCLIPModel(config))
-    return Case(chinese_clip.FAMILY, config.to_dict(), model, hf_outputs, (24, 24))
+    return VisionCase(chinese_clip.FAMILY, config.to_dict(), model, hf_outputs, (24, 24))
 
 
-def siglip_case() -> Case:
+def siglip_case() -> VisionCase:
     from transformers import SiglipConfig, SiglipModel
 
     config = SiglipConfig(text_config=HF_TEXT | {"projection_size": 32}, vision_config=HF_VISION)
-    return Case(siglip.FAMILY, config.to_dict(), randomized(SiglipModel(config)), hf_outputs, (24, 24))
+    return VisionCase(siglip.FAMILY, config.to_dict(), randomized(SiglipModel(config)), hf_outputs, (24, 24))
 
 
 def timm_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -117,16 +117,16 @@ def timm_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Ten
             "logits": model(images)}  # fmt: skip
 
 
-def timm_case(architecture: str, image: tuple[int, int], **args) -> Case:
+def timm_case(architecture: str, image: tuple[int, int], **args) -> VisionCase:
     import timm
 
     args = {"embed_dim": 48, "depth": 2, "num_heads": 4, "img_size": image} | args
     model = timm.create_model(architecture, num_classes=7, **args)
     config = {"architecture": architecture, "num_classes": 7, "model_args": args, "global_pool": model.global_pool}
-    return Case(vit_timm.FAMILY, config, randomized(model), timm_outputs, image)
+    return VisionCase(vit_timm.FAMILY, config, randomized(model), timm_outputs, image)
 
 
-def trunk_case(family: Family, trunk: str, image: int, vision: dict, custom: bool = True, **top) -> Case:
+def trunk_case(family: Family, trunk: str, image: int, vision: dict, custom: bool = True, **top) -> VisionCase:
     text = {"no_causal_mask": True, "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6},
             "act_kwargs": {"approximate": "tanh"}}  # fmt: skip
     made = open_clip_case(
@@ -144,7 +144,7 @@ def trunk_outputs(model: nn.Module, images: Tensor, ids: Tensor) -> dict[str, Te
     }  # fmt: skip
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], VisionCase]] = {
     "OpenCLIP": lambda: open_clip_case(clip_openai.FAMILY, quick_gelu=True),
     "OpenCLIP, CLIPA": lambda: open_clip_case(
         clip_openai.FAMILY, init_logit_bias=-10.0,
@@ -179,9 +179,18 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 @lru_cache
-def case(name: str) -> Case:
+def case(name: str) -> VisionCase:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # the reference libraries' own
         from tests.helpers.references.captions import CAPTIONERS
 
         return (CASES | CAPTIONERS)[name]()
+
+
+def random_images(size: tuple[int, int]) -> Tensor:
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(4))
+
+
+def load(name: str, tensors: dict[str, Tensor] | None = None) -> nn.Module:
+    made = case(name)
+    return made.family.load(made.tensors if tensors is None else tensors, made.config, "file").model
