@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -91,7 +90,7 @@ class EventStream(StreamingResponse):
 def streamed(
     lane: Lane, make: Callable[[Callable[[Any], None], threading.Event], Job], seconds: float,
     event: Callable[[Any], Any], last: Callable[[Any], list[Any]], leave: contextlib.AsyncExitStack | None = None,
-    files: Mapping[Path, str] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> EventStream:  # fmt: skip
     """Server-sent events of a job: `make` is given a function that takes what comes on the way, `event` makes a message
     of it and `last` the messages of the result. An error after the start is a message, too, in which `files` have
@@ -125,14 +124,14 @@ def sse(message: Any) -> str:
 
 
 @contextlib.contextmanager
-def named(files: Mapping[Path, str]) -> Any:
+def named(files: Mapping[str, str]) -> Any:
     """Errors name an upload as the client does, not as it lies on the disk."""
     try:
         yield
     except MultimodalError as error:
         text = str(error)
         for path, name in files.items():
-            text = text.replace(str(path), name)
+            text = text.replace(path, name)
         if text == str(error):
             raise
         raise type(error)(text) from None

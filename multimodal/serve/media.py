@@ -28,7 +28,7 @@ class Media:
 
     def __init__(self, request: Request, leave: contextlib.AsyncExitStack):
         self.request, self.server, self.leave = request, server_of(request), leave
-        self.names: dict[Path, str] = {}
+        self.names: dict[str, str] = {}
 
     async def read(self, url: Any, where: str) -> bytes | Path:
         """Bytes of a data URL, or the file of another. Raises HttpError."""
@@ -55,7 +55,7 @@ class Media:
         finally:
             over.set()
             rule.abort()
-        self.names[path] = where
+        self.names[str(path)] = where
         return path
 
     def _copy(self, url: str, rule: UrlRule, path: Path, over: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Uploads: forms whose files go to disk as they come, in a folder that ends with the request."""
+"""Uploads: forms whose files, unless small, go to disk as they come, and are removed with the request."""
 
 import contextlib
 import errno
@@ -20,13 +20,14 @@ from multimodal.serve.errors import HttpError
 MOST_FIELD = 10 << 20  # bytes of a text
 MOST_FIELDS = 1000
 FOLDER = "multimodal-serve-"
+SMALL = 1 << 20  # bytes of a file that may stay in memory
 
 
 class Form(NamedTuple):
     """Texts and files by field name, in order."""
 
     texts: dict[str, list[str]]
-    files: dict[str, list[Path]]
+    files: dict[str, list[Path | bytes]]
 
     def text(self, name: str) -> str | None:
         """The only value of a field. Raises HttpError for several."""
@@ -35,7 +36,7 @@ class Form(NamedTuple):
             raise HttpError(400, f"{name}: expected one value, got {len(found)}", param=name)
         return found[0] if found else None
 
-    def file(self, name: str = "file") -> Path:
+    def file(self, name: str = "file") -> Path | bytes:
         """The only file of a field. Raises HttpError."""
         found = self.files.get(name, [])
         if len(found) != 1:
@@ -79,13 +80,14 @@ def _locked(folder: Path) -> int:
 
 
 @contextlib.asynccontextmanager
-async def received(request: Request, root: Path) -> AsyncIterator[Form]:
-    """The form of a request. Its files are removed at the end. Raises HttpError."""
+async def received(request: Request, root: Path, small: int = 0) -> AsyncIterator[Form]:
+    """The form of a request. Its files are removed at the end; those of at most `small` bytes are the bytes
+    themselves. Raises HttpError."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
         raise HttpError(415, f"expected multipart/form-data, got {kind.decode('latin-1')[:60] or 'no content type'}")
     with NewFiles(root) as files:
-        parts = _Parts(files)
+        parts = _Parts(files, small)
         parser = MultipartParser(boundary, parts.callbacks)
         try:
             async for chunk in request.stream():
@@ -101,12 +103,12 @@ async def received(request: Request, root: Path) -> AsyncIterator[Form]:
 class _Parts:
     """Parts of a form as its parser finds them: those with a file name are written to files."""
 
-    def __init__(self, files: "NewFiles"):
-        self.files, self.form = files, Form({}, {})
+    def __init__(self, files: "NewFiles", small: int):
+        self.files, self.small, self.form = files, small, Form({}, {})
         self.header, self.name = [b"", b""], ""
         self.disposition = b""
         self.file: BinaryIO | None = None
-        self.text, self.count = bytearray(), 0
+        self.data, self.is_file, self.count = bytearray(), False, 0
 
     @property
     def callbacks(self) -> Any:
@@ -134,28 +136,39 @@ class _Parts:
     def _start(self) -> None:
         _, options = parse_options_header(self.disposition)
         self.name = options.get(b"name", b"").decode("utf-8", "replace").removesuffix("[]")
-        if b"filename" in options:  # which says nothing: files are judged by their content
-            path = self.files.path()
-            self.file = path.open("wb")
-            self.form.files.setdefault(self.name, []).append(path)
+        self.data, self.is_file = bytearray(), b"filename" in options  # its name says nothing: content decides
+        if self.is_file and not self.small:
+            self._open()
 
     def _data(self, data: bytes) -> None:
         if self.file is not None:
             self.file.write(data)
             return
-        self.text += data
-        if len(self.text) > MOST_FIELD:
+        self.data += data
+        if self.is_file and len(self.data) > self.small:
+            self._open()
+        elif len(self.data) > MOST_FIELD:
             raise HttpError(413, f"{self.name}: has more than {MOST_FIELD >> 20} MB of text", "too_large", self.name)
+
+    def _open(self) -> None:
+        path = self.files.path()
+        self.file = path.open("wb")
+        self.file.write(self.data)
+        self._keep(path)
+
+    def _keep(self, file: Path | bytes) -> None:
+        self.form.files.setdefault(self.name, []).append(file)
 
     def _end(self) -> None:
         if self.file is not None:
             self.close()
-            return
-        try:
-            self.form.texts.setdefault(self.name, []).append(self.text.decode())
-        except UnicodeDecodeError:
-            raise HttpError(400, f"{self.name}: is not UTF-8 text", param=self.name) from None
-        self.text = bytearray()
+        elif self.is_file:
+            self._keep(bytes(self.data))
+        else:
+            try:
+                self.form.texts.setdefault(self.name, []).append(self.data.decode())
+            except UnicodeDecodeError:
+                raise HttpError(400, f"{self.name}: is not UTF-8 text", param=self.name) from None
 
     def close(self) -> None:
         if self.file is not None:

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from multimodal.serve import guard, protocol, uploads
-from multimodal.serve.uploads import UploadFolder
+from multimodal.serve.uploads import SMALL, UploadFolder
 from multimodal.system.assets import asset
 from tests.serve.test_endpoints import data_url
 from tests.serve.test_limits import AUDIO, refused
@@ -66,7 +66,7 @@ def test_a_full_disk_is_told(client, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(uploads.Path, "open", lambda *_: Full())
-    refused(client.post(AUDIO, files={"file": SPEECH}), 507, "disk is full")
+    refused(client.post(AUDIO, files={"file": SPEECH * (1 + SMALL // len(SPEECH))}), 507, "disk is full")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_files_of_a_killed_server_are_gone_after_its_restart(tmp_path):
             (folder,) = tmp_path.glob("multimodal-serve-*")
             assert list(folder.iterdir()) == []
             with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as made:
-                made.sendall(f"{HEAD}content-length: 100000\r\n\r\n{PART}{'a' * 5000}".encode())
+                made.sendall(f"{HEAD}content-length: 10000000\r\n\r\n{PART}{'a' * 2 * SMALL}".encode())
                 while not list(folder.iterdir()):
                     time.sleep(0.02)
                 process.kill()

@@ -50,6 +50,21 @@ def test_requests_that_wait_share_a_batch_by_key(lane):
     assert model.batches == [[0], [1, 2], [3, 4]]
 
 
+def test_an_answer_does_not_wait_for_the_next_batch():
+    lane, model, ended = Lane("test", width=2), Model(), []
+
+    def serve(payloads: list) -> list:
+        ended.append([one.done() for one in futures])
+        return payloads
+
+    blocked(lane, model)
+    futures = [lane.submit(one_request(Work("a", n, serve))) for n in range(4)]
+    model.go.set()
+    assert [one.result(5) for one in futures] == list(range(4))
+    assert ended == [[False] * 4, [True, True, False, False]]
+    lane.stop()
+
+
 def test_a_request_that_fails_ends_its_own_job_alone(lane):
     model = Model()
     futures = [blocked(lane, model), submit(lane, model, 1), submit(lane, model, "x"), submit(lane, model, 2)]

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from multimodal.serve.jobs.lane import Work, one_request
+from multimodal.serve.uploads import SMALL
 from multimodal.system.assets import asset
 from tests.helpers.commands import run
 from tests.serve.conftest import MODELS
@@ -130,8 +131,8 @@ def test_no_file_stays_and_a_client_that_leaves_ends_its_work(served, client):
     assert list(folder.iterdir()) == []
     with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as raw:
         head = f"POST {AUDIO} HTTP/1.1\r\nhost: a\r\ncontent-type: multipart/form-data; boundary=x\r\n"
-        raw.sendall(f"{head}content-length: 100000\r\n\r\n".encode())
-        raw.sendall(b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + bytes(5000))
+        raw.sendall(f"{head}content-length: 10000000\r\n\r\n".encode())
+        raw.sendall(b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + bytes(SMALL + 5000))
         time.sleep(0.2)
         assert list(folder.iterdir())
     deadline = time.monotonic() + 5

@@ -43,6 +43,7 @@ class Job:
     def __init__(self, streams: Iterator[Stream]):
         self.streams, self.future, self.cancelled = streams, Future[Any](), False
         self.pending, self.value = 0, None
+        self.next: Stream | None = None  # to start when it is the job's turn
 
     def ended(self, value: Any) -> None:
         """Take the return value of a stream."""
@@ -141,22 +142,25 @@ class Lane:
                 if not self.jobs:
                     return
                 job = self.jobs.popleft()
-            try:
-                stream = next(job.streams, None)
-            except Exception as error:
-                self._end(job, error)
-                continue
-            if stream is None:
-                job.streams = iter(())
-                if not job.pending:
-                    self._finish(job)
+            if not self._has_more(job):
                 continue
             with self.changed:
                 self.jobs.append(job)
             job.pending += 1
-            started = _Started(job, stream)
+            started, job.next = _Started(job, job.next), None
             self.running.append(started)
             self._resume(started, None)
+
+    def _has_more(self, job: Job) -> bool:
+        """Find the next stream of a job. Ends the job if that fails, or if there is none and the others have ended."""
+        try:
+            job.next = job.next or next(job.streams, None)
+        except Exception as error:
+            self._end(job, error)
+            return False
+        if job.next is None and not job.pending:
+            self._finish(job)
+        return job.next is not None
 
     def _step(self) -> None:
         """Answer the request that has waited longest, and all like it."""
@@ -195,10 +199,8 @@ class Lane:
         except Exception as error:
             self._end(job, error)
             return
-        with self.changed:
-            more = job in self.jobs
-        if not job.pending and not more:
-            self._finish(job)
+        if not job.pending:
+            self._has_more(job)  # now, not at its next turn: its client waits
 
     def _finish(self, job: Job) -> None:
         try:

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,8 +15,9 @@ from multimodal.serve.jobs.speech import TranscriptionJob
 from multimodal.serve.jobs.texts import token_score
 from multimodal.serve.media import Media
 from multimodal.serve.state import Server, server_of
-from multimodal.serve.uploads import Form, received
+from multimodal.serve.uploads import SMALL, Form, received
 from multimodal.tasks.text.detokenize import token_texts
+from multimodal.tasks.transcribe.audio_source import name_of_audio
 from multimodal.tasks.transcribe.writers import srt, vtt
 from multimodal.tokens.text.languages import LANGUAGES
 from multimodal.weights.folder import Checkpoint
@@ -54,12 +54,12 @@ async def _respond(request: Request, task: str) -> Response:
     server = server_of(request)
     server.models.check()
     async with contextlib.AsyncExitStack() as leave:
-        form = await leave.enter_async_context(received(request, server.folder))
+        form = await leave.enter_async_context(received(request, server.folder, SMALL))
         style, options = _options(form, task)
         served, media = server.of("transcribe", form.text("model")), Media(request, leave)
         url = form.text("url")
         audio = form.file() if url is None else await media.read(url, "url")
-        names = media.names | ({audio: "file"} if url is None else {})
+        names = media.names | ({name_of_audio(audio): "file"} if url is None else {})
         if _flag(form, "stream"):
             granularities = form.texts.get("timestamp_granularities", [])
             whole = lambda result: verbose(result, task, granularities) if style == "verbose_json" else {}
@@ -118,7 +118,7 @@ def _flag(form: Form, name: str) -> bool:
 
 def _stream(
     server: Server, served: Any, audio: Any, options: dict[str, Any], leave: contextlib.AsyncExitStack,
-    names: dict[Path, str], whole: Callable[[dict[str, Any]], dict[str, Any]],
+    names: dict[str, str], whole: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Response:  # fmt: skip
     """Events of OpenAI's: the text as segments end, then all of it, with what `whole` gives of the result."""
 

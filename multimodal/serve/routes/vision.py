@@ -72,7 +72,7 @@ async def classify(request: Request) -> dict[str, Any]:
 async def _scored(request: Request, asked: ClassificationRequest, images: list[Any]) -> dict[str, Any]:
     server = server_of(request)
     model = server.classifier(asked.model)
-    names = {path: f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
+    names = {str(path): f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
     read = lambda: checked(images, server.options.max_megapixels)
     options = (asked.labels, asked.templates, asked.threshold, asked.top, asked.heatmaps)
     make = lambda _: model.classify(read(), *options)
