@@ -40,6 +40,7 @@ class AttentionConfig:
     softcap: float | None = None  # c: scores s become c·tanh(s/c) (Gemma 2)
     gate: bool = False  # the mask is a `GatedBias`, as in WavLM
     inner_norm: bool = False  # of the heads' outputs together (EVA-02)
+    out_width: int | None = None  # None: width
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -65,7 +66,8 @@ class Attention(nn.Module):
         self.query = nn.Linear(config.width, self.heads * self.head_width, bias=bias)
         self.key = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias and config.key_bias)
         self.value = nn.Linear(source_width, self.kv_heads * self.head_width, bias=bias)
-        self.out = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias and config.out_bias)
+        out_width = config.out_width or config.width
+        self.out = nn.Linear(self.heads * self.head_width, out_width, bias=config.bias and config.out_bias)
         self.query_norm, self.key_norm = self._norms()
         inner = self.heads * self.head_width
         self.inner_norm = nn.LayerNorm(inner, eps=config.qk_norm_eps) if config.inner_norm else None
@@ -110,7 +112,7 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | GatedBias | None = None,
         rotate: Callable[[Tensor], Tensor] | Disentangled | None = None,
         cache: LayerCache | None = None,
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Float[Tensor, "B T _"]:
         """`mask` broadcasts to [B H T S]: True or 0 may attend. With a `cache`, self-attention also sees the cached
         positions, and cross-attention projects its source only on the first call."""
         disentangled = rotate if isinstance(rotate, Disentangled) else None
@@ -139,7 +141,7 @@ class Attention(nn.Module):
         )  # fmt: skip
         return self._joined(mixed)
 
-    def _joined(self, mixed: Float[Tensor, "B H T E"]) -> Float[Tensor, "B T D"]:
+    def _joined(self, mixed: Float[Tensor, "B H T E"]) -> Float[Tensor, "B T _"]:
         x = mixed.transpose(1, 2).flatten(2)
         return self.out(x if self.inner_norm is None else self.inner_norm(x))
 

@@ -15,6 +15,7 @@ from multimodal.errors import UsageError
 from multimodal.inference import cuda_graphs
 from multimodal.inference.bf16_attention import BlockedAttention
 from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse, plain_norm
+from multimodal.inference.image_towers import PreparedViT, fold_norms
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, replace_modules
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
@@ -24,13 +25,13 @@ from multimodal.inference.one_query import OneQueryBlock, has_one_query
 from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack, row_linear
 from multimodal.inference.tune import is_intel, least_time, remembered
-from multimodal.inference.vit import PreparedViT
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.speech.moonshine import Moonshine
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
+from multimodal.models.vision.tower import ConvTower
 from multimodal.models.vit import MapPool, ViT
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
@@ -112,6 +113,7 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
             return cuda_graphs.GraphDecoder(part)
         return NativeDecoder(part) if has_native_step(part) else part
 
+    fold_norms(made, model)
     made = replace_modules(made.eval(), choose)
     _own(made, model)
     return made.requires_grad_(False)
@@ -170,7 +172,7 @@ def _towers(model: nn.Module, device: torch.device) -> list[str]:
     writing = {part for one in _decoders(model) for part in one.modules()} if apart else set()
     parts = {name: part for name, part in model.named_modules() if part not in writing}
     return [
-        *(name for name, part in parts.items() if isinstance(part, Stack | MapPool)),
+        *(name for name, part in parts.items() if isinstance(part, Stack | MapPool | ConvTower)),
         *(f"{name}.embed".lstrip(".") for name, part in parts.items() if isinstance(part, ViT)),
     ]
 

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.models.vision.convnext import ConvNeXt, ConvNeXtConfig
+from multimodal.models.vision.fastvit import FastViT, FastViTConfig
+from multimodal.models.vision.resnet import ModifiedResNet, ResNetConfig
 from multimodal.models.vit import ViT, ViTConfig
+
+TOWERS: dict[type, type[nn.Module]] = {
+    ViTConfig: ViT, ResNetConfig: ModifiedResNet, ConvNeXtConfig: ConvNeXt, FastViTConfig: FastViT,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,9 +27,10 @@ class CLIPConfig:
 
     `text_pool`: `eos` (the first `eos_id` of a row), `first` (Chinese-CLIP) or `last` position (SigLIP).
     `text_valid`: mask padding in the text tower (SigLIP and CLIP do not). `image_project`, `text_project`: a linear map
-    after pooling (SigLIP's image tower has none). `text_bias`: the text's map has a bias (SigLIP)."""
+    after pooling (SigLIP's image tower has none). `text_bias`, `image_bias`: the map has a bias (SigLIP's text,
+    MobileCLIP's image). `image_hidden`: width of a layer with GELU before the image's map; 0: none."""
 
-    image: ViTConfig
+    image: ViTConfig | ResNetConfig | ConvNeXtConfig | FastViTConfig
     text: TextConfig
     embed: int
     loss: str
@@ -32,6 +40,8 @@ class CLIPConfig:
     image_project: bool = True
     text_bias: bool = False
     text_project: bool = True
+    image_hidden: int = 0
+    image_bias: bool = False
 
 
 class CLIP(nn.Module):
@@ -42,9 +52,11 @@ class CLIP(nn.Module):
         if config.text_pool == "last" and config.text_valid:
             raise ValueError("text_pool 'last' pools padding, which text_valid masks")
         self.config = config
-        self.image, self.text = ViT(config.image), TextTransformer(config.text)
+        self.image, self.text = TOWERS[type(config.image)](config.image), TextTransformer(config.text)
+        width, hidden = config.image.pooled_width, config.image_hidden
+        self.image_hidden = nn.Linear(width, hidden) if hidden else None
         self.image_project = (
-            nn.Linear(config.image.pooled_width, config.embed, bias=False) if config.image_project else None
+            nn.Linear(hidden or width, config.embed, bias=config.image_bias) if config.image_project else None
         )
         text_project = nn.Linear(config.text.width, config.embed, bias=config.text_bias)
         self.text_project = text_project if config.text_project else None
@@ -60,6 +72,7 @@ class CLIP(nn.Module):
 
     def project_image(self, pooled: Float[Tensor, "B _"]) -> Float[Tensor, "B D"]:
         """Unit vectors from the image tower's pooled output."""
+        pooled = pooled if self.image_hidden is None else F.gelu(self.image_hidden(pooled))
         return F.normalize(pooled if self.image_project is None else self.image_project(pooled), dim=-1)
 
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:

@@ -1,7 +1,7 @@
 """CoCa: contrastive captioner (Yu et al. 2022) as built by open_clip: an image encoder and two text stacks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from multimodal.blocks.masks import causal, key_mask
 from multimodal.blocks.stack import Stack, StackConfig
 from multimodal.models.captioner import Decoding
 from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.vit import ViTConfig
 
 Images = Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]]
 
@@ -23,6 +24,7 @@ class CoCaConfig(CLIPConfig):
     """`queries`: image tokens from attention pooling with `pool_heads` heads; 0: the encoder's own tokens. `image.pool`
     pools them for contrast; the decoder sees all but the first."""
 
+    image: ViTConfig = field(kw_only=False)
     decoder: StackConfig
     pad_id: int
     queries: int

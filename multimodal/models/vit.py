@@ -1,5 +1,6 @@
 """Vision transformer (Dosovitskiy et al. 2021) with the options of CLIP, SigLIP, DeiT and DINO."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,9 @@ from multimodal.blocks.masks import key_mask, padding
 from multimodal.blocks.positions import GridRotary, Rotation, interpolate_grid
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, StackConfig
+from multimodal.models.vision.tower import ConvNorm
+
+STEM_STRIDES = (4, 2)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class ViTConfig:
     `norm_after_pool`: the final norm follows pooling (timm's fc_norm); `stem_norm`: CLIP's first norm;
     `positions_on_prefix`: class token and registers have positions too, `positions_on_registers` False: not these;
     `map_prefix`: map pooling includes them; `classes` 0: no head. `positions`: a learned table; `position_offset`,
-    `position_mode`: how it is interpolated, see `interpolate_grid`. `rotary`: of queries and keys of the patches."""
+    `position_mode`: how it is interpolated, see `interpolate_grid`. `rotary`: of queries and keys of the patches.
+    `conv_stem`: width of two convolutions before the patches' map (MobileCLIP-B); 0: none."""
 
     image: tuple[int, int]
     patch: int
@@ -52,6 +57,7 @@ class ViTConfig:
     pool_heads: int | None = None
     pool_hidden: int | None = None
     pool_activation: str | None = None
+    conv_stem: int = 0
 
     @property
     def pooled_width(self) -> int:
@@ -107,7 +113,9 @@ class ViT(nn.Module):
         self.config = config
         rows, columns = config.grid
         width, eps = config.width, config.stack.block.norm_eps
-        self.embed = nn.Conv2d(config.channels, width, config.patch, config.patch, bias=config.patch_bias)
+        self.conv_stem = _conv_stem(config.channels, config.conv_stem) if config.conv_stem else None
+        side = config.patch // (math.prod(STEM_STRIDES) if config.conv_stem else 1)
+        self.embed = nn.Conv2d(config.conv_stem or config.channels, width, side, side, bias=config.patch_bias)
         self.class_token = nn.Parameter(torch.zeros(1, width)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(config.registers, width)) if config.registers else None
         known = rows * columns + config.positioned
@@ -132,7 +140,7 @@ class ViT(nn.Module):
         # SigLIP has 384 pixels with patch 14: at that size the remainder is dropped
         if (height % patch or width % patch) and (height, width) != self.config.image:
             raise ValueError(f"image size must be a multiple of the patch {patch} (got {height}x{width})")
-        x = self.embed(images).flatten(2).transpose(1, 2)
+        x = self.embed(images if self.conv_stem is None else self.conv_stem(images)).flatten(2).transpose(1, 2)
         prefix = [t for t in (self.class_token, self.registers) if t is not None]
         if prefix:
             x = torch.cat([torch.cat(prefix).expand(len(x), -1, -1).to(x.dtype), x], 1)
@@ -247,6 +255,12 @@ class ViT(nn.Module):
             return (self.head(tokens[:, 0]) + self.distilled_head(tokens[:, 1])) / 2
         x = self.features(images, keep)
         return x if self.head is None else self.head(x)
+
+
+def _conv_stem(channels: int, width: int) -> nn.Sequential:
+    convolutions = [ConvNorm(before, width, stride, stride, padding=0)
+                    for before, stride in zip((channels, width), STEM_STRIDES, strict=True)]  # fmt: skip
+    return nn.Sequential(*(part for one in convolutions for part in (one, nn.GELU())))
 
 
 def _mean(patches: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"]) -> Float[Tensor, "B D"]:

@@ -29,7 +29,7 @@ def check_size(record: Preprocessing, config: Any, where: str, error: type[Multi
     if tower is None or record.size == tuple(tower.image):
         return
     if tower.fixed:
-        raise error(f"{where}: size {record.size} must be {tuple(tower.image)}, which the relative positions fit")
+        raise error(f"{where}: size {record.size} must be {tuple(tower.image)}, which its positions fit")
     (height, width), (own_height, own_width), patch = record.size, tower.image, tower.patch
     if height % patch or width % patch:
         raise error(f"{where}: size {record.size} must be a multiple of the patch ({patch})")

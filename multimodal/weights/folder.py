@@ -25,12 +25,12 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from multimodal.models.git import GIT, GITConfig
 from multimodal.models.speech.moonshine import Moonshine, MoonshineConfig
 from multimodal.models.speech.transducer import Transducer, TransducerConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.models.vision.git import GIT, GITConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.system import memory

@@ -42,7 +42,7 @@ from multimodal.weights.text.sentence import projected
 OPEN_CLIP = "open_clip:"
 MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
-    "vision.vit_hf", "vision.chinese_clip",
+    "vision.open_clip_trunk", "vision.vit_hf", "vision.chinese_clip",
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
     *("speech.parakeet", "speech.parakeet_nemo", "speech.wav2vec2", "speech.moonshine"),
     *(f"text.{name}" for name in (

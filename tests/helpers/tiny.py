@@ -16,12 +16,12 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from multimodal.models.git import GIT, GITConfig
 from multimodal.models.speech.moonshine import Moonshine, MoonshineConfig, MoonshineEncoderConfig
 from multimodal.models.speech.transducer import PredictionConfig, Transducer, TransducerConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.models.vision.git import GIT, GITConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
 from multimodal.tokens.text.tokenizer import TextBatch

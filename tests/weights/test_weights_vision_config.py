@@ -14,7 +14,7 @@ from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.weights.folder import build
 from multimodal.weights.load import load, recognise
 from multimodal.weights.table import export_tensors
-from multimodal.weights.vision import clip_hf, clip_openai, siglip, vit_timm
+from multimodal.weights.vision import clip_hf, clip_openai, open_clip_trunk, siglip, vit_timm
 from multimodal.weights.vision.open_clip import open_clip_architecture
 from tests.helpers.counting import undrawn
 from tests.helpers.references.vision import case
@@ -26,24 +26,31 @@ def write(path: Path, record: dict) -> None:
     path.write_text(json.dumps(record), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("family", "architecture", "custom"),
-    [(clip_openai.FAMILY, "ViT-M-16-alt", False), (clip_openai.FAMILY, "ViT-bigG-14", False),
-     (clip_openai.FAMILY, "ViT-H-14-CLIPA-336", False), (clip_openai.FAMILY, "ViT-H-14-worldwide", False),
-     (siglip.TRUNK_FAMILY, "ViT-SO400M-16-SigLIP-i18n-256", True),
-     (siglip.TRUNK_FAMILY, "ViT-gopt-16-SigLIP2-256", True),
-     (siglip.TRUNK_FLAT, "vit_medium_patch16_gap_256", False), (siglip.TRUNK_FAMILIES[3], "EVA02-B-16", True),
-     (siglip.TRUNK_FAMILY, "PE-Core-T-16-384", True)],
-)  # fmt: skip
-def test_architectures_of_open_clip_have_its_names_and_shapes(family, architecture, custom):
+FAMILIES = {
+    "open_clip": ["ViT-M-16-alt", "ViT-bigG-14", "ViT-H-14-CLIPA-336", "ViT-H-14-worldwide"],
+    "open_clip-timm": ["ViT-SO400M-16-SigLIP-i18n-256", "ViT-gopt-16-SigLIP2-256", "PE-Core-T-16-384",
+                       "MobileCLIP2-L-14"],
+    "open_clip-timm-flat": ["vit_medium_patch16_gap_256"], "open_clip-timm-apart": ["EVA02-B-16"],
+    "open_clip-resnet": ["RN50", "RN101-quickgelu", "RN50x4", "RN50x16", "RN50x64"],
+    "open_clip-timm-flat-convnext": ["convnext_base_w", "convnext_large_d_320", "convnext_xxlarge"],
+    "open_clip-timm-stem": ["MobileCLIP-B"],
+    "open_clip-timm-fastvit": ["MobileCLIP2-S0", "MobileCLIP-S1", "MobileCLIP-S2", "MobileCLIP2-S3", "MobileCLIP2-S4"],
+}  # fmt: skip
+CUSTOM = ("ViT-SO400M-16-SigLIP-i18n-256", "ViT-gopt-16-SigLIP2-256", "PE-Core-T-16-384", "EVA02-B-16", "Mobile")
+
+
+@pytest.mark.parametrize(("family", "architecture"), [(name, one) for name, some in FAMILIES.items() for one in some])
+def test_architectures_of_open_clip_have_its_names_and_shapes(family, architecture):
     import open_clip.model
 
     record = open_clip_architecture(architecture)
-    kind = open_clip.model.CustomTextCLIP if custom else open_clip.model.CLIP
+    kind = open_clip.model.CustomTextCLIP if architecture.startswith(CUSTOM) else open_clip.model.CLIP
     with undrawn():
         theirs = kind(**{key: value for key, value in record.items() if key != "custom_text"}).state_dict()
-    config = family.config_from(record, theirs)
-    ours = export_tensors(family.rows(config), build(family.model, config).state_dict())
+    made = recognise(theirs, record, "file")
+    assert made.name == family
+    config = made.config_from(record, theirs)
+    ours = export_tensors(made.rows(config), build(made.model, config).state_dict())
     assert {name: tensor.shape for name, tensor in ours.items()} == {n: t.shape for n, t in theirs.items()}
 
 
@@ -156,7 +163,7 @@ def test_clips_vocabulary_goes_with_clips_size(tmp_path):
     assert isinstance(tokenizer, CLIPTokenizer)
     assert tokenizer.context == 77
     assert clip_openai.FAMILY.tokenizer(None, open_clip_architecture("ViT-H-14-worldwide")) is None
-    assert siglip.TRUNK_FAMILY.tokenizer(tmp_path, open_clip_architecture("ViT-B-16-SigLIP")) is None
+    assert open_clip_trunk.FAMILIES[0].tokenizer(tmp_path, open_clip_architecture("ViT-B-16-SigLIP")) is None
     write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "CLIPTokenizer"})
     assert isinstance(clip_hf.tokenizer(tmp_path, {}), CLIPTokenizer)
     write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})

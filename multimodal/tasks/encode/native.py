@@ -133,7 +133,7 @@ def vision(model: nn.Module) -> ViT:
     if isinstance(model, ViT) and tower.config.pool == "none":
         raise UsageError("native sizes: expected a model that pools its tokens (pool is 'none')")
     if tower.config.fixed:
-        raise UsageError(f"native sizes: the model's relative positions fit {tower.config.image} pixels alone")
+        raise UsageError(f"native sizes: the model's positions fit {tower.config.image} pixels alone")
     return tower
 
 

@@ -15,12 +15,12 @@ from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
-from multimodal.models.git import GIT
 from multimodal.models.speech.moonshine import Moonshine, MoonshineEncoder
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.speech.wave_encoder import WaveEncoder
 from multimodal.models.tabular import FTTransformer
 from multimodal.models.text import TextTransformer
+from multimodal.models.vision.git import GIT
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper, WhisperEncoder
 from multimodal.tokens.audio.log_mel import HOP, RATE

@@ -19,6 +19,7 @@ from multimodal.errors import ImageError, UsageError
 from multimodal.inference.modules import Frozen
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
+from multimodal.models.vision.tower import ConvTower
 from multimodal.models.vit import ViT
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.tasks.encode.native import native_record
@@ -43,7 +44,8 @@ def relevance(
     attend to it: gradient-weighted attention (Chefer et al. 2021, equation 5), but signed and without the product over
     layers. As ∂score/∂A = G Vᵀ, with G the gradient of the attention's output and V the values, this equals
     Σ V·∂score/∂V, so attention is neither recomputed nor stored. The part that a pool takes from a patch without
-    attention, x·∂score/∂x, is added. Of the methods measured, this one localises best with every pool.
+    attention, x·∂score/∂x, is added. Of the methods measured, this one localises best with every pool. A convolutional
+    tower has its last map alone (Selvaraju et al. 2017).
 
     `texts`: unit vectors (`ZeroShotClassifier.weights`). Raises UsageError for a model without heat maps."""
     tower = check_model(model)
@@ -51,10 +53,14 @@ def relevance(
     with torch.inference_mode(False), torch.enable_grad(), _values(tower) as values:
         device = next(model.parameters()).device
         pixels, texts = (x.detach().to(device).clone() for x in (pixels, texts))  # inputs may be inference tensors
-        stem = tower.stem(pixels).detach().requires_grad_()  # gradients for frozen weights too
-        tokens = tower.stack(stem, rotate=tower.rotation((rows, columns), device))
+        if isinstance(tower, ConvTower):
+            tokens = tower.tokens(pixels).detach().requires_grad_()
+            values.clear()
+        else:
+            stem = tower.stem(pixels).detach().requires_grad_()  # gradients for frozen weights too
+            tokens = tower.stack(stem, rotate=tower.rotation((rows, columns), device))
         z = model.project_image(tower.pooled(tokens))
-        sources = [*values, tokens] if tower.config.pool != "map" else values
+        sources = [*values, tokens] if tower.config.pool not in ("map", "attention") else values
         maps = []
         for text in range(len(texts)) if chosen is None else chosen:
             score = (z * _apart(model, z.detach(), texts, text)).sum()
@@ -85,11 +91,11 @@ def _values(tower: ViT) -> Iterator[list[Float[Tensor, "B N _"]]]:
             hook.remove()
 
 
-def check_model(model: nn.Module) -> ViT:
+def check_model(model: nn.Module) -> ViT | ConvTower:
     """The image tower. Raises UsageError for a model without heat maps."""
     if not isinstance(model, CLIP) or isinstance(model, CoCa):
         raise UsageError(f"heat maps: expected a CLIP model, got {type(model).__name__}")
-    if model.image.config.pool not in ("token", "mean", "map"):
+    if model.image.config.pool not in ("token", "mean", "map", "attention"):
         raise UsageError(f"heat maps: expected pooling by token, mean or map (got {model.image.config.pool!r})")
     if any(isinstance(part, Frozen) for part in model.modules()):
         raise UsageError("heat maps need gradients: expected the model as loaded, not prepared for inference")

@@ -18,6 +18,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.speech.moonshine import Moonshine
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
+from multimodal.models.vision.tower import ConvTower
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.encode.images import pixels_of_one
@@ -58,9 +59,16 @@ def is_audio_model(model: nn.Module) -> bool:
     return isinstance(model, Whisper | ConformerCTC | Transducer | Moonshine | ConformerEncoder)
 
 
-def tower_of(model: nn.Module) -> ViT:
+def image_tower(model: nn.Module) -> ViT | ConvTower:
     """Image tower of an image model."""
     return model if isinstance(model, ViT) else model.image
+
+
+def tower_of(model: nn.Module) -> ViT:
+    """The image tower, if it attends to patches. Raises UsageError for a convolutional one."""
+    if isinstance(tower := image_tower(model), ConvTower):
+        raise UsageError(f"expected an image tower of patches, got {type(tower).__name__}, which is convolutional")
+    return tower
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import sinusoidal_positions
+from multimodal.models.vision.tower import ConvTower
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import WhisperEncoder
 from multimodal.tasks.inspect.maps import AttentionMap, Axis
@@ -59,8 +60,9 @@ def mean_distances(seen: AttentionMap) -> Float[Tensor, "L H"]:
     return ((weights * distance).sum(-1) / total).mean(-1)
 
 
-def filters(tower: ViT) -> tuple[Float[Tensor, "N height width C"], Float[Tensor, "N"]]:
-    """Principal components of the patch filters (figure 7 left), and their shares of the variance."""
+def filters(tower: ViT | ConvTower) -> tuple[Float[Tensor, "N height width C"], Float[Tensor, "N"]]:
+    """Principal components of the filters of patches (figure 7 left) or of a first convolution, and their shares of
+    the variance."""
     weight = tower.embed.weight.detach().float().cpu()
     flat = weight.flatten(1)
     _, sizes, components = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)

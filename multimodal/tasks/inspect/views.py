@@ -17,7 +17,15 @@ from multimodal.tasks.inspect import numbers as numbers
 from multimodal.tasks.inspect import plots as plots
 from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
 from multimodal.tasks.inspect.induction import induction, usable_ids
-from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, is_audio_model, is_image_model, tower_of
+from multimodal.tasks.inspect.maps import (
+    AttentionMap,
+    Axis,
+    attention,
+    image_tower,
+    is_audio_model,
+    is_image_model,
+    tower_of,
+)
 from multimodal.tasks.inspect.numbers import HeadSelection, chosen
 from multimodal.tasks.inspect.options import ViewOptions
 from multimodal.tokens.image.reading import read_image, to_rgb
@@ -185,7 +193,7 @@ def _heads_alone(maps: HeadSelection) -> list[str]:
 def _filters(checkpoint: Checkpoint, options: ViewOptions) -> View:
     if not is_image_model(checkpoint.model):
         raise UsageError(f"filters: expected an image model, got {checkpoint.kind}", argument="what")
-    components, shares = numbers.filters(tower_of(checkpoint.model))
+    components, shares = numbers.filters(image_tower(checkpoint.model))
     record = {"what": "filters", "shares": rounded(shares), "components": rounded(components)}
     lines = ["principal components of the patch filters, and their share of the variance"]
     lines += [f"{number:4}  {100 * float(share):6.2f} %" for number, share in enumerate(shares)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
-from multimodal.models.git import GIT, GITConfig
+from multimodal.models.vision.git import GIT, GITConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under, weight_and_bias

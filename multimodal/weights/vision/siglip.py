@@ -1,9 +1,8 @@
-"""SigLIP (Zhai et al. 2023) and SigLIP 2 at fixed resolutions in transformers' names, and OpenCLIP's image towers on a
-timm trunk.
+"""SigLIP (Zhai et al. 2023) and SigLIP 2 in transformers' names.
 
 Traps: attention pools the image (map pooling), with no projection after it. Text attends in both directions without a
 padding mask and is pooled at its last position, so it must be padded to 64 as in training. Epsilon is 1e-6 and GELU its
-tanh form; OpenCLIP's first SigLIPs have the exact GELU."""
+tanh form."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,17 +19,7 @@ from multimodal.tokens.text.sentencepiece import SigLIPText
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import SCALAR, NameRow, Op, Tensors, in_proj, linears, under, weight_and_bias
-from multimodal.weights.vision import clip_hf, clip_openai, vit_timm
-from multimodal.weights.vision.open_clip import (
-    TRUNK,
-    model_settings,
-    open_clip_preprocessing,
-    open_clip_tokenizer,
-    pair,
-    settings,
-    text_part,
-)
-from multimodal.weights.vision.timm_model import plain, timm_model, vit_config
+from multimodal.weights.vision import clip_hf
 
 # defaults of SiglipTextConfig and SiglipVisionConfig
 COMMON = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -108,48 +97,6 @@ def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
     return SigLIPText(folder / "spiece.model", text["max_position_embeddings"])
 
 
-def trunk_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
-    """OpenCLIP's TimmModel (open_clip/timm_model.py). Raises CheckpointError unless the trunk is a plain ViT."""
-    model = model_settings(config)
-    vision = settings(model["vision_cfg"], TRUNK, "vision_cfg.")
-    name, pool, projection = vision["timm_model_name"], vision["timm_pool"], vision["timm_proj"]
-    if not name or projection not in ("linear", "none", "", None) or vision["timm_proj_bias"]:
-        raise CheckpointError(
-            f"OpenCLIP configuration: timm_model_name {name!r} with timm_proj {projection!r} (bias "
-            f"{vision['timm_proj_bias']}) is not supported"
-        )
-    if projection == "linear":  # OpenCLIP removes the head of a finished model, so the norm keeps its place
-        trunk = timm_model(name)
-        trunk.reset_classifier(0, **({"global_pool": pool} if pool else {}))
-        plain(trunk, name)
-    else:
-        classes = 0 if projection == "none" else model["embed_dim"]
-        trunk = timm_model(name, num_classes=classes, global_pool=pool)
-    image = vit_config(trunk)
-    if image.image != pair(vision["image_size"]):
-        raise CheckpointError(f"OpenCLIP configuration: image_size {vision['image_size']}, {name} has {image.image}")
-    text, fields = text_part(model)
-    loss = "softmax" if model["init_logit_bias"] is None else "sigmoid"
-    return CLIPConfig(image, text, model["embed_dim"], loss, image_project=projection == "linear", **fields)
-
-
-def trunk_rows(prefix: str, layout: vit_timm.TimmNames, config: CLIPConfig) -> list[NameRow]:
-    project = [NameRow("visual.head.proj.weight", "image_project.weight")] if config.image_project else []
-    trunk = under("visual.trunk.", "image.", vit_timm.rows(config.image, layout))
-    return [*trunk, *project, *clip_openai.text_rows(config, prefix)]
-
-
-def _trunks(name: str, prefix: str) -> tuple[Family, ...]:
-    return tuple(
-        Family(
-            f"{name}{kind}", CLIP, ("visual.trunk.patch_embed.proj.weight", f"{prefix}token_embedding.weight"),
-            trunk_config, partial(trunk_rows, prefix, layout), open_clip_tokenizer, open_clip_preprocessing,
-            only=partial(layout.fits, prefix="visual.trunk."),
-        )
-        for kind, layout in vit_timm.LAYOUTS.items()
-    )  # fmt: skip
-
-
 FAMILY = Family(
     "siglip-hf", CLIP, ("vision_model.head.probe", "logit_bias"), hf_config, hf_rows, hf_tokenizer,
     partial(clip_hf.preprocessing, crops=False), needs="config.json", types=("", "siglip"),
@@ -162,6 +109,3 @@ NAFLEX = replace(
     preprocessing=naflex_preprocessing,
     types=("siglip2",),
 )
-TRUNK_FAMILIES = _trunks("open_clip-timm", "text.")
-TRUNK_FLAT_FAMILIES = _trunks("open_clip-timm-flat", "")
-TRUNK_FAMILY, TRUNK_FLAT = TRUNK_FAMILIES[0], TRUNK_FLAT_FAMILIES[0]

@@ -11,7 +11,7 @@ from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.positions import GridRotary
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import CheckpointError
-from multimodal.models.vit import ViTConfig
+from multimodal.models.vit import STEM_STRIDES, ViTConfig
 from multimodal.system.files import shown
 
 POOLS = {"token": "token", "avg": "mean", "map": "map"}
@@ -19,8 +19,13 @@ FEEDS = {"Mlp": False, "GluMlp": True, "SwiGLU": True}  # True: gated
 
 
 def timm_model(architecture: str, **options: Any) -> nn.Module:
-    """timm's model on the meta device. Raises CheckpointError if it is unknown or not a ViT that we have, and for names
-    and options that would make timm read files, since both come from the checkpoint."""
+    """timm's ViT on the meta device. Raises CheckpointError if it is unknown or not one that we have."""
+    return plain(timm_built(architecture, **options), architecture)
+
+
+def timm_built(architecture: str, **options: Any) -> nn.Module:
+    """timm's model on the meta device. Raises CheckpointError if it is unknown, and for names and options that would
+    make timm read files, since both come from the checkpoint."""
     import timm
     from timm.models.beit import Beit
     from timm.models.eva import Eva
@@ -34,10 +39,9 @@ def timm_model(architecture: str, **options: Any) -> nn.Module:
         raise CheckpointError(f"timm's {architecture!r} has no option {shown(min(other))}")
     try:
         with torch.device("meta"):
-            model = timm.create_model(architecture, pretrained=False, **options)
+            return timm.create_model(architecture, pretrained=False, **options)
     except Exception as error:  # timm raises RuntimeError, TypeError, ValueError and AssertionError
         raise CheckpointError(f"timm cannot build {architecture!r} ({' '.join(str(error).split())})") from None
-    return plain(model, architecture)
 
 
 def plain(model: nn.Module, architecture: str) -> nn.Module:
@@ -58,7 +62,8 @@ def _differs(model: nn.Module) -> str:
     attention = block.attn
     if model.global_pool not in POOLS or (getattr(model, "pool_include_prefix", False) and model.global_pool == "avg"):
         return f"global_pool {model.global_pool!r}, pool_include_prefix True"
-    if type(patch).__name__ != "PatchEmbed" or patch.patch_size[0] != patch.patch_size[1] or model.in_chans != 3:
+    square = type(patch).__name__ == "PatchEmbed" and patch.patch_size[0] == patch.patch_size[1]
+    if not (square or _conv_stem(patch)) or getattr(model, "in_chans", 3) != 3:
         return f"{type(patch).__name__}, patch {patch.patch_size} or {model.in_chans} channels"
     if attention.proj.bias is None or getattr(attention, "gate", None) is not None:
         return f"proj_bias {attention.proj.bias is not None} or a gate of attention"
@@ -85,19 +90,34 @@ def vit_config(model: nn.Module) -> ViTConfig:
     distilled = type(model).__name__ == "VisionTransformerDistilled"
     registers = getattr(model, "reg_token", None)
     made = ViTConfig(
-        tuple(model.patch_embed.img_size), model.patch_embed.patch_size[0],
+        tuple(model.patch_embed.img_size), model.patch_embed.img_size[0] // model.patch_embed.grid_size[0],
         StackConfig(_block(model.blocks[0], model.patch_embed.grid_size), len(model.blocks), _normed(model, "norm")),
         "pair" if distilled else pool, model.cls_token is not None,
         1 if distilled else 0 if registers is None else registers.shape[1], not getattr(model, "no_embed_class", False),
-        model.patch_embed.proj.bias is not None, _normed(model, "norm_pre"), late, classes=model.num_classes,
+        _last_conv(model.patch_embed).bias is not None, _normed(model, "norm_pre"), late, classes=model.num_classes,
         map_prefix=getattr(model, "pool_include_prefix", True) or type(model).__name__ == "Eva",
         positions=model.pos_embed is not None, rotary=None if rope is None else _rotary(rope),
+        conv_stem=_conv_stem(model.patch_embed),
     )  # fmt: skip
     if pool != "map":
         return made
     own, feed = model.attn_pool, model.attn_pool.mlp
     return replace(made, pool_heads=own.num_heads, pool_hidden=feed.fc1.out_features,
                    pool_activation=_activation(feed.act))  # fmt: skip
+
+
+def _conv_stem(patch: nn.Module) -> int:
+    """Width of the convolutions before the patches' map (MobileCLIP-B's stem); 0 without them."""
+    stem = getattr(patch, "backbone", None)
+    if type(stem).__name__ != "ConvStem" or len(stem) != 3 or not isinstance(patch.proj, nn.Identity):
+        return 0
+    alike = [(one.conv.kernel_size, one.conv.stride, one.conv.padding) for one in stem]
+    known = [((side, side), (side, side), (0, 0)) for side in (*STEM_STRIDES, 2)]
+    return stem[0].conv.out_channels if alike == known and type(stem[0].bn.act).__name__ == "GELU" else 0
+
+
+def _last_conv(patch: nn.Module) -> nn.Module:
+    return patch.backbone[-1].conv if _conv_stem(patch) else patch.proj
 
 
 def _normed(part: nn.Module, name: str) -> bool:

@@ -86,6 +86,8 @@ def rows(config: ViTConfig, layout: TimmNames = LAYOUTS[""]) -> list[NameRow]:
         NameRow("pos_embed", "positions", NO_FIRST), NameRow("cls_token", "class_token", NO_FIRST),
         NameRow("dist_token" if config.pool == "pair" else "reg_token", "registers", NO_FIRST), *_map_pool_rows(),
     ]  # fmt: skip
+    if config.conv_stem:
+        made = [row for row in made if "patch_embed" not in row.foreign] + _stem_rows()
     names = names_of(config)
     index = NameRow("blocks.{}.attn.relative_position_index", reason="follows from the grid", optional=True)
     return [row for row in made if set(row.targets) <= names] + ([index] if own.grid else [])
@@ -94,7 +96,16 @@ def rows(config: ViTConfig, layout: TimmNames = LAYOUTS[""]) -> list[NameRow]:
 def names_of(config: ViTConfig) -> frozenset[str]:
     """Names of the model's tensors with `{}` for the layer; one layer has them all."""
     short = replace(config, stack=replace(config.stack, layers=1))
-    return frozenset(re.sub(r"\.\d+\.", ".{}.", name) for name in build(ViT, short).state_dict())
+    return frozenset(re.sub(r"blocks\.\d+\.", "blocks.{}.", name) for name in build(ViT, short).state_dict())
+
+
+def _stem_rows() -> list[NameRow]:
+    """MobileCLIP-B's three convolutions, the last of which is our map of the patches."""
+    kinds = {"conv": ("weight",), "norm": ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    names = {"conv": "conv", "norm": "bn"}
+    made = [NameRow(f"{part}.{names[kind]}.{name}", f"conv_stem.{2 * part}.{kind}.{name}")
+            for part in range(2) for kind, own in kinds.items() for name in own]  # fmt: skip
+    return under("patch_embed.backbone.", "", [*made, *weight_and_bias("2.conv", "embed")])
 
 
 def _map_pool_rows() -> list[NameRow]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.weights.family import Family
-from multimodal.weights.vision import chinese_clip, clip_hf, clip_openai, siglip, vit_timm
+from multimodal.weights.vision import chinese_clip, clip_hf, clip_openai, open_clip_trunk, siglip, vit_timm
 
 VOCABULARY, CONTEXT = 50, 9
 
@@ -169,11 +169,12 @@ CASES: dict[str, Callable[[], VisionCase]] = {
     "Chinese-CLIP": chinese_clip_case,
     "Hugging Face SigLIP": siglip_case,
     "OpenCLIP SigLIP": lambda: trunk_case(
-        siglip.TRUNK_FAMILY, "test_vit3", 160, {"timm_pool": "map", "timm_proj": "none"}, embed_dim=96,
+        open_clip_trunk.FAMILIES[0], "test_vit3", 160, {"timm_pool": "map", "timm_proj": "none"}, embed_dim=96,
         init_logit_bias=-10.0,
     ),
     "OpenCLIP on a timm trunk": lambda: trunk_case(
-        siglip.TRUNK_FLAT, "test_vit2", 160, {"timm_pool": "", "timm_proj": "linear"}, custom=False, embed_dim=20,
+        open_clip_trunk.FLAT_FAMILIES[0], "test_vit2", 160, {"timm_pool": "", "timm_proj": "linear"}, custom=False,
+        embed_dim=20,
     ),
 }  # fmt: skip
 

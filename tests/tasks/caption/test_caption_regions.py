@@ -11,8 +11,8 @@ from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.stack import transformer
 from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.coca import CoCa
-from multimodal.models.git import GIT
 from multimodal.models.text_config import TextConfig
+from multimodal.models.vision.git import GIT
 from multimodal.models.vit import ViTConfig
 from multimodal.tasks.caption.caption import CaptionWriter, generate, prepared
 from multimodal.tasks.caption.regions import RegionPlots, attention_maps, words_of
