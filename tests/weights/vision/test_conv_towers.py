@@ -10,8 +10,7 @@ from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import recognise
 from tests.helpers.data.vits.towers import CASES, reference, small, tensors
 from tests.helpers.parity import record
-from tests.helpers.references.vision import CONTEXT, VOCABULARY
-from tests.helpers.references.vision_cases import random_images
+from tests.helpers.references.vision import CONTEXT, VOCABULARY, random_images
 
 TOLERANCE = 1e-5
 every_case = pytest.mark.parametrize("name", CASES)
