@@ -1,4 +1,4 @@
-"""What the convolutional image towers share: images to a grid of vectors, and these to one."""
+"""Base of the convolutional image towers: images to a grid of vectors, and these to one."""
 
 from collections.abc import Sequence
 
