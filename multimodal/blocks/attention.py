@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from multimodal.blocks.cache import LayerCache
+from multimodal.blocks.cache import KeyValue, LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
 from multimodal.blocks.masks import Sparse, merge
@@ -93,10 +93,13 @@ class Attention(nn.Module):
         query = rotate(query) if rotate else query
         if source is not None and cache is not None and (key := cache.key) is not None:
             return query, key, cache.value
-        key, value = (part(x if source is None else source) for part in (self.key, self.value))
-        key, value = self._normed(key, self.key_norm), self.split(value)
+        key, value = self.keys_values(x if source is None else source)
         key = rotate(key) if rotate else key
         return query, *((key, value) if cache is None else cache.append(key, value))
+
+    def keys_values(self, source: Float[Tensor, "B S _"]) -> KeyValue:
+        """The heads of keys, not rotated, and of values."""
+        return self._normed(self.key(source), self.key_norm), self.split(self.value(source))
 
     def _normed(self, x: Float[Tensor, "B S _"], norm: nn.Module | None) -> Float[Tensor, "B _ S E"]:
         """The heads of queries or keys, normed in the norm's type."""

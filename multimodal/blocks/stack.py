@@ -153,7 +153,7 @@ class Block(nn.Module):
             known = crossed is not None and crossed.key is not None
             if self.source_norm is not None and not known:
                 source = self.source_norm(source)
-            sources = len(crossed.key if known else source)
+            sources = (crossed.key if known else source).shape[0]
 
             def attend(h: Tensor) -> Tensor:  # rows of one source are several queries to it
                 queries = h.reshape(sources, -1, h.shape[-1])

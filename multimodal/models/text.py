@@ -288,7 +288,7 @@ class TextTransformer(nn.Module):
     ) -> Bool[Tensor, "..."] | Sparse | None:  # fmt: skip
         """`pattern`: of the layers that have one; its window also narrows a given `mask`."""
         width, keys = (pattern or self.config).window, (cache.cached if cache else past) + count
-        if pattern and width and keys > width and not (self.config.causal and mask is None):
+        if pattern and width and (mask is not None or (keys > width and not self.config.causal)):
             near = self._distances(past, count, cache).abs() < width
             mask = near if mask is None else mask & near
         elif mask is None and self.config.causal and not self.config.stack.block.attention.linear:

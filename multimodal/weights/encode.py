@@ -26,7 +26,7 @@ def text_features(
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     context = model.config.text.context
     longest = min(context, tokenizer.context or context)
-    free = _padding_is_free(model.config)
+    free = padding_is_free(model.config)
     ids, mask, _ = tokenizer.batch(list(rows), longest, pad_to_length=not free)
     lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1])
     order, device, vectors, done = lengths.argsort(descending=True), model.logit_scale.device, None, 0
@@ -53,7 +53,7 @@ def vector_width(model: nn.Module) -> int:
     return model.config.embed if isinstance(model, CLIP) else model.config.pooled_width
 
 
-def _padding_is_free(config: CLIPConfig) -> bool:
+def padding_is_free(config: CLIPConfig) -> bool:
     """True if padding does not change a text's vector. SigLIP pools the last position, which attends to all padding;
     CoCa places its class token itself."""
     if config.text_pool == "eos":

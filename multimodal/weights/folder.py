@@ -230,7 +230,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
         sums = {path.name: sha256(path) for path in sorted(made.iterdir())}
         write_durably(made / "manifest.json", _json({"sha256": sums}))
         with unbroken():
-            _replace_folder(made, folder)
+            replace_folder(made, folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -383,7 +383,7 @@ def _check_manifest(folder: Path) -> dict[str, str]:
     return sums
 
 
-def _replace_folder(made: Path, folder: Path) -> None:
+def replace_folder(made: Path, folder: Path) -> None:
     if folder.exists():
         old = made.with_name(made.name + ".old")
         folder.rename(old)

@@ -17,8 +17,8 @@ from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, Source, sou
 # what the package and the recipes never import: a recipe is a script, which imports the package alone
 OUTSIDE = {"recipes", "tests", "benchmarks", *(path.stem for path in RECIPES)}
 # the rooms from the ground up: a file imports from its own room and from those before it
-ROOMS = ("errors", "system", "tokens", "blocks", "models", "decoding", "weights", "inference", "data", "tasks", "train",
-         "serve", "cli")  # fmt: skip
+ROOMS = ("errors", "system", "tokens", "blocks", "models", "decoding", "weights", "inference", "data", "tasks",
+         "export", "train", "serve", "cli")  # fmt: skip
 # within tasks; those of one level do not know each other
 LEVELS = {"figures": 0, "report": 0, "encode": 1, "classify": 2, "caption": 2, "text": 2, "retrieve": 2,
           "transcribe": 2, "ask": 3, "evaluate": 4, "inspect": 5}  # fmt: skip
@@ -144,7 +144,8 @@ def plain(distribution: str) -> str:
 def test_every_import_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {plain(line) for line in project["dependencies"]}
-    extras = {"recipes/": "ray", "multimodal/serve/": "serve", "multimodal/cli/system/serve.py": "serve"}
+    extras = {"recipes/": "ray", "multimodal/serve/": "serve", "multimodal/cli/system/serve.py": "serve",
+              "multimodal/export/": "export"}  # fmt: skip
     homes = importlib.metadata.packages_distributions()
     for name, file in sources().items():
         for target in file.imports:

@@ -84,7 +84,6 @@ class BytePairTokenizer(Tokenizer):
         write_record(folder, record)
 
     def pipeline(self) -> dict[str, Any]:
-        """The content of `tokenizer.json`."""
         return json.loads(self._backend.to_str())
 
     def token_bytes(self) -> list[bytes]:
@@ -117,6 +116,16 @@ def byte_letters() -> dict[int, str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def byte_level(vocab: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+    """The content of a `tokenizer.json` with GPT-2's words."""
+    words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+             "vocab": vocab, "merges": merges}  # fmt: skip
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+            "pre_tokenizer": words, "post_processor": None, "decoder": words, "model": model}  # fmt: skip
 
 
 def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], lowercase: bool) -> "tokenizers.Tokenizer":

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.assets import open_clip_file
-from multimodal.tokens.text.bytepair import byte_letters
+from multimodal.tokens.text.bytepair import byte_letters, byte_level
 from multimodal.tokens.text.chunks import ChunkCache
 from multimodal.tokens.text.tokenizer import Tokenizer, write_record
 
 if TYPE_CHECKING:
     import tokenizers
 
-_MERGES = 49152 - 256 - 2  # the file holds more lines than CLIP was trained with
+_MERGE_COUNT = 49152 - 256 - 2  # the file holds more lines than CLIP was trained with
 # the words of CLIP, without the two control tokens that the reference's pattern lets a user spell
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
 _END = "</w>"  # marks the last piece of a word
@@ -29,21 +29,26 @@ _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
 @lru_cache(maxsize=1)
 def _vocabulary() -> tuple["tokenizers.models.BPE", list[str]]:
-    """The BPE model and its tokens by id, from the file that open_clip installs."""
+    """The BPE model and its tokens by id."""
     from tokenizers import models
 
+    merges, letters = _merges(), list(byte_letters().values())
+    tokens = letters + [letter + _END for letter in letters] + ["".join(pair) for pair in merges]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    return models.BPE(vocab=vocab, merges=merges, end_of_word_suffix=_END), tokens
+
+
+def _merges() -> list[tuple[str, str]]:
+    """Merges of the file that open_clip installs."""
     path = open_clip_file("bpe_simple_vocab_16e6.txt.gz")
     try:
         lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
     except (OSError, EOFError, ValueError) as error:
         raise CheckpointError(f"{path}: CLIP's vocabulary cannot be read: {error}") from None
-    merges = [tuple(line.split()) for line in lines[1 : 1 + _MERGES]]
-    if len(merges) != _MERGES or any(len(pair) != 2 for pair in merges):
-        raise CheckpointError(f"{path}: does not hold the {_MERGES} merges of CLIP")
-    letters = list(byte_letters().values())
-    tokens = letters + [letter + _END for letter in letters] + ["".join(pair) for pair in merges]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    return models.BPE(vocab=vocab, merges=merges, end_of_word_suffix=_END), tokens
+    merges = [tuple(line.split()) for line in lines[1 : 1 + _MERGE_COUNT]]
+    if len(merges) != _MERGE_COUNT or any(len(pair) != 2 for pair in merges):
+        raise CheckpointError(f"{path}: does not hold the {_MERGE_COUNT} merges of CLIP")
+    return merges
 
 
 class _CLIPChunkCache(ChunkCache):
@@ -96,6 +101,18 @@ class CLIPTokenizer(Tokenizer):
         token = self._tokens[token_id]
         word = token.removesuffix(_END)
         return bytes(self._bytes[letter] for letter in word) + b" " * (word != token)
+
+    def pipeline(self) -> dict[str, Any]:
+        """Without the repair of text and HTML entities, as transformers' CLIPTokenizerFast."""
+        made = byte_level({token: i for i, token in enumerate(self._tokens)}, list(map(list, _merges())))
+        blanks = {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}
+        split = {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Removed", "invert": True}
+        whole = made["pre_tokenizer"] | {"use_regex": False}
+        model = made["model"] | {"end_of_word_suffix": _END}
+        return made | {
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, blanks, {"type": "Lowercase"}]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, whole]}, "model": model,
+        }  # fmt: skip
 
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "clip", "context": self.context})

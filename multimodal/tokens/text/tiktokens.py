@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.assets import asset
+from multimodal.tokens.text.bytepair import byte_letters, byte_level
 from multimodal.tokens.text.languages import LANGUAGES, language_code
 from multimodal.tokens.text.tokenizer import Tokenizer, write_record
 
@@ -72,6 +73,14 @@ class _TiktokenTokenizer(Tokenizer):
             return self._encoding.encode_ordinary(text)
         return list(chain.from_iterable(self._encoding.encode_ordinary_batch(parts, num_threads=max(1, threads))))
 
+    def pipeline(self) -> dict[str, Any]:
+        """Byte-level BPE with the merges that the ranks imply. Takes a second for 50,000 tokens."""
+        letters = byte_letters()
+        ranks = self._encoding._mergeable_ranks
+        names = {token: "".join(map(letters.__getitem__, token)) for token in ranks}
+        merges = [[names[part] for part in parts] for token in ranks if len(parts := _merged(ranks, token)) == 2]
+        return byte_level({name: ranks[token] for token, name in names.items()}, merges)
+
     def _decode(self, ids: list[int]) -> str:
         parts = (
             self._bytes[i - self.plain_size] if i >= self.plain_size else self._encoding.decode_single_token_bytes(i)
@@ -97,6 +106,17 @@ def _without_long_blanks(text: str) -> list[str]:
         return [text]
     ends = [run.end() - (run.end() < len(text)) for run in _LONG_BLANK.finditer(text)]
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
+
+
+def _merged(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
+    """The tokens of lower rank that become this one."""
+    parts, own = [bytes([byte]) for byte in token], ranks[token]
+    while len(parts) > 1:
+        rank, at = min((ranks.get(a + b, own), at) for at, (a, b) in enumerate(pairwise(parts)))
+        if rank >= own:
+            break
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
 
 
 class GPT2Tokenizer(_TiktokenTokenizer):

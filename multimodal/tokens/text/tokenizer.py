@@ -86,6 +86,10 @@ class Tokenizer(ABC):
         """Ids of a text, without control ids. Raises TextError for a lone surrogate."""
         return self._encode(checked(text))
 
+    def pipeline(self) -> dict[str, Any] | None:
+        """Content of a `tokenizer.json` without control tokens, for other programs; None: it has no such form."""
+        return None
+
     def pieces(self, text: str) -> list[Piece]:
         """Tokens of a text with their places in it. Raises CheckpointError for a tokenizer without places."""
         raise CheckpointError(f"{type(self).__name__}: its tokens have no places in the text, which this task needs")

@@ -1,5 +1,6 @@
 """BERT's WordPiece (Devlin et al. 2019), which BLIP and GIT also use, with training."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -107,6 +108,9 @@ class WordPieceTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         tokens = [self.vocab[i] if i < len(self.vocab) else f"[{i}]" for i in ids]
         return self._backend.decoder.decode(tokens) if tokens else ""
+
+    def pipeline(self) -> dict[str, Any]:
+        return json.loads(self._backend.to_str())
 
     def pieces(self, text: str) -> list[Piece]:
         return pieces_of(self._backend, checked(text), self.unknown_id)

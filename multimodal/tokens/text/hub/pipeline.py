@@ -103,6 +103,9 @@ class HubTokenizer(Tokenizer):
         with no_panic(f"ids {ids[:5]}", TextError):
             return decoder.decode(tokens) if tokens else ""
 
+    def pipeline(self) -> dict[str, Any]:
+        return json.loads(self._backend.to_str())
+
     def pieces(self, text: str) -> list[Piece]:
         with no_panic(f"text {text[:40]!r}", TextError):
             return pieces_of(self._backend, checked(text), self.unknown_id)

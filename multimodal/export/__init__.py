@@ -1,0 +1,1 @@
+"""Models for other programs: ONNX graphs, Hugging Face folders, CTranslate2 and GGUF."""

@@ -1,0 +1,58 @@
+"""Classify an image without torch: `python client.py IMAGE LABEL …`, without labels for a ViT, beside the graphs."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+from tokenizers import Tokenizer
+
+
+class ImageClient:
+    def __init__(self, folder):
+        self.own = json.loads((folder / "export.json").read_text())
+        self.graphs = {name: onnxruntime.InferenceSession(folder / name) for name in self.own["graphs"]}
+        self.tokens = Tokenizer.from_file(str(folder / "tokenizer.json")) if "templates" in self.own else None
+
+    def run(self, graph, inputs):
+        return self.graphs[graph].run(None, {one.name: inputs[one.name] for one in self.graphs[graph].get_inputs()})[0]
+
+    def pixels(self, path):
+        own, image = self.own["image"], Image.open(path).convert("RGB")
+        (height, width), edges = own["size"], own["edges"]  # `edges`: before the crop
+        if own["resize"] == "shortest":
+            edges = [int(edges[0] * side / min(image.size)) for side in reversed(image.size)]
+        image = image.resize(edges[::-1], Image.Resampling[own["interpolation"].upper()])
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        rgb = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255
+        return ((rgb - np.float32(own["mean"])) / np.float32(own["std"])).transpose(2, 0, 1)[None]
+
+    def vector(self, label):
+        """The mean of the label's prompts."""
+        vectors = []
+        for template in self.own["templates"]:
+            ids = self.tokens.encode(template.replace("{}", label), add_special_tokens=False).ids
+            ids = self.own["before"] + ids + self.own["after"]
+            ids = np.array([ids + [self.own["pad"]] * (self.own["length"] - len(ids))])
+            vectors.append(self.run("text_model.onnx", {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0])
+        return np.mean(vectors, 0) / np.linalg.norm(np.mean(vectors, 0))
+
+    def classify(self, path, labels=()):
+        inputs = {"pixel_values": self.pixels(path)}
+        if "model.onnx" in self.graphs:
+            logits, labels = self.run("model.onnx", inputs)[0], self.own["labels"]
+        else:
+            logits = np.stack([self.vector(label) for label in labels]) @ self.run("vision_model.onnx", inputs)[0]
+            logits = self.own["logit_scale"] * logits + self.own["logit_bias"]
+        if self.own["scores"] == "sigmoid":
+            scores = 1 / (1 + np.exp(-logits))
+        else:
+            scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+        return dict(sorted(zip(labels, scores.tolist(), strict=True), key=lambda pair: -pair[1]))
+
+
+if __name__ == "__main__":
+    for name, score in ImageClient(Path(__file__).parent).classify(sys.argv[1], sys.argv[2:]).items():
+        print(f"{score:.4f} {name}")

@@ -1,0 +1,19 @@
+"""Options of exports."""
+
+from multimodal.errors import UsageError
+from multimodal.system.options import OptionSet, option
+
+STORES = {"onnx": ("float32", "int8")}  # formats, and the number types of each
+
+
+class ExportOptions(OptionSet):
+    """Format and numbers of an export."""
+
+    to: str = option("onnx", "format. onnx: graphs for ONNX Runtime, and a client without torch", choices=tuple(STORES))
+    store: str = option("float32", "number type of the weights: float32 or int8 for onnx",
+                        choices=("float32", "float16", "bfloat16", "int8"))  # fmt: skip
+    overwrite: bool = option(False, "replace an earlier export")
+
+    def check(self) -> None:
+        if self.store not in STORES[self.to]:
+            raise UsageError(f"{self.store}: {self.to} has {', '.join(STORES[self.to])}", argument="store")

@@ -1,0 +1,72 @@
+"""Folders that an export writes whole, or not at all."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.files import read_json
+from multimodal.system.signals import at_stop, unbroken
+from multimodal.weights.folder import replace_folder
+
+RECORD = "export.json"
+
+
+def check_place(folder: Path, overwrite: bool) -> None:
+    """Raise UsageError if `folder` exists, or with `overwrite` if it holds anything but an export."""
+    if not os.path.lexists(folder):
+        return
+    if not overwrite:
+        raise UsageError(f"{folder}: exists; overwrite=True replaces an earlier export")
+    try:
+        known = set(read_json(folder / RECORD).get("files") or ())
+    except CheckpointError:
+        known = set()
+    held = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    if foreign := sorted(held - known - {RECORD}):
+        raise UsageError(f"{folder}: holds {foreign[0]}, which is not part of an export; name another folder")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is a file; name another folder")
+
+
+@contextmanager
+def export_folder(folder: Path, record: dict[str, Any], overwrite: bool) -> Iterator[Path]:
+    """Yield a new folder, which replaces `folder` at the end of the block with `record` and its list of files in
+    `export.json`. Raises as `check_place` does; an OSError, such as of a full disk, names `folder`."""
+    check_place(folder, overwrite)
+    folder = Path(os.path.realpath(folder))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=folder.parent))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    try:
+        made.chmod(0o755)
+        with at_stop(partial(shutil.rmtree, made, ignore_errors=True)):
+            yield made
+            record["files"] = sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file())
+            (made / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            for path in made.rglob("*"):
+                _sync(path)
+            check_place(folder, overwrite)  # again: an export may take minutes
+            with unbroken():
+                replace_folder(made, folder)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        raise
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,58 @@
+"""Graph modules beside the models: rows padded on the left, tokens one by one, whatever the model's kind."""
+
+import pytest
+import torch
+
+from multimodal.errors import UsageError
+from multimodal.export.parts import graphs_of
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.weights.folder import Checkpoint
+from tests.helpers.tiny import ALL, made
+
+DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
+    "text-linear", "text-encoder", "text-detector")] + ["speech-to-text", "captioner", "captioner-bert"]  # fmt: skip
+REFUSED = {"text-linear": "linear attention", "transducer": "not for Transducer", "moonshine": "not for Moonshine",
+           "git": "not for GIT", "any": "not for AnyToText", "tabular": "not for FTTransformer"}  # fmt: skip
+IDS = torch.tensor([[0, 0, 5, 7, 9, 3, 2], [4, 1, 8, 2, 6, 11, 7]])  # the first row has two places of padding
+VALID = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+
+
+def source_of(model, name: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    if isinstance(model, EncoderDecoder):
+        return torch.tensor([[3, 5, 6, 0], [9, 8, 7, 6]])
+    return torch.randn(2, 8, 14) if name == "speech-to-text" else torch.randn(2, 3, 8, 12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_writes_padded_rows_as_the_model_writes_each_alone(name):
+    model = made(name)
+    *encoder, graph = graphs_of(Checkpoint(model, source=name))
+    names, decoder = list(graph.inputs), getattr(model, "decoder", model)
+    source, source_valid, crossed, states = None, torch.tensor([[1, 1, 1, 0], [1] * 4]), [], None
+    if encoder:
+        source = source_of(model, name)
+        masked = "encoder_attention_mask" in names
+        states, *crossed = encoder[0].module(source, *([source_valid] if masked else []))
+        crossed = [*([source_valid] if masked else []), *crossed]
+    own = [x[:, :, :0] for key, x in graph.inputs.items() if key.startswith("past") and ".encoder." not in key]
+    rest = crossed[:1] if "encoder_attention_mask" in names else []
+    crossed = crossed[len(rest) :]
+    first, *own = graph.module(IDS[:, :4], VALID[:, :4], *rest, *own, *crossed)
+    found = [first]
+    for end in range(5, 8):
+        logits, *own = graph.module(IDS[:, end - 1 : end], VALID[:, :end], *rest, *own, *crossed)
+        found.append(logits)
+    found = torch.cat(found, 1)
+    for row, start in enumerate((2, 0)):
+        valid = source_valid[row : row + 1].bool() if rest else None
+        wanted = decoder(IDS[row : row + 1, start:], None if states is None else states[row : row + 1], valid)
+        assert torch.allclose(found[row, start:], wanted[0], atol=1e-5)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "cause"), REFUSED.items())
+def test_what_a_graph_does_not_hold_is_named(name, cause):
+    with pytest.raises(UsageError, match=cause):
+        graphs_of(Checkpoint(made(name), source=name))

@@ -1,0 +1,137 @@
+"""ONNX exports in onnxruntime beside our models, and the shipped clients, which know no torch."""
+
+import ast
+import json
+import runpy
+import shutil
+import wave
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import multimodal
+from multimodal.errors import UsageError
+from multimodal.export import clients
+from multimodal.export.export import export
+from multimodal.export.onnx import quantize
+from multimodal.export.parts import graphs_of
+from multimodal.models.clip import CLIP
+from multimodal.tasks.transcribe.conformer.decode import decode_windows
+from multimodal.tasks.transcribe.whisper.options import HybridOptions
+from multimodal.weights.folder import Checkpoint, save_folder
+from tests.helpers.commands import run
+from tests.helpers.tiny import ALL, CLIPS, made, randomized
+from tests.helpers.tiny_checkpoints import BYTES, IDS, RECORD, checkpoint
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+SIZES = {"batch": 3, "length": 4, "past": 0, "source": 5, "frames": 18, "total": 4}
+KINDS = [name for name in ALL if name not in (
+    "text-linear", "transducer", "moonshine", "git", "coca", "tabular") and not name.startswith(("any", "conformer-"))
+]  # fmt: skip
+
+
+def client_of(folder: Path):
+    names = runpy.run_path(str(folder / "client.py"))
+    return next(names[name] for name in ("TextClient", "ImageClient") if name in names)(folder)
+
+
+def test_the_clients_are_short_and_import_no_torch():
+    for path in Path(clients.__file__).parent.glob("[!_]*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 60
+        modules = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        imported = {(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) for node in modules}
+        assert imported <= {"json", "sys", "wave", "pathlib", "numpy", "onnxruntime", "PIL", "tokenizers"}
+
+
+def test_a_language_model_writes_the_same_text(tmp_path, capsys):
+    save_folder(checkpoint("llama"), tmp_path / "model")
+    code, _, err = run(capsys, "export", tmp_path / "model", "--to", "onnx", tmp_path / "out")
+    assert (code, err) == (0, "")
+    written = client_of(tmp_path / "out").complete("ab cab")  # to the end of its context of 32
+    assert written == multimodal.generate("ab cab", str(tmp_path / "model"), temperature=0, max_new_tokens=25)
+    text = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert str(Path(multimodal.__file__).parent).encode() not in text  # the exporter's notes
+    with pytest.raises(UsageError, match=r"out: exists; overwrite=True"):
+        export(tmp_path / "model", tmp_path / "out")
+
+
+def test_a_recognizer_hears_the_same_text(tmp_path):
+    source = checkpoint("joint")
+    save_folder(source, tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out")
+    samples = (np.random.default_rng(0).normal(size=12000) * 3000).astype(np.int16)
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    (heard,) = decode_windows([torch.from_numpy(samples / 32768).float()], source, HybridOptions(beam_size=1))
+    assert heard.ids
+    assert client_of(tmp_path / "out").transcribe(tmp_path / "a.wav") == BYTES.decode(heard.ids).strip()
+
+
+def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path):
+    config = replace(CLIPS["softmax"], eos_id=BYTES.eos_id)
+    config = replace(config, text=replace(config.text, vocabulary=IDS, context=40))
+    save_folder(Checkpoint(randomized(CLIP(config)), BYTES, RECORD), tmp_path / "model")
+    Image.effect_noise((50, 31), 90).convert("RGB").save(tmp_path / "a.png")
+    expected = multimodal.classify(str(tmp_path / "a.png"), labels=["a dog", "cat"], model=str(tmp_path / "model"))
+    expected = {one["label"]: one["score"] for one in expected[0]["scores"]}
+    export(tmp_path / "model", tmp_path / "float32")
+    shutil.copytree(tmp_path / "float32", tmp_path / "int8")
+    for path in (tmp_path / "int8").glob("*.onnx"):
+        quantize(path)
+        assert path.stat().st_size < (tmp_path / "float32" / path.name).stat().st_size
+    for store, far in (("float32", 1e-5), ("int8", 0.1)):
+        scores = client_of(tmp_path / store).classify(tmp_path / "a.png", ["a dog", "cat"])
+        assert scores == pytest.approx(expected, abs=far)
+
+
+def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    save_folder(checkpoint("vit"), tmp_path / "model")
+    monkeypatch.setattr("multimodal.export.onnx.export_graph", full)
+    with pytest.raises(OSError, match="out"):
+        export(tmp_path / "model", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").touch()
+    with pytest.raises(UsageError, match=r"holds mine.txt"):
+        export(tmp_path / "model", tmp_path / "out", overwrite=True)
+    shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_graphs_compute_what_their_modules_do_at_other_sizes(name, tmp_path):
+    source = Checkpoint(made(name), source=name)
+    record = {"graphs": [graph.name for graph in graphs_of(source)]}
+    save_folder(source, tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["graphs"].keys() == {
+        f"{graph}.onnx" for graph in record["graphs"]}  # fmt: skip
+    for graph in graphs_of(source):
+        session = onnxruntime.InferenceSession(tmp_path / "out" / f"{graph.name}.onnx")
+        inputs = {key: example(graph, key) for key in graph.inputs}
+        with torch.no_grad():
+            wanted = graph.module(*inputs.values())
+        found = session.run(None, {one.name: inputs[one.name].numpy() for one in session.get_inputs()})
+        for one, other in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+            assert np.allclose(one, other.numpy(), atol=1e-4)
+
+
+def example(graph, key: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    own, axes = graph.inputs[key], graph.axes.get(key, {})
+    shape = [SIZES[axes[i]] if i in axes else size for i, size in enumerate(own.shape)]
+    if own.is_floating_point():
+        return torch.randn(shape)
+    if key == "lengths":
+        return torch.tensor([18, 11, 7])
+    return torch.ones(shape, dtype=torch.long) if "mask" in key else torch.randint(2, 20, shape)
