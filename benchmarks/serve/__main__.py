@@ -1,6 +1,6 @@
 """Load of servers over loopback.
 
-    python -m benchmarks.serve [--jobs asr whisper text live memory] [--out FILE] [--python PATH]
+    python -m benchmarks.serve [--jobs asr whisper text image live memory] [--out FILE] [--python PATH]
 
 For each job the servers run beside each other and get the same requests in turn, from 1, 8, 32 and 128 clients
 (Whisper: 1, 8 and 16) with a connection each: requests a second, latencies and memory (with that of their processes).
@@ -26,7 +26,7 @@ from benchmarks.serve import jobs
 from benchmarks.serve.clients import live, load, used
 from benchmarks.suite import machine
 
-JOBS = {"asr": jobs.recognition, "whisper": jobs.whisper, "text": jobs.embedding}
+JOBS = {"asr": jobs.recognition, "whisper": jobs.whisper, "text": jobs.embedding, "image": jobs.images}
 PORT = 8431
 STREAMS, GROWTH = 8, 1000
 

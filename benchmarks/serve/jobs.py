@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multimodal
+from benchmarks.peers.growth import random_clip
 from benchmarks.peers.speech import whisper_random
 from benchmarks.serve.clients import Call, form
 from multimodal.system.assets import asset
@@ -105,6 +106,24 @@ def embedding(folder: Path) -> Comparison:
         (TestedServer("ours", (*ours(str(folder / "bert")), *alias), calls("/v1/embeddings")),
          TestedServer("infinity", infinity, calls("/embeddings"))),
         lambda answer: np.round(answer["data"][0]["embedding"], 3).tolist(),
+    )  # fmt: skip
+
+
+def images(folder: Path) -> Comparison:
+    """Random weights of CLIP ViT-B/32; photographs of 400 x 300."""
+    random_clip.prepare(folder, "cpu", "ViT-B-32", images=8, labels=1)
+    files = sorted((folder / "images").iterdir())
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(file.read_bytes()).decode()}" for file in files]
+    calls = lambda path, **more: [
+        Call(path, "application/json", json.dumps({"input": [url], "model": "clip", **more}).encode()) for url in urls
+    ]
+    infinity = ("{python}", "-m", "benchmarks.serve.apps.infinity", "{port}", str(folder / "hub"))
+    alias = ("--alias", f"clip={folder / 'hub'}")
+    return Comparison(
+        "CLIP ViT-B/32, random, an image",
+        (TestedServer("ours", (*ours(str(folder / "hub")), *alias), calls("/v1/embeddings")),
+         TestedServer("infinity", infinity, calls("/embeddings", modality="image"))),
+        lambda answer: np.round(answer["data"][0]["embedding"], 2).tolist(),
     )  # fmt: skip
 
 

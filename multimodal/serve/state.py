@@ -1,5 +1,6 @@
 """The state that all routes share."""
 
+import gc
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,8 @@ class Server:
         """Load models and indexes, in a thread of its own."""
         try:
             self.models.load_all()
+            gc.collect()
+            gc.freeze()  # the collector need not walk what stays
             for one in self.models.served.values():
                 one.lane.batches = self.metrics.batches.labels(one.name).observe
         except MultimodalError as error:

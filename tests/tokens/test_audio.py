@@ -28,6 +28,7 @@ from multimodal.tokens.audio.log_mel import (
     spec_augment,
 )
 from multimodal.tokens.audio.reading import TruncatedAudio, count_channels, find_audio, read_audio, stream_audio
+from multimodal.tokens.audio.wav import plain_wav
 from tests.helpers.data.audio_files import LOSSY, chirp, encode, float_wav, refused, wav
 
 
@@ -52,6 +53,15 @@ def test_rates(rate):
     # The first and last 10 ms have the filter's edge; inside the error is that of 16 bits.
     inside = slice(160, -160) if rate > 8000 else slice(160, 44000)
     assert np.abs(sound.numpy() - chirp(16000))[inside].max() < 2e-3
+
+
+def test_a_plain_wav_is_read_as_by_ffmpeg():
+    for rate, seconds in ((8000, 0.5), (16000, 2.4), (44100, 3)):
+        file = wav(0.4 * chirp(rate)[: round(seconds * rate)] + 0.1, rate)
+        assert plain_wav(file) is not None
+        other = file + bytes(1)
+        assert plain_wav(other) is None
+        assert torch.equal(read_audio(file), read_audio(other))
 
 
 def test_no_alias_when_sampled_down():

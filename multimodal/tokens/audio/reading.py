@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from multimodal.tokens.audio.levels import SILENT, Levels
 from multimodal.tokens.audio.offset import without_offset
 from multimodal.tokens.audio.packets import tell_place
 from multimodal.tokens.audio.tracks import check_plausible, check_rate, number_of, numbered, opened, tracks_of
+from multimodal.tokens.audio.wav import plain_wav
 from multimodal.tokens.demux import VIDEO
 
 SAMPLE_RATE = 16000
@@ -190,6 +191,15 @@ def _samples(
 ) -> Iterator[Float32[np.ndarray, "n"]]:
     """Yield resampled mono audio, then report how it ended."""
     name, levels, made = reading.name, Levels(), 0
+    if not (reading.channel or (reading.track or 1) > 1) and (wav := plain_wav(reading.source)) is not None:
+        pieces = partial(_seconds, *wav)
+        for piece in converted(without_offset(pieces(), pieces, levels), rate):
+            made += len(piece)
+            yield np.clip(piece, -1, 1)
+        if not made:
+            raise AudioError(f"{name}: no audio (0 samples)")
+        remarks += _remarks(reading, levels, 1, ["pcm"])
+        return
     with opened(reading.source, name, reading.track) as (container, stream, file):
         cut = ends_inside(file)
         clock = _clock(name, container, stream, file)
@@ -210,6 +220,10 @@ def _samples(
         raise AudioError(problem)
     if problem and on_truncated == "warn":
         warnings.warn(TruncatedAudio(problem), stacklevel=2)
+
+
+def _seconds(rate: int, sound: np.ndarray) -> Iterator[tuple[int, Float32[np.ndarray, "C n"]]]:
+    return ((rate, as_floats(sound[:, start : start + rate])) for start in range(0, sound.shape[1], rate))
 
 
 def _remarks(reading: _Reading, levels: Levels, taken: int, tracks: list[str]) -> list[str]:
