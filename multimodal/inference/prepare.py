@@ -28,7 +28,7 @@ from multimodal.inference.tune import is_intel, least_time, remembered
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.encoder_decoder import EncoderDecoder
-from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.models.vision.tower import ConvTower
@@ -36,7 +36,7 @@ from multimodal.models.vit import MapPool, ViT
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
 
-SPEECH = Whisper | ConformerCTC | Transducer | Moonshine
+SPEECH = Whisper | ConformerCTC | Transducer | SpeechSeq2Seq
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

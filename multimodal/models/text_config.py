@@ -20,7 +20,7 @@ class PositionConfig:
     - learned: a table of `context` rows (GPT-2, BERT) after `first` unused ones (RoBERTa, BART: 2).
     - sinusoidal: sines and cosines of positions from `first` on (M2M100: 2) with base `theta`. `inclusive`: the slowest
       wave has exactly this base (tensor2tensor, M2M100), else it is one step short (Vaswani et al. 2017).
-      `interleaved`: sine and cosine alternate, as in the paper; else all sines, then all cosines.
+      `interleaved`: sine and cosine alternate, as in the paper; else all sines, then all cosines. `gain`: their factor.
     - rotary: RoPE (Su et al. 2021); `theta`, `interleaved`, `scale` and `turns`: see `positions.rotary`. `ntk` above 1
       stretches the slow waves alone (NTK-aware interpolation: theta·ntk^(E/(E-2))).
       `share`: numbers of a head that turn, from its first; None: all. `gain`: factor of turned queries and keys.
@@ -68,7 +68,7 @@ def sinusoidal_positions(config: PositionConfig, index: Int[Tensor, "*B T"], wid
     table = sinusoids(index.flatten() + config.first, width, config.theta, int(config.inclusive))
     if config.interleaved:
         table = table.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-    return table.unflatten(0, index.shape)
+    return table.unflatten(0, index.shape) * config.gain
 
 
 def rotary_positions(config: PositionConfig, index: Int[Tensor, "*B T"], attention: AttentionConfig) -> Rotation:

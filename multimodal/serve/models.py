@@ -19,7 +19,7 @@ from multimodal.weights.load import load
 
 Task = Literal["transcribe", "classify", "embed-images", "embed", "chat", "translate"]
 KINDS: dict[str, tuple[Task, ...]] = {
-    **dict.fromkeys(("speech_to_text", "joint_conformer", "transducer", "moonshine"), ("transcribe",)),
+    **dict.fromkeys(("speech_to_text", "joint_conformer", "transducer", "moonshine", "canary"), ("transcribe",)),
     "any_to_text": ("chat",),
     "clip": ("classify", "embed-images", "embed"), "coca": ("classify", "embed-images", "embed"),
 }  # fmt: skip

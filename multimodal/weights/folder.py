@@ -25,6 +25,7 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from multimodal.models.speech.canary import Canary, CanaryConfig
 from multimodal.models.speech.moonshine import Moonshine, MoonshineConfig
 from multimodal.models.speech.transducer import Transducer, TransducerConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
@@ -57,11 +58,10 @@ LEAST_TENSORS = 4  # a layer: two of attention, two of the feed-forward
 TOKENIZER, WEIGHTS = "tokenizer_config.json", "model.safetensors"
 KINDS: dict[str, tuple[type[nn.Module], type]] = {
     "vit": (ViT, ViTConfig), "clip": (CLIP, CLIPConfig), "coca": (CoCa, CoCaConfig), "git": (GIT, GITConfig),
-    "speech_to_text": (Whisper, WhisperConfig),
-    "conformer": (ConformerEncoder, ConformerEncoderConfig),
+    "speech_to_text": (Whisper, WhisperConfig), "conformer": (ConformerEncoder, ConformerEncoderConfig),
     "joint_conformer": (ConformerCTC, ConformerCTCConfig),
     "transducer": (Transducer, TransducerConfig),
-    "moonshine": (Moonshine, MoonshineConfig),
+    "moonshine": (Moonshine, MoonshineConfig), "canary": (Canary, CanaryConfig),
     "captioner": (VisionEncoderDecoder, VisionEncoderDecoderConfig),
     "text": (TextTransformer, TextConfig),
     "text_to_text": (EncoderDecoder, EncoderDecoderConfig),

@@ -44,7 +44,8 @@ MODULES = (
     *("vision.clip_openai", "vision.clip_hf", "vision.siglip", "vision.coca", "vision.blip", "vision.git"),
     "vision.open_clip_trunk", "vision.vit_hf", "vision.chinese_clip",
     *("vision.vit_timm", "speech.whisper", "speech.whisper_ct2", "speech.conformer_torchaudio"),
-    *("speech.parakeet", "speech.parakeet_nemo", "speech.wav2vec2", "speech.moonshine"),
+    *("speech.parakeet", "speech.parakeet_nemo", "speech.wav2vec2", "speech.moonshine", "speech.canary"),
+    "speech.canary_nemo",
     *(f"text.{name}" for name in (
         "t5", "umt5", "switch", "bart", "pegasus", "m2m100", "marian", "bert_hf", "gpt2", "llama")),
     *(f"text.encoders.{name}" for name in (

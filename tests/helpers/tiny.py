@@ -16,6 +16,7 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoder, ConformerEncoderConfig
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from multimodal.models.speech.canary import Canary, CanaryConfig
 from multimodal.models.speech.moonshine import Moonshine, MoonshineConfig, MoonshineEncoderConfig
 from multimodal.models.speech.transducer import PredictionConfig, Transducer, TransducerConfig
 from multimodal.models.tabular import FTTransformer, TabularConfig
@@ -78,6 +79,7 @@ TRANSDUCER = TransducerConfig(conformer(), VOCABULARY, PredictionConfig(6, 1), 6
 MOONSHINE = MoonshineConfig(
     MoonshineEncoderConfig(stack(), PositionConfig("rotary")), text(source=True, tied=True), 1, 2
 )
+CANARY = CanaryConfig(conformer(), text(source=True, tied=True), 2, project=True)
 GITS = GITConfig(CAPTIONER.image, replace(text(tied=False), **AFTER))
 COCA = CoCaConfig(
     replace(VIT, classes=0, stack=stack(final_norm=False)), replace(text(), stack=stack(final_norm=False)), WIDTH,
@@ -138,6 +140,7 @@ ALL = {
     "joint-ctc-alone": (ConformerCTC, replace(JOINT, decoder=None)),
     "transducer": (Transducer, TRANSDUCER),
     "moonshine": (Moonshine, MOONSHINE),
+    "canary": (Canary, CANARY),
     "captioner": (VisionEncoderDecoder, CAPTIONER),
     "captioner-bert": (VisionEncoderDecoder, replace(CAPTIONER, decoder=BERT)),
     "git": (GIT, GITS),

@@ -341,8 +341,9 @@ def run(model: torch.nn.Module) -> torch.Tensor:
         return model(noise(2, 20, WIDTH if model.stem is None else 8), lengths)[0]
     if kind == "Moonshine":
         return model(noise(2, 6400), torch.tensor([6400, 5000]), ids)
-    if kind == "Transducer":
-        return model(noise(2, 20, 8), lengths, ids)[0]
+    if kind in ("Transducer", "Canary"):
+        made = model(noise(2, 20, 8), lengths, ids)
+        return made if kind == "Canary" else made[0]
     ctc, _, decoded = model(noise(2, 20, 8), lengths, ids)
     return ctc.sum() + (0 if decoded is None else decoded.sum())
 

@@ -118,7 +118,7 @@ def _whole_recordings(options: Namespace) -> int:
     options.data = [options.manifest]
 
     def evaluate(manifest: str) -> SetFigures:
-        if checkpoint.kind in ("transducer", "moonshine"):
+        if checkpoint.kind in ("transducer", "moonshine", "canary"):
             raise UsageError(f"--whole_recordings: needs a Whisper or CTC model, got {checkpoint.kind}")
         if isinstance(checkpoint.model, ConformerCTC):
             decoders = DECODERS if checkpoint.model.decoder is not None else DECODERS[:2]

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from multimodal.blocks.cache import Cache
 from multimodal.blocks.conformer import MaskedGroupNorm, zero_padding
 from multimodal.blocks.masks import key_mask, padding
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, StackConfig
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig, rotary_positions
 from multimodal.tokens.audio.log_mel import RATE
@@ -83,30 +83,10 @@ class MoonshineConfig:
         return self.decoder.vocabulary
 
 
-class Moonshine(nn.Module):
-    """Speech encoder and text decoder with cross-attention."""
+class Moonshine(SpeechSeq2Seq):
+    """Speech encoder and text decoder with cross-attention; texts begin with `start_id`."""
 
     def __init__(self, config: MoonshineConfig):
         super().__init__()
         self.config = config
         self.encoder, self.decoder = MoonshineEncoder(config.encoder), TextTransformer(config.decoder)
-
-    def encode(
-        self, features: Float[Tensor, "B F"], lengths: Int[Tensor, "B"]
-    ) -> tuple[Float[Tensor, "B T D"], Bool[Tensor, "B T"], Int[Tensor, "B"]]:
-        """Encoder frames, their validity mask and their lengths."""
-        frames, lengths = self.encoder(features, lengths)
-        return frames, padding(lengths, frames.shape[1]), lengths
-
-    def decode(
-        self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"] | None = None,
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """Next-token logits; texts begin with `start_id`."""
-        return self.decoder(ids, frames, valid, cache=cache)
-
-    def forward(
-        self, features: Float[Tensor, "B F"], lengths: Int[Tensor, "B"], ids: Int[Tensor, "B L"]
-    ) -> Float[Tensor, "B L V"]:  # fmt: skip
-        frames, valid, _ = self.encode(features, lengths)
-        return self.decode(ids, frames, valid)

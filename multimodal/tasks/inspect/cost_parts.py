@@ -15,7 +15,9 @@ from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.speech.canary import Canary
 from multimodal.models.speech.moonshine import Moonshine, MoonshineEncoder
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.speech.wave_encoder import WaveEncoder
 from multimodal.models.tabular import FTTransformer
@@ -195,8 +197,9 @@ def _conformer_ctc(m: ConformerCTC, sizes: Sizes) -> Iterator[Part]:
         yield _text("text", m.decoder, sizes, frames)
 
 
-def _moonshine(m: Moonshine, sizes: Sizes) -> Iterator[Part]:
+def _seq2seq(m: SpeechSeq2Seq, sizes: Sizes) -> Iterator[Part]:
     frames, part = _audio(m.encoder, sizes)
+    frames = m.project(frames) if isinstance(m, Canary) and m.project is not None else frames
     yield part
     yield _text("text", m.decoder, sizes, frames)
 
@@ -220,5 +223,5 @@ KINDS: dict[type[nn.Module], Callable[[Any, Sizes], Iterator[Part]]] = {
     TextTransformer: lambda m, sizes: iter([_text("text", m, sizes)]), FTTransformer: _table, ViT: _vit,
     ConformerEncoder: _conformer, CLIP: _clip, CoCa: _coca, VisionEncoderDecoder: _captioner, GIT: _git,
     EncoderDecoder: _encoder_decoder, Whisper: _whisper, ConformerCTC: _conformer_ctc, AnyToText: _any_to_text,
-    Transducer: _transducer, Moonshine: _moonshine,
+    Transducer: _transducer, Moonshine: _seq2seq, Canary: _seq2seq,
 }  # fmt: skip

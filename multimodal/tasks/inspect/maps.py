@@ -15,7 +15,7 @@ from multimodal.models.captioner import CaptionModel
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
-from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.models.vision.tower import ConvTower
@@ -56,7 +56,7 @@ def is_image_model(model: nn.Module) -> bool:
 
 
 def is_audio_model(model: nn.Module) -> bool:
-    return isinstance(model, Whisper | ConformerCTC | Transducer | Moonshine | ConformerEncoder)
+    return isinstance(model, Whisper | ConformerCTC | Transducer | SpeechSeq2Seq | ConformerEncoder)
 
 
 def image_tower(model: nn.Module) -> ViT | ConvTower:

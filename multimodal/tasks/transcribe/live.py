@@ -11,7 +11,7 @@ from torch import Tensor
 
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerCTC
-from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.conformer.decode import (
@@ -70,7 +70,7 @@ def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> 
         decode = options.decode or options_for(checkpoint, {})
         whisper_language(checkpoint, decode)  # refuse what is unfit before reading anything
         return options.replace(decode=decode)
-    if not isinstance(checkpoint.model, ConformerCTC | Transducer | Moonshine):
+    if not isinstance(checkpoint.model, ConformerCTC | Transducer | SpeechSeq2Seq):
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
     return options.replace(decode=with_language_model(checkpoint, options.decode or HybridOptions()))
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
+from multimodal.models.speech.canary import Canary
 from multimodal.system.journal import JournalPart
 from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, MelReader, survey
 from multimodal.tasks.transcribe.audio_source import cut as cut_audio
@@ -59,7 +60,7 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tupl
     own = checkpoint.card.get("language")
     if options.language is not None and own is not None and options.language != own:
         raise UsageError(f"language {options.language!r}: {checkpoint.source} knows {own!r} only")
-    if options.task != "transcribe":
+    if options.task != "transcribe" and not isinstance(checkpoint.model, Canary):
         raise UsageError(f"task {options.task!r}: {checkpoint.source} can only transcribe")
     options = with_language_model(checkpoint, options)  # refuse an unfit one before reading anything
     open_ = partial(_open_conformer, checkpoint, options, own or options.language)

@@ -9,7 +9,7 @@ from multimodal.tokens.text.bytepair import bytepair_from
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.pipeline import hub_from
-from multimodal.tokens.text.hub.recognizers import LetterTokenizer
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer, aggregate_from
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, sentencepiece_from
 from multimodal.tokens.text.t5 import ByT5Text, t5_from
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
@@ -34,6 +34,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "file": str, "context": int | None, **dict.fromkeys(("pad_id", "vocab_size"), int),
         **dict.fromkeys(("add_bos", "canonical", "pad_to_length"), bool),
     },
+    "aggregate": {"files": list[str], "vocab_size": int},
     "hub": {
         "control": dict[str, int], "vocab_size": int, "pad_id": int,
         **dict.fromkeys(("bos_id", "eos_id", "mask_id", "unknown_id", "context"), int | None),
@@ -60,6 +61,7 @@ _OTHERS = {"whisper": WhisperTokenizer, "characters": CharacterTokenizer, "byt5"
 _WITH_FILES = {
     "sentencepiece": sentencepiece_from, "hub": hub_from, "wordpiece": wordpiece_from, "t5": t5_from,
     "whisper-small": whisper_small_from, "pieces": pieces_from, "bpe": bytepair_from,
+    "aggregate": aggregate_from,
 }  # fmt: skip
 
 

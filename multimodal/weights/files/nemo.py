@@ -18,22 +18,22 @@ MOST_MEMBERS, MOST_SMALL = 1000, 1 << 26  # bytes of a configuration or tokenize
 
 
 def read_nemo(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights, and the configuration with the tokenizer's file as `sentencepiece`, None without one. Raises
-    CheckpointError."""
+    """Weights, and the configuration with the tokenizer's only file as `sentencepiece`, else None, and all of them by
+    their names as `tokenizer_files`. Raises CheckpointError."""
     memory.require(path.stat().st_size, path)
     try:
         with tarfile.open(path, "r:") as archive:
             members = _members(archive, path)
             config = _config(archive, members, path)
-            tokenizers = [name for name in members if name.endswith(TOKENIZER)]
-            tokenizer = _small(archive, members[tokenizers[0]], path) if len(tokenizers) == 1 else None
+            files = {name: _small(archive, one, path) for name, one in members.items() if name.endswith(TOKENIZER)}
+            tokenizer = next(iter(files.values())) if len(files) == 1 else None
             weights = members.get(WEIGHTS)
             if weights is None:
                 raise CheckpointError(f"{path}: has no {WEIGHTS}")
             tensors = read_member(archive.extractfile(weights), weights.size, path)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise CheckpointError(f"{path}: a damaged tar archive ({' '.join(str(error).split())[:100]})") from None
-    return tensors, config | {"sentencepiece": tokenizer}
+    return tensors, config | {"sentencepiece": tokenizer, "tokenizer_files": files}
 
 
 def _members(archive: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]:

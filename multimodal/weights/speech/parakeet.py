@@ -98,7 +98,7 @@ def _block(biases: bool, conv_biases: bool) -> list[NameRow]:
     ]  # fmt: skip
 
 
-def _encoder_rows(config: ConformerEncoderConfig) -> list[NameRow]:
+def encoder_rows(config: ConformerEncoderConfig) -> list[NameRow]:
     names = {"layers.0": "stem.first", "linear": "stem.project"}
     for i in range(config.subsample.bit_length() - 2):
         names |= {f"layers.{2 + 3 * i}": f"stem.depthwise.{i}", f"layers.{3 + 3 * i}": f"stem.pointwise.{i}"}
@@ -110,7 +110,7 @@ def _encoder_rows(config: ConformerEncoderConfig) -> list[NameRow]:
 
 
 def ctc_rows(config: ConformerCTCConfig) -> list[NameRow]:
-    return [*_encoder_rows(config.encoder), *weight_and_bias("ctc_head", "ctc", weight=NO_LAST)]
+    return [*encoder_rows(config.encoder), *weight_and_bias("ctc_head", "ctc", weight=NO_LAST)]
 
 
 def transducer_rows(config: TransducerConfig) -> list[NameRow]:
@@ -118,7 +118,7 @@ def transducer_rows(config: TransducerConfig) -> list[NameRow]:
     lstm = [f"{part}_l{i}" for i in range(config.prediction.layers)
             for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]  # fmt: skip
     return [
-        *_encoder_rows(config.encoder),
+        *encoder_rows(config.encoder),
         *linears(names),
         NameRow("decoder.embedding.weight", "embed.weight"),
         *(NameRow(f"decoder.lstm.{name}", f"prediction.{name}") for name in lstm),
@@ -129,7 +129,7 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return recognizer_tokenizer(folder, config["vocab_size"] - 1)
 
 
-def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
+def check_features(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Nothing but a check of the features beside the weights."""
     stated = optional_json(folder / "preprocessor_config.json") if folder else {}
     for key, only in (FEATURES | {"feature_size": config["encoder_config"]["num_mel_bins"]}).items():
@@ -140,9 +140,9 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
 
 PARAKEET_CTC = Family(
     "parakeet-ctc", ConformerCTC, ("ctc_head.weight", "encoder.subsampling.linear.weight"), _ctc_config, ctc_rows,
-    _tokenizer, card=_card, needs="config.json",
+    _tokenizer, card=check_features, needs="config.json",
 )  # fmt: skip
 PARAKEET_TRANSDUCER = Family(
     "parakeet-transducer", Transducer, ("joint.head.weight", "encoder.subsampling.linear.weight"), _transducer_config,
-    transducer_rows, _tokenizer, card=_card, needs="config.json", defaults={"max_symbols_per_step": 10},
+    transducer_rows, _tokenizer, card=check_features, needs="config.json", defaults={"max_symbols_per_step": 10},
 )  # fmt: skip

@@ -38,7 +38,9 @@ FEATURES = "computed from the audio alone"
 HYBRID = "a second head, for training; the transducer transcribes"
 
 
-def _renamed(rows: list[NameRow]) -> list[NameRow]:
+def renamed(rows: list[NameRow]) -> list[NameRow]:
+    """Rows of a FastConformer in NeMo's names."""
+
     def name(foreign: str) -> str:
         for theirs, nemo in NAMES.items():
             foreign = re.sub(theirs, nemo, foreign)
@@ -74,8 +76,8 @@ def _near(encoder: dict[str, Any]) -> list[int]:
     return context
 
 
-def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """The configuration as transformers writes it."""
+def complete_encoder(config: dict[str, Any]) -> dict[str, Any]:
+    """The encoder's configuration as transformers writes it. Raises CheckpointError."""
     encoder, features = _section(config, "encoder"), _section(config, "preprocessor")
     if features.get("features", 80) != encoder["feat_in"]:
         raise CheckpointError(
@@ -83,13 +85,18 @@ def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
         )
     width, bias = encoder["d_model"], encoder.get("use_bias", True)
     channels, scaled = encoder.get("subsampling_conv_channels", -1), encoder.get("xscaling", True)
-    made = {
+    return {
         "hidden_size": width, "num_attention_heads": encoder["n_heads"], "num_hidden_layers": encoder["n_layers"],
         "intermediate_size": int(encoder.get("ff_expansion_factor", 4) * width), "num_mel_bins": encoder["feat_in"],
         "conv_kernel_size": encoder["conv_kernel_size"], "subsampling_factor": encoder["subsampling_factor"],
         "subsampling_conv_channels": width if channels == -1 else channels, "scale_input": scaled,
         "attention_bias": bias, "convolution_bias": bias, "near": _near(encoder),
     }  # fmt: skip
+
+
+def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """The configuration as transformers writes it."""
+    made = complete_encoder(config)
     if "decoder.decoder_layers.0.weight" in tensors:
         size = len(tensors["decoder.decoder_layers.0.weight"])
         return config | {"encoder_config": made, "vocab_size": size, "pad_token_id": size - 1}
@@ -140,13 +147,13 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 
 NEMO_CTC = replace(
-    PARAKEET_CTC, name="nemo-ctc", model=ConformerCTC, rows=lambda config: _renamed(ctc_rows(config)),
+    PARAKEET_CTC, name="nemo-ctc", model=ConformerCTC, rows=lambda config: renamed(ctc_rows(config)),
     has=("decoder.decoder_layers.0.weight", "encoder.pre_encode.out.weight"), tokenizer=_tokenizer,
     complete=_complete, card=lambda folder, config: {}, needs="model_config.yaml",
 )  # fmt: skip
 NEMO_TRANSDUCER = replace(
     PARAKEET_TRANSDUCER, name="nemo-transducer", model=Transducer,
-    rows=lambda config: _renamed(transducer_rows(config)),
+    rows=lambda config: renamed(transducer_rows(config)),
     has=("joint.joint_net.2.weight", "encoder.pre_encode.out.weight"), tokenizer=_tokenizer, complete=_complete,
     card=lambda folder, config: {}, needs="model_config.yaml",
 )  # fmt: skip

@@ -42,7 +42,13 @@ MOONSHINE = {
     "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2,
     "max_position_embeddings": 64, "pad_token_id": 2,
 }  # fmt: skip
-CASES = [*PARAKEET, *WAV2VEC2, "moonshine"]
+CANARY = {
+    "vocab_size": 40, "encoder_config": ENCODER | {"subsampling_factor": 8, "scale_input": False},
+    "decoder_config": {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                       "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+                       "max_position_embeddings": 64},
+}  # fmt: skip
+CASES = [*PARAKEET, *WAV2VEC2, "moonshine", "canary"]
 
 
 def randomised(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
@@ -75,9 +81,10 @@ def case(name: str) -> SimpleNamespace:
 
     if name in WAV2VEC2:
         return _wave(name)
-    if name == "moonshine":
-        config = transformers.MoonshineConfig(**MOONSHINE)
-        model = randomised(transformers.MoonshineForConditionalGeneration(config))
+    if name in ("moonshine", "canary"):
+        kind, sizes = ("Moonshine", MOONSHINE) if name == "moonshine" else ("Canary", CANARY)
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        model = randomised(getattr(transformers, f"{kind}ForConditionalGeneration")(config))
         tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         return SimpleNamespace(model=model, config=config.to_dict(), tensors=tensors, family=name)
     kind, sizes, encoder = PARAKEET[name]

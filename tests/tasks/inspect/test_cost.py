@@ -40,9 +40,9 @@ def inputs(name: str, rows: int) -> tuple[Tensor, ...]:
     sound = torch.randn(rows, 40, 16 if name == "conformer-batch" else 8), torch.full((rows,), 40)
     if name.startswith("conformer"):
         return sound
-    if name in ("transducer", "moonshine"):
-        waves = torch.randn(rows, 6400), torch.full((rows,), 6400), ids(rows=rows)
-        return waves if name == "moonshine" else sound
+    if name in ("transducer", "moonshine", "canary"):
+        waves = torch.randn(rows, 6400), torch.full((rows,), 6400)
+        return {"moonshine": (*waves, ids(rows=rows)), "canary": (*sound, ids(rows=rows))}.get(name, sound)
     if name == "tabular":
         return torch.randn(rows, 3), torch.ones(rows, 2, dtype=torch.long)
     words = ids(rows=rows)

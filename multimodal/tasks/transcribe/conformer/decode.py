@@ -23,10 +23,10 @@ from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, shallow_f
 from multimodal.decoding.ngram import ngram_scorer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.conformer import ConformerCTC
-from multimodal.models.speech.moonshine import Moonshine
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
-from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts
+from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts, prompt_of
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
 from multimodal.tasks.transcribe.whisper.options import HybridOptions
@@ -83,7 +83,7 @@ def decode_windows(
     waves: list[Tensor], checkpoint: Checkpoint, options: HybridOptions | None = None
 ) -> list[CtcTranscription]:
     """Transcribe each waveform (16 kHz). Results do not depend on the batch."""
-    model: ConformerCTC | Transducer | Moonshine = checkpoint.model
+    model: ConformerCTC | Transducer | SpeechSeq2Seq = checkpoint.model
     device, encoder = next(model.parameters()).device, model.config.encoder
     # on a CPU, one by one is as fast and makes the frames bitwise independent of the batch
     batches = [[wave] for wave in waves] if device.type == "cpu" else [waves]
@@ -101,11 +101,11 @@ def decode_frames(
     encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: HybridOptions
 ) -> list[CtcTranscription]:
     """Transcribe the encoder's frames of each window."""
-    model: ConformerCTC | Transducer | Moonshine = checkpoint.model
+    model: ConformerCTC | Transducer | SpeechSeq2Seq = checkpoint.model
     if isinstance(model, Transducer):
         return _by_transducer(model, encoded, checkpoint, options)
-    if isinstance(model, Moonshine):
-        texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options.beam_size or 1)
+    if isinstance(model, SpeechSeq2Seq):
+        texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options)
         return [CtcTranscription(*one) for one in texts]
     blank = model.config.blank
     # window by window: the last bits of a matrix product may depend on its number of rows
@@ -159,8 +159,9 @@ def beam_of(checkpoint: Checkpoint, options: HybridOptions) -> HybridBeam | None
 def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
     """The options with their language model loaded. Raises as `language_model`, and UsageError for what the model lacks
     for an option."""
-    if isinstance(checkpoint.model, Moonshine):
+    if isinstance(checkpoint.model, SpeechSeq2Seq):
         check_options(checkpoint.source, options)
+        prompt_of(checkpoint.model, tokenizer_of(checkpoint), options)
     if options.lm is None or isinstance(options.lm, Fusion):
         return options
     tokenizer = search_tokenizer(checkpoint)

@@ -1,7 +1,8 @@
-"""Transcription by an encoder-decoder without CTC (Moonshine): greedy or beam search, without times of words."""
+"""Transcription by a decoder without CTC (Moonshine, Canary): greedy or beam search, without times of words."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -9,14 +10,23 @@ from torch import Tensor
 
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
-from multimodal.errors import UsageError
-from multimodal.models.speech.moonshine import Moonshine
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.speech.canary import Canary
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.tasks.transcribe.whisper.options import HybridOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.text.tokenizer import Tokenizer
 
+ENGLISH = "en"
 # the most that Moonshine's authors let it write (config of `generate` on its cards); a loop is longer
 TOKENS_PER_SECOND = 6.5
+MORE_THAN_FRAMES = 50  # tokens that Canary may write beyond its frames (NeMo's max_generation_delta)
+# of canary-1b-v2 and the flash models, and of the first canary-1b: as NeMo's prompt formatters canary2 and canary
+PROMPTS = (
+    ("<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|{source}|>", "<|{target}|>", "<|pnc|>",
+     "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
+    ("<|startoftranscript|>", "<|{source}|>", "<|{task}|>", "<|{target}|>", "<|pnc|>"),
+)  # fmt: skip
 
 
 def check_options(source: str, options: HybridOptions) -> None:
@@ -26,20 +36,44 @@ def check_options(source: str, options: HybridOptions) -> None:
             raise UsageError(f"{source} has no CTC, which this needs", argument=name)
 
 
+def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: HybridOptions) -> list[int]:
+    """Ids that a text begins with. Canary translates into English. Raises UsageError for a language that it lacks,
+    CheckpointError for a tokenizer without its prompt."""
+    if not isinstance(model, Canary):
+        return [model.config.start_id]
+    names, source = tokenizer.control_names, getattr(options, "language", None) or ENGLISH
+    task = getattr(options, "task", "transcribe")
+    if f"<|{source}|>" not in names:
+        raise UsageError(f"{source!r}: the model knows {', '.join(languages(names))}", argument="language")
+    values = {"source": source, "target": ENGLISH if task == "translate" else source, "task": task}
+    for prompt in PROMPTS:
+        filled = [name.format(**values) for name in prompt]
+        if names.keys() >= set(filled):
+            return [names[name] for name in filled]
+    raise CheckpointError("the tokenizer lacks the control tokens of Canary's prompts")
+
+
+def languages(names: Mapping[str, int]) -> list[str]:
+    """Codes of the languages among a recogniser's control tokens."""
+    return sorted(name[2:-2] for name in names if re.fullmatch(r"<\|[a-z]{2}\|>", name))
+
+
 def decode_texts(
-    model: Moonshine, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer, beams: int
+    model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer, options: HybridOptions
 ) -> list[tuple[list[int], list[WordTiming], float, float]]:
     """Ids, the text as one word over the window, average log-probability with the end and probability of no text."""
-    return [_decoded(model, frames, tokenizer, beams) for frames in encoded]
+    prompt = prompt_of(model, tokenizer, options)
+    return [_decoded(model, frames, tokenizer, prompt, options.beam_size or 1) for frames in encoded]
 
 
 def _decoded(
-    model: Moonshine, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, beams: int
+    model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, start: list[int], beams: int
 ) -> tuple[list[int], list[WordTiming], float, float]:
     config, seconds = model.config, len(frames) * model.config.encoder.seconds
     step = sampling.cross_attention_step(model.decode, frames[None])
-    prompt = torch.tensor([[config.start_id]], device=frames.device)
-    limits = {"eos": config.end_id, "max_new": math.ceil(seconds * TOKENS_PER_SECOND)}
+    prompt = torch.tensor([start], device=frames.device)
+    most = len(frames) + MORE_THAN_FRAMES if isinstance(model, Canary) else math.ceil(seconds * TOKENS_PER_SECOND)
+    limits = {"eos": config.end_id, "max_new": min(most, config.decoder.context - len(start))}
     if beams == 1:
         found = sampling.greedy(step, prompt, model.decoder.new_cache(), **limits)
     else:

@@ -257,6 +257,7 @@ def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
         "joint_conformer": CtcOptions,
         "transducer": CtcOptions,
         "moonshine": CtcOptions,
+        "canary": CtcOptions,
     }
     if checkpoint.kind not in kinds:
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")

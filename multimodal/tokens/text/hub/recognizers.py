@@ -1,9 +1,19 @@
-"""Tokenizers of speech recognisers: letters of wav2vec 2.0, and one id more for searches that must end a text."""
+"""Tokenizers of speech recognisers: letters of wav2vec 2.0, Canary's vocabularies of several languages, and one id more
+for searches that must end a text."""
 
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
+from typing import Any
 
 from multimodal.errors import CheckpointError, TextError
-from multimodal.tokens.text.tokenizer import Tokenizer, write_record
+from multimodal.system.files import write_whole
+from multimodal.tokens.text.sentencepiece import pieces_model
+from multimodal.tokens.text.tokenizer import Tokenizer, with_names, write_record
+
+NAMED, PART = re.compile(r"<\|.+\|>|<pad>"), re.compile(r"tokenizer-\d+\.model")
 
 
 class LetterTokenizer(Tokenizer):
@@ -46,6 +56,65 @@ class LetterTokenizer(Tokenizer):
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "letters", "tokens": self.tokens, "space": self.space, "control": self.names,
                               "unknown": self.unknown})  # fmt: skip
+
+
+class AggregateTokenizer(Tokenizer):
+    """SentencePiece models one behind another, as NeMo's Canary has them: control tokens, then each language. Texts are
+    encoded by the first that has text; ids past the last are control ids (rows that round up an embedding)."""
+
+    pad_id = 0
+
+    def __init__(self, parts: Sequence[bytes], vocab_size: int, where: str = "tokenizer"):
+        """Raises CheckpointError for models that do not fit `vocab_size`."""
+        self.parts, self.vocab_size = list(parts), vocab_size
+        self._models = [pieces_model(Path(where), part) for part in parts]
+        self._ends = list(accumulate(model.vocab_size() for model in self._models))
+        if not self._ends or not self._ends[-1] <= vocab_size < 2 * self._ends[-1]:
+            raise CheckpointError(f"{where}: has {(self._ends or [0])[-1]} tokens, the model {vocab_size}")
+        self._starts = [0, *self._ends[:-1]]
+        names: dict[int, str] = {}
+        for start, model in zip(self._starts, self._models, strict=True):
+            pieces = {start + i: model.id_to_piece(i) for i in range(model.vocab_size())}
+            names |= {i: piece for i, piece in pieces.items()
+                      if NAMED.fullmatch(piece) or model.is_control(i - start)}  # fmt: skip
+        self._names = names | {i: f"[{i}]" for i in range(self._ends[-1], vocab_size)}
+        self.control = frozenset(self._names)
+        self.eos_id = self.control_names.get("<|endoftext|>")
+        texts = [place for place, start in enumerate(self._starts) if self._ends[place] - start > self._named_in(place)]
+        self._text = max(texts[:2], default=0)
+
+    def _named_in(self, place: int) -> int:
+        return sum(self._starts[place] <= i < self._ends[place] for i in self._names) + 1  # and its unknown
+
+    @property
+    def control_names(self) -> Mapping[str, int]:
+        return {name: i for i, name in self._names.items()}
+
+    def _encode(self, text: str) -> list[int]:
+        start = self._starts[self._text]
+        return [i for one in self._models[self._text].encode(text) if (i := start + one) not in self.control]
+
+    def _decode(self, ids: list[int]) -> str:
+        return with_names(ids, self._names, self._spelled)
+
+    def _spelled(self, ids: list[int]) -> str:
+        runs = groupby(ids, key=lambda i: bisect_right(self._ends, i))
+        return " ".join(self._models[place].decode([i - self._starts[place] for i in run]) for place, run in runs)
+
+    def save(self, folder: Path | str) -> None:
+        names = [f"tokenizer-{number}.model" for number in range(len(self.parts))]
+        for name, part in zip(names, self.parts, strict=True):
+            write_whole(Path(folder) / name, part)
+        write_record(folder, {"kind": "aggregate", "files": names, "vocab_size": self.vocab_size})
+
+
+def aggregate_from(folder: Path, settings: dict[str, Any]) -> AggregateTokenizer:
+    """Build from a record; the files must lie in the folder itself. Raises CheckpointError."""
+    try:
+        parts = [(folder / name).read_bytes() for name in settings["files"] if PART.fullmatch(name)]
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.filename}: {error.strerror}") from None
+    return AggregateTokenizer(parts, settings["vocab_size"], str(folder))
 
 
 class WithEnd(Tokenizer):
