@@ -1,6 +1,7 @@
 """Weights, requests, and the servers that are compared."""
 
 import base64
+import ctypes
 import io
 import json
 import os
@@ -153,6 +154,10 @@ def recorded(start: float, end: float) -> bytes:
     return made.getvalue()
 
 
+def _ends_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 @contextmanager
 def running(candidate: TestedServer, port: int, python: str) -> Iterator[Popen]:
     places = {"port": port, "python": python, "bin": str(Path(python).parent)}
@@ -160,7 +165,7 @@ def running(candidate: TestedServer, port: int, python: str) -> Iterator[Popen]:
     environment = os.environ | own | OFFLINE
     command = [part.format(**places) for part in candidate.command]
     made = Popen(command, env=environment, stderr=DEVNULL, stdout=DEVNULL, start_new_session=True,
-                 cwd=tempfile.gettempdir())  # fmt: skip
+                 cwd=tempfile.gettempdir(), preexec_fn=_ends_with_parent)  # fmt: skip
     try:
         yield made
     finally:

@@ -91,6 +91,28 @@ def repetition_penalty(penalty: float) -> LogitsProcessor:
     return processor
 
 
+class Penalties(NamedTuple):
+    """OpenAI's terms of a token's logit: less `presence` if it is in the answer so far, less `frequency` for each time
+    that it is there, plus its `bias` by id."""
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+
+    def processor(self, start: int) -> LogitsProcessor:
+        """For a prompt of `start` ids."""
+
+        def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+            own = ids[:, start:]
+            counts = torch.zeros_like(logits).scatter_add_(1, own, torch.ones_like(own, dtype=logits.dtype))
+            logits -= self.frequency * counts + self.presence * (counts > 0)
+            for token, value in self.bias:
+                logits[:, token] += value
+            return logits
+
+        return processor
+
+
 def allow_only(function: Callable[[list[int]], Sequence[int]]) -> LogitsProcessor:
     """Allow the tokens that `function(ids with the prompt)` returns, as transformers' `prefix_allowed_tokens_fn`; see
     `end_if_all_forbidden` for none."""

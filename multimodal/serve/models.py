@@ -70,10 +70,6 @@ class Models:
         self.served: dict[str, ServedModel] = {}
         self.failure: MultimodalError | None = None
         self.ready = threading.Event()
-        for alias, name in options.alias:
-            if name not in options.models:
-                raise UsageError(f"{alias}={name}: {name} is not among models ({', '.join(options.models)})",
-                                 argument="alias")  # fmt: skip
 
     def load_all(self) -> None:
         """Load the models in order. Raises MultimodalError."""

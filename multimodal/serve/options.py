@@ -84,3 +84,7 @@ class ServeOptions(OptionSet):
     def check(self) -> None:
         if not self.known_keys() and self.host not in LOOPBACK:
             raise UsageError(f"{self.host}: an API key is needed, as other machines can reach it", argument="host")
+        for alias, name in self.alias:
+            if name not in self.models:
+                raise UsageError(f"{alias}={name}: {name} is not among models ({', '.join(self.models)})",
+                                 argument="alias")  # fmt: skip

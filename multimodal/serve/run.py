@@ -89,6 +89,8 @@ def serve(options: ServeOptions, ready: Any = None) -> int:
     """Serve until a signal; `ready(address)` is called once the address is open. Raises UsageError."""
     with listening(options) as bound:
         config = configuration(options)
+        if options.workers == 1:
+            config.load()  # refuses what cannot be served
         if ready is not None:
             ready(f"http://{options.host}:{bound.getsockname()[1]}")
         if options.workers > 1:

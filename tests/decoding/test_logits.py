@@ -42,6 +42,15 @@ def test_each_rule_equals_transformers_processor(seed):
         assert torch.equal(ours(ids, logits.clone()), reference(ids, logits.clone()))
 
 
+def test_penalties_are_openais_formula():
+    ids, logits = rows(0), torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    counts = torch.stack([torch.bincount(row, minlength=VOCABULARY) for row in ids[:, 4:]])
+    expected = logits - 0.7 * counts - 0.3 * counts.gt(0)
+    expected[:, 5] += 9
+    found = processors.Penalties(0.3, 0.7, ((5, 9.0),)).processor(4)(ids, logits.clone())
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_padding_before_a_row_counts_for_no_rule(seed):
     """A padded row gets what transformers' processors give to it alone, whatever id pads."""

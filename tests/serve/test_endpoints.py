@@ -17,6 +17,7 @@ from PIL import Image
 import multimodal
 from multimodal.cli.main import main
 from multimodal.system.assets import asset
+from multimodal.weights.load import load
 from tests.helpers.data.video_files import ramp, video
 from tests.serve.conftest import MODELS
 
@@ -107,6 +108,11 @@ def test_embeddings_are_the_librarys(asked):
     expected = multimodal.Embedder("sentence-mini", compute_type="float32").texts(texts)
     np.testing.assert_allclose([one.embedding for one in made.data], expected, atol=1e-6)
     assert made.usage.prompt_tokens > 0
+    tokenizer = load("sentence-mini").required_tokenizer()
+    ids = [tokenizer.encode(text) for text in texts]
+    short = asked.embeddings.create(input=ids, model="sentence-mini", dimensions=20)
+    kept = expected[:, :20] / np.linalg.norm(expected[:, :20], axis=1, keepdims=True)
+    np.testing.assert_allclose([one.embedding for one in short.data], kept, atol=1e-6)
     image = asked.embeddings.create(input=[data_url(png())], model="clip-vit-16", encoding_format="float")
     expected = multimodal.Embedder("clip-vit-16", compute_type="float32").images([png()])
     np.testing.assert_allclose([one.embedding for one in image.data], expected, atol=1e-6)
@@ -159,6 +165,21 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
         one.message.content for one in make(n=3, temperature=1.0, seed=5).choices
     ]
     assert len({one.message.content for one in several}) > 1
+
+
+def test_chat_penalties_and_biases(asked):
+    messages = [{"role": "user", "content": "A man"}]
+    make = lambda **more: asked.chat.completions.create(
+        messages=messages, model="gpt-mini", max_tokens=24, response_format={"type": "text"}, **more
+    )
+    tokenizer = load("gpt-mini").required_tokenizer()
+    (token,) = tokenizer.encode(" dog")
+    assert make(logit_bias={str(token): 100}).choices[0].message.content.split() == ["dog"] * 24
+    varied = {"logit_bias": {str(token): 3}, "frequency_penalty": 2, "presence_penalty": 1}
+    text = make(**varied).choices[0].message.content
+    assert 0 < text.split().count("dog") < make(logit_bias={str(token): 3}).choices[0].message.content.count("dog") + 1
+    pieces = [one.choices[0].delta.content or "" for one in make(stream=True, **varied)]
+    assert "".join(pieces).strip() == text
 
 
 def test_chat_has_log_probabilities(asked):

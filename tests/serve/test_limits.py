@@ -84,8 +84,9 @@ def test_models_and_paths_that_are_not_there(client):
         ("embeddings", '{"input": {"image": "http://127.0.0.1/a.png"}}', ["expected a data URL"]),
         ("embeddings", '{"input": {"image": "/etc/passwd"}}', ["expected a data URL"]),
         ("embeddings", '{"input": {"image": "data:image/png;base64,AAAA"}}', ["not a readable image"]),
-        ("embeddings", '{"input": "a", "dimensions": 7}', ["dimensions"]),
-        ("embeddings", '{"input": [[1, 2]]}', ["input"]),
+        ("embeddings", '{"input": "a", "dimensions": 7000}', ["dimensions: clip-vit-16 has 192"]),
+        ("embeddings", '{"input": "a", "dimensions": 0}', ["dimensions"]),
+        ("embeddings", '{"input": [[1, 2], [123456789]]}', ["input[1]: token id 123456789"]),
         ("chat/completions", '{"messages": []}', ["messages"]),
         ("chat/completions", '{"messages": [{"role": "tool", "content": "a"}]}', ["role", "'tool'"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
@@ -95,6 +96,12 @@ def test_models_and_paths_that_are_not_there(client):
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "temperature": "x"}', ["temperature"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}',
          ["top_logprobs: needs logprobs"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"123456789": 1}}',
+         ["123456789 is not among"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"1": 101}}',
+         ["logit_bias"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "response_format": '
+         '{"type": "json_object"}}', ["response_format: must be text", "'json_object'"]),
         ("translate", '{"input": "a", "source": "en", "target": "xx"}', ["xx"]),
         ("classify", '{"images": ["data:image/png;base64,AAAA"], "labels": ["a"]}', ["image"]),
     ],
@@ -185,6 +192,7 @@ def test_sigterm_finishes_what_runs_and_ends_with_0():
 
 def test_flags_are_checked(capsys):
     for flags, told in ((["--host", "0.0.0.0"], "--host 0.0.0.0: an API key is needed"),
-                        (["--alias", "whisper-1=whisper-tiny"], "--alias")):  # fmt: skip
+                        (["--alias", "whisper-1=whisper-tiny"], "--alias"),
+                        (["--port", "0", "--index", "a=/nowhere"], "/nowhere")):  # fmt: skip
         code, _, err = run(capsys, "serve", *flags)
-        assert (code > 0, told in err.splitlines()[-1]) == (True, True)
+        assert (code > 0, told in err.splitlines()[-1], "serving at" in err) == (True, True, False)

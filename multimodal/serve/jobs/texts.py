@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multimodal.errors import TextError
+from multimodal.decoding.logits import Penalties
+from multimodal.errors import TextError, UsageError
 from multimodal.models.any_to_text import AnyToText
 from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
@@ -38,24 +39,32 @@ class ChatModel:
     def __init__(self, served: ServedModel):
         self.served, self.media = served, None
 
-    def writer(self, options: Mapping[str, Any]) -> TextWriter:
+    def writer(self, options: Mapping[str, Any], penalties: Penalties | None = None) -> TextWriter:
         """Raises UsageError."""
         checkpoint = self.served.checkpoint
-        if not isinstance(checkpoint.model, AnyToText):
-            return TextWriter(checkpoint, options_for(options))
-        made = AnswerWriter(checkpoint, *settings(checkpoint, options))
-        self.media = made.media = self.media or made.media  # keeps what was encoded
+        if isinstance(checkpoint.model, AnyToText):
+            made = AnswerWriter(checkpoint, *settings(checkpoint, options))
+            self.media = made.media = self.media or made.media  # keeps what was encoded
+        else:
+            made = TextWriter(checkpoint, options_for(options))
+        size = made.tokenizer.vocab_size
+        if wrong := [token for token, _ in (penalties or Penalties()).bias if not 0 <= token < size]:
+            raise UsageError(f"{wrong[0]} is not among the {size} tokens of the model", argument="logit_bias")
+        made.penalties = penalties
         return made
 
-    def answers(self, messages: Sequence[Message], options: Mapping[str, Any], top: int | None = None) -> Job:
+    def answers(
+        self, messages: Sequence[Message], options: Mapping[str, Any], top: int | None = None,
+        penalties: Penalties | None = None,
+    ) -> Job:  # fmt: skip
         """A job with `Answered`; `top`: see `token_scores`. Raises UsageError, TextError."""
-        writer = self.writer(options)
+        writer = self.writer(options, penalties)
         self._check_length(writer, messages)
         writer.interrupt = self.served.lane.check
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
-            key = ("chat", str(vars(writer.options)))
+            key = ("chat", str(vars(writer.options)), penalties)
             answers = yield Work(key, prompt, lambda prompts: self._write(writer, prompts))
             return (yield self._alone(lambda: answered(writer, prompt, answers, top)))
 
@@ -63,11 +72,11 @@ class ChatModel:
 
     def pieces(
         self, messages: Sequence[Message], options: Mapping[str, Any], give: Callable[[str], None],
-        top: int | None = None,
+        top: int | None = None, penalties: Penalties | None = None,
     ) -> Job:  # fmt: skip
         """A job that gives the answer piece by piece, with `Answered` as its result. Other jobs have turns between the
         pieces. Raises UsageError, TextError."""
-        writer = self.writer(options)
+        writer = self.writer(options, penalties)
         writer.check_stream()
         self._check_length(writer, messages)
 
@@ -167,6 +176,13 @@ class EmbeddingModel:
     def __init__(self, served: ServedModel):
         self.served = served
         self.embedder = Embedder(served.checkpoint, device=None)
+
+    def read(self, ids: list[int], where: str) -> str:
+        """Text of token ids of the model, without control tokens. Raises TextError."""
+        try:
+            return self.served.checkpoint.required_tokenizer().decode(ids)
+        except TextError as error:
+            raise TextError(f"{where}: {error}") from None
 
     def texts(self, texts: list[str]) -> Job:
         """A job with the vectors [N D]."""

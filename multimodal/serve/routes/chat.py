@@ -4,13 +4,14 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from multimodal.decoding.logits import Penalties
 from multimodal.serve.calls import named, opening, outcome, streamed
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.images import checked
@@ -46,12 +47,24 @@ class ChatRequest(BaseModel):
     stream_options: dict[str, Any] | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    response_format: dict[str, Any] | None = None
 
     def top(self) -> int | None:
         """Rivals of each token that are given; None without log-probabilities. Raises HttpError."""
         if self.top_logprobs is not None and not self.logprobs:
             raise HttpError(400, "top_logprobs: needs logprobs true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def penalties(self) -> Penalties | None:
+        """None without any. Raises HttpError for a form of answers that is not offered."""
+        if (kind := (self.response_format or {"type": "text"}).get("type")) != "text":
+            problem = f"response_format: must be text, as answers are not held to a schema (got {str(kind)[:40]!r})"
+            raise HttpError(400, problem, param="response_format")
+        made = Penalties(self.presence_penalty, self.frequency_penalty, tuple((self.logit_bias or {}).items()))
+        return made if any(made) else None
 
     def decoding(self) -> dict[str, Any]:
         """Options in our names. Without a temperature or a seed, the most probable text."""
@@ -102,7 +115,8 @@ async def _part(part: Any, where: str, media: Media) -> MessagePart:
 async def completions(request: Request, body: ChatRequest) -> Response:
     """The assistant's next message. Images and sound go to an any-to-text model."""
     server = server_of(request)
-    chat, options, top = server.chat(body.model), body.decoding(), body.top()
+    chat, options = server.chat(body.model), body.decoding()
+    more = {"top": body.top(), "penalties": body.penalties()}
     if body.stream and body.n > 1:
         raise HttpError(400, f"n: must be 1 for a stream (got {body.n})", param="n")
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
@@ -113,10 +127,10 @@ async def completions(request: Request, body: ChatRequest) -> Response:
         await anyio.to_thread.run_sync(checked, images, server.options.max_megapixels, limiter=opening())
         if body.stream:
             usage = bool((body.stream_options or {}).get("include_usage"))
-            make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give, top)
+            make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give, **more)
             return _streamed(server, chat, make, base, usage, media, leave.pop_all())
         with named(media.names):
-            make = lambda _: chat.answers(messages, options, top)
+            make = lambda _: chat.answers(messages, options, **more)
             answered = await outcome(request, chat.served.lane, make, server.options.seconds)
     choices = [
         {"index": i, "message": {"role": "assistant", "content": one.text.strip()},

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from multimodal.serve.calls import named, outcome
 from multimodal.serve.errors import HttpError
@@ -20,19 +20,20 @@ MOST = 2048  # inputs, as OpenAI's
 
 
 class EmbeddingRequest(BaseModel):
-    """`input`: a text or several; or images as data URLs or {"image": URL}, to a model of images."""
+    """`input`: a text or several, or lists of the model's token ids; or images as data URLs or {"image": URL}, to a
+    model of images. `dimensions`: the first ones alone, scaled to length 1, as Matryoshka models are made for."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": ["a dog", "a cat"]}]})
 
-    input: str | dict[str, Any] | list[str | dict[str, Any]]
+    input: str | dict[str, Any] | list[int] | list[str | dict[str, Any] | list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: int | None = Field(None, ge=1)
     user: str | None = None
 
 
-def _is_text(one: str | dict[str, Any]) -> bool:
-    return isinstance(one, str) and not one.startswith("data:image/")
+def _is_text(one: Any) -> bool:
+    return isinstance(one, list) or (isinstance(one, str) and not one.startswith("data:image/"))
 
 
 async def _image(one: str | dict[str, Any], where: str, media: Media) -> bytes | Path:
@@ -44,13 +45,15 @@ async def _image(one: str | dict[str, Any], where: str, media: Media) -> bytes |
 async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]:
     """Unit vectors."""
     server = server_of(request)
-    inputs = body.input if isinstance(body.input, list) else [body.input]
+    several = isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int))
+    inputs: list[Any] = body.input if several else [body.input]
     if not 0 < len(inputs) <= MOST:
         raise HttpError(400, f"input: expected 1 to {MOST} (got {len(inputs)})", param="input")
     of_images = not _is_text(inputs[0])
     if any(_is_text(one) == of_images for one in inputs):
         raise HttpError(400, "input: expected texts or images, not both at once", param="input")
     model = server.embedder("embed-images" if of_images else "embed", body.model)
+    inputs = [model.read(one, f"input[{i}]") if isinstance(one, list) else one for i, one in enumerate(inputs)]
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         images = [await _image(one, f"input[{i}]", media) for i, one in enumerate(inputs)] if of_images else []
@@ -58,14 +61,21 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
         make = lambda _: model.images(checked(images, most)) if of_images else model.texts(inputs)
         with named(media.names):
             vectors = await outcome(request, model.served.lane, make, server.options.seconds)
-    if body.dimensions not in (None, vectors.shape[1]):
-        raise HttpError(400, f"dimensions: {model.served.name} has {vectors.shape[1]} (got {body.dimensions})",
-                        param="dimensions")  # fmt: skip
+    if body.dimensions is not None:
+        vectors = cut(vectors, body.dimensions, model.served.name)
     data = [{"object": "embedding", "index": i, "embedding": _written(vector, body.encoding_format)}
             for i, vector in enumerate(vectors)]  # fmt: skip
     tokens = 0 if of_images else model.tokens(inputs)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": model.served.name, "usage": usage}
+
+
+def cut(vectors: np.ndarray, count: int, name: str) -> np.ndarray:
+    """The first dimensions, scaled to length 1. Raises HttpError for more than there are."""
+    if count > vectors.shape[1]:
+        raise HttpError(400, f"dimensions: {name} has {vectors.shape[1]} (got {count})", param="dimensions")
+    kept = vectors[:, :count]
+    return kept / np.linalg.norm(kept, axis=1, keepdims=True).clip(1e-12)
 
 
 def _written(vector: np.ndarray, encoding: str) -> list[float] | str:

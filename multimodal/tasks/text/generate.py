@@ -142,6 +142,7 @@ class TextWriter:
         network = checkpoint.model
         self.encoder = network if isinstance(network, EncoderDecoder) else None
         self.decoder: TextTransformer = getattr(network, "decoder", network)
+        self.penalties: processors.Penalties | None = None
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
         self.ends = end_ids(checkpoint)
         self.eos = self.ends[0] if self.ends else -1
@@ -312,8 +313,10 @@ class TextWriter:
         return multinomial_sampler(options.temperature, [generator], narrow=self._narrowed)
 
     def _processors(self, start: int) -> list[LogitsProcessor]:
-        options, several = self.options, len(self.ends) > 1
-        chosen: list[LogitsProcessor] = [one_end(self.ends, options.temperature > 0)] if several else []
+        options = self.options
+        chosen: list[LogitsProcessor] = [] if self.penalties is None else [self.penalties.processor(start)]
+        chosen += [one_end(self.ends, options.temperature > 0)] if len(self.ends) > 1 else []
+        free = len(chosen)  # these forbid nothing
         if options.repetition_penalty != 1:
             chosen.append(processors.repetition_penalty(options.repetition_penalty))
         if options.no_repeat_ngram:
@@ -322,7 +325,7 @@ class TextWriter:
             return chosen
         if options.min_tokens:
             chosen.append(processors.suppress_first([self.eos], start, options.min_tokens))
-        chosen += [processors.end_if_all_forbidden(self.eos)] if len(chosen) > several else []
+        chosen += [processors.end_if_all_forbidden(self.eos)] if len(chosen) > free else []
         return chosen + ([ends_at(options.stop, self.tokenizer, start)] if options.stop else [])
 
     def _narrowed(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
