@@ -1,8 +1,12 @@
 """Base classes of prepared models' modules."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from types import FunctionType, NoneType
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from multimodal.errors import UsageError
@@ -30,6 +34,28 @@ class Replacement(nn.Module):
     def __init__(self, module: nn.Module):
         nn.Module.__init__(self)
         self.__dict__.update(module.__dict__)
+
+
+SHARED = (NoneType, bool, int, float, str, torch.dtype, torch.device, FunctionType)  # values that copies may share
+
+
+def copy_module(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
+    """A copy with `tensors`, by the id of the original, in place of its own. As `copy.deepcopy`, in a third of the
+    time: a module has 15 tables, most of them empty."""
+    parts = [part for part in model.modules() if not hasattr(part, "__deepcopy__")]
+    memo: dict[int, Any] = tensors | {id(part): part.__new__(type(part)) for part in parts}
+    for part in parts:
+        memo[id(part)].__dict__.update({name: _copied(value, memo) for name, value in part.__dict__.items()})
+    return copy.deepcopy(model, memo)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, SHARED) or is_dataclass(value):  # configurations are frozen
+        return value
+    if type(value) is dict:
+        return {name: None if part is None else copy.deepcopy(part, memo) for name, part in value.items()}
+    empty = isinstance(value, dict | set) and not value
+    return type(value)() if empty else copy.deepcopy(value, memo)
 
 
 def replace_modules(root: nn.Module, choose: Callable[[nn.Module], nn.Module]) -> nn.Module:

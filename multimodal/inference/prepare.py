@@ -1,6 +1,5 @@
 """Models prepared for inference: faster copies, in other number formats, owned by the caller."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from multimodal.inference.bf16_attention import BlockedAttention
 from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse, plain_norm
 from multimodal.inference.image_towers import PreparedViT, fold_norms
 from multimodal.inference.int8 import Int8Linear
-from multimodal.inference.modules import Frozen, replace_modules
+from multimodal.inference.modules import Frozen, copy_module, replace_modules
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import NativeLinear
@@ -284,7 +283,7 @@ def _in_types(
         if made is not tensor and isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made.detach(), requires_grad=False)
         tensors[id(tensor)] = made
-    return copy.deepcopy(model, tensors)  # a memo: deepcopy takes these in place of its own copies
+    return copy_module(model, tensors)
 
 
 def _own(made: nn.Module, model: nn.Module) -> None:

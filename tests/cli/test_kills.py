@@ -44,7 +44,7 @@ print(json.dumps(many(pathlib.Path(sys.argv[1]), int(sys.argv[2]), 0)))
 """
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(160, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [pytest.param(4, marks=pytest.mark.ci), pytest.param(160, marks=pytest.mark.slow)])
 def test_kills_of_commands_at_random_moments(tmp_path, count):
     with forked(COMMANDS, tmp_path, count, limit=20 * count + 200) as program:
         out, err = program.communicate(timeout=20 * count + 200)

@@ -124,6 +124,7 @@ def commands(block: str) -> list[list[str]]:
     return [shlex.split(part) for line in lines if line for part in line.split("&&")]
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("blank_figures")  # drawing has tests of its own
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_commands_of_the_pages_run(name, place, monkeypatch, capsysbinary, load_recipe):

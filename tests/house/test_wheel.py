@@ -30,6 +30,7 @@ def run(place, *arguments):
     )
 
 
+@pytest.mark.ci
 def test_the_wheel_does_both_main_jobs_away_from_the_checkout(place, tmp_path):
     where = run(place, "-c", "import multimodal; print(multimodal.__file__)")
     assert Path(where.stdout.strip()).is_relative_to(place / "installed")

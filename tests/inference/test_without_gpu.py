@@ -50,7 +50,9 @@ def waits(result: dict) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("names", [SOME, pytest.param([], marks=pytest.mark.slow, id="all")])
+@pytest.mark.parametrize(
+    "names", [pytest.param(SOME, marks=pytest.mark.ci), pytest.param([], marks=pytest.mark.slow)], ids=["some", "all"]
+)
 def test_the_host_does_not_wait(names):
     found = results(*names)
     assert len(found) >= (len(names) or 45)

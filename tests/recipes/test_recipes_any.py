@@ -52,6 +52,7 @@ def flags(data: Path, run: str, steps: int, *more: str, **changes) -> list[str]:
     return ["--data", f"{data}/colours.jsonl=9", f"{data}/texts.jsonl=3", *pairs, *more]
 
 
+@pytest.mark.ci
 def test_two_stages_learn_colours_that_need_the_image(load_recipe, data):
     recipe = load_recipe("train_any")
     start(recipe.main, flags(data, "text", 20, "--freeze", "image", "image_connector"))

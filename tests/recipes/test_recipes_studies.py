@@ -28,6 +28,7 @@ def test_the_study_of_cleaning_trains_on_each_kind_of_text(load_recipe, tmp_path
     assert "clean from the start" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_the_study_of_scaling_fits_a_law_to_each_kind(load_recipe, tmp_path, drawn):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
     start(load_recipe("study_scaling").main, ["--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),
@@ -55,6 +56,7 @@ def test_the_study_of_experts_compares_mixtures_of_equal_compute(load_recipe, tm
     assert b"</svg>" in (tmp_path / "run" / "study.svg").read_bytes()
 
 
+@pytest.mark.ci
 def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tmp_path, drawn):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
     flags = ["--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),
@@ -81,6 +83,7 @@ def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tm
         assert b"</svg>" in (tmp_path / "run" / f"{name}.svg").read_bytes()
 
 
+@pytest.mark.ci
 def test_the_study_of_translation_compares_models_of_equal_compute_and_of_equal_size(load_recipe, tmp_path, drawn):
     for language, noun in {"en": "the dog {}", "de": "der Hund {}", "fr": "le chien {}", "cs": "pes {}"}.items():
         for part, count in (("train", 20), ("test", 3)):
@@ -115,6 +118,7 @@ def texts(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.ci
 def test_a_killed_study_of_t5_keeps_its_finished_cells(load_recipe, texts, tmp_path, monkeypatch, last_line):
     recipe = load_recipe("study_t5")
     monkeypatch.setattr(recipe, "OBJECTIVES", {name: recipe.OBJECTIVES[name] for name in ("spans", "deshuffle")})

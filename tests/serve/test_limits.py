@@ -156,6 +156,7 @@ def test_no_file_stays_and_a_client_that_leaves_ends_its_work(served, client):
     assert not lane.open
 
 
+@pytest.mark.ci
 def test_sigterm_finishes_what_runs_and_ends_with_0():
     command = [sys.executable, "-m", "multimodal", "serve", "--port", "0", "--models", "gpt-mini"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
