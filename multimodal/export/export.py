@@ -1,11 +1,13 @@
 """`export`: write a model in another program's format."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from multimodal.export.options import ExportOptions
 from multimodal.export.place import check_place, export_folder
 from multimodal.system import memory
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 
@@ -20,23 +22,34 @@ def export(
     model that the format does not hold, and for a `target` that exists; CheckpointError, OSError."""
     chosen, target = ExportOptions(**options), Path(target)
     check_place(target, chosen.overwrite)
-    return _onnx(model, (architecture, preprocessing), target, chosen)
+    with memory.naming(model):
+        checkpoint = load(model, architecture, preprocessing)
+        record = {"model": str(model), "kind": checkpoint.kind, "format": chosen.to, "store": chosen.store}
+        return WRITERS[chosen.to](checkpoint, target, chosen, record)
 
 
-def _onnx(
-    name: str | Path, conventions: tuple[str | None, str | None], target: Path, options: ExportOptions
-) -> dict[str, Any]:
+def _onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: dict[str, Any]) -> dict[str, Any]:
     from multimodal.export import onnx
 
     onnx.check_installed(*onnx.NEEDS)
     from multimodal.export.client_files import write_client
     from multimodal.export.parts import graphs_of
 
-    with memory.naming(name):
-        checkpoint = load(name, *conventions)
-        graphs = graphs_of(checkpoint)
-        record = {"model": str(name), "kind": checkpoint.kind, "format": options.to, "store": options.store}
-        with export_folder(target, record, options.overwrite) as folder:
-            record |= {"graphs": onnx.write_graphs(graphs, folder, options.store)}
-            record |= write_client(checkpoint, folder)
+    graphs = graphs_of(checkpoint)
+    with export_folder(target, record, options.overwrite) as folder:
+        record |= {"graphs": onnx.write_graphs(graphs, folder, options.store)}
+        record |= write_client(checkpoint, folder)
     return record
+
+
+def _hf(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: dict[str, Any]) -> dict[str, Any]:
+    from multimodal.export.hf.folder import parts_of, write_folder
+
+    parts = parts_of(checkpoint)
+    with export_folder(target, record, options.overwrite) as folder:
+        if left := write_folder(checkpoint, parts, folder, options.store):
+            warnings.warn(f"{target}: transformers has no such {' and '.join(left)}, left out", stacklevel=3)
+    return record
+
+
+WRITERS = {"onnx": _onnx, "hf": _hf}

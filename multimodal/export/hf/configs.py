@@ -1,0 +1,72 @@
+"""Choice of the family that says all of a model: its config.json, read again, gives the same model."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.export.hf.architectures import architecture
+from multimodal.export.hf.decoders import DECODERS
+from multimodal.export.hf.towers import TOWERS
+from multimodal.models.text_config import TextConfig
+from multimodal.weights.family import Family
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import families
+from multimodal.weights.table import Tensors, export_tensors
+
+WRITERS = DECODERS | TOWERS
+SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets one of zeros
+TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
+
+
+def described(checkpoint: Checkpoint) -> tuple[dict[str, Any], Tensors]:
+    """The configuration, without ids of tokens, and the tensors of a family that says all of the model. Raises
+    UsageError if none does."""
+    model, known = checkpoint.original(), families().values()
+    known = [family for family in known if family.model is type(model) and not family.name.endswith("-old")]
+    pairs = [(family, kind) for kind in WRITERS for family in known if kind in family.types]
+    pairs.sort(key=lambda pair: pair[0].name != checkpoint.card.get("format"))
+    for family, kind in pairs:
+        if found := _written(family, kind, model):
+            return found
+    raise UsageError(f"model {checkpoint.source}: transformers has no {type(model).__name__} with all of its options")
+
+
+def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any], Tensors] | None:
+    own, state = model.config, model.state_dict()
+    if kind in SEGMENTED and isinstance(own, TextConfig) and not own.segments:
+        own, state = replace(own, segments=1), state | {"segments.weight": torch.zeros(1, own.embed_width or own.width)}
+    try:
+        tensors = export_tensors(family.rows(own), state)
+        written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [architecture(kind, model)]}
+        made = family.config_from(family.completed(written, tensors), tensors)
+    except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError):
+        return None
+    return (written, tensors) if plain(made) == plain(own) else None
+
+
+def plain(config: Any) -> Any:
+    """A configuration without what training alone reads, and with one spelling of what has two."""
+    if not is_dataclass(config):
+        return tuple(map(plain, config)) if isinstance(config, tuple) else config
+    values = {one.name: plain(getattr(config, one.name)) for one in fields(config)}
+    values |= {name: 0 for name in TRAINING if name in values}
+    if "kv_heads" in values:
+        own = values["width"] // values["heads"]
+        values |= {"kv_heads": values["kv_heads"] or values["heads"], "head_width": values["head_width"] or own}
+        values["source_width"] = values["source_width"] or values["width"]
+    if "feed_bias" in values and config.feed_bias is None:
+        values["feed_bias"] = config.attention.bias
+    if "positions" in values and "causal" in values:
+        values["positions"] = _used(values["positions"])
+        if config.pattern is not None:
+            values["pattern"] = plain(replace(config.pattern, layers=tuple(config.pattern.layers)))
+    return values
+
+
+def _used(positions: dict[str, Any]) -> dict[str, Any]:
+    """The fields that positions of this kind read."""
+    unread = {"bucket": ("theta",), "rotary": ("buckets", "furthest")}.get(positions["kind"], ())
+    return {name: value for name, value in positions.items() if name not in unread}

@@ -1,0 +1,159 @@
+"""Files beside config.json and the weights: tokenizer, image processor, speech features, generation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from multimodal.models.text import TextTransformer
+from multimodal.models.whisper import Whisper
+from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW
+from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.sentencepiece import SigLIPText
+from multimodal.tokens.text.t5 import T5Text
+from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
+from multimodal.tokens.text.translation import PiecesTokenizer
+from multimodal.tokens.text.wordpiece import WordPieceTokenizer
+from multimodal.weights.folder import Checkpoint
+
+CLASSES = {WordPieceTokenizer: "BertTokenizer", CLIPTokenizer: "CLIPTokenizer", WhisperTokenizer: "WhisperTokenizer",
+           GPT2Tokenizer: "GPT2Tokenizer"}  # fmt: skip
+CLIP_ENDS = {"<|startoftext|>": 49406, "<|endoftext|>": 49407}
+RESAMPLE = {"bilinear": 2, "bicubic": 3, "lanczos": 1}
+ROLES = {"bos_token": "bos_id", "eos_token": "eos_id", "pad_token": "pad_id", "unk_token": "unknown_id",
+         "mask_token": "mask_id"}  # fmt: skip
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def control_names(tokenizer: Tokenizer) -> dict[str, int]:
+    """Names and ids of control tokens."""
+    if isinstance(tokenizer, BytePairTokenizer):
+        languages = {f"<{code}>": i for code, i in tokenizer.language_ids.items()}
+        return {name: i for i, name in enumerate(SPECIALS)} | languages
+    if isinstance(tokenizer, CLIPTokenizer):
+        return CLIP_ENDS
+    if isinstance(tokenizer, WordPieceTokenizer):
+        named = tokenizer.control | {tokenizer.unknown_id}
+        return {tokenizer.vocab[i]: i for i in sorted(named) if i < len(tokenizer.vocab)}
+    own = getattr(tokenizer, "control_ids", None)
+    return dict(own if own is not None else tokenizer.control_names)
+
+
+def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Write the tokenizer; return False for one that transformers does not know."""
+    tokenizer = checkpoint.required_tokenizer()
+    pipeline = tokenizer.pipeline()
+    if pipeline is None:
+        return _write_pieces(tokenizer, folder)
+    names = control_names(tokenizer)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": i, "content": name} | plain for name, i in sorted(names.items(), key=lambda pair: pair[1])]
+    causal = isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal
+    ends = None if causal and not tokenizer.puts_end else tokenizer.eos_id
+    pipeline |= {"added_tokens": added, "post_processor": _around(names, tokenizer.bos_id, ends)}
+    write_json(folder / "tokenizer.json", pipeline)
+    kind = next((name for own, name in CLASSES.items() if isinstance(tokenizer, own)), "PreTrainedTokenizerFast")
+    spelled = {i: name for name, i in names.items()}
+    roles = {role: spelled[i] for role, own in ROLES.items() if (i := getattr(tokenizer, own)) in spelled}
+    if isinstance(tokenizer, CLIPTokenizer):
+        roles |= {"pad_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    record = {"tokenizer_class": kind, "model_max_length": tokenizer.context or _context(checkpoint), **roles}
+    write_json(folder / RECORD, record | {"clean_up_tokenization_spaces": False})
+    if checkpoint.chat is not None:
+        (folder / "chat_template.jinja").write_text(checkpoint.chat.template, encoding="utf-8")
+    return True
+
+
+def _context(checkpoint: Checkpoint) -> int:
+    config = checkpoint.model.config
+    return getattr(config, "context", None) or getattr(config, "decoder", None).context
+
+
+def _around(names: dict[str, int], bos: int | None, eos: int | None) -> dict[str, Any] | None:
+    """The pipeline's step that puts tokens around a text."""
+    spelled = {i: name for name, i in names.items()}
+    ends = [spelled.get(i) for i in (bos, eos)]
+    if not any(ends):
+        return None
+    tokens = {name: {"id": name, "ids": [names[name]], "tokens": [name]} for name in ends if name}
+
+    def part(name: str | None, kind: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": name, "type_id": kind}}] if name else []
+
+    first, second = ({"Sequence": {"id": letter, "type_id": kind}} for kind, letter in enumerate("AB"))
+    single = [*part(ends[0], 0), first, *part(ends[1], 0)]
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, second, *part(ends[1], 1)],
+            "special_tokens": tokens}  # fmt: skip
+
+
+def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:
+    """SentencePiece models under transformers' names."""
+    if isinstance(tokenizer, T5Text):
+        record = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(tokenizer.sentinel_ids)}
+    elif isinstance(tokenizer, SigLIPText):
+        record = {"tokenizer_class": "SiglipTokenizer", "model_max_length": tokenizer.context}
+    elif isinstance(tokenizer, PiecesTokenizer):
+        kind = "MarianTokenizer" if tokenizer.language_in_source else "M2M100Tokenizer"
+        record = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    else:
+        return False
+    tokenizer.save(folder)
+    if isinstance(tokenizer, PiecesTokenizer) and not tokenizer.language_in_source:
+        (folder / "source.spm").rename(folder / "sentencepiece.bpe.model")
+    elif isinstance(tokenizer, PiecesTokenizer) and not (folder / "target.spm").exists():
+        (folder / "target.spm").write_bytes((folder / "source.spm").read_bytes())
+    if isinstance(tokenizer, SigLIPText):
+        (folder / tokenizer.path.with_suffix(".model").name).rename(folder / "spiece.model")
+    write_json(folder / RECORD, record)
+    return True
+
+
+def image_processor(record: Preprocessing, kind: str) -> dict[str, Any] | None:
+    """`preprocessor_config.json`; None for steps that transformers lacks. Its crop may lie half a pixel off ours."""
+    if record.tiling is not None or record.resize not in ("shortest", "squash"):
+        return None
+    names = {"clip": "CLIP", "siglip": "Siglip", "vit": "ViT", "deit": "DeiT", "beit": "Beit"}
+    (height, width), edges = record.size, [int(edge / record.crop) for edge in record.size]
+    crops = record.resize == "shortest" or record.crop != 1
+    if record.resize == "shortest" and height != width:
+        return None
+    size = {"shortest_edge": edges[0]} if record.resize == "shortest" else {"height": edges[0], "width": edges[1]}
+    made = {"do_resize": True, "size": size, "resample": RESAMPLE[record.interpolation], "do_rescale": True,
+            "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": list(record.mean),
+            "image_std": list(record.std), "do_center_crop": crops,
+            "image_processor_type": f"{names.get(kind, 'Bit' if crops else 'ViT')}ImageProcessor"}  # fmt: skip
+    return made | ({"crop_size": {"height": height, "width": width}} if crops else {})
+
+
+def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
+    """Features of the sound, and what `generate` needs of the vocabulary."""
+    model: Whisper = checkpoint.model
+    frames = 2 * model.config.encoder.context
+    write_json(folder / "preprocessor_config.json", {
+        "feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor",
+        "feature_size": model.config.encoder.bands, "sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW,
+        "chunk_length": frames * HOP // RATE, "nb_max_frames": frames, "n_samples": frames * HOP,
+        "padding_side": "right", "padding_value": 0.0, "return_attention_mask": False,
+    })  # fmt: skip
+    t = checkpoint.tokenizer
+    if not isinstance(t, WhisperTokenizer):
+        return
+    never = sorted({*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech})
+    record = {
+        "bos_token_id": t.eot, "eos_token_id": t.eot, "pad_token_id": t.eot, "decoder_start_token_id": t.sot,
+        "no_timestamps_token_id": t.no_timestamps, "is_multilingual": t.multilingual, "suppress_tokens": never,
+        "begin_suppress_tokens": [*t.encode(" "), t.eot], "max_length": model.config.decoder.context,
+        "prev_sot_token_id": t.sot_prev, "return_timestamps": False, "max_initial_timestamp_index": 50,
+    }  # fmt: skip
+    if t.multilingual:
+        languages = zip(t.languages, t.language_tokens, strict=True)
+        record |= {"lang_to_id": {f"<|{code}|>": i for code, i in languages},
+                   "task_to_id": {"transcribe": t.transcribe, "translate": t.translate}}  # fmt: skip
+    if heads := checkpoint.card.get("alignment_heads"):
+        record["alignment_heads"] = [list(pair) for pair in heads]
+    write_json(folder / "generation_config.json", record)

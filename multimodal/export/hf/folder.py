@@ -1,0 +1,99 @@
+"""A folder that transformers loads: config.json, weights, tokenizer, preprocessing."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.export.hf.configs import described
+from multimodal.export.hf.files import image_processor, write_json, write_tokenizer, write_whisper
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
+from multimodal.models.whisper import Whisper
+from multimodal.system.files import optional_json
+from multimodal.weights.files.store_options import Store
+from multimodal.weights.files.stored import to_stored
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import families
+from multimodal.weights.table import Tensors
+
+BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm",
+    "target.spm", "preprocessor_config.json", "processor_config.json", "generation_config.json",
+    "chat_template.jinja", "chat_template.json", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json", "1_Pooling/config.json",
+)  # fmt: skip
+Parts = tuple[dict[str, Any], Tensors, Path | None]
+
+
+def parts_of(checkpoint: Checkpoint) -> Parts:
+    """config.json, tensors, and the folder of transformers that the model came from, if it did. Raises
+    UsageError for a model that transformers lacks."""
+    source = Path(checkpoint.source)
+    own, config = families().get(checkpoint.card.get("format", "")), {}
+    if source.is_dir() and not (source / "manifest.json").exists():
+        config = optional_json(source / "config.json")
+    if own is not None and own.types and config.get("model_type") in own.types:
+        try:
+            return config, own.export(checkpoint.original()), source
+        except CheckpointError as error:
+            raise UsageError(f"model {checkpoint.source}: {error}") from None
+    return *described(checkpoint), None
+
+
+def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Store = "float32") -> list[str]:
+    """Write the files; return what is left out. Raises CheckpointError for weights beyond the range of `store`."""
+    from safetensors.torch import save
+
+    config, tensors, source = parts
+    left: list[str] = []
+    config = {key: value for key, value in config.items() if key not in ("auto_map", "torch_dtype")}
+    if source is not None:
+        for name in BESIDE:
+            if (path := source / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, folder / name)
+    else:
+        config, left = _completed(config, checkpoint), _write_beside(checkpoint, config["model_type"], folder)
+    write_json(folder / "config.json", config | {"dtype": store})
+    # clones, since safetensors refuses tied tensors
+    held = {name: tensor.clone() for name, tensor in to_stored(tensors, store, checkpoint.source).items()}
+    (folder / "model.safetensors").write_bytes(save(held, metadata={"format": "pt"}))
+    return left
+
+
+def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """config.json with the class, labels and ids of tokens."""
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    made = dict(config)
+    count = getattr(model.config, "tags", 0) or getattr(model.config, "classes", 0)
+    if count > 1:
+        names = checkpoint.card.get("names") or checkpoint.card.get("labels") or ()
+        names = list(names) if len(names) == count else [f"LABEL_{i}" for i in range(count)]
+        made |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    if isinstance(model, TextTransformer | EncoderDecoder | Whisper):
+        pad = config.get("decoder_start_token_id", 0)
+        ids = {"pad_token_id": pad}
+        if tokenizer is not None:
+            ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
+        if isinstance(model, Whisper) and tokenizer is not None:
+            ids |= {"bos_token_id": tokenizer.eos_id, "decoder_start_token_id": tokenizer.bos_id}
+        made = ids | made
+    return made
+
+
+def _write_beside(checkpoint: Checkpoint, kind: str, folder: Path) -> list[str]:
+    """Write preprocessing and tokenizer; return the names of those that transformers lacks."""
+    left = []
+    if checkpoint.preprocessing is not None:
+        record = image_processor(checkpoint.preprocessing, kind)
+        if record is None:
+            left.append("preprocessing")
+        else:
+            write_json(folder / "preprocessor_config.json", record)
+    if checkpoint.tokenizer is not None and not write_tokenizer(checkpoint, folder):
+        left.append("tokenizer")
+    if isinstance(checkpoint.model, Whisper):
+        write_whisper(checkpoint, folder)
+    return left

@@ -1,0 +1,82 @@
+"""Folders for transformers: loaded there they compute what the model computes that ours came from."""
+
+import pytest
+import torch
+
+import multimodal
+from multimodal.errors import UsageError
+from multimodal.export.export import export
+from multimodal.export.hf.configs import WRITERS
+from multimodal.export.hf.folder import parts_of, write_folder
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import families, load
+from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
+from tests.helpers.tiny_checkpoints import BYTES, checkpoint
+
+MODULES = {causal: causal.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
+           vision: vision.CASES}  # fmt: skip
+NAMES = [(module, name) for module, names in MODULES.items() for name in names]
+# one of each family; the others, such as "BERT, masked", with -m slow
+CASES = [pytest.param(module, name, id=name, marks=[pytest.mark.slow] if "," in name else []) for module, name in NAMES]
+IDS = torch.tensor([[3, 7, 5, 2], [8, 6, 4, 2]])
+
+
+def family_of(made):
+    return families()[made.family] if isinstance(made.family, str) else made.family
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("module", "name"), CASES)
+def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):
+    made = module.case(name)
+    family, kind = family_of(made), dict(made.config).get("model_type")
+    if kind not in WRITERS:
+        return  # from a folder of transformers alone
+    own = family.load(made.tensors, made.config, "file")
+    source = Checkpoint(own.model, source=name, card=own.card)
+    assert write_folder(source, parts_of(source), tmp_path) == []
+    assert not (tmp_path / "manifest.json").exists()
+    other, info = type(made.reference).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("unexpected_keys", "mismatched_keys"))
+    assert all("embed_positions" in key for key in info["missing_keys"])  # sinusoids
+    given = {"input_ids": IDS}
+    if hasattr(other, "get_image_features") or "ViT" in type(own.model).__name__:
+        given = ({} if type(own.model).__name__ == "ViT" else given) | {
+            "pixel_values": torch.randn(2, 3, *getattr(own.model.config, "image", own.model.config).image)}  # fmt: skip
+        if "input_ids" in given:
+            given["input_ids"] = torch.cat([IDS, torch.full((2, 1), own.model.config.text.vocabulary - 1)], 1)
+    elif other.config.is_encoder_decoder and family.name not in ("t5-encoder", "umt5-encoder"):
+        given["decoder_input_ids"] = IDS[:, :3]
+    if type(other).__name__.endswith("ForMultipleChoice"):
+        given = {key: value[None] for key, value in given.items()}
+    wanted, found = (model.eval()(**given) for model in (made.reference, other))
+    assert torch.allclose(found[0], wanted[0], atol=1e-5)
+
+
+def test_a_folder_of_transformers_keeps_its_files(hf_folder, tmp_path):
+    export(hf_folder, tmp_path / "out", to="hf", store="float16")
+    assert load(tmp_path / "out").model.config == load(hf_folder).model.config
+    held = {path.name for path in (tmp_path / "out").iterdir()}
+    assert held >= {path.name for path in hf_folder.iterdir()}
+
+
+def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
+    from transformers import AutoTokenizer
+
+    text = "A dog, it's <eos> naïve"
+    for name in ("gpt-mini", "bert-mini", "translator-mini"):
+        export(name, tmp_path / name, to="hf")
+        made, own = AutoTokenizer.from_pretrained(tmp_path / name), load(name)
+        text = text.replace("<eos>", "")  # a control token there
+        wanted = own.required_tokenizer().batch([text]).ids[0].tolist()
+        assert made(text).input_ids == (wanted[:-1] if name == "gpt-mini" else wanted)
+    model = load(tmp_path / "gpt-mini")
+    assert multimodal.generate("The", model, max_new_tokens=8, temperature=0) == multimodal.generate(
+        "The", "gpt-mini", max_new_tokens=8, temperature=0)  # fmt: skip
+
+
+def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path):
+    save_folder(Checkpoint(checkpoint("shaw").model, BYTES), tmp_path / "model")
+    with pytest.raises(UsageError, match="transformers has no TextTransformer with all of its options"):
+        export(tmp_path / "model", tmp_path / "out", to="hf")
+    assert not (tmp_path / "out").exists()
