@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.export.options import ExportOptions
-from multimodal.export.place import check_place, export_folder
+from multimodal.export.place import check_installed, check_place, export_folder
 from multimodal.system import memory
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -31,7 +31,7 @@ def export(
 def _onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: dict[str, Any]) -> dict[str, Any]:
     from multimodal.export import onnx
 
-    onnx.check_installed(*onnx.NEEDS)
+    check_installed(*onnx.NEEDS)
     from multimodal.export.client_files import write_client
     from multimodal.export.parts import graphs_of
 
@@ -52,4 +52,18 @@ def _hf(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: di
     return record
 
 
-WRITERS = {"onnx": _onnx, "hf": _hf}
+def _ctranslate2(
+    checkpoint: Checkpoint, target: Path, options: ExportOptions, record: dict[str, Any]
+) -> dict[str, Any]:
+    from multimodal.export import ctranslate2
+    from multimodal.export.hf.folder import parts_of
+
+    check_installed(*ctranslate2.NEEDS)
+    parts = parts_of(checkpoint)
+    ctranslate2.check_type(checkpoint, parts)
+    with export_folder(target, record, options.overwrite) as folder:
+        ctranslate2.write_ctranslate2(checkpoint, parts, folder, options.store)
+    return record
+
+
+WRITERS = {"onnx": _onnx, "hf": _hf, "ctranslate2": _ctranslate2}

@@ -4,23 +4,14 @@ import contextlib
 import io
 import logging
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from multimodal.errors import UsageError
 from multimodal.export.graphs import Graph
 
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
-INSTALL = "pip install 'multimodal[export]'"
-
-
-def check_installed(*modules: str) -> None:
-    """Raise UsageError that says what to install."""
-    if missing := [name for name in modules if find_spec(name) is None]:
-        raise UsageError(f"export needs {', '.join(missing)}: {INSTALL}")
 
 
 def write_graphs(graphs: list[Graph], folder: Path, store: str = "float32") -> dict[str, Any]:

@@ -3,19 +3,19 @@
 from multimodal.errors import UsageError
 from multimodal.system.options import OptionSet, option
 
-STORES = {
-    "onnx": ("float32", "int8"),
-    "hf": ("float32", "float16", "bfloat16"),
-}  # formats, and the number types of each
+FLOATS = ("float32", "float16", "bfloat16")
+# formats, and the number types of each
+STORES = {"onnx": ("float32", "int8"), "hf": FLOATS, "ctranslate2": (*FLOATS, "int8")}
 
 
 class ExportOptions(OptionSet):
     """Format and numbers of an export."""
 
     to: str = option("onnx", "format. onnx: graphs for ONNX Runtime, and a client without torch; hf: a folder that "
-                     "transformers loads", choices=tuple(STORES))  # fmt: skip
-    store: str = option("float32", "number type of the weights: float32 or int8 for onnx, one of the floats for hf",
-                        choices=("float32", "float16", "bfloat16", "int8"))  # fmt: skip
+                     "transformers loads; ctranslate2: one that CTranslate2 and faster-whisper load",
+                     choices=tuple(STORES))  # fmt: skip
+    store: str = option("float32", "number type of the weights: float32 or int8 for onnx, a float for hf",
+                        choices=(*FLOATS, "int8"))  # fmt: skip
     overwrite: bool = option(False, "replace an earlier export")
 
     def check(self) -> None:

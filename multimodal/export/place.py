@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from multimodal.system.signals import at_stop, unbroken
 from multimodal.weights.folder import replace_folder
 
 RECORD = "export.json"
+
+
+def check_installed(*modules: str) -> None:
+    """Raise UsageError that says what to install."""
+    if missing := [name for name in modules if find_spec(name) is None]:
+        raise UsageError(f"export needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def check_place(folder: Path, overwrite: bool) -> None:

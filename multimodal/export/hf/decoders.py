@@ -37,6 +37,12 @@ def rope(own: PositionConfig, head: int) -> dict[str, Any]:
     return made | kind | ({"factor": 1 / own.scale} if kind else {})
 
 
+def part_of(c: TextConfig) -> dict[str, Any]:
+    """`rope` of families whose heads turn in part by default."""
+    share = (c.positions.share or head_of(c)) / head_of(c)
+    return {"rope_parameters": rope(c.positions, head_of(c)) | {"partial_rotary_factor": share}}
+
+
 def head_of(c: TextConfig) -> int:
     own = c.stack.block.attention
     return own.head_width or own.width // own.heads
@@ -119,7 +125,7 @@ OWN: dict[str, Callable[[TextConfig], dict[str, Any]]] = {
                        "rope_scaling": None},
     "mixtral": lambda c: {} if c.stack.block.experts is None else {
         "num_local_experts": c.stack.block.experts.count, "num_experts_per_tok": c.stack.block.experts.top},
-    "stablelm": lambda c: {"use_qkv_bias": c.stack.block.attention.bias,
+    "stablelm": lambda c: part_of(c) | {"use_qkv_bias": c.stack.block.attention.bias,
                            "use_parallel_residual": c.stack.block.parallel is not None},
     "starcoder2": lambda c: {"norm_epsilon": c.stack.block.norm_eps, "use_bias": c.stack.block.attention.bias},
 }  # fmt: skip
@@ -137,9 +143,9 @@ def gpt2(c: TextConfig, kind: str) -> dict[str, Any]:
 
 def neox(c: TextConfig, kind: str) -> dict[str, Any]:
     block = c.stack.block
-    return body(c) | {
+    return body(c) | part_of(c) | {
         "layer_norm_eps": block.norm_eps, "attention_bias": block.attention.bias,
-        "use_parallel_residual": block.parallel is not None, "rope_parameters": rope(c.positions, head_of(c)),
+        "use_parallel_residual": block.parallel is not None,
     }  # fmt: skip
 
 
@@ -169,5 +175,5 @@ def falcon(c: TextConfig, kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-DECODERS = {"gpt2": gpt2} | dict.fromkeys(LLAMA_KIN, llama_kin) | {
-    "gpt_neox": neox, "bloom": bloom, "opt": opt, "falcon": falcon}  # fmt: skip
+DECODERS = {"gpt2": gpt2, "gpt_neox": neox} | dict.fromkeys(LLAMA_KIN, llama_kin) | {
+    "bloom": bloom, "opt": opt, "falcon": falcon}  # fmt: skip

@@ -62,6 +62,8 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     roles = {role: spelled[i] for role, own in ROLES.items() if (i := getattr(tokenizer, own)) in spelled}
     if isinstance(tokenizer, CLIPTokenizer):
         roles |= {"pad_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    if "eos_token" in roles:  # bytes spell all texts, but CTranslate2 needs a name
+        roles = {"unk_token": roles["eos_token"]} | roles
     record = {"tokenizer_class": kind, "model_max_length": tokenizer.context or _context(checkpoint), **roles}
     write_json(folder / RECORD, record | {"clean_up_tokenization_spaces": False})
     if checkpoint.chat is not None:

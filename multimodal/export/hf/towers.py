@@ -65,7 +65,8 @@ def sides(c: Any) -> dict[str, Any]:
 
 def bart(c: EncoderDecoderConfig, kind: str) -> dict[str, Any]:
     made = sides(c) | {"max_position_embeddings": c.decoder.context, "scale_embedding": c.decoder.embed_scale != 1,
-                       "decoder_start_token_id": c.start_id}  # fmt: skip
+                       "decoder_start_token_id": c.start_id, "normalize_before": not c.decoder.stack.block.post_norm,
+                       "normalize_embedding": c.decoder.stem_norm}  # fmt: skip
     if kind == "m2m_100":
         made["pad_token_id"] = c.decoder.positions.first - 1
     if kind == "marian":

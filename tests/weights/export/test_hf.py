@@ -80,3 +80,17 @@ def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(UsageError, match="transformers has no TextTransformer with all of its options"):
         export(tmp_path / "model", tmp_path / "out", to="hf")
     assert not (tmp_path / "out").exists()
+
+
+def test_ctranslate2_holds_a_model_of_ours(tmp_path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    import ctranslate2
+
+    export("whisper-mini", tmp_path / "out", to="ctranslate2", store="float32")
+    own, features = load("whisper-mini"), torch.randn(1, 80, 600)
+    prompt = own.required_tokenizer().sot_sequence("en", timestamps=False)
+    made = ctranslate2.models.Whisper(str(tmp_path / "out"))
+    found = made.encode(ctranslate2.StorageView.from_array(features.numpy()))
+    assert torch.allclose(torch.tensor(found.to(ctranslate2.DataType.float32)), own.model.encoder(features), atol=1e-4)
+    assert load(tmp_path / "out").model.config == own.model.config
+    assert len(prompt) == 4
