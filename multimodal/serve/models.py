@@ -14,6 +14,8 @@ from multimodal.serve.jobs.lane import Lane
 from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.head import has_head
 from multimodal.tasks.encode.loaded import device_of
+from multimodal.tokens.text.languages import LANGUAGES
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -60,6 +62,13 @@ def media_of(checkpoint: Checkpoint) -> list[str]:
         return []
     kinds = [kind for kind in ("image", "audio") if getattr(checkpoint.model, kind) is not None]
     return [*kinds, "video"] if "image" in kinds else kinds
+
+
+def languages_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Names by code of the languages among which a Whisper model chooses; {} for others."""
+    tokenizer = checkpoint.tokenizer
+    several = isinstance(tokenizer, WhisperTokenizer) and tokenizer.multilingual
+    return {code: LANGUAGES[code] for code in tokenizer.languages} if several else {}
 
 
 class Models:

@@ -233,8 +233,9 @@ def test_texts_are_translated(client):
 def test_an_index_is_searched_by_text_and_image(serve, tmp_path):
     for colour in ("red", "green", "blue"):
         (tmp_path / f"{colour}.png").write_bytes(png(colour))
+    (tmp_path / "clip.mp4").write_bytes(video(ramp(6), 2.0))
     with pytest.raises(SystemExit, match="0"):
-        main(["index", str(tmp_path), "--output", str(tmp_path / "own.index"), "--quiet"])
+        main(["index", str(tmp_path), "--output", str(tmp_path / "own.index"), "--max_frames", "1", "--quiet"])
     served = serve(models=("clip-vit-16",), index=(f"own={tmp_path / 'own.index'}",))
     found = httpx.post(f"{served.url}/v1/search", json={"image": data_url(png("green")), "top": 2}, timeout=30).json()
     assert Path(found["data"][0]["file"]).name == "green.png"
@@ -244,6 +245,7 @@ def test_an_index_is_searched_by_text_and_image(serve, tmp_path):
     found = httpx.post(f"{served.url}/v1/search", json=body, timeout=30).json()["data"]
     small = {Path(one["file"]).stem: one["thumbnail"] for one in found}
     assert small.pop("blue") is None
+    assert small.pop(next(name for name in small if name.startswith("clip"))).startswith("data:image/jpeg;base64,")
     sizes = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size for url in small.values()]
     assert sizes == [(40, 32)] * 2
 

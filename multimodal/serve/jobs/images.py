@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from multimodal.errors import ImageError
+from multimodal.errors import ImageError, VideoError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.serve.jobs.lane import Job, Lane, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
@@ -18,6 +18,7 @@ from multimodal.tasks.classify.classify import Classifier
 from multimodal.tasks.encode.loaded import device_of
 from multimodal.tasks.figures import overlay
 from multimodal.tasks.inspect.heatmap import check_model, relevance
+from multimodal.tasks.retrieve.gallery import still
 from multimodal.tasks.retrieve.index import Index, model_for, open_index, query_vectors
 from multimodal.tokens.image.preprocessing import preprocess
 from multimodal.tokens.image.reading import ImageLimits, check_size, image_size, read_image
@@ -93,12 +94,12 @@ def checked(images: list[Any], megapixels: float) -> list[Any]:
 
 
 def thumbnail(file: str) -> str | None:
-    """A small JPEG of an image of an index, as a data URL; None for a frame of a video and what cannot be read."""
+    """A small JPEG of an image, a frame or a video of an index, as a data URL; None for what cannot be read."""
     try:
-        image = read_image(file, least=SMALL)
-    except ImageError:
+        found = still(file)
+        return jpeg_url(found if isinstance(found, Image.Image) else read_image(found, least=SMALL), SMALL)
+    except (ImageError, VideoError, StopIteration):
         return None
-    return jpeg_url(image, SMALL)
 
 
 def jpeg_url(image: Image.Image, most: int) -> str:

@@ -1,7 +1,7 @@
 import { Work, element, files, make, post } from "/page/common.js";
 
 const MOST = 10;  // labels of an image that are shown, and the most heat maps of a request
-let work, images = [], scored = [];  // scores are kept, so that the slider needs no request
+let work, images = [], waiting = [], scored = [];  // scores are kept, so that the slider needs no request
 
 function row(one, { label, score }, least) {
   const name = make("button", { type: "button", className: "name", textContent: label, dir: "auto" });
@@ -27,7 +27,10 @@ function draw() {
   const least = Number(element("threshold").value);
   element("least").value = least.toFixed(2);
   element("heat-hint").hidden = !scored.length;
-  element("scores").replaceChildren(...scored.map((one) => card(one, least)));
+  const list = element("scores"), held = document.activeElement;  // a button keeps the focus
+  const at = [...list.children].findIndex((own) => own.contains(held));
+  list.replaceChildren(...scored.map((one) => card(one, least)));
+  [...list.children[at]?.querySelectorAll("button") ?? []].find((button) => button.textContent === held.textContent)?.focus();
 }
 
 /** The form of a request about images, in the words of the last one. */
@@ -40,21 +43,30 @@ function asked(files, labels) {
 }
 
 /** Show what in an image speaks for a label, or the image again. */
-async function heat(one, label) {
-  if (one.shown !== label && !one.maps) {
-    const form = asked([one.file], one.labels);
+function heat(one, label) {
+  one.wanted = one.wanted === label ? null : label;
+  if (one.maps) return turn(one);
+  if (!waiting.includes(one) && waiting.push(one) === 1) drawMaps();
+}
+
+function turn(one) {
+  one.shown = one.wanted;
+  draw();
+}
+
+/** Fetch the heat maps of the images that wait, one after the other. */
+async function drawMaps() {
+  while (waiting.length) {
+    const [one] = waiting, form = asked([one.file], one.labels);
     form.append("heatmaps", Math.min(MOST, one.scores.length));
     const well = await work.run(`Drawing heat maps of ${one.name} …`, async (signal) => {
       const { data } = await (await post("/v1/classify", form, signal)).json();
       one.maps = Object.fromEntries(data[0].heatmaps.map(({ label, image }) => [label, image]));
       work.tell("");
     }, { "images[0]": one.name });
-    if (!well) return;
+    if (!well) for (const left of waiting.splice(0)) left.wanted = null;
+    else turn(waiting.shift());
   }
-  one.shown = one.shown === label ? null : label;
-  draw();
-  const place = [...element("scores").children][scored.indexOf(one)];
-  [...place?.querySelectorAll("button") ?? []].find((button) => button.textContent === label)?.focus();
 }
 
 async function classify() {
@@ -66,7 +78,7 @@ async function classify() {
     const { data } = await (await post("/v1/classify", asked(sent, labels), signal)).json();
     scored.forEach((one) => URL.revokeObjectURL(one.url));
     scored = data.map(({ scores }, i) => ({ file: sent[i], name: sent[i].name, url: URL.createObjectURL(sent[i]), scores, labels,
-      maps: null, shown: null }));
+      maps: null, wanted: null, shown: null }));
     draw();
     work.tell(`Classified ${many}.`);
   }, names);

@@ -110,8 +110,8 @@ export function recorder(button, level, on) {
 
 /** Text of samples while they come: `told(lines, partial)` after each change. A model that cannot says so with `unable`. */
 export class LiveText {
-  constructor(model, told, unable) {
-    this.model = model;
+  constructor(model, language, told, unable) {
+    this.asked = { ...(model && { model }), ...(language && { language }) };
     this.told = told;
     this.unable = unable;
     this.lines = [];
@@ -127,7 +127,7 @@ export class LiveText {
   open(rate) {
     const place = new URL("/v1/audio/stream", location.href);
     place.protocol = location.protocol === "https:" ? "wss:" : "ws:";
-    place.search = new URLSearchParams({ rate, ...(this.model && { model: this.model }) });
+    place.search = new URLSearchParams({ rate, ...this.asked });
     const made = new WebSocket(place, key() ? ["realtime", `openai-insecure-api-key.${key()}`] : []);
     made.onopen = () => this.waiting.splice(0).forEach((samples) => made.send(samples));
     made.onmessage = ({ data }) => {

@@ -21,6 +21,17 @@ function fill(select, names) {
   select.closest(".choice").hidden = names.length < 2;
 }
 
+/** Offer the languages of the model that transcribes; one for English or another language alone has none. */
+function languages() {
+  const select = element("language"), known = Object.entries(model(element("transcribe-model").value)?.languages ?? {}), chosen = select.value;
+  if (select.dataset.known === (select.dataset.known = String(known))) return;  // a list that is open stays so
+  const names = known.map(([code, name]) => [code, name[0].toUpperCase() + name.slice(1)]).toSorted((a, b) => a[1].localeCompare(b[1]));
+  select.replaceChildren(...[["", "detect"], ...names].map(([value, textContent]) => make("option", { value, textContent })));
+  if (known.some(([code]) => code === chosen)) select.value = chosen;
+  for (const id of ["language", "translate"]) element(id).closest(".choice").hidden = !known.length;
+  if (!known.length) element("translate").checked = false;
+}
+
 /** Chat models that hear and see stand first. */
 function able(task) {
   const found = listed.filter((one) => one.tasks?.includes(task));
@@ -30,6 +41,7 @@ function able(task) {
 function draw({ data, indexes }) {
   listed = data;
   for (const select of document.querySelectorAll("[data-task]")) fill(select, able(select.dataset.task).map((one) => one.id));
+  languages();
   for (const notice of document.querySelectorAll("[data-missing]")) {
     notice.hidden = able(notice.dataset.missing).length > 0;
     notice.closest("section").classList.toggle("unable", !notice.hidden);
@@ -44,6 +56,8 @@ function draw({ data, indexes }) {
       : line(one.id, "ready", tasks(one), one.summary))),
     ...indexes.map((name) => line(name, "ready", "image index for searches", "")));
 }
+
+element("transcribe-model").addEventListener("change", languages);
 
 /** Show the server's state, and look again while it loads or cannot be reached. */
 export async function follow() {

@@ -58,21 +58,24 @@ async function transcribe(own, fromMicrophone = false) {
   form.append("stream", "true");
   form.append("response_format", "verbose_json");
   if (element("transcribe-model").value) form.append("model", element("transcribe-model").value);
+  if (element("language").value) form.append("language", element("language").value);
+  const [path, doing, done] = element("translate").checked ? ["translations", "Translating", "Translated"]
+    : ["transcriptions", "Transcribing", "Transcribed"];
   for (const kind of ["word", "segment"]) form.append("timestamp_granularities[]", kind);
   const began = performance.now();
-  const well = await work.run(`Transcribing ${own.name} …`, async (signal) => {
-    let text = "", done = null;
-    for await (const event of events(await post("/v1/audio/transcriptions", form, signal))) {
-      if (event.type === "transcript.text.done") done = event;
+  const well = await work.run(`${doing} ${own.name} …`, async (signal) => {
+    let text = "", made = null;
+    for await (const event of events(await post(`/v1/audio/${path}`, form, signal))) {
+      if (event.type === "transcript.text.done") made = event;
       else live(text += event.delta);
     }
-    transcript.draw(done);
+    transcript.draw(made);
     live("");
     subtitle();
     element("edit").ariaPressed = "false";
-    element("result").hidden = !done.segments.length;
+    element("result").hidden = !made.segments.length;
     const took = ((performance.now() - began) / 1000).toFixed(1);
-    work.tell(done.segments.length ? `Transcribed ${short(done.duration)} of sound in ${took} s.` : "No speech was heard.");
+    work.tell(made.segments.length ? `${done} ${short(made.duration)} of sound in ${took} s.` : "No speech was heard.");
   }, { file: own.name });
   if (!well && file === own) live("");
 }
@@ -87,7 +90,7 @@ function microphone() {
       element("result").hidden = true;
       hide();
       live("");
-      text = new LiveText(element("transcribe-model").value, live,
+      text = new LiveText(element("transcribe-model").value, element("language").value, live,
         () => work.tell("Recording. The text comes at the end, as this model does not write along."));
       work.tell("Recording …");
     },

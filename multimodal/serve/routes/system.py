@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from multimodal.serve.models import media_of
+from multimodal.serve.models import languages_of, media_of
 from multimodal.serve.state import server_of
 
 router = APIRouter(tags=["server"])
@@ -22,12 +22,13 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The models, with the tasks of each, and the media of a chat; the first of a task answers where none is named."""
+    """The models, with the tasks of each, the media of a chat and the languages among which a recogniser chooses; the
+    first of a task answers where none is named."""
     served = server_of(request).models
     served.check()
     data = [
         {"id": one.name, "object": "model", "created": 0, "owned_by": "multimodal", "tasks": list(one.tasks),
-         "media": media_of(one.checkpoint),
+         "media": media_of(one.checkpoint), "languages": languages_of(one.checkpoint),
          "summary": one.checkpoint.card.get("summary", "")}
         for one in served.served.values()
     ]  # fmt: skip

@@ -94,8 +94,8 @@ class SearchRequest(BaseModel):
 
 @router.post("/search")
 async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
-    """The images of an index nearest to a text or an image. `thumbnails`: small JPEGs of them; null for a frame of a
-    video, and an image that can no longer be read."""
+    """The images of an index nearest to a text or an image. `thumbnails`: small JPEGs of them, or of frames of
+    videos; null for what can no longer be read."""
     server = server_of(request)
     server.models.check()
     if (body.text is None) == (body.image is None):

@@ -21,7 +21,7 @@ def gallery(results: Sequence[dict[str, Any]], index: str) -> Iterator[str]:
     room = max(1, MOST // max(1, len(results)))
     queries = [{**one, "results": one["results"][:room], "more": len(one["results"]) - room} for one in results[:MOST]]
     asked = [one["query"] for one in queries if one["kind"] != "text"]
-    shown = thumbnails([*asked, *(hit["file"] for one in queries for hit in one["results"])], _image)
+    shown = thumbnails([*asked, *(hit["file"] for one in queries for hit in one["results"])], still)
     sections = [Section(f"{one['kind']}: {one['query']}", html=partial(_hits, one, shown)) for one in queries]
     if more := left_out(len(results), "queries", MOST):
         sections.append(Section("Left out", lines=more))
@@ -34,7 +34,7 @@ def _hits(one: dict[str, Any], shown: dict[str, str]) -> str:
     return "\n".join([*query, grid(cards), *left_out(one["more"], "images", 0)])
 
 
-def _image(name: str) -> Path | Image.Image:
+def still(name: str) -> Path | Image.Image:
     """An image file, a frame, or the middle frame of a video."""
     if isinstance(name, FrameName):
         return frame_at(name.path, name.time).image

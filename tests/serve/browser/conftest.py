@@ -15,7 +15,7 @@ from multimodal.cli.main import main
 from multimodal.system.assets import asset
 
 KEY = "a-key-of-the-tests"
-MODELS = ("asr-conformer-en", "clip-vit-16", "any-mini", "gpt-mini")
+MODELS = ("asr-conformer-en", "clip-vit-16", "any-mini", "gpt-mini", "whisper-mini")
 COLOURS = ("red", "green", "blue", "white")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update",

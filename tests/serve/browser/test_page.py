@@ -23,6 +23,14 @@ WATCH = """() => {
 }"""
 
 
+# keeps the fields of forms, which Playwright does not tell beside files
+FORM = """() => {
+  const own = FormData.prototype.append;
+  window.sent = {};
+  FormData.prototype.append = function (name, ...more) { window.sent[name] = more[0]; own.call(this, name, ...more); };
+}"""
+
+
 def file(name: str, kind: str, data: bytes) -> dict:
     return {"name": name, "mimeType": kind, "buffer": data}
 
@@ -106,6 +114,28 @@ def test_edits_are_in_every_download(open_page):
     assert page.evaluate("navigator.clipboard.readText()").startswith("NEW <b>&")
 
 
+def test_whisper_takes_a_language_or_translates(open_page):
+    page = open_page()
+    page.evaluate(FORM)
+    language = page.get_by_role("combobox", name="Language")
+    assert not language.is_visible()
+    page.select_option("#transcribe-model", "whisper-mini")
+    assert language.locator("option").all_inner_texts() == ["detect", "Czech", "English", "French", "German"]
+    language.select_option("German")
+    for path, task in (("transcriptions", None), ("translations", "Translate into English")):
+        if task is not None:
+            page.get_by_role("checkbox", name=task).check()
+        with page.expect_request(lambda one: "/v1/audio/" in one.url) as sent:
+            page.set_input_files("#sound", asset("sample", "german.flac"))
+        assert sent.value.url.endswith(path)
+        assert page.evaluate("window.sent.language") == "de"
+        page.wait_for_selector(f"#transcribe-state:has-text('{path[:5].title()}')")
+        page.wait_for_selector("#transcribe-stop", state="hidden")
+        assert page.locator("#fault-text").inner_text() == ""
+    page.select_option("#transcribe-model", "asr-conformer-en")
+    assert not language.is_visible()
+
+
 def test_the_microphone_is_written_along(open_page):
     page = open_page()
     page.click("#record")
@@ -150,6 +180,13 @@ def test_images_get_bars_and_none_of_these(open_page, pictured):
     assert page.evaluate("document.activeElement.textContent") == HOSTILE
     label.click()
     assert card.locator("img").get_attribute("alt") == f"{HOSTILE}.png"
+    page.click("#score")
+    page.wait_for_selector("#scores:not(:has([aria-pressed=true]))")
+    both = page.locator("#scores li").all()
+    for one in both:  # the second is asked for while the first is drawn
+        one.get_by_role("button", name="a dog").click()
+    page.wait_for_selector("#scores li:first-child:has([aria-pressed=true]) + li:has([aria-pressed=true])")
+    assert all(one.locator("img").get_attribute("src").startswith("data:image/jpeg") for one in both)
     page.set_input_files("#images", file("notes.png", "image/png", b"no image"))
     page.wait_for_selector("#fault:visible")
     assert page.locator("#fault-text").inner_text().startswith("notes.png: ")
@@ -228,6 +265,7 @@ def test_models_and_their_state(open_page):
         "clip-vit-16",
         "any-mini",
         "gpt-mini",
+        "whisper-mini",
         "own",
     ]
     assert "transcribes speech" in listed[0]
