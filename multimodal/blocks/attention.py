@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import KeyValue, LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
-from multimodal.blocks.masks import Sparse, merge
+from multimodal.blocks.masks import Local, Sparse, merge
 from multimodal.blocks.positions import BiasGate, Disentangled, GatedBias, GridTerm, RelativeTerm, ShawTerm
 
 
@@ -112,7 +112,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "_ S _"] | None = None,
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | GatedBias | None = None,
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | Local | GatedBias | None = None,
         rotate: Callable[[Tensor], Tensor] | Disentangled | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T _"]:
@@ -120,6 +120,10 @@ class Attention(nn.Module):
         positions, and cross-attention projects its source only on the first call."""
         disentangled = rotate if isinstance(rotate, Disentangled) else None
         query, key, value = self.project(x, source, None if disentangled else rotate, cache)
+        if isinstance(mask, Local):
+            if not capturing():
+                return self._joined(self._local(query, key, value, mask))
+            mask = mask.dense()
         mask = mask if self.gate is None else self.gate(x, mask)
         if disentangled is not None:
             table = disentangled.table[None].to(x.dtype)
@@ -143,6 +147,24 @@ class Attention(nn.Module):
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip
         return self._joined(mixed)
+
+    def _local(
+        self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"],
+        local: Local,
+    ) -> Float[Tensor, "B H T E"]:  # fmt: skip
+        """A block of queries at a time, so that memory grows with T alone."""
+        made = []
+        for rows, columns, mask in local.blocks():
+            own, keys, bias = query[:, :, rows], key[:, :, columns], None
+            if self.relative is not None:
+                own, bias = self.relative(own, keys.shape[2], self.scale, offset=rows.stop - columns.stop)
+            both = merge(mask, bias)
+            both = both if both.dtype == torch.bool else both.to(query.dtype)
+            made.append(F.scaled_dot_product_attention(
+                own, keys, value[:, :, columns], attn_mask=both, scale=self.scale,
+                dropout_p=self.config.dropout if self.training else 0.0, enable_gqa=self.heads != self.kv_heads,
+            ))  # fmt: skip
+        return torch.cat(made, 2)
 
     def _joined(self, mixed: Float[Tensor, "B H T E"]) -> Float[Tensor, "B T _"]:
         x = mixed.transpose(1, 2).flatten(2)

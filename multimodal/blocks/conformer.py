@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import LayerCache
 from multimodal.blocks.layers import DropPath, FeedForward
+from multimodal.blocks.masks import Local
 
 
 def zero_padding(x: Float[Tensor, "B T *D"], valid: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T *D"]:
@@ -108,7 +109,7 @@ class ConformerBlock(nn.Module):
         self.drop = nn.Sequential(nn.Dropout(config.dropout), DropPath(drop_path))
 
     def forward(
-        self, x: Float[Tensor, "B T D"], mask: Tensor | None = None, valid: Bool[Tensor, "B T"] | None = None,
+        self, x: Float[Tensor, "B T D"], mask: Tensor | Local | None = None, valid: Bool[Tensor, "B T"] | None = None,
         rotate: object | None = None, past: tuple[LayerCache, ConvState] | None = None,
     ) -> Float[Tensor, "B T D"]:  # fmt: skip
         """`past`: `x` continues the stream with this state."""

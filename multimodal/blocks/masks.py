@@ -3,7 +3,7 @@
 A mask is a function of positions, `mask_mod(query, key)`; `dense` writes it out as a tensor, `sparse` gives it to
 FlexAttention, which on a GPU skips empty blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 MaskMod = Callable[[Tensor, Tensor], Tensor]
+LEAST_BLOCK = 256  # queries of `Local`
 
 
 def places(mask: Bool[Tensor, "B T"], count: int) -> Int[Tensor, "N"]:
@@ -148,6 +149,30 @@ class Causal(Sparse):
     ) -> Float[Tensor, "B H T E"]:  # fmt: skip
         gqa = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Each position sees `left` before it and `right` after that are `valid`, as a mask whose matrix is never whole:
+    queries go in blocks, each with the keys that it sees. It combines with no other mask, and takes no cache."""
+
+    left: int
+    right: int
+    valid: Bool[Tensor, "B T"]
+
+    def blocks(self) -> Iterator[tuple[slice, slice, Bool[Tensor, "B 1 Q K"]]]:
+        """Queries, their keys and the mask between them."""
+        total, size = self.valid.shape[1], max(LEAST_BLOCK, self.left + self.right)
+        for start in range(0, total, size):
+            stop = min(start + size, total)
+            first, last = max(0, start - self.left), min(total, stop + self.right)
+            rows = torch.arange(start, stop, device=self.valid.device)[:, None]
+            seen = near(self.left, self.right)(rows, torch.arange(first, last, device=self.valid.device))
+            yield slice(start, stop), slice(first, last), seen & key_mask(self.valid[:, first:last])
+
+    def dense(self) -> Bool[Tensor, "B 1 T T"]:
+        total = self.valid.shape[1]
+        return window(total, total, self.left, self.right, self.valid.device) & key_mask(self.valid)
 
 
 def sparse(mask_mod: MaskMod, queries: int, keys: int, device: torch.device | None = None, block: int = 128) -> Sparse:

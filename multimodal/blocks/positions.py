@@ -138,11 +138,12 @@ class RelativeTerm(nn.Module):
         self.position = nn.Parameter(torch.zeros(heads, head_width))
 
     def forward(
-        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, distance: None = None
+        self, query: Float[Tensor, "B H T E"], keys: int, scale: float, distance: None = None, offset: int = 0
     ) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T S"]]:
-        """The query with u added, and (q + v)·r(i - j) as a float mask. The last query is at the last key."""
+        """The query with u added, and (q + v)·r(i - j) as a float mask. The last query is `offset` after the last
+        key."""
         queries = query.shape[2]
-        distances = torch.arange(keys - 1, -queries, -1, device=query.device)  # keys + queries - 1 of them
+        distances = torch.arange(keys - 1, -queries, -1, device=query.device) + offset  # keys + queries - 1 of them
         table = self.project(sinusoids(distances, self.width, offset=0).to(self.project.weight.dtype))
         table = table.unflatten(-1, (self.heads, -1)).transpose(0, 1)  # H R E
         scores = (query + self.position[:, None].to(query.dtype)) @ table.transpose(-1, -2) * scale  # B H T R

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+PART = 6000  # frames, a minute
+
 
 class Subsample(nn.Module):
     """Strided 3×3 convolutions over frames and bands, then a projection (Conformer paper, section 2).
@@ -27,11 +29,28 @@ class Subsample(nn.Module):
     def forward(
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
+        if features.shape[1] > PART and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self._in_parts(features, lengths)
         x = features[:, None]
         for stage in range(len(self.depthwise) + 1):
             x = self.halve(stage, F.pad(self._zeroed(x, lengths), (0, 0, 1, 1)))
             lengths = (lengths + 1) // 2
         return self.flat(x), lengths
+
+    def _in_parts(
+        self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
+    ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
+        """Row by row and part by part, since maps of the first convolution are 50 times as large as features."""
+        made = []
+        for row, length in zip(features, lengths.tolist(), strict=True):
+            stream, parts = SubsampleStream(self), list(row[None, :length].split(PART, 1))
+            made.append(torch.cat([stream.push(part, part is parts[-1])[0] for part in parts]))
+        counts = torch.tensor([len(one) for one in made], device=lengths.device)
+        padded = nn.utils.rnn.pad_sequence(made, batch_first=True)
+        count = features.shape[1]
+        for _ in range(len(self.depthwise) + 1):
+            count = (count + 1) // 2
+        return F.pad(padded, (0, 0, 0, count - padded.shape[1])), counts
 
     def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
         """One convolution, T = ⌊(F - 1) / 2⌋; `x` includes the padding frames at both ends."""

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, ConvState
+from multimodal.blocks.masks import Local, key_mask, padding, window
 from multimodal.blocks.masks import blocks as chunk_mask
-from multimodal.blocks.masks import key_mask, padding, window
 from multimodal.blocks.positions import rotary
 from multimodal.blocks.sdpa import preferred_kernels, recompute_contexts
 from multimodal.blocks.subsample import Subsample, SubsampleStream
@@ -90,10 +90,11 @@ class ConformerEncoder(nn.Module):
             x = features
         frames = x.shape[1]
         valid = padding(lengths, frames)
-        mask = key_mask(valid)
+        local = min(self.config.near) >= 0 and not torch.compiler.is_compiling()
+        mask = Local(*self.config.near, valid) if local else key_mask(valid)
         if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
             mask = mask & self._seen(frames, x.device)
-        if self.config.near != (-1, -1):
+        if self.config.near != (-1, -1) and not local:
             left, right = (frames if side < 0 else side for side in self.config.near)
             mask = mask & window(frames, frames, left, right, x.device)
         rotate = self.rotation(0, frames, x.device)

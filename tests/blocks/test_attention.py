@@ -228,3 +228,19 @@ def test_what_lies_in_the_padding_does_not_matter(junk):
     out = stack(x, mask=masks.key_mask(valid), valid=valid)
     for row, length in enumerate(LENGTHS.tolist()):
         assert_close(out[row, :length], stack(x[row : row + 1, :length])[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize(("left", "right"), [(40, 90), (200, 200), (0, 0), (900, 5)])
+@torch.no_grad()
+def test_a_local_mask_equals_its_matrix_a_block_at_a_time(relative, left, right):
+    module, x = attention(relative=relative), noise(2, 700, D)
+    local = masks.Local(left, right, masks.padding(torch.tensor([700, 431]), 700))
+    made = module(x, mask=local)
+    assert made.isfinite().all()
+    assert (module(x, mask=local.dense()) - made)[local.valid].abs().max() <= 1e-5
+    size = max(masks.LEAST_BLOCK, left + right)
+    assert all(mask.numel() <= 2 * size * (size + left + right) for _, _, mask in local.blocks())
+    with capture_attention() as captured:
+        assert (module(x, mask=local) - made)[local.valid].abs().max() <= 1e-5
+    assert captured[0][1].shape == (2, H, 700, 700)

@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from multimodal.blocks import subsample
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
 from multimodal.decoding.transducer import no_text_probability, transducer_beam, transducer_greedy
@@ -261,6 +262,19 @@ def test_local_attention_of_nemo_sees_its_neighbours_alone(tmp_path, pieces, fea
         second = [model.encode(x, torch.tensor([96]))[0][0, 0] for model in (local, whole)]
     assert torch.equal(first[0], second[0])
     assert not torch.equal(first[1], second[1])
+
+
+@torch.no_grad()
+def test_long_sound_goes_through_the_subsampling_in_parts(monkeypatch):
+    _, ours = loaded("parakeet-ctc")
+    x, lengths = torch.randn(3, 203, 16, generator=torch.Generator().manual_seed(5)), torch.tensor([203, 100, 190])
+    whole, counts = ours.encoder.stem(x, lengths)
+    monkeypatch.setattr(subsample, "PART", 64)
+    parts, same = ours.encoder.stem(x, lengths)
+    assert parts.shape == whole.shape
+    assert torch.equal(counts, same)
+    for row, count in enumerate(counts):
+        assert (whole[row, :count] - parts[row, :count]).abs().max() <= 1e-5
 
 
 def hub_folder(folder, name, pieces):

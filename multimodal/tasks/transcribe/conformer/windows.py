@@ -23,6 +23,7 @@ from multimodal.weights.folder import Checkpoint
 # 9.2 / 48.6 / 79.1. Shorter windows cut more words where nobody pauses.
 LONGEST = int(LONGEST_WINDOW * RATE)
 LONGEST_OTHERS = 30 * RATE  # of models trained elsewhere, on recordings of up to half a minute
+LONGEST_LOCAL = 600 * RATE  # of models whose frames see their neighbours alone, in memory that grows with the length
 PAUSE = 0.5  # seconds between words at which a segment ends
 LEAST = 1e-10  # probability of a token in a result
 LONG_SEGMENT = 8.0  # seconds; a longer segment is cut at its longest pause
@@ -30,7 +31,10 @@ LONG_SEGMENT = 8.0  # seconds; a longer segment is cut at its longest pause
 
 def longest(checkpoint: Checkpoint) -> int:
     """Most samples of a window."""
-    return LONGEST if checkpoint.model.config.encoder.features == "fixed" else LONGEST_OTHERS
+    encoder = checkpoint.model.config.encoder
+    if min(getattr(encoder, "near", (-1, -1))) >= 0:
+        return LONGEST_LOCAL
+    return LONGEST if encoder.features == "fixed" else LONGEST_OTHERS
 
 
 def stream(
