@@ -90,16 +90,18 @@ class TextTransformer(nn.Module):
         self.config = config
         width, block, positions = config.width, config.stack.block, config.positions
         inner = config.embed_width or width
+        outer = width if config.narrow else inner
         self.embed = nn.Embedding(config.vocabulary, inner) if config.vocabulary else None
         learned = positions.kind == "learned"
         rows = positions.first + config.context
-        self.positions = nn.Parameter(torch.empty(rows, inner).normal_(std=0.01)) if learned else None
+        self.positions = nn.Parameter(torch.empty(rows, outer).normal_(std=0.01)) if learned else None
         self.segments = nn.Embedding(config.segments, inner) if config.segments else None
         for table in (self.embed, self.segments):
             if table is not None:
                 nn.init.normal_(table.weight, std=0.02)
         self.norm = make_norm(block.norm, inner, block.norm_eps) if config.stem_norm else None
-        self.widen = nn.Linear(inner, width) if config.embed_width else None
+        self.widen = nn.Linear(inner, width, bias=not config.narrow) if config.embed_width else None
+        self.narrow = nn.Linear(width, inner, bias=False) if config.narrow else None
         self.dropout = nn.Dropout(config.stem_dropout)
         heads = block.attention.heads
         far = positions if positions.kind == "bucket" else config.distances
@@ -141,13 +143,14 @@ class TextTransformer(nn.Module):
         the table of positions."""
         x = (table if self.embed is None else self.embed)(ids) if embedded is None else embedded
         x = x if self.config.embed_scale == 1 else x * self.config.embed_scale
+        x = x if self.narrow is None else self.widen(x)
         added = self._added(past, ids.shape[1], self._index(past, ids.shape[1], cache, positions))
         x = x if added is None else x + added.to(x.dtype)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = x if self.norm is None else self.norm(x)
         x = self.dropout(x) if self.training else x
-        return x if self.widen is None else self.widen(x)
+        return x if self.widen is None or self.narrow is not None else self.widen(x)
 
     def states(
         self,
@@ -279,8 +282,10 @@ class TextTransformer(nn.Module):
         kind = self.config.positions.kind
         if self.bias is not None:
             return self.bias(self._distances(past, count, cache))
+        if kind != "alibi":
+            return None
         heads = self.config.stack.block.attention.heads
-        return alibi(heads, self._distances(past, count, cache)) if kind == "alibi" else None
+        return self.config.positions.gain * alibi(heads, self._distances(past, count, cache))
 
     def _mask(
         self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | Sparse | None,
@@ -322,6 +327,7 @@ class TextTransformer(nn.Module):
 
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         states, cap = states if self.transform is None else self.transform(states), self.config.logit_cap
+        states = states if self.narrow is None else self.narrow(states)
         if self.head is not None:
             logits = self.head(states)
         else:

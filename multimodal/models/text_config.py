@@ -29,7 +29,7 @@ class PositionConfig:
       `long_factors` in longer ones (LongRoPE, Ding et al. 2024).
     - bucket: T5's bias, one table for all layers, or one for each if `layered` (UMT5), with `buckets` up to the
       distance `furthest`.
-    - alibi: a slope of distance per head (Press et al. 2022).
+    - alibi: a slope of distance per head (Press et al. 2022), times `gain`.
     - disentangled: DeBERTa's table of 2 · `buckets` distances, up to `furthest`, normed if `table_norm`.
     - none: for attention with Shaw's or Transformer-XL's relative terms, or without positions."""
 
@@ -129,6 +129,9 @@ class TextConfig:
     `languages`: ids of language tokens by group. A row uses its group's feed-forwards in the stack's grouped blocks;
     its group is that of its first language token (M2M-100).
 
+    `narrow`: embeddings are widened before positions are added, and states narrowed before tied logits, both without
+    biases (OPT 350M).
+
     `pattern`: layers that attend in another way than the rest. `logit_cap` c: logits l become c·tanh(l/c) (Gemma 2).
 
     `distances`: a further encoding of positions, by buckets (MPNet). `projections`: maps of a pooled vector (Dense of
@@ -166,11 +169,13 @@ class TextConfig:
     projections: tuple[ProjectionConfig, ...] = ()
     head_linear_bias: bool = True
     pool_norm: bool = False
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         if len(self.languages) != self.stack.groups:
             raise ValueError(f"languages: has {len(self.languages)} groups, the stack's blocks {self.stack.groups}")
-
+        if self.narrow and (not self.embed_width or self.tied is False or self.stem_norm):
+            raise ValueError("narrow needs an embed_width, tied logits and no stem_norm")
         if self.pattern is not None and self.window not in (None, self.pattern.window):
             raise ValueError(f"pattern: its window {self.pattern.window} narrows that of the rest, {self.window}")
 

@@ -118,7 +118,8 @@ def has_native_step(decoder: TextTransformer) -> bool:
     """Return True if all of its maps are native and its blocks have what a compiled step has."""
     config = decoder.config
     return (
-        isinstance(decoder.head, NativeLinear) and decoder.transform is None and config.window is None
+        isinstance(decoder.head, NativeLinear) and decoder.transform is None and not config.narrow
+        and config.window is None
         and config.pattern is None and config.logit_cap is None and config.positions.share is None
         and not config.positions.layered and config.positions.switch is None and not config.languages
         and all(map(_is_native, decoder.stack.blocks))

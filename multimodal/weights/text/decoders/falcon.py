@@ -1,13 +1,15 @@
-"""Falcon (Almazrouei et al. 2023) in transformers' names: 7B, 40B, 180B and Falcon 2.
+"""Falcon (Almazrouei et al. 2023) in transformers' names: 7B, 40B, 180B, Falcon 2 and Falcon-RW.
 
 Traps: both branches read a layer's input, with one norm in the 7B, each with its own in larger ones, and again one in
-Falcon 2. Query, key and value are one map: all queries, then the one key and value; or those of each group together."""
+Falcon 2. Query, key and value are one map: all queries, then the one key and value; or those of each group together.
+Falcon-RW has ALiBi, divided by the root of a head's width like the scores; transformers rounds it to bfloat16, which
+moves far positions."""
 
 from typing import Any
 
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
-from multimodal.models.text_config import TextConfig
+from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.table import NameRow, Tensors, linears
 from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv, head_width
 from multimodal.weights.text.decoders.rope import positions
@@ -32,9 +34,16 @@ def _config(text: dict[str, Any]) -> TextConfig:
         width, text["num_hidden_layers"], heads, text["ffn_hidden_size"] or 4 * width,
         activation=activation(text, "activation"), norm_eps=text["layer_norm_epsilon"],
     )  # fmt: skip
-    made = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack, True, positions=positions(text))
+    made = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack, True, positions=_positions(text))
     keys = text["num_kv_heads"] if new else 1 if text["multi_query"] else heads
     return changed(made, {"parallel": parallel}, kv_heads=None if keys in (heads, None) else keys, bias=text["bias"])
+
+
+def _positions(text: dict[str, Any]) -> PositionConfig:
+    turning = positions(text)
+    if not text["alibi"]:
+        return turning
+    return PositionConfig("alibi", gain=(text["hidden_size"] // text["num_attention_heads"]) ** -0.5)
 
 
 def _rows(config: TextConfig) -> list[NameRow]:
@@ -53,8 +62,8 @@ FALCON, FALCON_MODEL = families(DecoderSpec(
     {"self_attention.dense": "attention.out", "mlp.dense_h_to_4h": "feed.up", "mlp.dense_4h_to_h": "feed.down"},
     {"layer_norm_epsilon": 1e-5, "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True,
      "bias": False, "num_kv_heads": None, "ffn_hidden_size": None, "activation": "gelu",
-     "max_position_embeddings": 2048, "tie_word_embeddings": True},
+     "max_position_embeddings": 2048, "tie_word_embeddings": True, "alibi": False},
     _rows, ends={"word_embeddings": "embed", "ln_f": "stack.norm"}, base="transformer.", layer="h.{}.",
-    first="self_attention.query_key_value.weight", only={"alibi": (False,)},
+    first="self_attention.query_key_value.weight",
     unread=("self_attention.rotary_emb.inv_freq",),
 ), complete=_renamed)  # fmt: skip
