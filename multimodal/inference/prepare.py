@@ -18,6 +18,7 @@ from multimodal.inference.image_towers import PreparedViT, fold_norms
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, copy_module, replace_modules
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
+from multimodal.inference.native.encoder import in_int8, prefers_int8
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
@@ -54,11 +55,12 @@ def prepare_for_inference(
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where that is the quicker type, and all else in float32; on a GPU
     Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only, for models that
-    write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers, and the keys and values of
-    a source in bfloat16 where steps are compiled (`native.library`). Inputs are float32, but speech frames have the
-    decoder's type (float32 for int8). An image model's blocks compute in the type, those of its decoder on a CPU in
-    float32, and its outputs are float32; likewise a text or any-to-text model's on a CPU, where a decoder without a
-    source has the type too. On a GPU the whole text model has the type.
+    write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers, and where steps are
+    compiled (`native.library`) the keys and values of a source in bfloat16, and a speech encoder's linear maps in
+    8-bit integers if this CPU has VNNI. Inputs are float32, but speech frames have the decoder's type (float32 for
+    int8). An image model's blocks compute in the type, those of its decoder on a CPU in float32, and its outputs are
+    float32; likewise a text or any-to-text model's on a CPU, where a decoder without a source has the type too. On a
+    GPU the whole text model has the type.
 
     Raises UsageError for an unknown type, a type that the device or the model does not support, a model of another
     kind, and a model prepared for another type or device."""
@@ -139,6 +141,8 @@ def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.d
     kind = partial(NativeLinear, int8=int8) if compiled else Int8Linear if int8 else row_linear
     for decoder in decoders if compiled or int8 or packs else []:
         _fuse(decoder, kind, compiled or int8)
+    for name in towers if _encodes_in_int8(model, compute_type) else []:
+        in_int8(made.get_submodule(name))
     single_rows = {part for decoder in decoders for part in decoder.modules()}
     speech = isinstance(model, SPEECH)
     in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
@@ -224,6 +228,11 @@ def quicker_type() -> torch.dtype:
     return types[remembered("encoder's type", types, "bfloat16" if prefers_bfloat16() else "float32", measure)]
 
 
+def _encodes_in_int8(model: nn.Module, compute_type: str) -> bool:
+    speech = compute_type == "int8" and isinstance(model, SPEECH)
+    return speech and prefers_int8(quicker_type() if isinstance(model, Whisper) else torch.float32)
+
+
 def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> None:
     model = checkpoint.model
     if checkpoint.prepared is None and any(isinstance(part, Frozen) for part in model.modules()):
@@ -264,7 +273,8 @@ def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[t
     if device.type == "cuda":
         return torch.float16, torch.float16
     # the decoder's small products are slower in bfloat16
-    return quicker_type() if device.type == "cpu" else torch.float32, torch.float32
+    plain = device.type != "cpu" or _encodes_in_int8(model, compute_type)
+    return torch.float32 if plain else quicker_type(), torch.float32
 
 
 def _in_types(

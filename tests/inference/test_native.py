@@ -3,17 +3,22 @@
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from multimodal.blocks.capture import capture_attention
+from multimodal.blocks.conformer import ConformerBlock
+from multimodal.blocks.layers import gelu_tanh, quick_gelu
+from multimodal.blocks.stack import Block
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
+from multimodal.inference import prepare
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.native import library as native
 from multimodal.inference.native.decoder import NativeDecoder
@@ -67,6 +72,39 @@ def test_maps(out: int, wide: int):
     assert_close(NativeLinear(weight)(x[None, :2]), F.linear(x[None, :2], weight), atol=1e-5 * wide**0.5, rtol=0)
     assert_close(NativeLinear(weight, bias, int8=True)(x), Int8Linear(weight, bias)(x), atol=1e-5, rtol=1e-5)
     assert NativeLinear(weight)(x[:0]).shape == (0, out)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("activation", [F.gelu, gelu_tanh, quick_gelu, F.silu, F.relu])
+def test_a_map_with_an_activation(activation: Callable):
+    weight, bias, x = torch.randn(33, 48), torch.randn(33), torch.randn(70, 48)
+    assert_close(NativeLinear(weight, bias, activation=activation)(x), activation(F.linear(x, weight, bias)), atol=2e-5,
+                 rtol=1e-5)  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", ["speech-to-text", "joint", "transducer", "moonshine"])
+def test_an_encoder_in_int8(name: str, monkeypatch):
+    """Maps of integers everywhere in its blocks, close to the encoder in float32."""
+    monkeypatch.setattr(prepare, "prefers_int8", lambda dtype: True)
+    model = tiny.made(name)
+    encoder = prepare_for_inference(Checkpoint(model, source="tiny"), "int8").model.encoder
+    whisper = isinstance(model, Whisper)
+    sound = {"speech-to-text": (3, 8, 20), "moonshine": (3, 6400)}.get(name, (3, 40, 8))
+    features = torch.randn(sound), *(() if whisper else (torch.full((3,), sound[1]),))
+
+    def frames(module: nn.Module, rows: slice = slice(None)) -> Tensor:
+        with torch.inference_mode():
+            made = module(*(part[rows] for part in features))
+        return made if whisper else made[0]
+
+    kinds = {type(part) for block in encoder.modules() if isinstance(block, Block | ConformerBlock)
+             for part in block.modules() if isinstance(part, nn.Linear | NativeLinear)}  # fmt: skip
+    assert NativeLinear in kinds
+    assert (frames(encoder) - frames(model.encoder)).norm() < 0.08 * frames(model.encoder).norm()
+    # sums of floats beside the maps take another order, which may change what is rounded
+    alone = frames(encoder, slice(1, 2))[0]
+    assert (alone - frames(encoder)[1]).norm() < 0.01 * alone.norm()
 
 
 @pytest.mark.usefixtures("compiled")

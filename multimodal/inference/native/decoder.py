@@ -6,21 +6,18 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.cache import Cache, KeyValue, LayerCache
 from multimodal.blocks.capture import capturing
-from multimodal.blocks.layers import FeedForward, gelu_tanh, quick_gelu
+from multimodal.blocks.layers import FeedForward
 from multimodal.inference.fused_decoder import FusedBlock
 from multimodal.inference.modules import Frozen, Replacement
 from multimodal.inference.native import library as native
-from multimodal.inference.native.linear import NativeLinear
+from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import rotary_positions
-
-_ACTIVATIONS = {F.gelu: 1, gelu_tanh: 2, quick_gelu: 3, F.silu: 4, F.relu: 5}  # as in step.cpp
 
 
 class NativeDecoder(Replacement, Frozen, TextTransformer):
@@ -108,7 +105,7 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
         made = native.DecoderRecord(
             (native.LayerRecord * len(layers))(*map(_layer, layers)), _norm(self.stack.norm), self.head.map,
             len(layers), self.config.width, own.heads, own.kv_heads, own.head_width, *cross,
-            _ACTIVATIONS[block.feed.activation],
+            ACTIVATIONS[block.feed.activation],
         )  # fmt: skip
         self.kept = made
         return ctypes.addressof(made)
@@ -132,7 +129,7 @@ def _is_native(block: nn.Module) -> bool:
     if block.attention.query_norm is not None:
         return False
     maps = [part for part in block.modules() if isinstance(part, nn.Linear | Frozen)]
-    return all(isinstance(part, NativeLinear) for part in maps) and block.feed.activation in _ACTIVATIONS
+    return all(isinstance(part, NativeLinear) for part in maps) and block.feed.activation in ACTIVATIONS
 
 
 def _norm(norm: nn.Module | None) -> native.NormRecord:

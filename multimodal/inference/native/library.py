@@ -75,7 +75,7 @@ def library() -> ctypes.CDLL | None:
         _say(f"models decode without compiled steps: {error}")
         return None
     found.panel.restype = NUMBER
-    found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER)
+    found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
     found.step.argtypes = (POINTER, POINTER)
     found.linear.restype = found.step.restype = None
     return found

@@ -38,6 +38,7 @@ constexpr int BYTES = 4 * LANES;  // of a vector
 constexpr int AHEAD = 4096;       // bytes of weights fetched before they are needed
 typedef float Floats __attribute__((vector_size(BYTES), may_alias));
 typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef float Anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
 
 inline Floats load(const float *from) { return *(const Anywhere *)from; }
@@ -249,19 +250,25 @@ void multiply(const Linear &map, const Rows &x, int64_t row, int64_t panel, cons
     using Input = typename Kind::Input;
     const int64_t count = map.inputs * (map.steps ? 1 : 4) / 4, between = count * PANEL * 4;
     const char *weight = (const char *)map.weight + panel * between;
-    const Input *own = (const Input *)x.values + row * count;
+    // of four rows each: with one for each row registers run out, and moving them back takes the ports of the products
+    const char *own[(R + 3) / 4];
+    const int64_t stride = count * 4, three = 3 * stride;
+    for (int r = 0; r < R; r += 4) own[r / 4] = (const char *)x.values + (row + r) * stride;
     typename Kind::Sum sums[R][2 * C] = {};
-    for (int64_t k = 0; k < count; ++k, weight += 2 * BYTES)
+    for (int64_t k = 0; k < count; ++k, weight += 2 * BYTES) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             const char *column = weight + c * between;
             __builtin_prefetch(column + AHEAD), __builtin_prefetch(column + AHEAD + BYTES);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                sums[r][2 * c] = Kind::add(sums[r][2 * c], own[r * count + k], column);
-                sums[r][2 * c + 1] = Kind::add(sums[r][2 * c + 1], own[r * count + k], column + BYTES);
+                Input value = *(const Input *)(own[r / 4] + (r % 4 == 3 ? three : r % 4 * stride));
+                sums[r][2 * c] = Kind::add(sums[r][2 * c], value, column);
+                sums[r][2 * c + 1] = Kind::add(sums[r][2 * c + 1], value, column + BYTES);
             }
         }
+        for (const char *&four : own) four += 4;
+    }
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < 2 * C; ++j) {
             int64_t output = panel * PANEL + j * LANES;
@@ -301,26 +308,34 @@ struct Quantized {
     std::vector<uint8_t> bytes;
     std::vector<float> steps;
 
-    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs) {
+    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, int64_t threads = 1) {
         if (!map.steps) return {x, nullptr, count};
         bytes.resize(count * map.inputs), steps.resize(count);
-        for (int64_t row = 0; row < count; ++row, x += inputs) {
-            Floats peaks = Floats{} + 1e-30f, none = {};  // none: NaN for NaN or infinity
-            int64_t i = 0;
-            for (; i + LANES <= inputs; i += LANES) {
-                Floats size = load(x + i);
-                size = choose(size < 0.0f, -size, size), none += size * 0.0f, peaks = choose(size > peaks, size, peaks);
-            }
-            float peak = 0, broken = total(none);
-            for (int j = 0; j < LANES; ++j) peak = std::max(peak, peaks[j]);
-            for (; i < inputs; ++i) peak = std::max(peak, std::fabs(x[i])), broken += x[i] * 0.0f;
-            const float step = peak * (1.0f / 127), even = 12582912.0f;  // even: rounds what is added and subtracted
-            steps[row] = step + broken;
-            uint8_t *to = bytes.data() + row * map.inputs;
-            memset(to, 128, map.inputs);
-            for (i = 0; broken == 0 && i < inputs; ++i) to[i] = (uint8_t)(int32_t)((x[i] / step + even) - even + 128);
-        }
+        parallel(count < 64 ? 1 : threads, count, 32, [&](int64_t row, int64_t last) {
+            for (; row < last; ++row) steps[row] = bytes_of(x + row * inputs, inputs, &bytes[row * map.inputs], map.inputs);
+        });
         return {bytes.data(), steps.data(), count};
+    }
+
+    static float bytes_of(const float *x, int64_t inputs, uint8_t *to, int64_t size) {  // returns the step
+        Floats peaks = Floats{} + 1e-30f, none = {};  // none: NaN for NaN or infinity
+        int64_t i = 0;
+        for (; i + LANES <= inputs; i += LANES) {
+            Floats size = load(x + i);
+            size = choose(size < 0.0f, -size, size), none += size * 0.0f, peaks = choose(size > peaks, size, peaks);
+        }
+        float peak = 0, broken = total(none);
+        for (int j = 0; j < LANES; ++j) peak = std::max(peak, peaks[j]);
+        for (; i < inputs; ++i) peak = std::max(peak, std::fabs(x[i])), broken += x[i] * 0.0f;
+        const float step = peak * (1.0f / 127), even = 12582912.0f;  // even: rounds what is added and subtracted
+        memset(to + inputs, 128, size - inputs);
+        if (broken != 0) memset(to, 128, inputs);
+        else for (i = 0; i + LANES <= inputs; i += LANES) {
+            Bytes levels = __builtin_convertvector(__builtin_convertvector((load(x + i) / step + even) - even, Ints) + 128, Bytes);
+            memcpy(to + i, &levels, LANES);
+        }
+        for (; broken == 0 && i < inputs; ++i) to[i] = (uint8_t)(int32_t)((x[i] / step + even) - even + 128);
+        return step + broken;
     }
 };
 

@@ -1,28 +1,35 @@
 """Linear maps through the compiled library."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
+from multimodal.blocks.layers import gelu_tanh, quick_gelu
 from multimodal.inference.modules import Frozen
 from multimodal.inference.native.library import LinearRecord, library
 
 LEVELS = 127  # of a weight and of an activation, to each side of 0
 ZERO = 128  # of activations, which are unsigned bytes
+ACTIVATIONS = {F.gelu: 1, gelu_tanh: 2, quick_gelu: 3, F.silu: 4, F.relu: 5}  # as in linear.h
 SOME = 64  # panels that are laid out at a time
 
 
 class NativeLinear(Frozen):
-    """x Wᵀ + b, with the same bits for a row alone and among others, on any number of threads.
+    """x Wᵀ + b, then an `activation`, with the same bits for a row alone and among others, on any number of threads.
 
     Built from a float map's `weight` [N K] and `bias` [N]. `int8`: symmetric integer weights (one scale per output) and
     activations (one scale per row), as `Int8Linear`."""
 
-    def __init__(self, weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None, int8: bool = False):
+    def __init__(
+        self, weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None, int8: bool = False,
+        activation: Callable[[Tensor], Tensor] | None = None,
+    ):  # fmt: skip
         super().__init__()
+        self.activation = 0 if activation is None else ACTIVATIONS[activation]
         self.out_features, self.in_features, self.int8 = *weight.shape, int8
         weight, self.panel = weight.detach().float(), library().panel()
         peaks = torch.linalg.vector_norm(weight, torch.inf, 1).clamp_min_(1e-30) if int8 else None
@@ -57,7 +64,7 @@ class NativeLinear(Frozen):
         rows = x.detach().reshape(-1, self.in_features).float().contiguous()
         y = rows.new_empty(len(rows), self.out_features)
         places = rows.data_ptr(), len(rows), self.in_features, y.data_ptr()
-        self.multiply(self.place, *places, torch.get_num_threads())
+        self.multiply(self.place, *places, self.activation, torch.get_num_threads())
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

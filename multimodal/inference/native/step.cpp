@@ -267,13 +267,13 @@ extern "C" {
 
 int64_t panel() { return PANEL; }
 
-// y = x Wᵀ + b of `rows` rows [rows inputs].
-void linear(const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t threads) {
+// y = f(x Wᵀ + b) of `rows` rows [rows inputs].
+void linear(const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t activation, int64_t threads) {
     Quantized quantized;
-    Rows own = quantized(*map, x, rows, inputs);
+    Rows own = quantized(*map, x, rows, inputs, threads);
     int64_t count = (map->outputs + PANEL - 1) / PANEL;
     parallel(threads, count, threads > 1 ? count / (8 * threads) + 1 : count, [&](int64_t first, int64_t last) {
-        product(*map, own, first, last, {y, map->outputs, REPLACE, IDENTITY});
+        product(*map, own, first, last, {y, map->outputs, REPLACE, activation});
     });
 }
 

@@ -1,0 +1,56 @@
+"""Encoders' linear maps in 8-bit integers through the compiled library."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from multimodal.blocks.attention import Attention
+from multimodal.blocks.conformer import ConformerBlock
+from multimodal.blocks.layers import FeedForward
+from multimodal.blocks.positions import RelativeTerm
+from multimodal.blocks.stack import Block
+from multimodal.inference.fused_decoder import FusedAttention
+from multimodal.inference.native.library import library
+from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear
+from multimodal.inference.packed import PackedLinear
+from multimodal.inference.tune import least_time, remembered
+
+ROWS, INPUTS, OUTPUTS = 256, 512, 1536  # of the map that is measured
+
+
+def prefers_int8(dtype: torch.dtype) -> bool:
+    """Return True if this CPU multiplies many rows quicker in 8-bit integers than in `dtype`; measured once. Never
+    without VNNI and the compiled library."""
+    has = torch.cpu.get_capabilities()
+    if not (has.get("avx512_vnni", False) or has.get("avx_vnni", False)) or library() is None:
+        return False
+    answers = ("int8", "float")
+
+    def measure() -> str:
+        rows, weight = torch.ones(ROWS, INPUTS), torch.ones(OUTPUTS, INPUTS)
+        exact, quick, cast = PackedLinear(weight.to(dtype)), NativeLinear(weight, int8=True), rows.to(dtype)
+        return answers[least_time(lambda: exact(cast)) < least_time(lambda: quick(rows))]
+
+    usual = answers[has.get("amx_bf16", False) and dtype == torch.bfloat16]
+    return remembered(f"encoder's maps, int8 or {dtype}", answers, usual, measure) == "int8"
+
+
+def in_int8(tower: nn.Module) -> None:
+    """Replace the linear maps of the tower's blocks; those that share an input become one."""
+    for block in [part for part in tower.modules() if isinstance(part, Block | ConformerBlock)]:
+        if type(block.attention) is Attention and not block.attention.config.qk_norm_whole:
+            block.attention = FusedAttention(block.attention)
+        for part in list(block.modules()):
+            if isinstance(part, FeedForward) and type(part.up) is nn.Linear and part.activation in ACTIVATIONS:
+                name = "up" if part.gate is None else "gate"
+                setattr(part, name, _made(getattr(part, name), part.activation))
+                part.activation = nn.Identity()
+            for name, child in part.named_children():
+                # a relative term reads its map's type
+                if type(child) is nn.Linear and not isinstance(part, RelativeTerm):
+                    setattr(part, name, _made(child))
+
+
+def _made(linear: nn.Linear, activation: Callable[[Tensor], Tensor] | None = None) -> NativeLinear:
+    return NativeLinear(linear.weight, linear.bias, True, activation)
