@@ -42,7 +42,7 @@ COMMANDS = {
     "models": ("checkpoints.models", "list shipped and public models, presets and formats; show or clear the cache"),
     "download": ("checkpoints.download", "download public models into the hub's cache, and check those in it"),
     "convert": ("checkpoints.convert", "convert a foreign checkpoint, or export to a foreign format"),
-    "export": ("checkpoints.export", "write a model for other programs: ONNX with a client, transformers, CTranslate2"),
+    "export": ("checkpoints.export", "write a model for ONNX Runtime, transformers, CTranslate2 or llama.cpp"),
     "validate": ("validate", "decode every item of training data and list broken ones"),
     "completion": ("system.completion", "print a script that completes commands and flags in bash, zsh or fish"),
     "env": ("system.env", "report versions and machine, for a bug report"),

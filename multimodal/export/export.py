@@ -21,7 +21,8 @@ def export(
     An export is whole or absent: it is written beside `target`, which it replaces at the end. Raises UsageError for a
     model that the format does not hold, and for a `target` that exists; CheckpointError, OSError."""
     chosen, target = ExportOptions(**options), Path(target)
-    check_place(target, chosen.overwrite)
+    if chosen.to != "gguf":
+        check_place(target, chosen.overwrite)
     with memory.naming(model):
         checkpoint = load(model, architecture, preprocessing)
         record = {"model": str(model), "kind": checkpoint.kind, "format": chosen.to, "store": chosen.store}
@@ -66,4 +67,11 @@ def _ctranslate2(
     return record
 
 
-WRITERS = {"onnx": _onnx, "hf": _hf, "ctranslate2": _ctranslate2}
+def _gguf(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: dict[str, Any]) -> dict[str, Any]:
+    from multimodal.export.gguf import check_gguf, write_gguf
+
+    write_gguf(checkpoint, *check_gguf(checkpoint, target, options.overwrite), target, options.store)
+    return record | {"files": [target.name]}
+
+
+WRITERS = {"onnx": _onnx, "hf": _hf, "ctranslate2": _ctranslate2, "gguf": _gguf}

@@ -5,14 +5,16 @@ from multimodal.system.options import OptionSet, option
 
 FLOATS = ("float32", "float16", "bfloat16")
 # formats, and the number types of each
-STORES = {"onnx": ("float32", "int8"), "hf": FLOATS, "ctranslate2": (*FLOATS, "int8")}
+STORES = {"onnx": ("float32", "int8"), "hf": FLOATS, "ctranslate2": (*FLOATS, "int8"),
+          "gguf": (*FLOATS, "int8")}  # fmt: skip
 
 
 class ExportOptions(OptionSet):
     """Format and numbers of an export."""
 
     to: str = option("onnx", "format. onnx: graphs for ONNX Runtime, and a client without torch; hf: a folder that "
-                     "transformers loads; ctranslate2: one that CTranslate2 and faster-whisper load",
+                     "transformers loads; ctranslate2: one that CTranslate2 and faster-whisper load; "
+                     "gguf: a file for llama.cpp",
                      choices=tuple(STORES))  # fmt: skip
     store: str = option("float32", "number type of the weights: float32 or int8 for onnx, a float for hf",
                         choices=(*FLOATS, "int8"))  # fmt: skip

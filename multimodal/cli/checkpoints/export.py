@@ -18,7 +18,7 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
     flags.model_argument(p)
-    p.add_argument("target", metavar="DST", help="a new folder")
+    p.add_argument("target", metavar="DST", help="a new folder; for gguf a file")
     add_option_flags(p, ExportOptions, [name for name in ExportOptions.declared if name != "overwrite"])
     p.add_argument("--overwrite", action="store_true", help=ExportOptions.declared["overwrite"].help)
 

@@ -1,5 +1,7 @@
 """Choice of the family that says all of a model: its config.json, read again, gives the same model."""
 
+import re
+from collections.abc import Collection
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -21,28 +23,45 @@ SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")
 TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
 
-def described(checkpoint: Checkpoint) -> tuple[dict[str, Any], Tensors]:
-    """The configuration, without ids of tokens, and the tensors of a family that says all of the model. Raises
-    UsageError if none does."""
+def described(checkpoint: Checkpoint, kinds: Collection[str] = WRITERS) -> tuple[dict[str, Any], Tensors]:
+    """The configuration, without ids of tokens, and the tensors of a family that says all of the model. `kinds`: values
+    of `model_type`. Raises UsageError if none does."""
     model, known = checkpoint.original(), families().values()
     known = [family for family in known if family.model is type(model) and not family.name.endswith("-old")]
-    pairs = [(family, kind) for kind in WRITERS for family in known if kind in family.types]
+    pairs = [(family, kind) for kind in WRITERS for family in known if kind in family.types and kind in kinds]
     pairs.sort(key=lambda pair: pair[0].name != checkpoint.card.get("format"))
     for family, kind in pairs:
         if found := _written(family, kind, model):
             return found
-    raise UsageError(f"model {checkpoint.source}: transformers has no {type(model).__name__} with all of its options")
+    among = "transformers has no" if kinds is WRITERS else f"none of {', '.join(kinds)} is a"
+    raise UsageError(f"model {checkpoint.source}: {among} {type(model).__name__} with all of its options")
+
+
+def halved(config: Any, state: Tensors) -> tuple[Any, Tensors]:
+    """A decoder whose heads turn in neighbouring pairs, as Meta's, with the rows of queries and keys in transformers'
+    order, where halves turn."""
+    if not isinstance(config, TextConfig) or not config.positions.interleaved or config.positions.kind != "rotary":
+        return config, state
+    own = config.stack.block.attention
+    counts = {"query": own.heads, "key": own.kv_heads or own.heads}
+    made = dict(state)
+    for name, tensor in state.items():
+        if found := re.search(r"\.attention\.(query|key)\.", name):
+            pairs = tensor.unflatten(0, (counts[found[1]], -1, 2))
+            made[name] = pairs.transpose(1, 2).flatten(0, 2)
+    return replace(config, positions=replace(config.positions, interleaved=False)), made
 
 
 def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any], Tensors] | None:
-    own, state = model.config, model.state_dict()
+    own, state = halved(model.config, model.state_dict())
     if kind in SEGMENTED and isinstance(own, TextConfig) and not own.segments:
         own, state = replace(own, segments=1), state | {"segments.weight": torch.zeros(1, own.embed_width or own.width)}
     try:
         tensors = export_tensors(family.rows(own), state)
         written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [architecture(kind, model)]}
         made = family.config_from(family.completed(written, tensors), tensors)
-    except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError):
+    except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError,
+            RuntimeError):  # fmt: skip
         return None
     return (written, tensors) if plain(made) == plain(own) else None
 

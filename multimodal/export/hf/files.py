@@ -10,7 +10,7 @@ from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
-from multimodal.tokens.text.sentencepiece import SigLIPText
+from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer, SigLIPText
 from multimodal.tokens.text.t5 import T5Text
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
@@ -102,6 +102,10 @@ def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:
     elif isinstance(tokenizer, PiecesTokenizer):
         kind = "MarianTokenizer" if tokenizer.language_in_source else "M2M100Tokenizer"
         record = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.bos_id is not None and not tokenizer.canonical:
+        (folder / "tokenizer.model").write_bytes(tokenizer.proto())
+        write_json(folder / RECORD, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True})
+        return True
     else:
         return False
     tokenizer.save(folder)

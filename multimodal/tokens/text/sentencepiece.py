@@ -57,6 +57,10 @@ class SentencePieceTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return with_names(ids, self._names, self._model.decode)  # the library drops control pieces
 
+    def proto(self) -> bytes:
+        """The SentencePiece model."""
+        return self._model.serialized_model_proto()
+
     def save(self, folder: Path | str) -> None:
         """Write the model and the record."""
         target = Path(folder) / self.path.with_suffix(".model").name

@@ -52,7 +52,8 @@ def _bytes(
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": i, "content": tokens[i], "special": kind == CONTROL, **flags}
              for i, kind in enumerate(kinds) if kind in (CONTROL, USER)]  # fmt: skip
-    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == NORMAL}
+    known = (NORMAL, CONTROL, USER)  # added tokens too, which may have any id
+    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind in known}
     pipeline = {
         "version": "1.0", "normalizer": {"type": "NFC"} if split == "qwen2" else None, "decoder": bytes_,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, bytes_]}, "added_tokens": added,

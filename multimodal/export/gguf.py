@@ -1,0 +1,157 @@
+"""GGUF files for llama.cpp through the `gguf` library: a decoder's configuration, tensors and vocabulary. Each is read
+again before it takes its place."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.export.hf.configs import described, halved, plain
+from multimodal.export.hf.files import control_names
+from multimodal.system.outputs import Outputs, opened_output
+from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, gguf_tokenizer
+from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import families
+from multimodal.weights.table import Tensors
+from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, gguf_checkpoint
+
+ARCHITECTURES = {kind: arch for arch, (_, kind) in KINDS.items()}
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
+UNUSED = 5  # type of a token that no text has
+PAIRED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbouring numbers of these, not halves
+PROBES = ("The cat's 1999 dogs, don't", "  two  blanks\n\n\tand 日本語 😀 é", "x=3.14;IT'S", "a")
+
+
+def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[dict[str, Any], Tensors]:
+    """Metadata and tensors by transformers' names. Raises UsageError for a model or vocabulary that GGUF does not hold,
+    and a file that exists."""
+    Outputs([checkpoint.source], overwrite).claim(target)
+    config, tensors = described(checkpoint, ARCHITECTURES)
+    arch = ARCHITECTURES[config["model_type"]]
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    if rope["rope_type"] not in ("default", "linear"):
+        raise UsageError(f"model {checkpoint.source}: GGUF export does not support {rope['rope_type']} scaling")
+    fields = {f"{arch}.{theirs}": config[ours] for theirs, ours in NAMES.items() if config.get(ours) is not None}
+    fields[f"{arch}.rope.freq_base"] = float(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        fields |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": rope["factor"]}
+    if (share := rope.get("partial_rotary_factor", 1)) != 1:
+        fields[f"{arch}.rope.dimension_count"] = round(config["head_dim"] * share)
+    if "layer_norm_eps" in config:
+        fields[f"{arch}.attention.layer_norm_epsilon"] = config["layer_norm_eps"]
+    fields |= _vocabulary(checkpoint.required_tokenizer(), checkpoint)
+    if checkpoint.chat is not None:
+        fields["tokenizer.chat_template"] = checkpoint.chat.template
+    return {"general.architecture": arch, "general.name": Path(checkpoint.source).stem} | fields, tensors
+
+
+def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors, target: Path, store: str) -> None:
+    """Write the file. Raises UsageError if it would not give the model back."""
+    import gguf
+
+    arch, config = fields["general.architecture"], checkpoint.model.config
+    number = next(one for one in gguf.MODEL_ARCH if gguf.MODEL_ARCH_NAMES[one] == arch)
+    names = gguf.get_tensor_name_map(number, config.stack.layers)
+    with opened_output(target) as file:
+        out = gguf.GGUFWriter(file.name, arch)
+        for key, value in fields.items():
+            if key != "general.architecture":
+                out.add_key_value(key, value, _type(value))
+        for name, tensor in tensors.items():
+            if config.tied and name == "lm_head.weight":
+                continue
+            own = _as_gguf(arch, name, tensor, config.stack.block.attention).float().numpy()
+            fits = own.ndim == 2 and (store != "int8" or own.shape[1] % 32 == 0)
+            kind = gguf.GGMLQuantizationType[TYPES[store] if fits else "F32"]
+            theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            out.add_tensor(theirs, gguf.quants.quantize(own, kind), raw_dtype=kind)
+        out.write_header_to_file()
+        out.write_kv_data_to_file()
+        out.write_tensors_to_file()
+        out.close()
+        try:
+            read = gguf_checkpoint(Path(file.name), families)
+        except CheckpointError as error:
+            raise UsageError(f"model {checkpoint.source}: GGUF does not hold it ({str(error)[-120:]})") from None
+        if not _near(plain(read.model.config), plain(halved(config, {})[0])):
+            raise UsageError(f"model {checkpoint.source}: GGUF's {arch} does not say all of its options")
+
+
+def _type(value: Any) -> Any:
+    from gguf import GGUFValueType as Kind
+
+    if isinstance(value, list):
+        return Kind.ARRAY
+    return {bool: Kind.BOOL, int: Kind.UINT32, float: Kind.FLOAT32, str: Kind.STRING}[type(value)]
+
+
+def _as_gguf(arch: str, name: str, tensor: Tensor, attention: Any) -> Tensor:
+    """The tensor as llama.cpp's converter writes it."""
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    if arch in PAIRED and (found := re.search(r"\.([qk])_proj\.", name)):
+        heads = attention.heads if found[1] == "q" else attention.kv_heads or attention.heads
+        return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return tensor
+
+
+def _near(one: Any, other: Any) -> bool:
+    """Equal but for the rounding of numbers to 32 bits."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_near(one[key], other[key]) for key in one)
+    if isinstance(one, float) or isinstance(other, float):
+        return None not in (one, other) and math.isclose(one, other, rel_tol=1e-6)
+    return one == other
+
+
+def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Fields of the vocabulary. Raises UsageError for one whose way to split words GGUF has no name for."""
+    config, roles = checkpoint.model.config, {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    made: dict[str, Any] = {f"{name}_token_id": i for name, i in roles.items() if i is not None}
+    made |= {"padding_token_id": tokenizer.pad_id, "add_bos_token": tokenizer.bos_id is not None}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        kinds = [made | _pieces(tokenizer, config.vocabulary)]
+    elif (pipeline := tokenizer.pipeline()) is not None and pipeline["model"]["type"] == "BPE":
+        own = made | _bytes(tokenizer, pipeline, config.vocabulary)
+        kinds = [own | {"pre": split} for split in SPLITS if split != "default"]
+    else:
+        kinds = []
+    for own in kinds:
+        fields = {f"tokenizer.ggml.{name}": value for name, value in own.items()}
+        try:
+            read = gguf_tokenizer(Path(checkpoint.source), fields, config.vocabulary, config.context)
+        except CheckpointError:
+            continue
+        if all(read.encode(text) == tokenizer.encode(text) for text in PROBES):
+            return fields
+    raise UsageError(f"model {checkpoint.source}: GGUF has no vocabulary like its {type(tokenizer).__name__}")
+
+
+def _bytes(tokenizer: Tokenizer, pipeline: dict[str, Any], size: int) -> dict[str, Any]:
+    names = [f"[PAD{i}]" for i in range(size)]
+    kinds = [UNUSED] * size
+    for token, i in pipeline["model"]["vocab"].items():
+        names[i], kinds[i] = token, NORMAL
+    for one in pipeline["added_tokens"]:
+        names[one["id"]], kinds[one["id"]] = one["content"], USER
+    for token, i in control_names(tokenizer).items():
+        names[i], kinds[i] = token, CONTROL
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in pipeline["model"]["merges"]]
+    return {"model": "gpt2", "tokens": names, "token_type": kinds, "merges": merges}
+
+
+def _pieces(tokenizer: SentencePieceTokenizer, size: int) -> dict[str, Any]:
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model = ModelProto.FromString(tokenizer.proto())
+    pieces = [(one.piece, one.score, one.type) for one in model.pieces]
+    pieces += [(f"[PAD{i}]", 0.0, UNUSED) for i in range(len(pieces), size)]
+    tokens, scores, kinds = (list(column) for column in zip(*pieces, strict=True))
+    return {"model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds,
+            "add_space_prefix": model.normalizer_spec.add_dummy_prefix}  # fmt: skip

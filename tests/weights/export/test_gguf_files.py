@@ -1,0 +1,52 @@
+"""GGUF files of our decoders, read again by ours."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from multimodal.errors import UsageError
+from multimodal.export.export import export
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import PositionConfig
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+from tests.helpers.tiny import TEXTS, randomized
+from tests.helpers.tiny_checkpoints import BYTES, IDS, checkpoint
+
+ROWS = torch.tensor([[3, 7, 5, 2, 11, 4], [8, 6, 4, 2, 9, 20]])
+TEXT = "zq's 12 <eos>\n\n"
+
+
+def llama(**positions) -> TextTransformer:
+    config = replace(
+        TEXTS["llama"], vocabulary=IDS, context=64, tied=False, positions=PositionConfig("rotary", **positions)
+    )
+    attention = replace(config.stack.block.attention, width=32)  # rows of 32 numbers, as 8 bits need
+    block = replace(config.stack.block, attention=attention, hidden=64)
+    return randomized(TextTransformer(replace(config, stack=replace(config.stack, block=block))))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", [{}, {"interleaved": True}, {"theta": 500.0, "scale": 0.25}])
+def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
+    save_folder(Checkpoint(llama(**positions), BYTES), tmp_path / "model")
+    for store, far in (("float32", 1e-5), ("int8", 0.5)):
+        export(tmp_path / "model", tmp_path / f"{store}.gguf", to="gguf", store=store)
+        read, own = load(tmp_path / f"{store}.gguf"), load(tmp_path / "model")
+        assert (read.model(ROWS) - own.model(ROWS)).abs().max() <= far
+        assert (
+            read.required_tokenizer().batch([TEXT]).ids.tolist() == own.required_tokenizer().batch([TEXT]).ids.tolist()
+        )
+    sizes = [(tmp_path / f"{store}.gguf").stat().st_size for store in ("float32", "int8")]
+    assert sizes[1] < sizes[0]
+
+
+def test_what_gguf_lacks_is_refused_and_files_stay(tmp_path):
+    save_folder(checkpoint("learned"), tmp_path / "model")
+    with pytest.raises(UsageError, match=r"none of .* is a TextTransformer with all of its options"):
+        export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
+    (tmp_path / "x.gguf").write_text("mine")
+    with pytest.raises(UsageError, match=r"x\.gguf: exists and is not as multimodal wrote it"):
+        export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "x.gguf"]
