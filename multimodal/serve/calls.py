@@ -44,9 +44,11 @@ async def outcome(request: Request, lane: Lane, make: Make, seconds: float) -> A
     BusyError, CancelledJobError."""
 
     async def worked() -> Any:
-        job = await made(make)
+        with lane.expecting():
+            job = await made(make)
+            future = lane.submit(job)
         try:
-            return await asyncio.wrap_future(lane.submit(job))
+            return await asyncio.wrap_future(future)
         finally:
             job.cancel()
 
@@ -103,8 +105,9 @@ def streamed(
         try:
             with named(files or {}):
                 async with asyncio.timeout(seconds):
-                    job = await made(lambda over: make(give, over))
-                    future = lane.submit(job)
+                    with lane.expecting():
+                        job = await made(lambda over: make(give, over))
+                        future = lane.submit(job)
                     future.add_done_callback(lambda _: give(DONE))
                     while (one := await queue.get()) is not DONE:
                         yield sse(event(one))

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from multimodal.errors import TextError
-from multimodal.serve.jobs.lane import BusyError, CancelledJobError, Job, Lane, Work, one_request
+from multimodal.serve.jobs.lane import GATHER, BusyError, CancelledJobError, Job, Lane, Work, one_request
 
 
 @pytest.fixture
@@ -63,6 +63,21 @@ def test_an_answer_does_not_wait_for_the_next_batch():
     assert [one.result(5) for one in futures] == list(range(4))
     assert ended == [[False] * 4, [True, True, False, False]]
     lane.stop()
+
+
+def test_a_batch_waits_a_moment_for_jobs_in_the_making(lane):
+    model = Model()
+    model.go.set()
+    with lane.expecting():
+        first = submit(lane, model, 1)
+        time.sleep(0.005)
+        second = submit(lane, model, 2)
+    assert (first.result(5), second.result(5), model.batches) == (2, 4, [[1, 2]])
+    with lane.expecting():
+        time.sleep(2 * GATHER)
+        begun = time.monotonic()
+        assert submit(lane, model, 3).result(5) == 6  # that one takes long
+        assert time.monotonic() - begun < GATHER
 
 
 def test_a_request_that_fails_ends_its_own_job_alone(lane):

@@ -1,16 +1,19 @@
 """A model's thread: jobs of many clients run as streams of requests, and requests of one kind share a batch."""
 
+import contextlib
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any, NamedTuple
 
 from multimodal.errors import MultimodalError
 from multimodal.tasks.encode.attempts import in_parts
 
 log = logging.getLogger(__name__)
+GATHER = 0.03  # seconds that a first batch waits for jobs that are being made, and that a job in the making is awaited
 
 
 class Work(NamedTuple):
@@ -87,6 +90,7 @@ class Lane:
         self.name, self.width, self.most = name, width, most
         self.jobs: deque[Job] = deque()  # that may still have streams to start
         self.running: list[_Started] = []
+        self.coming: dict[object, float] = {}  # jobs in the making: since when
         self.open = 0  # jobs without a result
         self.turn = 0
         self.served: list[Job] = []  # of the batch under way
@@ -106,6 +110,19 @@ class Lane:
             self.changed.notify()
         return job.future
 
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While a job for this lane is made and submitted."""
+        job = object()
+        with self.changed:
+            self.coming[job] = monotonic()
+        try:
+            yield
+        finally:
+            with self.changed:
+                del self.coming[job]
+                self.changed.notify()
+
     def stop(self) -> None:
         with self.changed:
             self.ended = True
@@ -123,10 +140,25 @@ class Lane:
                     self.changed.wait()
                 if self.ended:
                     return
+            first = not self.running
             self._drop_cancelled()
             self._start_streams()
+            if first:
+                self._gather()
             if self.running:
                 self._step()
+
+    def _gather(self) -> None:
+        """Wait a moment for the jobs in the making: they come together where their clients got one batch."""
+        end = monotonic() + GATHER
+        while 0 < len(self.running) < self.width:
+            with self.changed:
+                left = min(end, max(self.coming.values(), default=0.0) + GATHER) - monotonic()
+                if left <= 0 or self.ended:
+                    return
+                self.changed.wait(left)
+            self._drop_cancelled()
+            self._start_streams()
 
     def _drop_cancelled(self) -> None:
         with self.changed:
