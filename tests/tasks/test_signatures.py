@@ -34,7 +34,7 @@ TAKEN = {
     multimodal.Answerer: (AnswerOptions, *MACHINE),
     multimodal.prepare_for_inference: MACHINE,
 }
-OWN = {"model", "labels", "templates", "classifier", "urls", "source", "target"}  # what no option declares
+OWN = {"model", "labels", "templates", "classifier", "urls", "source", "target", "native"}  # what no option declares
 DIFFERS = {"normalize": True, "device": None}  # vectors from Python have length 1; a prepared model stays where it is
 
 

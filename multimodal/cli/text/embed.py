@@ -53,6 +53,7 @@ def add_flags(p: Parser) -> None:
     g = p.add_argument_group("model and machine")
     flags.model(g, "embed", lambda options: "embed" if options.images is None else "embed-images")
     flags.machine(g)
+    flags.native(g)
     add_option_flags(g, EmbedOptions, ["batch_tokens"])
 
 
@@ -61,6 +62,8 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("give one of TEXT, --file, --images")
     if options.images is not None and getattr(options, "pooling", None) is not None:
         p.error("--pooling: is for texts")
+    if options.images is None and options.native is not None:
+        p.error("--native: is for --images")
     if options.images is None and (given := ClipOptions.among(vars(options))):
         p.error(f"--{next(iter(given))}: is for --images")
     ending = None if options.output is None else Path(options.output).suffix.lower().removeprefix(".")
@@ -141,7 +144,9 @@ def _embedded_images(
 
     good, rows, failed, shown = [], [], [], Progress("images")
     video = ClipOptions.among(vars(options))
-    embedder = Embedder(checkpoint, normalize=getattr(options, "normalize", None), device=None, **video)
+    embedder = Embedder(
+        checkpoint, normalize=getattr(options, "normalize", None), device=None, native=options.native, **video
+    )
     for line, (name, result) in enumerate(embedder.many(files), 1):
         one = _Input(line, name, name)
         if isinstance(result, Exception):

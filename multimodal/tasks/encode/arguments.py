@@ -187,6 +187,7 @@ class EmbedderArguments(ImageArguments, total=False):
     prompt: str | None
     normalize: bool | None
     batch_tokens: int | None
+    native: int | None
 
 
 class AskerArguments(AskArguments, MachineArguments, total=False):

@@ -3,7 +3,7 @@
 As in NaFlex (SigLIP 2, arXiv:2502.14786, section 2.4) and NaViT (Dehghani et al. 2023), for any model with learned
 positions, which are resampled to each image's grid (bicubic, antialiased, as timm's `NaFlexVit`)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,12 +58,13 @@ def native_features(
 
 def native_batches(
     model: nn.Module, images: Iterable[Any], record: Preprocessing, max_tokens: int | None = None,
-    batch_size: int = 128, workers: int | None = None,
+    batch_size: int = 128, workers: int | None = None, source_of: Callable[[Any], Any] = lambda image: image,
 ) -> Iterator[NativeImages]:  # fmt: skip
-    """Batches in order, decoded ahead by threads. Raises UsageError for a model of one image size, or a limit below
-    1."""
+    """Batches in order, decoded ahead by threads. `source_of`: the image of an item. Raises UsageError for a model of
+    one image size, or a limit below 1."""
     most, patch = tokens_of(model, max_tokens), vision(model).config.patch
-    for items in ahead(images, lambda image: native_pixels(image, record, patch, most), batch_size, workers):
+    work = lambda image: native_pixels(source_of(image), record, patch, most)
+    for items in ahead(images, work, batch_size, workers):
         read, refused = settled(items)
         yield NativeImages([image for image, _ in read], tuple(pixels for _, pixels in read), refused)
 

@@ -1,6 +1,7 @@
 """Vectors of images and texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, Unpack
 
@@ -26,6 +27,7 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
+from multimodal.tasks.encode.native import NativeImages, encode_native, tokens_of
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_text, embed
@@ -47,7 +49,8 @@ class Embedder(LoadedModel):
     at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says.
     `batch_tokens`: most tokens of texts side by side. `device`: `auto` is a GPU if there is one; `compute_type`: see
     `prepare_for_inference`. `urls`: read http and https URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`:
-    frames of videos, see `ClipOptions`. `prompt`: of texts, see `EmbedOptions`.
+    frames of videos, see `ClipOptions`. `prompt`: of texts, see `EmbedOptions`. `native`: images keep their aspect
+    ratio, with at most so many patches (0: as many as the model learned).
 
     Raises UsageError, CheckpointError."""
 
@@ -56,7 +59,7 @@ class Embedder(LoadedModel):
         batch_size: int = 32, batch_tokens: int | None = None, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
         every_s: float | None = None, max_frames: int | None = None, scenes: float | None = None,
-        per_clip: bool = False, prompt: str | None = None,
+        per_clip: bool = False, prompt: str | None = None, native: int | None = None,
     ):  # fmt: skip
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         check_reading(batch_size, workers)
@@ -65,7 +68,7 @@ class Embedder(LoadedModel):
         self._checkpoints: dict[Kind | None, Checkpoint] = {}
         if model is not None:
             self._checkpoint("image")
-        self._images = batch_size, workers, urls, video
+        self._images, self.native = (batch_size, workers, urls, video), native
 
     def _checkpoint(self, kind: Kind) -> Checkpoint:
         key = kind if self.model is None else None
@@ -122,15 +125,21 @@ class Embedder(LoadedModel):
         model = checkpoint.model
         encoder(checkpoint, kind_of(checkpoint))  # checks the model
 
-        unit = lambda pixels: self._unit(image_features(model, pixels), checkpoint)
+        if self.native is not None:
+            most = tokens_of(model, self.native or None)
+            encode = lambda pixels: encode_native(model, pixels).features
+        else:
+            most, encode = None, partial(image_features, model)
+        unit = lambda pixels: self._unit(encode(pixels), checkpoint)
 
-        def work(batch: ImageBatch, part: slice) -> Sequence[np.ndarray]:
+        def work(batch: ImageBatch | NativeImages, part: slice) -> Sequence[np.ndarray]:
             return list(unit(batch.pixels[part]).cpu().numpy())
 
         def whole(clip: Clip) -> np.ndarray:
             return self._unit(clip_mean(clip.batches, unit), checkpoint).cpu().numpy()[0]
 
-        reader = ImageReader(known_preprocessing(checkpoint), *self._images)
+        native = None if self.native is None else (model, most)
+        reader = ImageReader(known_preprocessing(checkpoint), *self._images, native)
         return (reader.one_each() if one_each else reader).results(sources, work, whole)
 
     def _of_texts(self, sources: Items) -> Iterator[tuple[Any, Any]]:

@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from multimodal.tasks.encode.native import encode_native, native_record
+from multimodal.tasks.encode.native import encode_native, native_features, native_record
 from multimodal.tokens.image.preprocessing import native_size, preprocess
 from multimodal.weights.load import load
+from tests.helpers.commands import run
 from tests.helpers.data.gemma_text import gemma_tokenizer
 from tests.helpers.references.vision import HF_TEXT, HF_VISION, randomized
 
@@ -48,6 +49,29 @@ def test_images_at_their_aspect_and_texts_equal_transformers(folder):
     assert_close(texts, expected.text_embeds, atol=1e-5, rtol=0)
     assert_close(checkpoint.model.logits(found, texts), expected.logits_per_image, atol=2e-5, rtol=0)
     assert preprocess(images[0], record).equal(pixels[0])  # a square is the same without it
+
+
+def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, capsys):
+    noise, files = np.random.default_rng(1), []
+    for number, (height, width) in enumerate(((40, 40), (61, 33), (20, 93))):
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(noise.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(files[-1])
+    checkpoint = load(folder)
+    expected = native_features(checkpoint.model, files, checkpoint.preprocessing).numpy()
+    made = {}
+    for flags in ((), ("--native",), ("--native", "8")):
+        code, _, err = run(capsys, "embed", "--images", *files, "-m", folder, *flags, "-o", tmp_path / "made.npy")
+        assert (code, err) == (0, "")
+        made[flags] = np.load(tmp_path / "made.npy")
+    assert np.abs(made["--native",] - expected).max() <= 1e-5
+    assert np.abs(made[()][1:] - expected[1:]).max() > 1e-3  # squares
+    assert np.abs(made["--native", "8"] - expected).max() > 1e-3
+    code, out, err = run(capsys, "classify", *files, "--labels", "a dog", "a cat", "-m", folder, "--native", "--format",
+                         "jsonl", "--templates", "none")  # fmt: skip
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 3
+    code, _, err = run(capsys, "embed", "a text", "-m", folder, "--native")
+    assert "--native: is for --images" in err
 
 
 def test_sizes_equal_transformers():
