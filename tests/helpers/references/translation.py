@@ -55,6 +55,18 @@ def m2m100(folder: Path) -> int:
     return len(vocab) + 108
 
 
+def mbart50(folder: Path) -> int:
+    """Write mBART-50's tokenizer; return the vocabulary size."""
+    import sentencepiece
+    from transformers import MBart50Tokenizer
+
+    read = sentencepiece.SentencePieceProcessor(model_proto=pieces(tuple(ENGLISH + GERMAN), 120, FAIRSEQ_IDS))
+    made = MBart50Tokenizer(vocab=[(read.id_to_piece(i), read.get_score(i)) for i in range(read.vocab_size())],
+                            src_lang="de_DE", tgt_lang="fr_XX")  # fmt: skip
+    made.save_pretrained(folder)
+    return len(made)
+
+
 def marian(folder: Path, languages: tuple[str, ...] = (), **record: Any) -> int:
     """Return the vocabulary size; the last id is the padding token."""
     models = [pieces(tuple(texts), 60, MARIAN_IDS) for texts in (ENGLISH, GERMAN)]

@@ -18,17 +18,19 @@ from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
+from multimodal.weights.text import bart
 from multimodal.weights.text import m2m100 as m2m100_weights
 from multimodal.weights.text import marian as marian_weights
 from tests.helpers.commands import one_line, run
 from tests.helpers.references.seq2seq import named
-from tests.helpers.references.translation import ENGLISH, GERMAN, m2m100, marian
+from tests.helpers.references.translation import ENGLISH, GERMAN, m2m100, marian, mbart50
 
 TEXTS = ["the cat sat on the mat", "a dog", "two dogs and 3 cats, at sea!", "the sea is near", "a dog"]
 
 
 WRITE = {
     "m2m100": m2m100,
+    "mbart": mbart50,
     "marian": lambda folder: marian(folder, source_lang="en", target_lang="de"),
     "many": lambda folder: marian(folder, (">>deu<<", ">>nds<<")),
 }
@@ -42,6 +44,9 @@ def _references(root: Path) -> dict:
         size = WRITE[name](root / name)
         if name == "m2m100":
             reference = named(m2m100_weights.FAMILY, "M2M100", "M2M100ForConditionalGeneration", vocab_size=size)
+        elif name == "mbart":
+            reference = named(bart.FAMILY, "MBart", "MBartForConditionalGeneration", vocab_size=size,
+                              scale_embedding=True, decoder_start_token_id=2)  # fmt: skip
         else:
             options = {"decoder_start_token_id": size - 1, "pad_token_id": size - 1, "vocab_size": size}
             reference = named(marian_weights.FAMILY, "Marian", "MarianMTModel", ("embed_positions.weight",), **options)
@@ -49,7 +54,8 @@ def _references(root: Path) -> dict:
                 reference.reference.final_logits_bias[0, -1] += 20  # the pad, which no translation has
         made[name] = reference.reference
         made[name].config.to_json_file(root / name / "config.json")
-        repeats = ("embed_tokens.weight", "embed_positions.weight", "lm_head.weight")  # which files leave out
+        repeats = ("embed_tokens.weight", "lm_head.weight")  # which files leave out
+        repeats += () if name == "mbart" else ("embed_positions.weight",)
         kept = {key: value for key, value in reference.tensors.items() if not key.endswith(repeats)}
         save_file(kept, root / name / "model.safetensors")
     return made
@@ -79,15 +85,16 @@ def own(root) -> Checkpoint:
 
 
 @pytest.mark.parametrize("beams", [1, 5])
-@pytest.mark.parametrize("name", ["m2m100", "many", "marian"])
+@pytest.mark.parametrize("name", ["m2m100", "mbart", "many", "marian"])
 def test_tokens_equal_transformers_generate(references, root, name, beams):
     reference, checkpoint = references[name], load(root / name)
     tokenizer, most = checkpoint.tokenizer, 9
-    way = {"m2m100": ("de", "fr"), "many": (None, "nds"), "marian": ("en", "de")}[name]
+    way = {"m2m100": ("de", "fr"), "mbart": ("de", "fr"), "many": (None, "nds"), "marian": ("en", "de")}[name]
     options = TranslateOptions(beam_size=beams, length_penalty=0.7, max_new_tokens=most)
     made = TranslationWriter(checkpoint, *way, options)
-    before = {"m2m100": ["de"], "many": ["nds"], "marian": []}[name]
-    forced = {"forced_bos_token_id": tokenizer.language_ids["fr"]} if name == "m2m100" else {}
+    before = {"m2m100": ["de"], "mbart": ["de_DE"], "many": ["nds"], "marian": []}[name]
+    french = {"m2m100": "fr", "mbart": "fr_XX"}.get(name)
+    forced = {"forced_bos_token_id": tokenizer.language_ids[french]} if french else {}
     found = made([made.read(text) for text in TEXTS])
     for text, one in zip(TEXTS, found, strict=True):
         ids = [*(tokenizer.language_ids[code] for code in before), *tokenizer.encode(text), tokenizer.eos_id]
