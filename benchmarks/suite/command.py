@@ -20,7 +20,7 @@ from multimodal.system.signals import at_stop, ending
 GPU_THREADS = 16  # for every case on a GPU
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 JOBS = {
-    "cpu": ("import", "calls", "transcribe", "vision", "text", "ask", "train", "front", "ray", "growth"),
+    "cpu": ("import", "calls", "transcribe", "vision", "text", "ask", "train", "front", "ray", "growth", "export"),
     "cuda": ("cuda_train", "cuda_inference"),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from multimodal.errors import UsageError
 from multimodal.export.graphs import Graph
 
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
@@ -36,10 +37,14 @@ def export_graph(graph: Graph, path: Path) -> None:
     dynamic = (*shapes[:plain], *((tuple(shapes[plain:]),) if len(shapes) > plain else ()))
     with torch.no_grad(), warnings.catch_warnings(), _silent():
         warnings.simplefilter("ignore")  # from the exporter
-        program = torch.onnx.export(
-            graph.module.eval(), tuple(graph.inputs.values()), dynamo=True, input_names=names,
-            output_names=list(graph.outputs), dynamic_shapes=dynamic, verbose=False,
-        )  # fmt: skip
+        try:
+            program = torch.onnx.export(
+                graph.module.eval(), tuple(graph.inputs.values()), dynamo=True, input_names=names,
+                output_names=list(graph.outputs), dynamic_shapes=dynamic, verbose=False,
+            )  # fmt: skip
+        except torch.onnx.OnnxExporterError as error:
+            cause = " ".join(str(error.__cause__ or error).split())[:160]
+            raise UsageError(f"{graph.name}: torch's exporter cannot make a graph of this model ({cause})") from None
         _clean(program.model, graph)
         program.save(str(path))
 
