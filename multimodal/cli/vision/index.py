@@ -43,6 +43,7 @@ def add_flags(p: Parser) -> None:
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "index")
     flags.machine(g, BatchOptions)
+    flags.native(g)
 
 
 def run(options: Namespace) -> int:
@@ -83,7 +84,8 @@ def _built(options: Namespace, files: list[str], checkpoint: "Checkpoint", name:
     built = build(
         files, checkpoint, options.output, name=name, architecture=options.architecture,
         within=_searched(options.images, files), watch=shown, overwrite=options.overwrite,
-        compute_type=options.compute_type, device=options.device, **IndexOptions.among(vars(options)),
+        compute_type=options.compute_type, device=options.device, native=options.native,
+        **IndexOptions.among(vars(options)),
     )  # fmt: skip
     shown.clear()
     return built

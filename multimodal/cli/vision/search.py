@@ -66,7 +66,8 @@ def run(options: Namespace) -> int:
     found = open_index(options.index)
     record = found.record
     checkpoint = model_for(found, load(options.model or record.model, options.architecture or record.architecture))
-    queries, code = _queries(options, prepare_for_inference(checkpoint, options.compute_type, options.device))
+    prepared = prepare_for_inference(checkpoint, options.compute_type, options.device)
+    queries, code = _queries(options, prepared, record.native)
     if options.top > len(found):
         images = "1 image" if len(found) == 1 else f"{len(found)} images"
         warnings.warn(f"--top {options.top}: the index holds {images}", stacklevel=1)
@@ -101,7 +102,7 @@ def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> It
         yield {"query": query.text, "kind": query.kind, "results": hits}
 
 
-def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query], int]:
+def _queries(options: Namespace, checkpoint: "Checkpoint", native: int | None) -> tuple[list[_Query], int]:
     """Usable queries in order and the exit code; unusable ones are reported."""
     from multimodal.tasks.retrieve.index import clip_vector, query_vectors
 
@@ -114,10 +115,10 @@ def _queries(options: Namespace, checkpoint: "Checkpoint") -> tuple[list[_Query]
             if kind == "missing":
                 raise ImageError(f"{text}: no such image (as a text: --text)")
             if kind == "image" and is_video(text):
-                found.append(_Query("video", text, clip_vector(checkpoint, text, video)[0]))
+                found.append(_Query("video", text, clip_vector(checkpoint, text, video, native)[0]))
                 continue
             texts, images = ([text], []) if kind == "text" else ([], [text])
-            found.append(_Query(kind, text, query_vectors(checkpoint, texts, images)[0]))
+            found.append(_Query(kind, text, query_vectors(checkpoint, texts, images, native)[0]))
         except (ImageError, TextError) as error:
             code = fail(error)
     return found, code

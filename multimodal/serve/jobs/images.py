@@ -133,7 +133,7 @@ class SearchedIndex:
         return one_request(Work("search", (texts, images, top), serve))
 
     def _found(self, texts: Sequence[str], images: Sequence[Any], top: int) -> list[list[dict[str, Any]]]:
-        vectors = query_vectors(self.checkpoint, list(texts), list(images))
+        vectors = query_vectors(self.checkpoint, list(texts), list(images), self.index.record.native)
         scores, rows = self.index.search(vectors, min(top, len(self.index)))
         return [
             [{"file": file, "score": score} for file, score in zip(self.index.files(best), own, strict=True)]

@@ -18,7 +18,7 @@ from multimodal.tasks.encode.images import ahead, name_of, settled
 from multimodal.tasks.encode.videos import FramePreparation
 from multimodal.tokens.image.preprocessing import Preprocessing, native_size, preprocess
 from multimodal.tokens.image.reading import read_image, to_rgb
-from multimodal.weights.encode import vector_width
+from multimodal.weights.encode import image_features, vector_width
 
 MOST = 1 << 14  # patches of an image: attention is quadratic
 TOKENS = 2048  # per batch with padding: more is not faster on a CPU
@@ -112,6 +112,13 @@ def encode_native(
         return EncodedImages(torch.zeros(0, vector_width(model)), 0.0)
     back = torch.tensor(order, device=device).argsort()
     return EncodedImages(torch.cat(made)[back], 1 - sum(lengths) / computed)
+
+
+def encode_pixels(
+    model: nn.Module, pixels: Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]
+) -> Float[Tensor, "B D"]:
+    """Vectors of a batch of one size, or of images of any size."""
+    return image_features(model, pixels) if isinstance(pixels, Tensor) else encode_native(model, pixels).features
 
 
 def _grouped(order: list[int], lengths: list[int], budget: int) -> Iterator[list[int]]:

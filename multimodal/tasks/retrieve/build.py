@@ -21,6 +21,7 @@ from multimodal.system.files import path_of
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.features import encoder, kind_of
 from multimodal.tasks.encode.images import batches
+from multimodal.tasks.encode.native import encode_pixels, native_batches, native_frames, tokens_of
 from multimodal.tasks.encode.prompts import open_clip_prompts
 from multimodal.tasks.encode.reader import clip_result
 from multimodal.tasks.encode.videos import Clip, checked_batches, clip_mean, plain_frames, with_videos
@@ -40,7 +41,7 @@ from multimodal.tasks.retrieve.store import IndexWriter
 from multimodal.tokens.video.names import is_video
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.encode import image_features, vector_width
+from multimodal.weights.encode import vector_width
 from multimodal.weights.folder import Checkpoint
 
 QUERIES = 200  # of each kind, to measure the recall of a FAISS index
@@ -62,24 +63,25 @@ class BuildResult:
 def build(
     files: Iterable[str | Path], checkpoint: Checkpoint, folder: str | Path, *, name: str = "",
     architecture: str | None = None, within: Iterable[str | Path] = (), overwrite: bool = False,
-    compute_type: str = "auto", device: str = "cpu", watch: Watch = lambda *_: None, **options: Any,
+    compute_type: str = "auto", device: str = "cpu", watch: Watch = lambda *_: None,
+    native: int | None = None, **options: Any,
 ) -> BuildResult:  # fmt: skip
     """Create the index of `files` in `folder`, or update it; `open_index` opens it.
 
     Files are identified by absolute path; a new size or time means changed. An interrupted build keeps every finished
     vector. Missing images are dropped if they were inside one of the folders `within`; existing ones stay, listed or
     not. `name`: model name stored for searches (default: the checkpoint's source). `watch(done, of, broken)`.
-    `options`: see `IndexOptions`.
+    `native`: images keep their aspect, see `IndexRecord`. `options`: see `IndexOptions`.
 
     Raises UsageError for an index of another model or an invalid value, CheckpointError for a damaged index."""
     folder, chosen = path_of(folder, UsageError, "index"), IndexOptions(**options)
     dtype = _dtype(folder, chosen.dtype, overwrite)
-    record = _new_record(checkpoint, name or checkpoint.source, architecture, dtype)
+    record = _new_record(checkpoint, name or checkpoint.source, architecture, dtype, native)
     computing, built = prepare_for_inference(checkpoint, compute_type, device), BuildResult()
     with IndexWriter(folder, record, overwrite) as writer:
         todo = _todo(files, writer, chosen.sampling(), built)
         before, done = set(writer.entries), 0
-        for entries, vectors, refused in _embed(todo, computing, chosen):
+        for entries, vectors, refused in _embed(todo, computing, chosen, native):
             writer.append(entries, vectors)
             renewed = sum(entry.name in before for entry in entries)
             built.changed, built.added = built.changed + renewed, built.added + len(entries) - renewed
@@ -101,12 +103,17 @@ def _dtype(folder: Path, asked: str | None, overwrite: bool) -> str:
     return asked or IndexOptions.dtype.choices[0]
 
 
-def _new_record(checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str) -> IndexRecord:
+def _new_record(
+    checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str, native: int | None
+) -> IndexRecord:  # fmt: skip
     encoder(checkpoint, kind_of(checkpoint))  # checks the model
+    if native is not None:
+        tokens_of(checkpoint.model, native or None)
     preprocessing = known_preprocessing(checkpoint)
     return IndexRecord(
-        name, architecture, index_digest(checkpoint), preprocessing, vector_width(checkpoint.model), dtype
-    )
+        name, architecture, index_digest(checkpoint), preprocessing, vector_width(checkpoint.model), dtype,
+        native=native,
+    )  # fmt: skip
 
 
 def _todo(files: Iterable[str | Path], writer: IndexWriter, sampling: str, built: BuildResult) -> dict[str, IndexEntry]:
@@ -132,13 +139,18 @@ def _todo(files: Iterable[str | Path], writer: IndexWriter, sampling: str, built
 
 
 def _embed(
-    todo: dict[str, IndexEntry], checkpoint: Checkpoint, options: IndexOptions
+    todo: dict[str, IndexEntry], checkpoint: Checkpoint, options: IndexOptions, native: int | None
 ) -> Iterator[tuple[list[IndexEntry], Float[np.ndarray, "B D"], dict[str, ImageError]]]:
     model, record = checkpoint.model, known_preprocessing(checkpoint)
     device = next(model.parameters()).device
-    of_images = lambda run: batches(run, record, options.batch_size, options.workers)
+    if native is None:
+        of_images = lambda run: batches(run, record, options.batch_size, options.workers)
+        frames = plain_frames(record, options.batch_size)
+    else:
+        of_images = lambda run: native_batches(model, run, record, native or None, options.batch_size, options.workers)
+        frames = native_frames(model, record, native or None, options.batch_size)
     whole = ClipOptions(**ClipOptions.among(vars(options))).replace(per_clip=True)
-    for batch in with_videos(todo, of_images, plain_frames(record, options.batch_size), whole):
+    for batch in with_videos(todo, of_images, frames, whole):
         if isinstance(batch, Clip):
             rows = clip_result(batch, partial(_clip_rows, encode=partial(_vectors, model, device), options=options))
             failed = isinstance(rows, Exception)
@@ -177,8 +189,11 @@ def _clip_rows(
 
 
 @torch.inference_mode()
-def _vectors(model: nn.Module, device: torch.device, pixels: Tensor, part: slice) -> Float[Tensor, "B D"]:
-    return F.normalize(image_features(model, pixels[part].to(device, non_blocking=True)).float().cpu(), dim=-1)
+def _vectors(
+    model: nn.Module, device: torch.device, pixels: Tensor | tuple[Tensor, ...], part: slice
+) -> Float[Tensor, "B D"]:
+    own = pixels[part].to(device, non_blocking=True) if isinstance(pixels, Tensor) else pixels[part]
+    return F.normalize(encode_pixels(model, own).float().cpu(), dim=-1)
 
 
 def _drop_rows(writer: IndexWriter, within: Sequence[str], built: BuildResult) -> None:

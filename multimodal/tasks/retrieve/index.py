@@ -21,6 +21,7 @@ from multimodal.models.clip import CLIP
 from multimodal.system.records import to_record
 from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.encode.native import encode_pixels, native_features, native_frames
 from multimodal.tasks.encode.videos import clip_mean, plain_frames, with_videos
 from multimodal.tasks.retrieve.nearest import CANDIDATES, candidates, exact, open_search, rescored
 from multimodal.tasks.retrieve.options import SearchOptions
@@ -164,9 +165,9 @@ def model_for(index: "Index", checkpoint: Checkpoint) -> Checkpoint:
 
 @torch.inference_mode()
 def query_vectors(
-    checkpoint: Checkpoint, texts: Sequence[str] = (), images: Sequence[Any] = ()
+    checkpoint: Checkpoint, texts: Sequence[str] = (), images: Sequence[Any] = (), native: int | None = None
 ) -> Float[Tensor, "Q D"]:
-    """Vectors of texts, then of images (path, bytes or PIL image), on the CPU in float32.
+    """Vectors of texts, then of images (path, bytes or PIL image), on the CPU in float32. `native`: the index's.
 
     Raises TextError, ImageError, UsageError."""
     model = checkpoint.model
@@ -181,16 +182,25 @@ def query_vectors(
         found.append(text_features(model, checkpoint.tokenizer, texts))
     if images:
         device = next(model.parameters()).device
-        vectors = image_features(model, pixels_of(images, known_preprocessing(checkpoint)).to(device))
+        record = known_preprocessing(checkpoint)
+        if native is None:
+            vectors = image_features(model, pixels_of(images, record).to(device))
+        else:
+            vectors = native_features(model, images, record, native or None)
         found.append(F.normalize(vectors.float(), dim=-1))
     return torch.cat([vectors.float().cpu() for vectors in found])
 
 
 @torch.inference_mode()
-def clip_vector(checkpoint: Checkpoint, source: Any, options: VideoOptions) -> Float[Tensor, "1 D"]:
+def clip_vector(
+    checkpoint: Checkpoint, source: Any, options: VideoOptions, native: int | None = None
+) -> Float[Tensor, "1 D"]:
     """Mean of the unit vectors of a video's frames, on the CPU in float32. Raises VideoError."""
-    preparation = plain_frames(known_preprocessing(checkpoint), CLIP_BATCH)
+    record = known_preprocessing(checkpoint)
+    preparation = plain_frames(record, CLIP_BATCH)
+    if native is not None:
+        preparation = native_frames(checkpoint.model, record, native or None, CLIP_BATCH)
     whole = ClipOptions(**VideoOptions.among(vars(options)), per_clip=True)
     (clip,) = with_videos([source], lambda run: iter(()), preparation, whole)
-    encode = lambda pixels: F.normalize(image_features(checkpoint.model, pixels).float(), dim=-1)
+    encode = lambda pixels: F.normalize(encode_pixels(checkpoint.model, pixels).float(), dim=-1)
     return clip_mean(clip.batches, encode)

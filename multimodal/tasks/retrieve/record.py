@@ -66,7 +66,9 @@ class FileFacts:
 @dataclass(frozen=True)
 class IndexRecord:
     """`index.json`. `model` and `architecture` are arguments of `load`. `effort`: lists (ivf) or candidates (hnsw)
-    visited per query. `recall`: share of the ten nearest found, measured at build time. `files`: see `FileFacts`."""
+    visited per query. `recall`: share of the ten nearest found, measured at build time. `files`: see `FileFacts`.
+    `native`: most patches of images at their own aspect, 0: as many as the model learned; None: the preprocessing's
+    size."""
 
     model: str
     architecture: str | None
@@ -80,6 +82,7 @@ class IndexRecord:
     effort: int = 0
     recall: dict[str, float] = field(default_factory=dict)
     files: dict[str, FileFacts] = field(default_factory=dict)
+    native: int | None = None
     format: int = FORMAT
 
     def __post_init__(self) -> None:

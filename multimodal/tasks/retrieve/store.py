@@ -38,7 +38,7 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
 # files of an index; other files in its folder stay
 MADE = re.compile(r"((vectors-\d+\.npy|images-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)")
-_SAME = ("model_sha256", "dimension", "preprocessing", "dtype")
+_SAME = ("model_sha256", "dimension", "preprocessing", "dtype", "native")
 
 
 def note_times(folder: Path, record: IndexRecord, times: dict[str, int]) -> None:

@@ -1,7 +1,6 @@
 """Vectors of images and texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any, Literal, Unpack
 
@@ -27,14 +26,14 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
-from multimodal.tasks.encode.native import NativeImages, encode_native, tokens_of
+from multimodal.tasks.encode.native import NativeImages, encode_pixels, tokens_of
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_text, embed
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
-from multimodal.weights.encode import image_features, vector_width
+from multimodal.weights.encode import vector_width
 from multimodal.weights.folder import Checkpoint
 
 Kind = Literal["image", "text"]
@@ -125,12 +124,7 @@ class Embedder(LoadedModel):
         model = checkpoint.model
         encoder(checkpoint, kind_of(checkpoint))  # checks the model
 
-        if self.native is not None:
-            most = tokens_of(model, self.native or None)
-            encode = lambda pixels: encode_native(model, pixels).features
-        else:
-            most, encode = None, partial(image_features, model)
-        unit = lambda pixels: self._unit(encode(pixels), checkpoint)
+        unit = lambda pixels: self._unit(encode_pixels(model, pixels), checkpoint)
 
         def work(batch: ImageBatch | NativeImages, part: slice) -> Sequence[np.ndarray]:
             return list(unit(batch.pixels[part]).cpu().numpy())
@@ -138,7 +132,7 @@ class Embedder(LoadedModel):
         def whole(clip: Clip) -> np.ndarray:
             return self._unit(clip_mean(clip.batches, unit), checkpoint).cpu().numpy()[0]
 
-        native = None if self.native is None else (model, most)
+        native = None if self.native is None else (model, tokens_of(model, self.native or None))
         reader = ImageReader(known_preprocessing(checkpoint), *self._images, native)
         return (reader.one_each() if one_each else reader).results(sources, work, whole)
 

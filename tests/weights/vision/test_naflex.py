@@ -1,5 +1,8 @@
 """SigLIP 2 for images of their own aspect (NaFlex), beside transformers."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -72,6 +75,26 @@ def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, ca
     assert len(out.splitlines()) == 3
     code, _, err = run(capsys, "embed", "a text", "-m", folder, "--native")
     assert "--native: is for --images" in err
+
+
+def test_an_index_at_the_images_aspect_answers_image_queries_alike(folder, tmp_path, capsys):
+    noise, files = np.random.default_rng(2), []
+    for number, (height, width) in enumerate(((40, 40), (61, 33), (20, 93), (32, 90))):
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(noise.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(files[-1])
+    index = ("index", *files, "-m", folder, "-o", tmp_path / "made.index", "--dtype", "float32", "--native")
+    for _ in range(2):  # the second finds nothing new
+        code, out, err = run(capsys, *index)
+        assert (code, err) == (0, "")
+    assert "(0 new" in out
+    code, out, _ = run(capsys, "search", *files, "two cats", "--index", tmp_path / "made.index", "--top", "1",
+                       "--format", "jsonl")  # fmt: skip
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [Path(one["results"][0]["file"]).name for one in found[:4]] == [file.name for file in files]
+    assert min(one["results"][0]["score"] for one in found[:4]) > 0.99999
+    code, _, err = run(capsys, *index[:-1])
+    assert code == 1
+    assert "native 0, not None" in err
 
 
 def test_sizes_equal_transformers():
