@@ -55,7 +55,7 @@ def encoder(tiny: dict[str, Any]) -> Case:
     stem = 2 * (2 * FRAMES * 3 * 80 * WIDTH + FRAMES * 3 * WIDTH**2)
     return case(
         "transcribe", "Whisper tiny, encoder", "window of 30 s", 1, "encoder",
-        {"ours": ("float32", "bfloat16"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
+        {"ours": ("float32", "bfloat16", "int8"), "openai_whisper": ("float32",), "transformers_whisper": ("float32",),
          "ctranslate2_whisper": ("float32", "int8")},
         tiny, ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32",
         checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 1e-2)},

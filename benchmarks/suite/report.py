@@ -34,6 +34,7 @@ def write(folder: Path) -> None:
         parts += [f"## {job}", (rates if job == "front" else table)(content["rows"])]
     if "growth" in results:
         parts += ["## growth", growth(results["growth"])]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
