@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from multimodal.cli.parser import Parser, count
-from multimodal.inference.options import BatchOptions, FloatOptions, MachineOptions
+from multimodal.inference.options import BatchOptions, MachineOptions
 from multimodal.system.assets import DEFAULT_MODELS
 from multimodal.system.options import OptionSet, add_flags
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
@@ -76,10 +76,10 @@ def preprocessing(p: argparse._ActionsContainer) -> None:
                    "file such as a checkpoint folder's preprocessing.json")  # fmt: skip
 
 
-def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = None, integers: bool = False) -> None:
-    """`batches`: options of a command with batches. `integers`: offer int8."""
+def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = None) -> None:
+    """`batches`: options of a command with batches."""
     compute(g)
-    add_flags(g, MachineOptions if integers else FloatOptions, ["compute_type"], defaults=True)
+    add_flags(g, MachineOptions, ["compute_type"], defaults=True)
     if batches is not None:
         add_flags(g, batches, BatchOptions.declared, defaults=True)
 

@@ -15,12 +15,6 @@ class MachineOptions(OptionSet):
     threads: int | None = option(None, "CPU threads (default: torch's)", "N", low=0, high=1024)  # torch starts them all
 
 
-class FloatOptions(MachineOptions):
-    """Machine options of models without an int8 copy."""
-
-    compute_type: str = MachineOptions.compute_type.but("auto", choices=COMPUTE_TYPES[:-1])
-
-
 class BatchOptions(OptionSet):
     """Options of commands and functions over many inputs."""
 

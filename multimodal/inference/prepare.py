@@ -54,10 +54,10 @@ def prepare_for_inference(
     change the original and prepare that.
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where that is the quicker type, and all else in float32; on a GPU
-    Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only, for models that
-    write text): as `auto`, with the decoder's linear maps and its logits in 8-bit integers, and where steps are
-    compiled (`native.library`) the keys and values of a source in bfloat16, and a speech encoder's linear maps in
-    8-bit integers if this CPU has VNNI. Inputs are float32, but speech frames have the decoder's type (float32 for
+    Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only): as `auto`, with
+    the linear maps of decoders and their logits in 8-bit integers; with a C++ compiler (`native.library`) the keys and
+    values of a source in bfloat16, and on a processor with VNNI the linear maps of all blocks in 8-bit integers,
+    without which a model must write text. Inputs are float32, but speech frames have the decoder's type (float32 for
     int8). An image model's blocks compute in the type, those of its decoder on a CPU in float32, and its outputs are
     float32; likewise a text or any-to-text model's on a CPU, where a decoder without a source has the type too. On a
     GPU the whole text model has the type.
@@ -229,8 +229,8 @@ def quicker_type() -> torch.dtype:
 
 
 def _encodes_in_int8(model: nn.Module, compute_type: str) -> bool:
-    speech = compute_type == "int8" and isinstance(model, SPEECH)
-    return speech and prefers_int8(quicker_type() if isinstance(model, Whisper) else torch.float32)
+    plain = quicker_type() if compute_type == "int8" and isinstance(model, Whisper) else torch.float32
+    return compute_type == "int8" and prefers_int8(plain)
 
 
 def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> None:
@@ -249,10 +249,10 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
             f"model {checkpoint.source}: compute_type needs a model for images, text or transcription, "
             f"got {checkpoint.kind}"
         )
-    if compute_type == "int8" and not speech and not _decoders(model):
+    if compute_type == "int8" and not speech and not _decoders(model) and not _encodes_in_int8(model, compute_type):
         raise UsageError(
-            f"model {checkpoint.source}: compute_type 'int8' needs a model that writes text, got {checkpoint.kind}; "
-            "bfloat16 is fast here"
+            f"model {checkpoint.source}: compute_type 'int8' of a {checkpoint.kind} model needs a C++ compiler and a "
+            "processor with VNNI that is quicker in it; expected float32 or bfloat16"
         )
 
 

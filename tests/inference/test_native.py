@@ -108,6 +108,22 @@ def test_an_encoder_in_int8(name: str, monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", ["clip-softmax", "vit-token", "text-encoder"])
+def test_images_and_texts_in_int8(name: str, monkeypatch):
+    monkeypatch.setattr(prepare, "prefers_int8", lambda dtype: True)
+    model = tiny.made(name)
+    quick = prepare_for_inference(Checkpoint(model, source="tiny"), "int8").model
+    assert any(isinstance(part, NativeLinear) for part in quick.modules())
+    texts = torch.randint(3, tiny.VOCABULARY - 1, (2, 12))
+    texts[:, -1] = tiny.VOCABULARY - 1
+    given = (torch.randn(2, 3, 8, 12),) if name == "vit-token" else (texts,)
+    call = {"clip-softmax": "encode_text", "text-encoder": "states"}.get(name, "forward")
+    with torch.inference_mode():
+        right, found = getattr(model, call)(*given), getattr(quick, call)(*given)
+    assert (found - right).norm() < 0.08 * right.norm()
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(("out", "wide"), SIZES)
 def test_a_row_has_the_same_bits_in_company_and_on_two_threads(out: int, wide: int, int8: bool):

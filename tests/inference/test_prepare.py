@@ -162,7 +162,7 @@ def test_a_call_sees_every_change_of_the_weights(call: str, kind: str, edits: li
 def test_a_prepared_model_owns_its_weights(name: str, kind: str):
     original = tiny.made(name)
     if kind == "int8" and name.startswith(("clip", "vit", "text-encoder")):
-        pytest.skip("it writes no text")
+        pytest.skip("needs the compiled library")
     made = prepare_for_inference(Checkpoint(original, source="tiny"), kind)
     assert not any(parameter.requires_grad for parameter in made.model.parameters())
     before = [run_once(made.model) for _ in range(2)]

@@ -38,7 +38,7 @@ def add_flags(p: Parser) -> None:
     output_flags(p)
     g = p.add_argument_group("model and machine")
     flags.model(g, "ask")
-    flags.machine(g, integers=True)
+    flags.machine(g)
 
 
 def run(options: Namespace) -> int:

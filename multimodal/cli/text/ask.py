@@ -43,7 +43,7 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p.add_argument_group("videos"), VideoOptions)
     g = p.add_argument_group("model and machine")
     flags.model(g, "ask")
-    flags.machine(g, integers=True)
+    flags.machine(g)
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -52,7 +52,7 @@ def add_flags(p: Parser) -> None:
     _decoding(p.add_argument_group("text"))
     g = p.add_argument_group("model and machine")
     flags.model(g, "generate")
-    flags.machine(g, integers=True)
+    flags.machine(g)
     add_option_flags(g, GenerateOptions, ["batch_size"])
 
 

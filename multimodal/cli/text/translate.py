@@ -46,7 +46,7 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p.add_argument_group("translations"), TranslateOptions)
     g = p.add_argument_group("model and machine")
     flags.model(g, "translate")
-    flags.machine(g, integers=True)
+    flags.machine(g)
 
 
 def check(p: Parser, options: Namespace) -> None:

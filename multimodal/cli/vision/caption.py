@@ -57,7 +57,7 @@ def add_flags(p: Parser) -> None:
     flags.videos(p)
     g = p.add_argument_group("model and machine")
     flags.image_model(g, "caption")
-    flags.machine(g, CaptionBatchOptions, integers=True)
+    flags.machine(g, CaptionBatchOptions)
 
 
 def _output(g: argparse._ArgumentGroup) -> None:

@@ -1,4 +1,4 @@
-"""Encoders' linear maps in 8-bit integers through the compiled library."""
+"""Towers' linear maps in 8-bit integers through the compiled library."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from multimodal.blocks.attention import Attention
 from multimodal.blocks.conformer import ConformerBlock
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.positions import RelativeTerm
-from multimodal.blocks.stack import Block
+from multimodal.blocks.stack import Block, Stack
 from multimodal.inference.fused_decoder import FusedAttention
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear
@@ -33,14 +33,18 @@ def prefers_int8(dtype: torch.dtype) -> bool:
         return answers[least_time(lambda: exact(cast)) < least_time(lambda: quick(rows))]
 
     usual = answers[has.get("amx_bf16", False) and dtype == torch.bfloat16]
-    return remembered(f"encoder's maps, int8 or {dtype}", answers, usual, measure) == "int8"
+    return remembered(f"many rows, int8 or {dtype}", answers, usual, measure) == "int8"
 
 
 def in_int8(tower: nn.Module) -> None:
-    """Replace the linear maps of the tower's blocks; those that share an input become one."""
+    """Replace the linear maps of the tower's blocks. Query, key and value become one, but not in a stack's last
+    block, of which some towers need one position alone."""
+    lasts = {stack.last for stack in tower.modules() if isinstance(stack, Stack) and len(stack.blocks)}
     for block in [part for part in tower.modules() if isinstance(part, Block | ConformerBlock)]:
-        if type(block.attention) is Attention and not block.attention.config.qk_norm_whole:
-            block.attention = FusedAttention(block.attention)
+        own = block.attention
+        whole = type(own) is Attention and type(own.query) is nn.Linear and not own.config.qk_norm_whole
+        if whole and block not in lasts:
+            block.attention = FusedAttention(own)
         for part in list(block.modules()):
             if isinstance(part, FeedForward) and type(part.up) is nn.Linear and part.activation in ACTIVATIONS:
                 name = "up" if part.gate is None else "gate"
