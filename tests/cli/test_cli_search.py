@@ -118,7 +118,6 @@ def test_bad_queries_are_told_and_the_others_are_answered(capsys, made):
     [
         (["red", "--index", "nowhere"], 1, "no index ("), (["red", "--index", "photos"], 1, "no index ("),
         (["--index", "made"], 2, "QUERY"), (["red"], 2, "--index"), (["red", "--index", "made", "--top", "0"], 2, "0"),
-        (["red", "--index", "made", "--compute_type", "int8"], 2, "int8"),
         (["red", "--index", "made", "--device", "abacus"], 1, "abacus"),
     ],
 )  # fmt: skip
