@@ -159,20 +159,20 @@ def bloom(c: TextConfig, kind: str) -> dict[str, Any]:
 def opt(c: TextConfig, kind: str) -> dict[str, Any]:
     block = c.stack.block
     return body(c) | {"ffn_dim": block.hidden, "activation_function": body(c)["hidden_act"],
-                      "enable_bias": block.attention.bias, "word_embed_proj_dim": block.attention.width,
-                      "do_layer_norm_before": True}  # fmt: skip
+                      "enable_bias": block.attention.bias,
+                      "word_embed_proj_dim": c.embed_width or block.attention.width,
+                      "do_layer_norm_before": not block.post_norm}  # fmt: skip
 
 
 def falcon(c: TextConfig, kind: str) -> dict[str, Any]:
     block, own = c.stack.block, c.stack.block.attention
-    groups = own.kv_heads not in (None, 1) or block.parallel == "two"
+    groups, alibi = own.kv_heads not in (None, 1) or block.parallel == "two", c.positions.kind == "alibi"
     return body(c) | {
         "ffn_hidden_size": block.hidden, "activation": body(c)["hidden_act"], "layer_norm_epsilon": block.norm_eps,
         "new_decoder_architecture": groups, "num_kv_heads": own.kv_heads or own.heads,
         "multi_query": own.kv_heads == 1, "parallel_attn": block.parallel is not None, "bias": own.bias,
-        "num_ln_in_parallel_attn": {"two": 2, "one": 1}.get(block.parallel) if groups else None, "alibi": False,
-        "rope_parameters": rope(c.positions, head_of(c)),
-    }  # fmt: skip
+        "num_ln_in_parallel_attn": {"two": 2, "one": 1}.get(block.parallel) if groups else None,
+    } | ({"alibi": True} if alibi else {"alibi": False, "rope_parameters": rope(c.positions, head_of(c))})  # fmt: skip
 
 
 DECODERS = {"gpt2": gpt2, "gpt_neox": neox} | dict.fromkeys(LLAMA_KIN, llama_kin) | {
