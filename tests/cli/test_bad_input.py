@@ -41,6 +41,7 @@ for style in ("table", "csv", "json", "jsonl"):
 """
 
 
+@pytest.mark.ci
 def test_closed_stdout_is_no_fault_and_closed_stderr_does_not_go_to_stdout(models, images):
     (images / "broken.png").write_bytes(b"")
     classify = ["classify", str(images), "--labels", "a,b", "-m", str(models / "clip")]
@@ -123,6 +124,7 @@ while rest:
 """
 
 
+@pytest.mark.ci
 def test_own_checkpoints_need_no_heavy_package(models, images, tone, tmp_path):
     """Each of these costs seconds at every start; so does the compiler, which torch imports for some operations on the
     meta device, where models are built."""

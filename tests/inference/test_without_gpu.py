@@ -64,6 +64,7 @@ def test_the_host_does_not_wait(names):
         assert waits(result) == KNOWN.get(name, SEARCHED if searched else {}), f"{name}: {result['waits']}"
 
 
+@pytest.mark.ci
 def test_a_fault_is_found(tmp_path):
     """The check itself sees mixed devices, reads by the host and tensors made there."""
     code = (

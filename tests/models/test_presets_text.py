@@ -116,6 +116,7 @@ def parameters(name: str) -> int:
     return count(build(EncoderDecoder if hasattr(config, "decoder") else TextTransformer, config))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_size_is_what_its_family_reads_from_the_librarys_own(name):
     import transformers

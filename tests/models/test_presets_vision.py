@@ -57,6 +57,7 @@ def test_clip_has_openclips_parameters_and_heads(name):
     assert heads(model.text.stack) == reference.transformer.resblocks[0].attn.num_heads
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", WHISPER)
 def test_whisper_has_openais_parameters_and_heads(name):
     from whisper.model import AudioEncoder, TextDecoder  # Whisper itself makes a sparse tensor: not on meta

@@ -77,6 +77,7 @@ def test_a_resumed_run_equals_an_unbroken_one(load_recipe, data):
     assert_same_states(data / "whole", data / "part", 6)
 
 
+@pytest.mark.ci
 def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
     args = flags(data, "shared", 1, "--freeze", "image", "--share", image="clip-vit-16", shuffle=2)
     start(load_recipe("train_any").main, args)
@@ -128,6 +129,7 @@ def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
     assert ["a ship", "a vessel"] in classes
 
 
+@pytest.mark.ci
 def test_a_captioner_describes_labelled_images(load_recipe, tmp_path):
     for number, name in enumerate(("cat", "cat", "ship")):
         (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)

@@ -86,6 +86,7 @@ def flags(data: Path, run: str = "run", steps: int = 100, **changes) -> list[str
     return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
 
 
+@pytest.mark.ci
 def test_a_run_learns_its_captions_and_ships_a_folder_that_says_them(train_captioner, data, capsys):
     start(train_captioner.main, flags(data))
     rows = [json.loads(line) for line in (data / "run" / "metrics.jsonl").read_text().splitlines()]

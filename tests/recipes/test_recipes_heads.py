@@ -57,6 +57,7 @@ def run(recipe, home, task, name, **changes):
     return figures[f"from {home / 'encoder'}"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("task", "figure"), [("tagging", "f1"), ("qa", "exact"), ("choice", "accuracy")])
 def test_a_head_is_learned_measured_and_used(home, load_recipe, capsys, task, figure):
     figures = run(load_recipe("finetune_text"), home, task, task)

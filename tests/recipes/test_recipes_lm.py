@@ -140,6 +140,7 @@ def test_a_resumed_run_does_not_replace_its_best_by_worse(recipe, text):
     assert judge.load().card["validation"]["step"] == 6
 
 
+@pytest.mark.ci
 def test_induction_heads_are_scored_and_plotted(recipe, text, drawn):
     run(recipe, text, induction="", repeat=0.5, heads=4)
     rows = [json.loads(line) for line in (text.parent / "run" / "induction.jsonl").read_text().splitlines()]

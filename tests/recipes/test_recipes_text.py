@@ -73,6 +73,7 @@ def mlm(recipes, data: Path, folder: str, **changes):
     )
 
 
+@pytest.mark.ci
 def test_an_encoder_learns_the_text_and_fills_its_masks(recipes, data):
     figures = mlm(recipes, data, "mlm", steps=150, rate=1e-2, optimizer="adamw")
     assert figures["accuracy"] > 0.6
@@ -139,6 +140,7 @@ def test_electra_leaves_its_discriminator(recipes, data):
     assert made.card["objective"] == "electra"
 
 
+@pytest.mark.ci
 def test_an_encoder_decoder_restores_its_spans(recipes, data):
     text, sizes = data / "text.txt", {**SIZES, "encoder_layers": 1, "decoder_layers": 1, "context": 32}
     del sizes["layers"]

@@ -76,6 +76,7 @@ CASES = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(120)
 def test_arguments_of_another_type_are_named_with_their_value():
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -93,6 +93,7 @@ def assert_same_files(own, whole, call) -> None:
     assert own == whole
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=slow)])
 @some("whisper", "conformer")
 def test_kills_change_no_byte_of_any_format(call, kills, monkeypatch, tmp_path, capfd):

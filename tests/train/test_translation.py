@@ -127,6 +127,7 @@ def run(recipe, folder: Path, *flags: str) -> None:
     ])  # fmt: skip
 
 
+@pytest.mark.ci
 def test_the_recipe_makes_a_translator(recipe, tmp_path):
     run(
         recipe, tmp_path, "--steps", "3", "--test", str(tmp_path / "train"), "--often", "en-de=2", "fr-en=0",

@@ -39,6 +39,7 @@ FAMILIES = {
 CUSTOM = ("ViT-SO400M-16-SigLIP-i18n-256", "ViT-gopt-16-SigLIP2-256", "PE-Core-T-16-384", "EVA02-B-16", "Mobile")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("family", "architecture"), [(name, one) for name, some in FAMILIES.items() for one in some])
 def test_architectures_of_open_clip_have_its_names_and_shapes(family, architecture):
     import open_clip.model

@@ -81,6 +81,7 @@ def run(model: nn.Module, name: str, rows: int) -> object:
     return model(*given)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ALL)
 def test_operations_are_those_that_pytorch_counts(name):
     model = made(name)

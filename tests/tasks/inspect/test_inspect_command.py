@@ -23,6 +23,7 @@ CASES = [
 DRAWN = {(what, more[:1]): (kind, what, more) for kind, what, more in CASES}.values()  # each view once
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("kind", "what", "more"), CASES, ids=lambda value: str(value))
 def test_every_view_has_its_numbers_and_is_drawn_once(capsys, files, tmp_path, kind, what, more):
     drawn = (kind, what, more) in DRAWN

@@ -137,6 +137,7 @@ def flags(data: Path, run: str, **changes) -> list[str]:
     return [part for name, value in (values | changes).items() for part in (f"--{name}", str(value))]
 
 
+@pytest.mark.ci
 def test_a_run_learns_to_contrast_and_to_caption(recipe, data, capsys):
     recipe(*flags(data, "run"))
     rows = [json.loads(line) for line in (data / "run" / "metrics.jsonl").read_text().splitlines()]

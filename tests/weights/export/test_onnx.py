@@ -40,6 +40,7 @@ def client_of(folder: Path):
     return next(names[name] for name in ("TextClient", "ImageClient") if name in names)(folder)
 
 
+@pytest.mark.ci
 def test_the_clients_are_short_and_import_no_torch():
     for path in Path(clients.__file__).parent.glob("[!_]*.py"):
         text = path.read_text()
@@ -49,6 +50,7 @@ def test_the_clients_are_short_and_import_no_torch():
         assert imported <= {"json", "sys", "wave", "pathlib", "numpy", "onnxruntime", "PIL", "tokenizers"}
 
 
+@pytest.mark.ci
 def test_a_language_model_writes_the_same_text(tmp_path, capsys):
     save_folder(checkpoint("llama"), tmp_path / "model")
     code, _, err = run(capsys, "export", tmp_path / "model", "--to", "onnx", tmp_path / "out")
@@ -61,6 +63,7 @@ def test_a_language_model_writes_the_same_text(tmp_path, capsys):
         export(tmp_path / "model", tmp_path / "out")
 
 
+@pytest.mark.ci
 def test_a_recognizer_hears_the_same_text(tmp_path):
     source = checkpoint("joint")
     save_folder(source, tmp_path / "model")
@@ -74,6 +77,7 @@ def test_a_recognizer_hears_the_same_text(tmp_path):
     assert client_of(tmp_path / "out").transcribe(tmp_path / "a.wav") == BYTES.decode(heard.ids).strip()
 
 
+@pytest.mark.ci
 def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path):
     config = replace(CLIPS["softmax"], eos_id=BYTES.eos_id)
     config = replace(config, text=replace(config.text, vocabulary=IDS, context=40))
@@ -91,6 +95,7 @@ def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path):
         assert scores == pytest.approx(expected, abs=far)
 
 
+@pytest.mark.ci
 def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -107,6 +112,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "out")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_graphs_compute_what_their_modules_do_at_other_sizes(name, tmp_path):

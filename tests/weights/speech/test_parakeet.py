@@ -167,6 +167,7 @@ RELEASED = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_fit(name):
     import transformers

@@ -133,6 +133,7 @@ def family_of(config: dict) -> Family:
     return families()[{"qwen2": "llama-hf", "llama": "llama-hf"}.get(kind, kind)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_build_models_of_their_size(name):
     config, count = RELEASED[name]

@@ -46,6 +46,7 @@ STATIC = "embed_positions.weight"  # Pegasus's sinusoids
 SAVED = "nomic"  # under other names than in memory
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_have_the_references_names_and_shapes(name):
     import transformers

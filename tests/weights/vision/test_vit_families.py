@@ -108,6 +108,7 @@ def test_an_image_in_a_batch_and_in_a_prepared_copy_equals_itself_alone(name):
     assert (dropped - model.features(images())).abs().max() <= TOLERANCE
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_build_models_of_their_size(name):
     config, kind, count = RELEASED[name]
