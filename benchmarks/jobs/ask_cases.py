@@ -24,8 +24,10 @@ def cases(options: Options) -> list[Case]:
 def first(tiny: bool) -> Case:
     return Case(
         "ask", "SmolVLM-256M, an image and the first token", "token", 1,
-        (*in_kinds("ours", OURS + "first", {}), *in_kinds("transformers", TRANSFORMERS + "first", {}, "transformers")),
-        reference="transformers float32", checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 5e-2)},
+        (*in_kinds("ours", OURS + "first", {}, kinds=KINDS),
+         *in_kinds("transformers", TRANSFORMERS + "first", {}, "transformers")),
+        reference="transformers float32",
+        checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 5e-2), "int8": ("cosine", 5e-2)},
         prepare=PREPARE, settings={"question": QUESTION, "tiny": tiny},
         operations=None if tiny else 2 * (IMAGE + DECODER * (ROWS + QUESTION) + LOGITS), rounds=ROUNDS,
     )  # fmt: skip

@@ -4,7 +4,8 @@ tokenizers and CLIP_benchmark."""
 from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 
 PEERS = "benchmarks.peers.vision."
-CHECKS = {"float32": ("unit", 1e-5), "bfloat16": ("cosine", 1e-2)}
+CHECKS = {"float32": ("unit", 1e-5), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 1e-2)}
+KINDS = ("float32", "bfloat16", "int8")
 OPERATIONS = {"ViT-B-16": 35.1e9}  # multiply-adds × 2 an image
 PROMPTS = 128  # open_clip encodes them in 10 s on one core
 SIZES = {"long side 400": (400, 300), "short side 400": (533, 400)}
@@ -26,7 +27,7 @@ def images(name: str, batch: int, options: Options) -> Case:
     return Case(
         "vision", f"{name}, {batch} image{'s' * (batch > 1)}", "image", batch,
         (
-            *in_kinds("ours", PEERS + "ours:encoder", settings),
+            *in_kinds("ours", PEERS + "ours:encoder", settings, kinds=KINDS),
             Candidate("open_clip float32", PEERS + "openclip:encoder", settings, "open_clip_torch"),
             *in_kinds("timm", PEERS + "timm_vit:encoder", settings, "timm"),
             *in_kinds("OpenVINO", PEERS + "graph_vit:openvino", settings, "openvino"),
@@ -43,7 +44,7 @@ def texts(name: str, options: Options) -> Case:
     return Case(
         "vision", f"{name}, {count} prompts, strings to vectors", "prompt", count,
         (
-            *in_kinds("ours", PEERS + "ours:texts", settings),
+            *in_kinds("ours", PEERS + "ours:texts", settings, kinds=KINDS),
             Candidate("open_clip float32", PEERS + "openclip:texts", settings, "open_clip_torch"),
         ),
         reference="open_clip float32", checks=CHECKS, prepare=PEERS + "openclip:prepare_prompts",
