@@ -1,5 +1,4 @@
-"""The recipes of language models, of pixels and of distillation: they learn, resume to the bit, and name what they
-cannot use."""
+"""The recipes of language models, of pixels and of distillation: they learn, resume, and name what they cannot use."""
 
 import json
 import math
