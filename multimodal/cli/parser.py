@@ -38,6 +38,7 @@ RARE = frozenset({
     "confidence_threshold", "decode_log", "model_dir", "batched", "on_truncated", "max_words_per_line",
     "snap_words_to_audio", "audio_track", "temperature_increment_on_fallback", "rate", "reliability", "calibration",
     "min_tokens", "no_repeat_ngram", "repetition_penalty", "on_long", "batch_tokens", "heatmap_top", "token_logprobs",
+    "target_language",
 })  # fmt: skip
 
 

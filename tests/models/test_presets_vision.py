@@ -45,6 +45,7 @@ def test_vit_has_timms_parameters_and_heads(name):
     assert heads(model.stack) == reference.blocks[0].attn.num_heads
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", OPEN_CLIP)
 def test_clip_has_openclips_parameters_and_heads(name):
     import open_clip.model

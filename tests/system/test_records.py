@@ -233,6 +233,7 @@ def test_a_path_that_no_system_takes_is_refused(path, cause):
         path_of(path, UsageError, "here")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["clip-softmax", "speech-to-text", "joint", "git", "text-to-text"])
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_each_value_of_a_configuration_loads_or_is_refused(name, tmp_path):

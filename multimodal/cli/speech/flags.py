@@ -34,7 +34,7 @@ def speed(g: Any) -> None:
 
 def decoding(g: Any) -> None:
     add_flags(g, WhisperOptions, DECODING)
-    add_flags(g, CtcOptions, ["lm", "lm_weight", "lm_bonus"])
+    add_flags(g, CtcOptions, ["lm", "lm_weight", "lm_bonus", "target_language"])
 
 
 def checks(g: Any) -> None:

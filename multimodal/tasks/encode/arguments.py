@@ -109,6 +109,7 @@ class TranscribeArguments(TypedDict, total=False):
     lm: str | Path | tuple | None
     lm_weight: float
     lm_bonus: float
+    target_language: str | None
 
 
 class FillMaskArguments(TypedDict, total=False):

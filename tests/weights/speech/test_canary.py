@@ -120,13 +120,17 @@ def test_the_command_tells_languages_and_task(tmp_path, capsys):
     (tmp_path / "a.wav").write_bytes(wav(1.0))
     fixed = ("transcribe", tmp_path / "a.wav", "-m", made, "--vad_filter", "False", "-o", "-", "-f", "json")
     texts = {}
-    for flags in ((), ("--language", "de"), ("--language", "de", "--task", "translate"), ("--beam_size", "3")):
+    for flags in ((), ("--language", "de"), ("--language", "de", "--task", "translate"), ("--beam_size", "3"),
+                  ("--task", "translate", "--target_language", "de")):  # fmt: skip
         code, out, err = run(capsys, *fixed, *flags)
         assert (code, err) == (0, "")
         texts[flags] = json.loads(out)["segments"]
     assert len({json.dumps(text) for text in texts.values()}) > 2
+    assert texts[()] != texts["--task", "translate", "--target_language", "de"]
     for flags, cause in (
         (("--language", "fr"), "'fr': the model knows de, en"),
+        (("--task", "translate", "--target_language", "fr"), "--target_language 'fr': the model knows de, en"),
+        (("--target_language", "de"), "--target_language needs task translate (got 'transcribe')"),
         (("--word_timestamps", "True"), "CTC"),
     ):
         code, _, err = run(capsys, *fixed, *flags)

@@ -99,6 +99,7 @@ def test_export_is_the_inverse_and_a_corrupted_weight_shows(state, tmp_path):
     assert not torch.equal(loaded(path)["encoder.conv1.weight"], state["encoder.conv1.weight"])
 
 
+@pytest.mark.ci
 def test_command_transcribes_with_them_as_with_the_original(tmp_path, capsys):
     theirs, ours = whispers()
     own = {name: tensor.detach() for name, tensor in theirs.state_dict().items()}

@@ -80,6 +80,7 @@ def test_a_file_is_recognised_and_exported_exactly(name, tmp_path):
         load(name, held)
 
 
+@pytest.mark.ci
 @every_case
 @torch.no_grad()
 def test_an_image_in_a_batch_and_in_a_prepared_copy_equals_itself_alone(name):

@@ -37,15 +37,17 @@ def check_options(source: str, options: HybridOptions) -> None:
 
 
 def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: HybridOptions) -> list[int]:
-    """Ids that a text begins with. Canary translates into English. Raises UsageError for a language that it lacks,
-    CheckpointError for a tokenizer without its prompt."""
+    """Ids that a text begins with. Raises UsageError for a language that Canary lacks, CheckpointError for a tokenizer
+    without its prompt."""
     if not isinstance(model, Canary):
         return [model.config.start_id]
     names, source = tokenizer.control_names, getattr(options, "language", None) or ENGLISH
     task = getattr(options, "task", "transcribe")
-    if f"<|{source}|>" not in names:
-        raise UsageError(f"{source!r}: the model knows {', '.join(languages(names))}", argument="language")
-    values = {"source": source, "target": ENGLISH if task == "translate" else source, "task": task}
+    target = source if task != "translate" else getattr(options, "target_language", None) or ENGLISH
+    for argument, code in (("language", source), ("target_language", target)):
+        if f"<|{code}|>" not in names:
+            raise UsageError(f"{code!r}: the model knows {', '.join(languages(names))}", argument=argument)
+    values = {"source": source, "target": target, "task": task}
     for prompt in PROMPTS:
         filled = [name.format(**values) for name in prompt]
         if names.keys() >= set(filled):

@@ -201,6 +201,12 @@ class CtcOptions(SpeechOptions, HybridOptions):
     """Options of the joint CTC/attention model; it has no token for silence, so voice activity detection gates it."""
 
     vad_filter: bool = SpeechOptions.vad_filter.but(True)
+    target_language: str | None = option(None, "of a translation by Canary, code or English name (default: English)",
+                                         read=_language)  # fmt: skip
+
+    def check(self) -> None:
+        if self.target_language is not None and self.task != "translate":
+            raise UsageError(f"needs task translate (got {self.task!r})", argument="target_language")
 
 
 def _decoding(value: Any) -> Any:
