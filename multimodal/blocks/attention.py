@@ -1,6 +1,6 @@
 """Attention: the one class through which every model of the suite attends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import KeyValue, LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
-from multimodal.blocks.masks import Local, Sparse, merge
+from multimodal.blocks.masks import LEAST_BLOCK, Local, Sparse, merge, query_blocks
 from multimodal.blocks.positions import BiasGate, Disentangled, GatedBias, GridTerm, RelativeTerm, ShawTerm
 
 
@@ -122,8 +122,10 @@ class Attention(nn.Module):
         query, key, value = self.project(x, source, None if disentangled else rotate, cache)
         if isinstance(mask, Local):
             if not capturing():
-                return self._joined(self._local(query, key, value, mask))
+                return self._joined(self._in_blocks(query, key, value, mask.blocks()))
             mask = mask.dense()
+        if source is None and cache is None and self._gains_from_blocks(query, mask):
+            return self._joined(self._in_blocks(query, key, value, query_blocks(mask, query.shape[2])))
         mask = mask if self.gate is None else self.gate(x, mask)
         if disentangled is not None:
             table = disentangled.table[None].to(x.dtype)
@@ -148,13 +150,20 @@ class Attention(nn.Module):
         )  # fmt: skip
         return self._joined(mixed)
 
-    def _local(
+    def _gains_from_blocks(self, query: Float[Tensor, "B H T E"], mask: object) -> bool:
+        """Return True on a CPU where the relative term of all queries at once would come from memory."""
+        plain = isinstance(self.relative, RelativeTerm) and self.gate is None and self.config.softcap is None
+        dense = mask is None or isinstance(mask, Tensor)
+        eager = query.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not capturing()
+        return plain and dense and eager and query.shape[2] > LEAST_BLOCK
+
+    def _in_blocks(
         self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"],
-        local: Local,
+        blocks: Iterable[tuple[slice, slice, Tensor | None]],
     ) -> Float[Tensor, "B H T E"]:  # fmt: skip
-        """A block of queries at a time, so that memory grows with T alone."""
+        """A block of queries, its keys and their mask at a time, so that memory grows with T alone."""
         made = []
-        for rows, columns, mask in local.blocks():
+        for rows, columns, mask in blocks:
             own, keys, bias = query[:, :, rows], key[:, :, columns], None
             if self.relative is not None:
                 own, bias = self.relative(own, keys.shape[2], self.scale, offset=rows.stop - columns.stop)

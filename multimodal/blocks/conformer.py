@@ -79,10 +79,21 @@ class ConformerConvolution(nn.Module):
         self, x: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None, state: ConvState | None = None
     ) -> Float[Tensor, "B T D"]:
         """`state`: `x` continues a stream (causal convolutions only)."""
-        x = zero_padding(F.glu(self.expand(self.before(x)), -1), valid).transpose(1, 2)
-        x = F.pad(x, self.pad) if state is None else state.prepend(x, self.pad[0])
-        x = self.depthwise(x).transpose(1, 2)
+        x = zero_padding(F.glu(self.expand(self.before(x)), -1), valid)
+        if state is not None:
+            x = self.depthwise(state.prepend(x.transpose(1, 2), self.pad[0])).transpose(1, 2)
+        elif x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            x = self._in_order(F.pad(x, (0, 0, *self.pad)))
+        else:
+            x = self.depthwise(F.pad(x.transpose(1, 2), self.pad)).transpose(1, 2)
         return self.project(F.silu(self._normed(x, valid)))
+
+    def _in_order(self, x: Float[Tensor, "B S D"]) -> Float[Tensor, "B T D"]:
+        """The depthwise convolution of a CPU, without a copy to another order and back: in two dimensions oneDNN takes
+        channels last."""
+        conv = self.depthwise
+        x = F.conv2d(x.transpose(1, 2)[:, :, None], conv.weight[:, :, None], conv.bias, groups=conv.groups)
+        return x[:, :, 0].transpose(1, 2)
 
     def _normed(self, x: Float[Tensor, "B T D"], valid: Tensor | None) -> Float[Tensor, "B T D"]:
         if isinstance(self.norm, MaskedGroupNorm):
@@ -114,11 +125,14 @@ class ConformerBlock(nn.Module):
     ) -> Float[Tensor, "B T D"]:  # fmt: skip
         """`past`: `x` continues the stream with this state."""
         cache, state = past or (None, None)
-        x = x + 0.5 * self.drop(self.feed_before(self.feed_before_norm(x)))
+        x = torch.add(x, self._dropped(self.feed_before(self.feed_before_norm(x))), alpha=0.5)
         if self.conv_first:
-            x = x + self.drop(self.convolution(x, valid, state))
-        x = x + self.drop(self.attention(self.attention_norm(x), mask=mask, rotate=rotate, cache=cache))
+            x = x + self._dropped(self.convolution(x, valid, state))
+        x = x + self._dropped(self.attention(self.attention_norm(x), mask=mask, rotate=rotate, cache=cache))
         if not self.conv_first:
-            x = x + self.drop(self.convolution(x, valid, state))
-        x = x + 0.5 * self.drop(self.feed_after(self.feed_after_norm(x)))
+            x = x + self._dropped(self.convolution(x, valid, state))
+        x = torch.add(x, self._dropped(self.feed_after(self.feed_after_norm(x))), alpha=0.5)
         return self.norm(x)
+
+    def _dropped(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.drop(x) if self.training else x

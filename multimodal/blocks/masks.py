@@ -175,6 +175,15 @@ class Local:
         return window(total, total, self.left, self.right, self.valid.device) & key_mask(self.valid)
 
 
+def query_blocks(
+    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None, count: int
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """As `Local.blocks` of `count` positions that see all keys which `mask` lets them see."""
+    for start in range(0, count, LEAST_BLOCK):
+        rows = slice(start, min(start + LEAST_BLOCK, count))
+        yield rows, slice(0, count), mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
+
+
 def sparse(mask_mod: MaskMod, queries: int, keys: int, device: torch.device | None = None, block: int = 128) -> Sparse:
     """A block-sparse mask (FlexAttention, Dong et al. 2024), the last query aligned with the last key."""
     from torch.nn.attention.flex_attention import create_block_mask

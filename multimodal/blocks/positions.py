@@ -143,15 +143,20 @@ class RelativeTerm(nn.Module):
         """The query with u added, and (q + v)·r(i - j) as a float mask. The last query is `offset` after the last
         key."""
         queries = query.shape[2]
-        distances = torch.arange(keys - 1, -queries, -1, device=query.device) + offset  # keys + queries - 1 of them
-        table = self.project(sinusoids(distances, self.width, offset=0).to(self.project.weight.dtype))
-        table = table.unflatten(-1, (self.heads, -1)).transpose(0, 1)  # H R E
-        scores = (query + self.position[:, None].to(query.dtype)) @ table.transpose(-1, -2) * scale  # B H T R
-        # row i needs distances (keys - queries + i) - j for j = 0..keys-1: the relative shift is a gather
-        start = torch.arange(queries - 1, -1, -1, device=query.device)
-        index = start[:, None] + torch.arange(keys, device=query.device)
-        term = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
-        return query + self.content[:, None].to(query.dtype), term
+        table = self.table(keys - 1 + offset, keys + queries)
+        scores = ((query + self.position[:, None].to(query.dtype)) * scale) @ table.mT  # B H T R
+        # row i needs distances (keys - queries + i) - j for j = 0..keys-1: the relative shift is a view of rows that
+        # are a number shorter
+        rows = scores.flatten(2)[..., queries - 1 : -1].unflatten(-1, (queries, keys + queries - 1))
+        term = rows[..., :keys]
+        # a GPU's attention needs aligned rows
+        return query + self.content[:, None].to(query.dtype), term if query.is_cpu else term.contiguous()
+
+    def table(self, furthest: int, count: int) -> Float[Tensor, "H R E"]:
+        """The projected sinusoids of `count` distances from `furthest` down."""
+        distances = torch.arange(furthest, furthest - count, -1, device=self.project.weight.device)
+        made = self.project(sinusoids(distances, self.width, offset=0).to(self.project.weight.dtype))
+        return made.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
 
 class ShawTerm(nn.Module):

@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 PART = 6000  # frames, a minute
+CACHED = 1 << 19  # numbers of the first convolution that stay in a processor's cache
 
 
 class Subsample(nn.Module):
@@ -29,7 +30,8 @@ class Subsample(nn.Module):
     def forward(
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
-        if features.shape[1] > PART and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if eager and (features.is_cpu or features.shape[1] > PART):
             return self._in_parts(features, lengths)
         x = features[:, None]
         for stage in range(len(self.depthwise) + 1):
@@ -41,16 +43,31 @@ class Subsample(nn.Module):
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
         """Row by row and part by part, since maps of the first convolution are 50 times as large as features."""
-        made = []
+        stages, bands = len(self.depthwise) + 1, (features.shape[2] + 1) // 2
+        frames = min(PART, 2 * CACHED // (self.first.out_channels * bands)) if features.is_cpu else PART
+        part, made, counts = max(frames >> stages, 1), [], []
         for row, length in zip(features, lengths.tolist(), strict=True):
-            stream, parts = SubsampleStream(self), list(row[None, :length].split(PART, 1))
-            made.append(torch.cat([stream.push(part, part is parts[-1])[0] for part in parts]))
-        counts = torch.tensor([len(one) for one in made], device=lengths.device)
+            sizes = [length]
+            for _ in range(stages):
+                sizes.append((sizes[-1] + 1) // 2)
+            starts, x = range(0, sizes[-1], part), row[None, None]
+            parts = [self.flat(self._between(x, sizes, stages, at, min(at + part, sizes[-1])))[0] for at in starts]
+            made.append(torch.cat(parts) if parts else row.new_zeros(0, self.project.out_features))
+            counts.append(sizes[-1])
         padded = nn.utils.rnn.pad_sequence(made, batch_first=True)
-        count = features.shape[1]
-        for _ in range(len(self.depthwise) + 1):
-            count = (count + 1) // 2
-        return F.pad(padded, (0, 0, 0, count - padded.shape[1])), counts
+        count = -(-features.shape[1] // 2**stages)
+        return F.pad(padded, (0, 0, 0, count - padded.shape[1])), torch.tensor(counts, device=lengths.device)
+
+    def _between(
+        self, features: Float[Tensor, "1 1 F M"], sizes: list[int], stages: int, first: int, last: int
+    ) -> Float[Tensor, "1 C T K"]:
+        """Frames from `first` to `last` after so many `stages`; `sizes`: frames before and after each."""
+        if stages == 0:
+            return features[:, :, first:last]
+        start, stop = max(0, 2 * first - 1), min(sizes[stages - 1], 2 * last)
+        x = self._between(features, sizes, stages - 1, start, stop)
+        edges = start - (2 * first - 1), 2 * last - stop  # padding at both ends of the whole row
+        return self.halve(stages - 1, F.pad(x, (0, 0, *edges)) if any(edges) else x)
 
     def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
         """One convolution, T = ⌊(F - 1) / 2⌋; `x` includes the padding frames at both ends."""

@@ -49,6 +49,13 @@ class FusedAttention(Replacement, Attention):
         return query, key, value
 
 
+def can_join(attention: nn.Module, dtype: torch.dtype | None = None) -> bool:
+    """Return True for attention, of this type, whose query, key and value may become one map."""
+    if type(attention) is not Attention or type(attention.query) is not nn.Linear or attention.config.qk_norm_whole:
+        return False
+    return dtype is None or attention.query.weight.dtype == dtype
+
+
 def _attend(
     query: Float[Tensor, "B K G E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
     mask: Bool[Tensor, "_ 1 1 S"] | Bool[Tensor, "1 S"] | Float[Tensor, "*B H 1 S"] | None, scale: float,

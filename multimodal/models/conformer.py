@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from multimodal.blocks.cache import Cache, LayerCache
-from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, ConvState
+from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, ConvState, zero_padding
 from multimodal.blocks.masks import Local, key_mask, padding, window
 from multimodal.blocks.masks import blocks as chunk_mask
 from multimodal.blocks.positions import rotary
@@ -89,16 +91,9 @@ class ConformerEncoder(nn.Module):
         else:
             x = features
         frames = x.shape[1]
-        valid = padding(lengths, frames)
-        local = min(self.config.near) >= 0 and not torch.compiler.is_compiling()
-        mask = Local(*self.config.near, valid) if local else key_mask(valid)
-        if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
-            mask = mask & self._seen(frames, x.device)
-        if self.config.near != (-1, -1) and not local:
-            left, right = (frames if side < 0 else side for side in self.config.near)
-            mask = mask & window(frames, frames, left, right, x.device)
+        valid, mask = self._masks(lengths, frames)
         rotate = self.rotation(0, frames, x.device)
-        x = self.drop(torch.where(valid[..., None], x, 0) * self.config.input_scale)
+        x = self.drop(zero_padding(x, valid) * self.config.input_scale)
         with preferred_kernels(x, steady=False):
             for block in self.blocks:
                 if self.checkpointing and self.training and torch.is_grad_enabled():
@@ -107,7 +102,23 @@ class ConformerEncoder(nn.Module):
                     x = block(x, mask, valid, rotate)
                 if states is not None:
                     states.append(x)
-        return torch.where(valid[..., None], x, 0), lengths
+        return zero_padding(x, valid), lengths
+
+    def _masks(
+        self, lengths: Int[Tensor, "B"], frames: int
+    ) -> tuple[Bool[Tensor, "B T"] | None, Tensor | Local | None]:
+        """Which frames are no padding, and those that each sees; None where these are all, as far as a CPU knows."""
+        valid, eager = padding(lengths, frames), not torch.compiler.is_compiling()
+        if min(self.config.near) >= 0 and eager:
+            return valid, Local(*self.config.near, valid)
+        whole = eager and valid.is_cpu and bool(valid.all())
+        masks = [] if whole else [key_mask(valid)]
+        if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
+            masks.append(self._seen(frames, lengths.device))
+        if self.config.near != (-1, -1):
+            left, right = (frames if side < 0 else side for side in self.config.near)
+            masks.append(window(frames, frames, left, right, lengths.device))
+        return None if whole else valid, reduce(and_, masks) if masks else None
 
     def _seen(self, frames: int, device: torch.device) -> Bool[Tensor, "T T"]:
         """True where a frame's chunk sees another frame."""

@@ -5,12 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from multimodal.blocks.attention import Attention
 from multimodal.blocks.conformer import ConformerBlock
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.positions import RelativeTerm
 from multimodal.blocks.stack import Block, Stack
-from multimodal.inference.fused_decoder import FusedAttention
+from multimodal.inference.fused_decoder import FusedAttention, can_join
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear
 from multimodal.inference.packed import PackedLinear
@@ -41,10 +40,8 @@ def in_int8(tower: nn.Module) -> None:
     block, of which some towers need one position alone."""
     lasts = {stack.last for stack in tower.modules() if isinstance(stack, Stack) and len(stack.blocks)}
     for block in [part for part in tower.modules() if isinstance(part, Block | ConformerBlock)]:
-        own = block.attention
-        whole = type(own) is Attention and type(own.query) is nn.Linear and not own.config.qk_norm_whole
-        if whole and block not in lasts:
-            block.attention = FusedAttention(own)
+        if can_join(block.attention) and block not in lasts:
+            block.attention = FusedAttention(block.attention)
         for part in list(block.modules()):
             if isinstance(part, FeedForward) and type(part.up) is nn.Linear and part.activation in ACTIVATIONS:
                 name = "up" if part.gate is None else "gate"

@@ -265,13 +265,13 @@ def test_local_attention_of_nemo_sees_its_neighbours_alone(tmp_path, pieces, fea
     assert not torch.equal(first[1], second[1])
 
 
-@torch.no_grad()
 def test_long_sound_goes_through_the_subsampling_in_parts(monkeypatch):
     _, ours = loaded("parakeet-ctc")
     x, lengths = torch.randn(3, 203, 16, generator=torch.Generator().manual_seed(5)), torch.tensor([203, 100, 190])
     whole, counts = ours.encoder.stem(x, lengths)
     monkeypatch.setattr(subsample, "PART", 64)
-    parts, same = ours.encoder.stem(x, lengths)
+    with torch.no_grad():
+        parts, same = ours.encoder.stem(x, lengths)
     assert parts.shape == whole.shape
     assert torch.equal(counts, same)
     for row, count in enumerate(counts):

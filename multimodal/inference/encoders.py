@@ -1,0 +1,149 @@
+"""Encoders: tables of positions made once, convolutions with their norms in the weights, and maps of subsampling."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from multimodal.blocks.conformer import ConformerBlock, ConformerConvolution
+from multimodal.blocks.positions import RelativeTerm
+from multimodal.blocks.subsample import Subsample
+from multimodal.inference.fused_decoder import FusedAttention, can_join
+from multimodal.inference.modules import Replacement
+from multimodal.inference.packed import PackedLinear, can_pack
+from multimodal.models.vision.fastvit import Branches
+from multimodal.models.vision.tower import ConvNorm
+from multimodal.models.vit import ViT
+
+GRIDS = 256  # resampled position tables kept
+CHUNK = 256  # distances that are projected together, so that they have the same bits for inputs of all lengths
+FURTHEST = 2048  # distance kept, 80 s of most speech encoders
+
+
+class PreparedViT(Replacement, ViT):
+    def __init__(self, vit: ViT):
+        super().__init__(vit)
+        self.resampled: dict[tuple[int, int], Tensor] = {}
+
+    def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:
+        if grid == self.config.grid or self.positions is None or torch.compiler.is_compiling():
+            return super().grid_positions(grid)
+        if grid not in self.resampled:
+            if len(self.resampled) >= GRIDS:
+                self.resampled.clear()
+            with torch.inference_mode(False), torch.no_grad():  # usable outside of inference mode
+                self.resampled[grid] = super().grid_positions(grid)
+        return self.resampled[grid]
+
+
+class KeptRelativeTerm(Replacement, RelativeTerm):
+    """Projects a distance once, for inputs of up to `FURTHEST` positions."""
+
+    def __init__(self, term: RelativeTerm):
+        super().__init__(term)
+        self.kept: Tensor | None = None  # [H R E] of distances from R/2 - 1 down to -R/2
+
+    def table(self, furthest: int, count: int) -> Float[Tensor, "H R E"]:
+        reach, kept = max(furthest + 1, count - furthest - 1), self.kept
+        if reach > FURTHEST:
+            return super().table(furthest, count)
+        if kept is None or reach > kept.shape[1] // 2:
+            half, project = -(-reach // CHUNK) * CHUNK, super().table
+            with torch.inference_mode(False), torch.no_grad():  # usable outside of inference mode
+                self.kept = kept = torch.cat([project(at, CHUNK) for at in range(half - 1, -half, -CHUNK)], 1)
+        first = kept.shape[1] // 2 - 1 - furthest
+        return kept[:, first : first + count]
+
+
+class PackedSubsample(Replacement, Subsample):
+    """Subsampling with packed maps for all but its depthwise convolutions, in the order frames, bands, channels."""
+
+    def __init__(self, stem: Subsample):
+        super().__init__(stem)
+        channels, relu = self.first.out_channels, ("relu", "")
+        self.taps = PackedLinear(self.first.weight.flatten(1), self.first.bias, relu)
+        self.maps = nn.ModuleList(PackedLinear(one.weight.flatten(1), one.bias, relu) for one in self.pointwise)
+        weight = self.project.weight.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1)
+        self.project = PackedLinear(weight, self.project.bias)
+        self.pointwise = nn.ModuleList()
+
+    def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
+        if stage == 0:
+            windows = F.pad(x[:, 0], (1, 1)).unfold(1, 3, 2).unfold(2, 3, 2)
+            return self.taps(windows.flatten(3)).permute(0, 3, 1, 2)
+        conv = self.depthwise[stage - 1]
+        x = F.conv2d(x, conv.weight, conv.bias, 2, (0, 1), groups=conv.groups)
+        return self.maps[stage - 1](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:
+        return self.project(x.permute(0, 2, 3, 1).flatten(2))
+
+
+@torch.no_grad()
+def prepare_speech(made: nn.Module) -> None:
+    """Replace the parts of Conformers on a CPU, before their maps are packed."""
+    for name, part in list(made.named_modules()):
+        if isinstance(part, ConformerBlock) and can_join(part.attention, torch.float32):
+            part.attention = FusedAttention(part.attention)
+        if isinstance(part, ConformerConvolution) and isinstance(part.norm, nn.BatchNorm1d):
+            _fold_batch_norm(part)
+        if type(part) is RelativeTerm:
+            made.set_submodule(name, KeptRelativeTerm(part))
+        if type(part) is Subsample and can_pack(part.first.weight.dtype):
+            made.set_submodule(name, PackedSubsample(part))
+
+
+def _fold_batch_norm(part: ConformerConvolution) -> None:
+    """Its statistics go into the depthwise convolution."""
+    conv, (gain, shift) = part.depthwise, _scale(part.norm)
+    conv.weight = nn.Parameter(conv.weight * gain[:, None, None], requires_grad=False)
+    conv.bias = nn.Parameter(shift if conv.bias is None else conv.bias * gain + shift, requires_grad=False)
+    part.norm = nn.Identity()
+
+
+@torch.no_grad()
+def fold_norms(made: nn.Module, original: nn.Module) -> None:
+    """Replace each convolution with a batch norm, and each sum of such branches, in `made`, a copy of `original` in any
+    types, by one convolution."""
+    for name, part in list(original.named_modules()):
+        inside = isinstance(original.get_submodule(name.rpartition(".")[0]), Branches)
+        if isinstance(part, ConvNorm | Branches) and not inside and (folded := _folded(part)) is not None:
+            own = next(made.get_submodule(name).parameters())
+            made.set_submodule(name, folded.to(own.device, own.dtype))
+
+
+def _folded(part: ConvNorm | Branches) -> nn.Conv2d | None:
+    """One convolution that computes the same; None for a norm without a convolution beside it."""
+    if isinstance(part, ConvNorm):
+        conv, (gain, shift) = part.conv, _scale(part.norm)
+        made = nn.utils.skip_init(
+            nn.Conv2d, conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding,
+            groups=conv.groups, device=gain.device,
+        )  # fmt: skip
+        made.weight.copy_(conv.weight * gain[:, None, None, None])
+        made.bias.copy_(shift)
+        return made
+    if part.conv is None:
+        return None
+    made = _folded(part.conv)
+    if part.scale is not None:
+        point = _folded(part.scale)
+        _centre(made.weight).add_(point.weight[..., 0, 0])
+        made.bias.add_(point.bias)
+    if part.identity is not None:
+        gain, shift = _scale(part.identity)
+        channels = torch.arange(made.out_channels, device=gain.device)
+        _centre(made.weight)[channels, channels % made.weight.shape[1]] += gain
+        made.bias.add_(shift)
+    return made
+
+
+def _scale(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:
+    """Factor and term of a batch norm's statistics."""
+    gain = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    return gain, norm.bias - norm.running_mean * gain
+
+
+def _centre(weight: Float[Tensor, "D C k k"]) -> Float[Tensor, "D C"]:
+    side = weight.shape[-1] // 2
+    return weight[..., side, side]
