@@ -1,6 +1,6 @@
 """Key/value caches. The caller owns them; attention appends and reads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +78,8 @@ class Cache:
     """The caches of a stack: one for self-attention and one for cross-attention per layer.
 
     `start`: number of left-padded positions of each row. `capacity`: positions to allocate at once. Several
-    consecutive rows may share one source; then the cross-attention has that many fewer rows."""
+    consecutive rows may share one source; then the cross-attention has that many fewer rows. `best`: greedy decoding's
+    choice, logits [B V] -> tokens [B] and their log-probabilities [B]; None: PyTorch's."""
 
     def __init__(self, layers: int, start: Int[Tensor, "B"] | None = None, capacity: int = 0) -> None:
         self.self_attention = [LayerCache(capacity) for _ in range(layers)]
@@ -87,6 +88,7 @@ class Cache:
         self.context: int | None = None  # positions that the model has
         self.group: Int[Tensor, "B"] | None = None  # of each row, in a model with grouped blocks
         self.start = start if start is not None and start.any() else None
+        self.best: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     @property
     def length(self) -> int:

@@ -20,8 +20,9 @@ from multimodal.blocks.cache import Cache
 
 Step = Callable[[Tensor, Cache], Tensor]
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
-# (logits [B V], number of each prompt in the batch or None once all its rows have ended) -> tokens [B]
-Sampler = Callable[[Tensor, list[int | None]], Tensor]
+# (logits [B V], number of each prompt in the batch or None once all its rows have ended) -> tokens [B] and their
+# log-probabilities [B]
+Sampler = Callable[[Tensor, list[int | None]], tuple[Tensor, Tensor]]
 PADDING = -1  # the id that processors see before a row's first
 PIECE = 128  # of a vocabulary that is searched for its best
 CHECK_EVERY = 8  # steps between checks for ended rows on an accelerator, where each check waits for the device
@@ -69,8 +70,18 @@ def generate_steps(
         replayed = getattr(cache, "greedy", None)  # of a static cache on a GPU
         if replayed and (steps := replayed(step, prompt, eos, max_new, processors)):
             return steps
-    choose = choose or (lambda logits, live: most_probable(logits))
+    best = cache.best or _best
+    choose = choose or (lambda logits, live: best(logits))
     return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies)
+
+
+def _best(logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, "B"], Float[Tensor, "B"]]:
+    tokens = most_probable(logits)
+    return tokens, _logprobs(logits, tokens)
+
+
+def _logprobs(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
 def most_probable(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
@@ -111,14 +122,15 @@ def multinomial_sampler(
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0; use greedy for 0 ({temperature})")
 
-    def draw(logits: Tensor, live: list[int | None]) -> Tensor:
+    def draw(logits: Tensor, live: list[int | None]) -> tuple[Tensor, Tensor]:
         tempered = logits / temperature if narrow is None else narrow(logits / temperature)
         chances = Categorical(logits=tempered, validate_args=False).probs
         draws = torch.ones_like(chances)
         for at, number in enumerate(live):
             if number is not None:
                 draws[at * copies : (at + 1) * copies].exponential_(generator=generators[number])
-        return (chances / draws).argmax(-1)  # as `torch.multinomial`, which makes the host wait for a GPU
+        tokens = (chances / draws).argmax(-1)  # as `torch.multinomial`, which makes the host wait for a GPU
+        return tokens, _logprobs(logits, tokens)
 
     return draw
 
@@ -189,8 +201,8 @@ def _one_by_one(
             spread = torch.arange(len(prompt), device=ids.device).repeat_interleave(copies)
             logits, ids = logits[spread], ids[spread]
             cache.reorder_rows(spread)
-        token = torch.where(ended, max(eos, 0), choose(logits, live))
-        sums += torch.where(ended, 0, logits.log_softmax(-1).gather(1, token[:, None])[:, 0])
+        token, logprobs = choose(logits, live)
+        token, sums = token.masked_fill(ended, max(eos, 0)), sums + logprobs.masked_fill(ended, 0)
         ended |= (token == eos) | (limit <= count)
         new = token[:, None]
         ids = torch.cat([ids, new], 1)

@@ -21,7 +21,7 @@ from multimodal.decoding.beam_search import beam_search
 from multimodal.inference import prepare
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.native import library as native
-from multimodal.inference.native.decoder import NativeDecoder
+from multimodal.inference.native.decoder import NativeDecoder, best
 from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
@@ -272,7 +272,8 @@ def place(folder: Path, made: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Pa
 
 @pytest.fixture
 def made(built: Path, compiled: None) -> bytes:
-    return next((built / "native").glob("*.so")).read_bytes()[: -native.DIGEST]
+    newest = max((built / "native").glob("*.so"), key=lambda path: path.stat().st_mtime)  # of these sources
+    return newest.read_bytes()[: -native.DIGEST]
 
 
 def test_it_is_compiled_once_and_again_if_damaged(made: bytes, empty_cache: Path, monkeypatch, capsys):
@@ -340,3 +341,14 @@ def test_two_processes_at_once(made: bytes, empty_cache: Path, monkeypatch):
     assert native.library() is not None
     assert first is not None
     assert os.listdir(empty_cache / "native") == [path.name]
+
+
+@pytest.mark.parametrize("size", [5, 256, 700])
+def test_the_compiled_choice_is_pytorchs(compiled, size):
+    logits = torch.randint(-3, 3, (40, size)).float()  # with many ties
+    logits[0], logits[1, size // 2], logits[2, -1], logits[3, 1:] = -torch.inf, torch.nan, 9.0, -torch.inf
+    tokens, logprobs = best(logits)
+    assert torch.equal(tokens, logits.argmax(-1))
+    expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    assert_close(logprobs, expected, atol=1e-6, rtol=1e-6, equal_nan=True)
+    assert torch.equal(best(logits[7:8])[1], logprobs[7:8])

@@ -39,6 +39,12 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
             return super().forward(ids, source, source_valid, valid, cache, last, embedded)
         return self._step(self.stem(ids, cache.length, cache, embedded=embedded)[:, 0], cache)
 
+    def new_cache(self, start: Int[Tensor, "B"] | None = None, capacity: int = 0) -> Cache:
+        """See `TextTransformer.new_cache`."""
+        cache = super().new_cache(start, capacity)
+        cache.best = best
+        return cache
+
     def _takes(self, cache: Cache) -> bool:
         return (
             type(cache) is Cache and cache.length > 0 and not capturing()
@@ -109,6 +115,15 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
         )  # fmt: skip
         self.kept = made
         return ctypes.addressof(made)
+
+
+def best(logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, "B"], Float[Tensor, "B"]]:
+    """Each row's most probable token, the first of equals, and its log-probability."""
+    logits = logits.contiguous()
+    tokens, logprobs = logits.new_empty(len(logits), dtype=torch.int64), logits.new_empty(len(logits))
+    places = logits.data_ptr(), *logits.shape, tokens.data_ptr(), logprobs.data_ptr()
+    native.library().best(*places)
+    return tokens, logprobs
 
 
 def has_native_step(decoder: TextTransformer) -> bool:

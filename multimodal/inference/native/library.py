@@ -77,7 +77,8 @@ def library() -> ctypes.CDLL | None:
     found.panel.restype = NUMBER
     found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
     found.step.argtypes = (POINTER, POINTER)
-    found.linear.restype = found.step.restype = None
+    found.best.argtypes = (POINTER, NUMBER, NUMBER, POINTER, POINTER)
+    found.linear.restype = found.step.restype = found.best.restype = None
     return found
 
 

@@ -1,5 +1,7 @@
 // Single-token steps of decoders, called through ctypes (library.py has the same structures).
 
+#include <tuple>
+
 #include "linear.h"
 
 namespace {
@@ -261,6 +263,30 @@ class Run {
     }
 };
 
+// Place of the first of the greatest of `count` numbers, which is NaN where one is, and the logarithm of its share in
+// the sum of their exponentials.
+std::pair<int64_t, float> greatest(const float *x, int64_t count) {
+    Floats peaks = Floats{} - INFINITY, sums = {};
+    Ints at = {}, places = {};
+    for (int i = 0; i < LANES; ++i) at[i] = i;
+    int64_t i = 0, place = 0;
+    for (; i + LANES <= count; i += LANES, at += LANES) {
+        Ints more = load(x + i) > peaks;
+        peaks = more ? load(x + i) : peaks, places = more ? at : places;
+    }
+    float peak = -INFINITY, sum = 0;
+    for (int lane = 0; lane < LANES; ++lane)
+        if (peaks[lane] > peak || (peaks[lane] == peak && places[lane] < place)) peak = peaks[lane], place = places[lane];
+    for (; i < count; ++i)
+        if (x[i] > peak) peak = x[i], place = i;
+    for (i = 0; i + LANES <= count; i += LANES) sums += exponential(load(x + i) - peak);
+    for (; i < count; ++i) sum += std::exp(x[i] - peak);
+    sum += total(sums);
+    for (i = 0; std::isnan(sum) && i < count; ++i)
+        if (std::isnan(x[i])) return {i, sum};
+    return {place, -std::log(sum)};
+}
+
 }  // namespace
 
 extern "C" {
@@ -278,4 +304,9 @@ void linear(const Linear *map, const float *x, int64_t rows, int64_t inputs, flo
 }
 
 void step(const Decoder *decoder, const Step *step) { Run(*decoder, *step).all(); }
+
+// The most probable of `count` logits in each row.
+void best(const float *logits, int64_t rows, int64_t count, int64_t *tokens, float *logprobs) {
+    for (; rows--; logits += count) std::tie(*tokens++, *logprobs++) = greatest(logits, count);
+}
 }
