@@ -12,7 +12,7 @@ BOTH = ("float32", "int8")
 def cases(options: Options) -> list[Case]:
     return [
         _case("ViT-S/16, 8 images", "image", "vit_s16", options, size=2 if options.tiny else 8),
-        _case("Conformer S with CTC, 10 s", "second", "conformer_s", options, units=10, length=1000),
+        _case("Conformer S with CTC, 10 s", "second", "conformer_s", options, BOTH, units=10, length=1000),
         _case("BERT base, 8 texts of 128 tokens", "text", "bert_base", options, size=8, length=128),
         _case("GPT-2 small, 32 tokens", "token", "gpt2", options, BOTH, units=32, length=64, tokens=32),
     ]

@@ -83,17 +83,20 @@ class ConformerConvolution(nn.Module):
         if state is not None:
             x = self.depthwise(state.prepend(x.transpose(1, 2), self.pad[0])).transpose(1, 2)
         elif x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            x = self._in_order(F.pad(x, (0, 0, *self.pad)))
+            x = self._in_order(x)
         else:
             x = self.depthwise(F.pad(x.transpose(1, 2), self.pad)).transpose(1, 2)
         return self.project(F.silu(self._normed(x, valid)))
 
-    def _in_order(self, x: Float[Tensor, "B S D"]) -> Float[Tensor, "B T D"]:
+    def _in_order(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """The depthwise convolution of a CPU, without a copy to another order and back: in two dimensions oneDNN takes
-        channels last."""
-        conv = self.depthwise
-        x = F.conv2d(x.transpose(1, 2)[:, :, None], conv.weight[:, :, None], conv.bias, groups=conv.groups)
-        return x[:, :, 0].transpose(1, 2)
+        channels last, and padding that is the same at both ends."""
+        conv, (before, after), count = self.depthwise, self.pad, x.shape[1]
+        both = before if before - after <= 1 else 0
+        x = x if both else F.pad(x, (0, 0, before, after))
+        x = x.transpose(1, 2)[:, :, None]
+        x = F.conv2d(x, conv.weight[:, :, None], conv.bias, padding=(0, both), groups=conv.groups)
+        return x[:, :, 0, :count].transpose(1, 2)
 
     def _normed(self, x: Float[Tensor, "B T D"], valid: Tensor | None) -> Float[Tensor, "B T D"]:
         if isinstance(self.norm, MaskedGroupNorm):

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 PART = 6000  # frames, a minute
-CACHED = 1 << 19  # numbers of the first convolution that stay in a processor's cache
+CACHED = 1 << 20  # numbers of the first convolution that stay in a processor's cache
 
 
 class Subsample(nn.Module):

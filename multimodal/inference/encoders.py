@@ -56,24 +56,22 @@ class KeptRelativeTerm(Replacement, RelativeTerm):
 
 
 class PackedSubsample(Replacement, Subsample):
-    """Subsampling with packed maps for all but its depthwise convolutions, in the order frames, bands, channels."""
+    """Subsampling with packed maps, in the order frames, bands, channels."""
 
     def __init__(self, stem: Subsample):
         super().__init__(stem)
-        channels, relu = self.first.out_channels, ("relu", "")
-        self.taps = PackedLinear(self.first.weight.flatten(1), self.first.bias, relu)
-        self.maps = nn.ModuleList(PackedLinear(one.weight.flatten(1), one.bias, relu) for one in self.pointwise)
-        weight = self.project.weight.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1)
+        weight = self.first.weight.detach().to(memory_format=torch.channels_last, copy=True)
+        self.first.weight = nn.Parameter(weight, requires_grad=False)
+        self.maps = nn.ModuleList(PackedLinear(one.weight.flatten(1), one.bias, ("relu", "")) for one in self.pointwise)
+        weight = self.project.weight.unflatten(1, (self.first.out_channels, -1)).transpose(1, 2).flatten(1)
         self.project = PackedLinear(weight, self.project.bias)
         self.pointwise = nn.ModuleList()
 
     def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
-        if stage == 0:
-            windows = F.pad(x[:, 0], (1, 1)).unfold(1, 3, 2).unfold(2, 3, 2)
-            return self.taps(windows.flatten(3)).permute(0, 3, 1, 2)
-        conv = self.depthwise[stage - 1]
+        conv = self.depthwise[stage - 1] if stage else self.first
+        x = x.contiguous(memory_format=torch.channels_last)
         x = F.conv2d(x, conv.weight, conv.bias, 2, (0, 1), groups=conv.groups)
-        return self.maps[stage - 1](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.maps[stage - 1](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if stage else x.relu_()
 
     def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:
         return self.project(x.permute(0, 2, 3, 1).flatten(2))
