@@ -107,11 +107,11 @@ class ConformerEncoder(nn.Module):
     def _masks(
         self, lengths: Int[Tensor, "B"], frames: int
     ) -> tuple[Bool[Tensor, "B T"] | None, Tensor | Local | None]:
-        """Which frames are no padding, and those that each sees; None where these are all, as far as a CPU knows."""
+        """Which frames are no padding, and those that each sees; None for all: on a CPU, outside of training."""
         valid, eager = padding(lengths, frames), not torch.compiler.is_compiling()
         if min(self.config.near) >= 0 and eager:
             return valid, Local(*self.config.near, valid)
-        whole = eager and valid.is_cpu and bool(valid.all())
+        whole = eager and not self.training and valid.is_cpu and bool(valid.all())
         masks = [] if whole else [key_mask(valid)]
         if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
             masks.append(self._seen(frames, lengths.device))
