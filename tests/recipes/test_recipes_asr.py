@@ -102,10 +102,11 @@ def test_ctc_alone_has_no_decoder(recipe, manifest, tmp_path):
 
 
 def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
-    lines = run(recipe, manifest, tmp_path, "--chunk", "4", "--left", "8", "--dynamic", "--steps", "4")
-    assert lines[0]["loss"] > 0
+    run(recipe, manifest, tmp_path / "whole", "--chunk", "100", "--dynamic", "--steps", "1")
+    options = ["--init", str(tmp_path / "whole" / "out"), "--chunk", "4", "--left", "8", "--dynamic", "--steps", "4"]
+    assert run(recipe, manifest, tmp_path, *options)[0]["loss"] > 0
     model = load_folder(tmp_path / "out").model
-    assert not model.encoder.chunked
+    assert (model.encoder.chunked, model.config.encoder.chunk, model.config.encoder.left) == (False, 4, 8)
     model.encoder.chunked, features = True, torch.randn(1, 100, 80)
     with torch.no_grad():
         whole, _ = model.encoder(features, torch.tensor([100]))
@@ -122,6 +123,7 @@ def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
         (["--train", "absent.jsonl"], 1, "absent.jsonl"),
         (["--train", "tones.jsonl=0"], 1, "tones.jsonl=0"),
         (["--init", "absent"], 1, "absent"),
+        (["--init", "asr-conformer-en", "--chunk", "4"], 1, "--chunk 4"),
         (["--attention", "1.5"], 1, "--attention 1.5"),
         (["--width", "30"], 1, "--width 30"),
         (["--budget", "0"], 2, "--budget 0"),
@@ -285,9 +287,6 @@ def test_transcripts_are_plain_and_words_are_the_same_tokens_anywhere():
     tokenizer = BytePairTokenizer.train([" the cat", " a the cat"] * 5, 280)
     whole = transcript_ids(tokenizer, "the cat the cat")
     assert whole == transcript_ids(tokenizer, "the cat") * 2
-
-
-# items and batches
 
 
 def test_augmented_frames_stay_finite_and_near_the_pace():
