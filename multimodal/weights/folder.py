@@ -338,9 +338,9 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None
     """Set all parameters and buffers, as float32. Raises CheckpointError for a missing, unexpected, misshapen or
     not finite tensor."""
     own = model.state_dict()
-    for name in own.keys() - tensors.keys():
+    for name in sorted(own.keys() - tensors.keys()):
         raise CheckpointError(f"{where}: tensor {name!r} is missing")
-    for name in tensors.keys() - own.keys():
+    for name in sorted(tensors.keys() - own.keys()):
         raise CheckpointError(f"{where}: unexpected tensor {name!r}")
     for name, tensor in tensors.items():
         check_like(name, tensor, own[name], where)

@@ -118,18 +118,18 @@ def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str) -> 
     """Raise CheckpointError for a foreign tensor that is missing, unexpected, misshapen or not finite. `model`: its
     state dict, which may be on the meta device."""
     expected = export_tensors(rows, model)
-    for name in expected.keys() - foreign.keys():
+    for name in sorted(expected.keys() - foreign.keys()):
         if not any(row.optional and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: tensor {name!r} is missing")
-    for name in foreign.keys() - expected.keys():
+    for name in sorted(foreign.keys() - expected.keys()):
         if not any((row.reason or row.optional) and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: unexpected tensor {name!r}")
-    for name in expected.keys() & foreign.keys():
+    for name in sorted(expected.keys() & foreign.keys()):
         if foreign[name].shape != expected[name].shape:
             own, told = list(foreign[name].shape), list(expected[name].shape)
             raise CheckpointError(f"{where}: tensor {name!r} has shape {own}, not {told}, as the configuration says")
         check_like(name, foreign[name], expected[name], where)
-    check_finite({name: foreign[name] for name in expected.keys() & foreign.keys()}, where)
+    check_finite({name: foreign[name] for name in sorted(expected.keys() & foreign.keys())}, where)
 
 
 def check_like(name: str, tensor: Tensor, expected: Tensor, where: str) -> None:

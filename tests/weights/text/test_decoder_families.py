@@ -149,7 +149,7 @@ def test_released_configurations_build_models_of_their_size(name):
 REFUSED = [
     ("StableLM", {"qk_layernorm": True}, "qk_layernorm True is not supported"),
     ("OPT", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm True is not supported"),
-    ("OPT", {"word_embed_proj_dim": 12}, "'model.decoder.project_out.weight' is missing"),
+    ("OPT", {"word_embed_proj_dim": 12}, "'model.decoder.project_in.weight' is missing"),
     ("Falcon 40B", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn 3"),
     ("BLOOM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm True"),
     ("SmolLM3", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
