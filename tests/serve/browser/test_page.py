@@ -180,8 +180,9 @@ def test_images_get_bars_and_none_of_these(open_page, pictured):
     assert page.evaluate("document.activeElement.textContent") == HOSTILE
     label.click()
     assert card.locator("img").get_attribute("alt") == f"{HOSTILE}.png"
+    page.evaluate("document.querySelectorAll('#scores li').forEach(one => one.dataset.old = '')")
     page.click("#score")
-    page.wait_for_selector("#scores:not(:has([aria-pressed=true]))")
+    page.wait_for_selector("#scores:not(:has([data-old])) li >> nth=1")
     both = page.locator("#scores li").all()
     for one in both:  # the second is asked for while the first is drawn
         one.get_by_role("button", name="a dog").click()
