@@ -2,41 +2,177 @@
 
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from multimodal.errors import UsageError
+from multimodal.export.hf.files import write_json
 from multimodal.export.hf.folder import Parts, write_folder
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper
+from multimodal.system.files import read_json, read_json_value
+from multimodal.weights.fit import vocabulary_of
 from multimodal.weights.folder import Checkpoint
 
 NEEDS = ("ctranslate2", "transformers")
 # of `model_type`: what its converter reads, as far as we write it
 TYPES = (
     "bart", "mbart", "marian", "m2m_100", "pegasus", "opt", "gpt2", "gpt_neox", "whisper", "t5", "mt5", "umt5", "bloom",
-    "gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "phi3", "falcon", "distilbert", "bert",
+    "gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3", "falcon", "distilbert", "bert",
     "xlm-roberta", "roberta", "camembert",
 )  # fmt: skip
+PROBE = 12  # tokens that are computed again
+FASTER_WHISPER = 1500  # states of a window
+NEAR, ROUNDED = 1e-3, 0.1
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "generation_config.json")
 
 
 def check_type(checkpoint: Checkpoint, parts: Parts) -> None:
     """Raise UsageError for a model that CTranslate2 does not hold."""
     if (kind := parts[0].get("model_type")) not in TYPES:
-        raise UsageError(f"model {checkpoint.source}: CTranslate2's converter does not read {kind!r}")
+        raise UsageError(f"model {checkpoint.source}: a {kind}; CTranslate2 export takes {', '.join(TYPES)} alone")
 
 
 def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store: str) -> None:
     """Write `model.bin` and what belongs to it. Raises UsageError for a model that the converter refuses."""
     from ctranslate2.converters import TransformersConverter
 
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+    class RestoringConverter(TransformersConverter):
+        def load_model(self, *args: Any, **kwargs: Any) -> Any:
+            model = super().load_model(*args, **kwargs)
+            _restore(model)
+            return model
+
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place, _quiet():
         write_folder(checkpoint, parts, Path(place))
         names = [name for name in BESIDE if (Path(place) / name).exists()]
         names = [name for name in names if isinstance(checkpoint.model, Whisper) or name != "generation_config.json"]
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # transformers'
-                TransformersConverter(place, copy_files=names).convert(str(folder), quantization=store, force=True)
+            RestoringConverter(place, copy_files=names).convert(str(folder), quantization=store, force=True)
         except (ValueError, KeyError, AttributeError, NotImplementedError) as error:
-            cause = " ".join(str(error).split())[:200]
-            raise UsageError(f"model {checkpoint.source}: CTranslate2's converter refuses it ({cause})") from None
+            cause = f"CTranslate2's converter refuses it ({_line(error)})"
+            raise UsageError(f"model {checkpoint.source}: {cause}") from None
+    _correct_start(checkpoint.model, folder)
+    try:
+        away = _difference(checkpoint, folder)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it ({_line(error)})") from None
+    if away > (NEAR if store == "float32" else ROUNDED):
+        raise UsageError(f"model {checkpoint.source}: CTranslate2's numbers are {away:.1%} off; it lacks some option")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def left_out(model: nn.Module) -> list[str]:
+    """Limits of the folder, for its reader."""
+    notes, config = [], model.config
+    if isinstance(model, Whisper) and config.encoder.context != FASTER_WHISPER:
+        seconds = config.encoder.context / FASTER_WHISPER * 30
+        notes.append(f"faster-whisper takes windows of 30 s alone, not of {seconds:g} s; transcribe reads the folder")
+    elif isinstance(model, TextTransformer) and not config.causal and _has_head(config):
+        notes.append("CTranslate2 holds an encoder's states alone; its heads are left out")
+    return notes
+
+
+def _has_head(config: TextConfig) -> bool:
+    return config.tied is not None or bool(config.classes or config.tags or config.spans)
+
+
+def _restore(model: Any) -> None:
+    """Set what the converter reads of a model, and transformers 5 renamed."""
+    config = model.config
+    rotary = getattr(config, "rope_parameters", None) or {}
+    full, local = (rotary.get(f"{kind}_attention", rotary) for kind in ("full", "sliding"))
+    if rotary:
+        config.rope_theta, config.rope_local_base_freq = full["rope_theta"], local["rope_theta"]
+        config.rotary_pct = full.get("partial_rotary_factor", 1.0)
+    lost = {"position_embedding_type": "absolute", "normalize_before": config.model_type != "bart",
+            "normalize_embedding": config.model_type in ("bart", "mbart")}  # fmt: skip
+    for name, value in lost.items():
+        if not hasattr(config, name):
+            setattr(config, name, value)
+    if config.model_type in ("t5", "mt5"):  # it takes the one for the other
+        config.tie_word_embeddings = getattr(config, "scale_decoder_outputs", False)
+    if config.model_type == "gpt_neox":
+        model.embed_out = model.lm_head
+
+
+def _correct_start(model: nn.Module, folder: Path) -> None:
+    """Name the decoder's own first token: the converter takes <pad> for every Pegasus."""
+    path, config = folder / "config.json", read_json(folder / "config.json")
+    if config.get("decoder_start_token") and model.config.start_id < len(names := _names(folder)[1]):
+        write_json(path, config | {"decoder_start_token": names[model.config.start_id]})
+
+
+@torch.no_grad()
+def _difference(checkpoint: Checkpoint, folder: Path) -> float:
+    """Largest difference of states or log-probabilities from the model's, as a part of the largest value."""
+    import ctranslate2
+
+    model, place = checkpoint.model, str(folder)
+    if isinstance(model, Whisper):
+        made = ctranslate2.models.Whisper(place)
+        sound = torch.randn(1, model.config.encoder.bands, 2 * model.config.encoder.context, generator=_drawn())
+        found = made.encode(ctranslate2.StorageView.from_array(sound.numpy())).to(ctranslate2.DataType.float32)
+        return _apart(found, model.encoder(sound))
+    rows = vocabulary_of(model.config) or 1
+    windows = [getattr(part, "window", None) for part in (model.config, getattr(model.config, "pattern", None))]
+    length = min(PROBE, *(window for window in windows if window), PROBE)
+    ids = torch.randint(rows, (1, length), generator=_drawn())
+    if isinstance(model, EncoderDecoder):
+        names = _names(folder)
+        made, start = ctranslate2.Translator(place), [names[1][model.config.start_id]]
+        given = [] if read_json(folder / "config.json").get("decoder_start_token") else start
+        source, target = ([side[i] for i in ids[0]] for side in names)
+        found = made.score_batch([source], [given + target])[0].log_probs[-length - 1 : -1]
+        before = torch.cat([torch.tensor([[model.config.start_id]]), ids[:, :-1]], 1)
+        wanted = model(ids, before).log_softmax(-1).gather(-1, ids[..., None])
+        return _apart(found, wanted.flatten())
+    if not model.config.causal:
+        return _apart(ctranslate2.Encoder(place).forward_batch(ids.tolist()).last_hidden_state, model.states(ids))
+    found = ctranslate2.Generator(place).forward_batch(ids.tolist())
+    return _apart(torch.from_numpy(np.array(found)).log_softmax(-1), model(ids).log_softmax(-1))
+
+
+def _drawn() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _apart(found: Any, wanted: Tensor) -> float:
+    found = torch.from_numpy(np.array(found)).reshape(wanted.shape)
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+def _names(folder: Path) -> list[list[str]]:
+    """Tokens of source and target."""
+    shared = folder / "shared_vocabulary.json"
+    own = [shared] * 2 if shared.is_file() else [folder / f"{side}_vocabulary.json" for side in ("source", "target")]
+    return [read_json_value(path) for path in own]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' warnings, report of tensors and progress bar from the terminal."""
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

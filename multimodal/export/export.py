@@ -6,7 +6,10 @@ from typing import Any
 
 from multimodal.export.options import ExportOptions
 from multimodal.export.place import check_installed, check_place, export_folder
+from multimodal.export.refusals import check_kind
+from multimodal.models.whisper import Whisper
 from multimodal.system import memory
+from multimodal.weights.files.own_parts import save_parts
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -25,7 +28,9 @@ def export(
         check_place(target, chosen.overwrite)
     with memory.naming(model):
         checkpoint = load(model, architecture, preprocessing)
-        record = {"model": str(model), "kind": checkpoint.kind, "format": chosen.to, "store": chosen.store}
+        card = {name: fact for name, fact in checkpoint.card.items() if name != "format"}
+        record = {"model": str(model), "kind": checkpoint.kind, "format": chosen.to, "store": chosen.store,
+                  "card": card}  # fmt: skip
         return WRITERS[chosen.to](checkpoint, target, chosen, record)
 
 
@@ -48,6 +53,8 @@ def _hf(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: di
 
     parts = parts_of(checkpoint)
     with export_folder(target, record, options.overwrite) as folder:
+        if parts[2] is None:
+            save_parts(folder, checkpoint.tokenizer, checkpoint.preprocessing)
         if left := write_folder(checkpoint, parts, folder, options.store):
             warnings.warn(f"{target}: transformers has no such {' and '.join(left)}, left out", stacklevel=3)
     return record
@@ -59,11 +66,16 @@ def _ctranslate2(
     from multimodal.export import ctranslate2
     from multimodal.export.hf.folder import parts_of
 
+    check_kind(checkpoint, "ctranslate2")
     check_installed(*ctranslate2.NEEDS)
     parts = parts_of(checkpoint)
     ctranslate2.check_type(checkpoint, parts)
     with export_folder(target, record, options.overwrite) as folder:
         ctranslate2.write_ctranslate2(checkpoint, parts, folder, options.store)
+        if isinstance(checkpoint.model, Whisper):
+            save_parts(folder, checkpoint.tokenizer, None)
+    for note in ctranslate2.left_out(checkpoint.model):
+        warnings.warn(f"{target}: {note}", stacklevel=3)
     return record
 
 

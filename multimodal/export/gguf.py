@@ -11,6 +11,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.configs import described, halved, plain
 from multimodal.export.hf.files import control_names
+from multimodal.export.refusals import differences
 from multimodal.system.outputs import Outputs, opened_output
 from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, gguf_tokenizer
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
@@ -79,8 +80,10 @@ def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors,
             read = gguf_checkpoint(Path(file.name), families)
         except CheckpointError as error:
             raise UsageError(f"model {checkpoint.source}: GGUF does not hold it ({str(error)[-120:]})") from None
-        if not _near(plain(read.model.config), plain(halved(config, {})[0])):
-            raise UsageError(f"model {checkpoint.source}: GGUF's {arch} does not say all of its options")
+        made, own = plain(read.model.config), plain(halved(config, {})[0])
+        if not _near(made, own):
+            lost = ", ".join(differences(made, own)[:2])
+            raise UsageError(f"model {checkpoint.source}: GGUF's {arch} lacks some of its options ({lost})")
 
 
 def _type(value: Any) -> Any:

@@ -20,15 +20,11 @@ from multimodal.export.graphs import (
     empty_cache,
     valid_of,
 )
-from multimodal.models.captioner import VisionEncoderDecoder
-from multimodal.models.clip import CLIP
-from multimodal.models.conformer import ConformerCTC
-from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.export.refusals import check_kind
 from multimodal.models.speech.wave_encoder import WaveEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
-from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
 
 ROWS, SOURCE, PAST, TOKENS = 2, 6, 4, 3  # of the examples; lengths differ, so that no two are taken for one
@@ -43,14 +39,10 @@ HEARD: Axes = {0: "batch", 2: "source"}
 
 def graphs_of(checkpoint: Checkpoint) -> list[Graph]:
     """Raises UsageError for a model that ONNX graphs do not hold."""
-    model = checkpoint.original()
-    for kind, make in KINDS.items():
-        if type(model) is kind:
-            for config in _texts(model):
-                _check(config, checkpoint.source)
-            return make(checkpoint)
-    held = ", ".join(kind.__name__ for kind in KINDS)
-    raise UsageError(f"model {checkpoint.source}: ONNX export is for {held}, not for {type(model).__name__}")
+    check_kind(checkpoint, "onnx")
+    for config in _texts(checkpoint.original()):
+        _check(config, checkpoint.source)
+    return KINDS[checkpoint.kind](checkpoint)
 
 
 def _texts(model: nn.Module) -> list[TextConfig]:
@@ -174,7 +166,7 @@ def _decoder(name: str, decoder: TextTransformer, crossing: bool = False, masked
     return Graph(name, Decoding(decoder, crossing, masked), inputs, ("logits", *present), axes)
 
 
-KINDS: dict[type[nn.Module], Callable[[Checkpoint], Sequence[Graph]]] = {
-    CLIP: clip, ViT: vit, ConformerCTC: speech, TextTransformer: text, Whisper: whisper, EncoderDecoder: translator,
-    VisionEncoderDecoder: captioner,
+KINDS: dict[str, Callable[[Checkpoint], Sequence[Graph]]] = {
+    "clip": clip, "vit": vit, "joint_conformer": speech, "text": text, "speech_to_text": whisper,
+    "text_to_text": translator, "captioner": captioner,
 }  # fmt: skip

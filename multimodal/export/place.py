@@ -14,9 +14,8 @@ from typing import Any
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import read_json
 from multimodal.system.signals import at_stop, unbroken
+from multimodal.weights.files.own_parts import RECORD
 from multimodal.weights.folder import replace_folder
-
-RECORD = "export.json"
 
 
 def check_installed(*modules: str) -> None:

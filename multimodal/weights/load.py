@@ -12,6 +12,7 @@ from multimodal.system import memory
 from multimodal.system.assets import shipped
 from multimodal.system.files import read_json, shown
 from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.weights.card import check_card
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.files.archives import read_pickled
@@ -31,7 +32,9 @@ from multimodal.weights.files.formats import (
 )
 from multimodal.weights.files.ggml import read_ggml
 from multimodal.weights.files.nemo import read_nemo
+from multimodal.weights.files.own_parts import check_readable, exported_parts
 from multimodal.weights.files.tensor_files import read_shards, read_tensors
+from multimodal.weights.fit import check_vocabulary
 from multimodal.weights.folder import Checkpoint, load_folder
 from multimodal.weights.hub.download import HUB, repository_of, snapshot
 from multimodal.weights.hub.registry import near
@@ -135,7 +138,9 @@ def load_foreign(tensors: Tensors, config: dict[str, Any], where: str, folder: P
     made = recognise(tensors, config, where).load(tensors, config, where, folder)
     if config.get("auto_map"):
         warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
-    return replace(made, model=projected(made.model, folder))
+    card, parts = exported_parts(folder)
+    check_vocabulary(parts.get("tokenizer"), made.model.config, where)
+    return replace(made, model=projected(made.model, folder), card=check_card(card | made.card, where), **parts)
 
 
 def architecture_config(name: str) -> dict[str, Any]:
@@ -184,6 +189,7 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
     folder = path if path.is_dir() else path.parent
     if _is_ours(folder) and (path.is_dir() or path.name == "model.safetensors"):
         return _ours(folder, architecture)
+    check_readable(folder)
     config = architecture_config(architecture) if architecture else read_json(config_file) if config_file else {}
     weights = find_weights(path) if path.is_dir() else path
     if weights.is_file() and foreign_format(weights) == GGUF:

@@ -12,6 +12,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.architectures import architecture
 from multimodal.export.hf.decoders import DECODERS
 from multimodal.export.hf.towers import TOWERS
+from multimodal.export.refusals import check_kind, differences
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.family import Family
 from multimodal.weights.folder import Checkpoint
@@ -20,21 +21,30 @@ from multimodal.weights.table import Tensors, export_tensors
 
 WRITERS = DECODERS | TOWERS
 SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets one of zeros
+SHOWN = 2
 TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
 
 def described(checkpoint: Checkpoint, kinds: Collection[str] = WRITERS) -> tuple[dict[str, Any], Tensors]:
     """The configuration, without ids of tokens, and the tensors of a family that says all of the model. `kinds`: values
     of `model_type`. Raises UsageError if none does."""
+    check_kind(checkpoint, "hf" if kinds is WRITERS else "gguf")
     model, known = checkpoint.original(), families().values()
     known = [family for family in known if family.model is type(model) and not family.name.endswith("-old")]
     pairs = [(family, kind) for kind in WRITERS for family in known if kind in family.types and kind in kinds]
     pairs.sort(key=lambda pair: pair[0].name != checkpoint.card.get("format"))
+    near, lost = "", []
     for family, kind in pairs:
-        if found := _written(family, kind, model):
-            return found
-    among = "transformers has no" if kinds is WRITERS else f"none of {', '.join(kinds)} is a"
-    raise UsageError(f"model {checkpoint.source}: {among} {type(model).__name__} with all of its options")
+        if (found := _written(family, kind, model)) is None:
+            continue
+        written, tensors, apart = found
+        if not apart:
+            return written, tensors
+        if not near or len(apart) < len(lost):
+            near, lost = kind, apart
+    among = "no family of transformers" if kinds is WRITERS else f"none of {', '.join(kinds)}"
+    cause = f"; the nearest, {near}, lacks {', '.join(lost)}" if near and len(lost) <= SHOWN else ""
+    raise UsageError(f"model {checkpoint.source}: {among} has all of its options{cause}")
 
 
 def halved(config: Any, state: Tensors) -> tuple[Any, Tensors]:
@@ -52,7 +62,9 @@ def halved(config: Any, state: Tensors) -> tuple[Any, Tensors]:
     return replace(config, positions=replace(config.positions, interleaved=False)), made
 
 
-def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any], Tensors] | None:
+def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any], Tensors, list[str]] | None:
+    """Configuration and tensors of a family, and which options of the model they lack; None if it has no place for
+    some tensor."""
     own, state = halved(model.config, model.state_dict())
     if kind in SEGMENTED and isinstance(own, TextConfig) and not own.segments:
         own, state = replace(own, segments=1), state | {"segments.weight": torch.zeros(1, own.embed_width or own.width)}
@@ -63,7 +75,7 @@ def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError,
             RuntimeError):  # fmt: skip
         return None
-    return (written, tensors) if plain(made) == plain(own) else None
+    return written, tensors, differences(plain(made), plain(own))
 
 
 def plain(config: Any) -> Any:

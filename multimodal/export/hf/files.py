@@ -158,8 +158,11 @@ def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
     }  # fmt: skip
     if t.multilingual:
         languages = zip(t.languages, t.language_tokens, strict=True)
-        record |= {"lang_to_id": {f"<|{code}|>": i for code, i in languages},
-                   "task_to_id": {"transcribe": t.transcribe, "translate": t.translate}}  # fmt: skip
+        record |= {
+            "lang_to_id": {f"<|{code}|>": i for code, i in languages},
+            "task_to_id": {"transcribe": t.transcribe, "translate": t.translate},
+            "task": "transcribe",
+        }  # or else no task follows a language that was detected
     if heads := checkpoint.card.get("alignment_heads"):
         record["alignment_heads"] = [list(pair) for pair in heads]
     write_json(folder / "generation_config.json", record)

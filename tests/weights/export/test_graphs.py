@@ -11,8 +11,8 @@ from tests.helpers.tiny import ALL, made
 
 DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
     "text-linear", "text-encoder", "text-detector")] + ["speech-to-text", "captioner", "captioner-bert"]  # fmt: skip
-REFUSED = {"text-linear": "linear attention", "transducer": "not for Transducer", "moonshine": "not for Moonshine",
-           "git": "not for GIT", "any": "not for AnyToText", "tabular": "not for FTTransformer"}  # fmt: skip
+REFUSED = {"text-linear": "linear attention", "transducer": "got transducer", "moonshine": "got Moonshine",
+           "git": "got GIT", "any": "got model of several inputs", "tabular": "got model of tables"}  # fmt: skip
 IDS = torch.tensor([[0, 0, 5, 7, 9, 3, 2], [4, 1, 8, 2, 6, 11, 7]])  # the first row has two places of padding
 VALID = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
 

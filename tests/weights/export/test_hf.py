@@ -1,5 +1,7 @@
 """Folders for transformers: loaded there they compute what the model computes that ours came from."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from multimodal.errors import UsageError
 from multimodal.export.export import export
 from multimodal.export.hf.configs import WRITERS
 from multimodal.export.hf.folder import parts_of, write_folder
+from multimodal.system.assets import asset
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
@@ -78,7 +81,7 @@ def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
 
 def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path):
     save_folder(Checkpoint(checkpoint("shaw").model, BYTES), tmp_path / "model")
-    with pytest.raises(UsageError, match="transformers has no TextTransformer with all of its options"):
+    with pytest.raises(UsageError, match="no family of transformers has all of its options"):
         export(tmp_path / "model", tmp_path / "out", to="hf")
     assert not (tmp_path / "out").exists()
 
@@ -87,7 +90,8 @@ def test_ctranslate2_holds_a_model_of_ours(tmp_path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     import ctranslate2
 
-    export("whisper-mini", tmp_path / "out", to="ctranslate2", store="float32")
+    with pytest.warns(UserWarning, match="faster-whisper takes windows of 30 s alone, not of 6 s"):
+        export("whisper-mini", tmp_path / "out", to="ctranslate2", store="float32")
     own, features = load("whisper-mini"), torch.randn(1, 80, 600)
     prompt = own.required_tokenizer().sot_sequence("en", timestamps=False)
     made = ctranslate2.models.Whisper(str(tmp_path / "out"))
@@ -95,3 +99,23 @@ def test_ctranslate2_holds_a_model_of_ours(tmp_path):
     assert torch.allclose(torch.from_numpy(np.array(found)), own.model.encoder(features), atol=1e-4)
     assert load(tmp_path / "out").model.config == own.model.config
     assert len(prompt) == 4
+    recording = asset("sample", "german.flac")
+    texts = [multimodal.transcribe(recording, model=str(model))["text"] for model in ("whisper-mini", tmp_path / "out")]
+    assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("model", "to", "named"),
+    [
+        ("clip-vit-16", "gguf", "GGUF takes text decoder (got CLIP, which onnx and hf can hold)"),
+        ("clip-vit-16", "ctranslate2", "CTranslate2 takes Whisper or text encoder or text decoder or text-to-text"),
+        ("asr-conformer-en", "hf", "(got speech recognizer with CTC, which onnx can hold)"),
+        ("any-mini", "onnx", "(got model of several inputs)"),
+        ("captioner-mini", "hf", "(got captioner, which onnx can hold)"),
+        ("bert-mini", "gguf", "(got text encoder, which onnx and hf and ctranslate2 can hold)"),
+    ],
+)
+def test_a_kind_that_a_format_lacks_is_named_with_those_that_hold_it(model, to, named, tmp_path):
+    with pytest.raises(UsageError, match=rf"{model}: .*{re.escape(named)}"):
+        export(model, tmp_path / "out", to=to)
+    assert list(tmp_path.iterdir()) == []
