@@ -10,6 +10,7 @@ from multimodal.system.options import OptionSet, add_flags
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 LEARNED = "learned"
+STRUCTURED = ("csv", "tsv", "json", "jsonl", "html", "npy", "xlsx", "parquet")  # endings that programs read by
 MODEL = "name (multimodal models lists them), folder, .safetensors file or hub repository OWNER/NAME"
 
 
@@ -25,6 +26,9 @@ class Format(argparse._StoreAction):
             p.error(f"--output {options.output}: names the file to write (--format {options.output} for the format)")
         if options.format is None:
             ending = (options.output or "").rpartition(".")[2].lower()
+            if ending in STRUCTURED and ending not in self.choices:
+                p.error(f"--output {options.output}: this command writes {', '.join(self.choices)}, not {ending}; "
+                        "--format says which of them the file is to hold")  # fmt: skip
             default = self.default_of if options.output is None else self.choices[0]
             options.format = ending if ending in self.choices else default
 

@@ -98,6 +98,8 @@ class Parser(argparse.ArgumentParser):
             filled.append(argument)
         self._refuse_unknown(filled)
         options, rest = super().parse_known_args(filled, namespace)
+        if rest and self.run is not None:
+            self._refuse_unexpected(rest[0], filled)
         for action in self._actions if not rest else ():
             if hasattr(action, "settle"):
                 action.settle(self, options)
@@ -126,6 +128,13 @@ class Parser(argparse.ArgumentParser):
                 continue
             if not any(flag.startswith(name) for flag in known) and (name.startswith("--") or name[:2] not in known):
                 self.error(f"unknown flag {name}{did_you_mean(name, known)}")
+
+    def _refuse_unexpected(self, argument: str, arguments: list[str]) -> NoReturn:
+        """Name an argument that has no place, and the flag before it that did not take it."""
+        before = arguments[arguments.index(argument) - 1] if argument in arguments[1:] else ""
+        flag = arguments[arguments.index(argument) - 2] if before == "True" else before
+        after = f" after {flag}" if flag.startswith("-") else ""
+        self.error(f"unexpected argument {argument!r}{after} (files and texts stand together, before the flags)")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.metavar in PATHS and "" in arg_strings:  # which would be the working directory

@@ -89,8 +89,10 @@ def usable_device(name: str | torch.device) -> torch.device:
         probe = torch.zeros(1, device=name)
         probe.sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        cause = str(error).splitlines()[0]
-        raise UsageError(f"{str(name)!r}: cannot be used ({cause:.100})", argument="device") from None
+        cause = str(error).splitlines()[0].partition(". ")[0]  # then comes advice on drivers
+        if cause.startswith("Expected one of"):
+            cause = "torch has no such device type; usual ones are cpu, cuda, cuda:1"
+        raise UsageError(f"{str(name)!r}: cannot be used ({cause})", argument="device") from None
     return probe.device
 
 
@@ -243,11 +245,11 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
     if checkpoint.prepared is None and any(isinstance(part, Frozen) for part in model.modules()):
         raise UsageError(f"model {checkpoint.source}: is prepared for inference; pass the Checkpoint that came with it")
     if compute_type not in COMPUTE_TYPES:
-        raise UsageError(f"compute_type must be one of {', '.join(COMPUTE_TYPES)} (got {compute_type!r})")
+        raise UsageError(f"must be one of {', '.join(COMPUTE_TYPES)} (got {compute_type!r})", argument="compute_type")
     if compute_type == "int8" and device.type != "cpu":
-        raise UsageError(f"compute_type 'int8' needs a CPU (got device {device}); float16 is fast there")
+        raise UsageError(f"compute_type='int8' needs a CPU (got device {device}); float16 is fast there")
     if compute_type == "float16" and device.type == "cpu":
-        raise UsageError("compute_type 'float16' needs a GPU (got device cpu); use auto or bfloat16")
+        raise UsageError("compute_type='float16' needs a GPU (got device cpu); use auto or bfloat16")
     speech = isinstance(model, SPEECH)
     if not speech and not any(isinstance(part, ViT | TextTransformer) for part in model.modules()):
         raise UsageError(
@@ -256,7 +258,7 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
         )
     if compute_type == "int8" and not speech and not _decoders(model) and not _encodes_in_int8(model, compute_type):
         raise UsageError(
-            f"model {checkpoint.source}: compute_type 'int8' of a {checkpoint.kind} model needs a C++ compiler and a "
+            f"model {checkpoint.source}: compute_type='int8' of a {checkpoint.kind} model needs a C++ compiler and a "
             "processor with VNNI that is quicker in it; expected float32 or bfloat16"
         )
 

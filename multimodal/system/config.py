@@ -45,6 +45,12 @@ def required_model(task: str) -> DefaultModel:
     return found
 
 
+def source_of(model: str) -> str | None:
+    """The variable or file that names this default model, or None."""
+    found = filter(None, map(default_model, DEFAULT_MODELS))
+    return next((one.source for one in found if one.model == model and one.source != SHIPPED), None)
+
+
 def configured() -> dict[str, str]:
     """Models by task of the configuration file. Raises UsageError that names the file and the key."""
     path = config_file()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Never, dataclass_transform, get_args, get_origin
 
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, did_you_mean
 
 
 class Option:
@@ -117,7 +117,8 @@ class OptionSet:
         made = {}
         for name, value in values.items():
             if name not in cls.declared:
-                raise UsageError(f"option {name!r}: unknown (known: {', '.join(cls.declared)})")
+                known = ", ".join(cls.declared)
+                raise UsageError(f"option {name!r}: unknown{did_you_mean(name, cls.declared)} (known: {known})")
             try:
                 made[name] = cls.declared[name].checked(value)
             except UsageError as error:

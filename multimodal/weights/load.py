@@ -10,6 +10,7 @@ from typing import Any
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system import memory
 from multimodal.system.assets import shipped
+from multimodal.system.config import source_of
 from multimodal.system.files import read_json, shown
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.card import check_card
@@ -242,7 +243,8 @@ def unknown(name: str, task: str | None = None) -> str:
     known = f"near: {names}" if names else "multimodal models lists the known ones"
     if name in PRESETS:
         return f"model {name!r}: a size without weights (see multimodal info); {known}"
-    return f"model {name[:80]!r}: neither a path nor a known model ({known})"
+    origin = f" of {source}" if (source := source_of(name)) else ""
+    return f"model {name[:80]!r}{origin}: neither a path nor a known model ({known})"
 
 
 def _exists(path: Path) -> bool:

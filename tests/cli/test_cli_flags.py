@@ -125,6 +125,10 @@ def test_flags_that_make_no_sense_are_one_line_and_exit_2(capsys, flags, named):
         ("transcibe a.wav", "", "unknown command 'transcibe', did you mean transcribe?"),
         ("evaluate zero-shot d", "evaluate", "unknown kind 'zero-shot', did you mean zeroshot?"),
         ("models -x --qqq", "models", "unknown flag -x"),
+        ("caption a.png --beam_size 2 b.png", "caption", "unexpected argument 'b.png' (files and texts stand together, "
+         "before the flags)"),
+        ("transcribe a.wav --language germn", "transcribe", "argument --language: language 'germn' is not one of "
+         "Whisper's 100, did you mean german?"),
     ],
 )  # fmt: skip
 def test_an_unknown_flag_or_command_names_the_nearest_and_the_help(capsys, words, prog, cause):

@@ -210,8 +210,8 @@ def test_without_bfloat16_the_encoder_stays_in_float32(monkeypatch: pytest.Monke
     ("compute_type", "device", "message"),
     [
         ("fp8", "cpu", r"compute_type must be one of auto, float32, bfloat16, float16, int8 \(got 'fp8'\)"),
-        ("int8", "cuda", r"compute_type 'int8' needs a CPU \(got device cuda\)"),
-        ("float16", "cpu", r"compute_type 'float16' needs a GPU \(got device cpu\)"),
+        ("int8", "cuda", r"compute_type='int8' needs a CPU \(got device cuda\)"),
+        ("float16", "cpu", r"compute_type='float16' needs a GPU \(got device cpu\)"),
     ],
 )
 def test_refusals(compute_type: str, device: str, message: str, monkeypatch: pytest.MonkeyPatch):
@@ -228,7 +228,7 @@ def test_a_device_that_is_not_here_is_refused():
 def test_other_models_are_refused():
     with pytest.raises(UsageError, match="needs a model for images, text or transcription, got conformer"):
         prepare_for_inference(speech(ConformerEncoder, tiny.conformer()))
-    with pytest.raises(UsageError, match="model tiny: compute_type 'int8' of a clip model needs a C"):
+    with pytest.raises(UsageError, match="model tiny: compute_type='int8' of a clip model needs a C"):
         prepare_for_inference(speech(CLIP, tiny.CLIPS["softmax"]), "int8")
 
 

@@ -185,5 +185,5 @@ def test_an_encoder_decoder_in_another_format(name: str, kind: str):
 
 
 def test_an_encoder_has_no_int8():
-    with pytest.raises(UsageError, match="compute_type 'int8' of a text model needs a C"):
+    with pytest.raises(UsageError, match="compute_type='int8' of a text model needs a C"):
         prepare_for_inference(given("text-encoder"), "int8")

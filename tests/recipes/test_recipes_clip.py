@@ -266,7 +266,7 @@ def test_names_what_it_cannot_read(tmp_path):
     with pytest.raises(UsageError, match=r"wrong\.jsonl line 2: no object with `id` and `names`"):
         class_names([tmp_path / "wrong.jsonl"])
     write_tar(tmp_path / "train-0.tar", [("a", (0, 0, 0), "cls", "n7")])
-    with pytest.raises(UsageError, match=r"a\.png: is of class 'n7', which classes do not name"):
+    with pytest.raises(UsageError, match=r"a\.png: is of class 'n7', an id that classes do not name"):
         LabelledImageSource([str(tmp_path / "train-0.tar")], {}, 32)
     (tmp_path / "c.jsonl").write_text('{"file_name": "absent.png", "captions": ["x"]}')
     with pytest.raises(ImageError, match=r"absent\.png"):

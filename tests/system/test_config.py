@@ -9,7 +9,7 @@ import multimodal
 from multimodal.cli.main import main
 from multimodal.errors import UsageError
 from multimodal.system.assets import DEFAULT_MODELS, asset
-from multimodal.system.config import config_file, default_model
+from multimodal.system.config import config_file, default_model, source_of
 
 
 @pytest.fixture
@@ -27,6 +27,8 @@ def test_environment_beats_file_beats_shipped(config: Path, monkeypatch: pytest.
     assert default_model("transcribe").model == DEFAULT_MODELS["transcribe"]
     monkeypatch.setenv("MULTIMODAL_CLASSIFY_MODEL", "clip-vit-b-32")
     monkeypatch.setenv("MULTIMODAL_FILL_MASK_MODEL", "")  # as if not set
+    assert source_of("clip-vit-b-32") == "MULTIMODAL_CLASSIFY_MODEL"
+    assert source_of(DEFAULT_MODELS["transcribe"]) is None
     assert default_model("classify") == ("clip-vit-b-32", "MULTIMODAL_CLASSIFY_MODEL")
     assert default_model("fill-mask").model == "bert"
 

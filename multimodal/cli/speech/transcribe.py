@@ -253,7 +253,7 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
         return _Outputs(None, which, layout, False)
     if same := next((stem for stem, count in Counter(file.stem for file in files).items() if count > 1), None):
         both = " and ".join(str(file) for file in [file for file in files if file.stem == same][:2])
-        raise UsageError(f"{target}: {both} would both be written as {same}.*")
+        raise UsageError(f"{target}: {both} would both be written as {same}.*; use a run and folder for each")
     if not target:
         raise UsageError("--output: an empty name ('')")
     folder = output_folder(Path(target), "--output")

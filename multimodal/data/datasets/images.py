@@ -126,7 +126,7 @@ def named_concept(row: SourceRow, classes: Mapping[str, Concept]) -> Concept:
     if row.label in classes:
         return classes[row.label]
     if sum(map(str.isalpha, row.label)) < 2:
-        raise UsageError(f"{row.place}: is of class {row.label!r}, which classes do not name")
+        raise UsageError(f"{row.place}: is of class {row.label!r}, an id that classes do not name")
     return Concept((row.label.replace("_", " "),))
 
 

@@ -146,7 +146,7 @@ class Results:
         before = known.get("settings")
         before = before if isinstance(before, dict) else {}
         if other := sorted(k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)):
-            raise UsageError(f"{self.path}: has another {', '.join(other)}; {AGAIN}")
+            raise UsageError(f"{self.path}: was written with other {', '.join(other)}; {AGAIN}")
         self.folder = str(known.get("folder", self.folder))
         kept = known.get("rows")
         end, sums = self._read(kept if isinstance(kept, int) else 0)

@@ -61,7 +61,7 @@ class IndexWriter:
     (unless `overwrite`, which starts over); CheckpointError for damage."""
 
     def __init__(self, folder: Path, expected: IndexRecord, overwrite: bool = False):
-        self.folder = folder
+        self.folder, locked_before = folder, (folder / "lock").exists()
         self._lock = _locked(folder)
         self._vectors: Any = None
         self._lines: Any = None
@@ -71,6 +71,8 @@ class IndexWriter:
             self._open()
         except BaseException:
             self.close()
+            if not locked_before:  # a folder of something else stays as it was
+                (folder / "lock").unlink(missing_ok=True)
             raise
 
     def __enter__(self) -> "IndexWriter":

@@ -138,7 +138,7 @@ class TextWriter:
         self.checkpoint, self.options, self.tokenizer = checkpoint, options, checkpoint.tokenizer
         self.chats = isinstance(options, PromptOptions) and options.chat
         if self.chats and checkpoint.chat is None:
-            raise UsageError(f"model {checkpoint.source}: has no chat template", argument="chat")
+            raise UsageError(f"needs a model with a chat template ({checkpoint.source} has none)", argument="chat")
         network = checkpoint.model
         self.encoder = network if isinstance(network, EncoderDecoder) else None
         self.decoder: TextTransformer = getattr(network, "decoder", network)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, did_you_mean
 
 # code=name; the 100th, Cantonese, came with large-v3. The order is the ids' order: never sort it.
 _TABLE = """
@@ -55,7 +55,7 @@ def language_code(language: str) -> str:
         return name
     if name in _CODES:
         return _CODES[name]
-    raise UsageError(f"language {language!r} is not one of Whisper's {len(LANGUAGES)}")
+    raise UsageError(f"language {language!r} is not one of Whisper's {len(LANGUAGES)}{did_you_mean(name, _CODES)}")
 
 
 LANGUAGE = re.compile(

@@ -80,7 +80,7 @@ def test_a_second_call_goes_on_and_a_broken_image_stops_nobody(capsys, model, im
     assert "b.png" in target.read_text()[len(first) :]
     code, _, err = run(capsys, "caption", *flags, "--beam_size", 2)
     assert code == 1
-    assert "has another beam_size" in err
+    assert "was written with other beam_size" in err
     code, _, _ = run(capsys, "caption", *flags, "--beam_size", 2, "--overwrite")
     assert code == 0
 

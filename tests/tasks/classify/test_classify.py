@@ -131,7 +131,7 @@ def test_results_of_other_labels_models_or_settings_are_not_mixed(capsys, models
         with warnings.catch_warnings(action="ignore"):
             code, _, err = run(capsys, *common, *flags)
         assert code == 1
-        assert f"has another {named}" in one_line(err)
+        assert f"was written with other {named}" in one_line(err)
     assert path.read_bytes() == content
     assert run(capsys, *common, "--labels", "red,blue", "--overwrite")[0] == 0
     assert path.read_text().count("\n") == 1 + 2 * 10

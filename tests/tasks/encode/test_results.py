@@ -98,9 +98,9 @@ def test_other_settings_a_foreign_file_and_a_missing_record_are_refused(tmp_path
     path = tmp_path / "o.csv"
     fill(path, ["a.jpg"])
     content = path.read_bytes()
-    with pytest.raises(UsageError, match="has another labels, model; overwrite=True"):
+    with pytest.raises(UsageError, match="was written with other labels, model; overwrite=True"):
         Results(path, "csv", COLUMNS, {"model": "n", "labels": ["x"]})
-    with pytest.raises(UsageError, match="another columns"):
+    with pytest.raises(UsageError, match="other columns"):
         Results(path, "csv", COLUMNS[:2], {"model": "m"})
     (tmp_path / "o.csv.settings.json").unlink()
     with pytest.raises(UsageError, match="its settings cannot be read"):

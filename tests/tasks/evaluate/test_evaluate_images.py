@@ -251,7 +251,7 @@ def test_unusable_data_is_one_line(capsys, models, images, captions, tmp_path):
     for arguments, cause in (
         (["zeroshot", tmp_path / "absent"], "no such file"),
         (["zeroshot", tmp_path / "empty"], "no usable item"),
-        (["zeroshot", tmp_path / "numbers"], "'0', which classes do not name"),
+        (["zeroshot", tmp_path / "numbers"], "'0', an id that classes do not name"),
         (["linear-probe", images, *one], "'blue_square', which the training set"),
         (["retrieval", images], "no captions"),
         (["zeroshot", images, "--templates", "clip9"], "--templates clip9"),

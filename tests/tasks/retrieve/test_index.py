@@ -203,6 +203,7 @@ def test_an_index_of_another_model_is_refused(clip, models, photos, tmp_path):
 def test_a_folder_of_other_files_and_a_second_writer_are_refused(clip, photos, tmp_path):
     with pytest.raises(UsageError, match="has other files"):
         build(photos, clip, tmp_path / "photos")
+    assert not (tmp_path / "photos" / "lock").exists()
     with pytest.raises(UsageError, match="cannot be written"):
         build(photos, clip, photos[0])
     with pytest.raises(UsageError, match="holds no index"):

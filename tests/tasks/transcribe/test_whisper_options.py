@@ -73,7 +73,7 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
         ({"compute_type": "int4"}, "compute_type"),
         ({"on_truncated": "ignore"}, "on_truncated"),
         ({"vad_filter": True, "vad_threshold": 2.0}, "vad_threshold"),
-        ({"lm": "x.arpa"}, "'lm' = 'x.arpa': is for CTC models"),
+        ({"lm": "x.arpa"}, "lm is for CTC models"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_in_one_line(options, message):
@@ -87,7 +87,7 @@ def test_a_ctc_model_has_its_own_options():
     found = options_for(joint, {"beam_size": 2, "temperature": 0, "initial_prompt": None, "batched": True})
     assert found == CtcOptions(beam_size=2)
     for name, value in (("initial_prompt", "x"), ("temperature", 0.5), ("hotwords", "a"), ("best_of", 2)):
-        with pytest.raises(UsageError, match=f"{name!r} = {value!r}: is for Whisper models, not for joint"):
+        with pytest.raises(UsageError, match=f"{name} is for Whisper models, not for joint.*got {value!r}"):
             options_for(joint, {name: value})
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multimodal.errors import CheckpointError, UsageError
+from multimodal.errors import CheckpointError, UsageError, did_you_mean
 from multimodal.inference.options import MachineOptions
 from multimodal.system.options import OptionSet, entries, number, option
 from multimodal.tokens.text.languages import language_code
@@ -251,7 +251,7 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
         if name in kind.declared:
             chosen |= kind.checked({name: value})
         elif not _is_off(name, value):
-            raise UsageError(_refusal(name, value, kind, checkpoint.source))
+            raise _refusal(name, value, kind, checkpoint.source)
     result = kind(**{**defaults, **chosen})
     _check_combination(result)
     return result
@@ -279,11 +279,12 @@ def _is_off(name: str, value: Any) -> bool:
     return value is None or value is False or (name == "temperature" and _temperatures(value) == (0.0,))
 
 
-def _refusal(name: str, value: Any, own: type[SpeechOptions], source: str) -> str:
+def _refusal(name: str, value: Any, own: type[SpeechOptions], source: str) -> UsageError:
     for label, kind in (("Whisper models", WhisperOptions), ("CTC models", CtcOptions)):
         if name in kind.declared:
-            return f"option {name!r} = {value!r}: is for {label}, not for {source}"
-    return f"option {name!r}: unknown (known: {', '.join(sorted(own.declared))})"
+            return UsageError(f"is for {label}, not for {source} (got {value!r})", argument=name)
+    known = ", ".join(sorted(own.declared))
+    return UsageError(f"option {name!r}: unknown{did_you_mean(name, own.declared)} (known: {known})")
 
 
 def _check_combination(result: WhisperOptions | CtcOptions) -> None:
