@@ -17,6 +17,7 @@ from multimodal import Asker, Captioner, Classifier, Embedder, Generator, Transc
 from multimodal.errors import AudioError, DataError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.tasks.caption.options import CaptionOptions
 from multimodal.tasks.encode import arguments as typed
+from multimodal.tasks.encode.columns import source_column
 from multimodal.tasks.encode.loaded import check_on_error
 from multimodal.tasks.text.options import AnswerOptions, GenerateOptions, TagOptions, TranslateOptions
 from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
@@ -288,3 +289,6 @@ def test_columns_in_columns_out(made, models, tmp_path):
     assert spoken["text"].tolist() == [made["transcriber"][0](TONE)["text"]] * 2
     with pytest.raises(UsageError, match=r"batch expected a column bytes, image, audio, path, text \(got id\)"):
         one({"id": np.array([1])})
+    for batch, cause in ((b"red", "mapping of columns .got bytes"), ({"text": "red"}, "text: expected an array")):
+        with pytest.raises(UsageError, match=cause):
+            source_column(batch)

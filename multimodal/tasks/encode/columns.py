@@ -19,12 +19,16 @@ def is_columns(batch: Any) -> TypeGuard[Columns]:
     return all(isinstance(values, np.ndarray) for values in batch.values())
 
 
-def source_column(batch: Columns) -> tuple[str, list[Any]]:
+def source_column(batch: Any) -> tuple[str, list[Any]]:
     """Name and values of the first of the columns bytes, image, audio, path and text. Raises UsageError without any."""
+    if not isinstance(batch, Mapping):
+        raise UsageError(f"expected a mapping of columns (got {type(batch).__name__})", argument="batch")
     name = next((name for name in SOURCES if name in batch), None)
     if name is None:
         names = ", ".join(map(str, batch)) or "none"
         raise UsageError(f"expected a column {', '.join(SOURCES)} (got {names})", argument="batch")
+    if isinstance(batch[name], str | bytes):  # which would pass as a column of characters
+        raise UsageError(f"column {name}: expected an array (got {type(batch[name]).__name__})", argument="batch")
     return name, [value.item() if isinstance(value, np.generic) else value for value in batch[name]]
 
 
