@@ -86,6 +86,6 @@ def test_the_command_answers_and_refuses_a_model_without_a_template(folder, caps
     assert (code, out.rstrip("\n")) == (0, text.rstrip("\n")), err
     code, out, err = run(capsys, "generate", "Why?", "-m", "gpt-mini", "--chat")
     assert (code, out) == (1, "")
-    assert "has no chat template" in one_line(err)
+    assert "needs a model with a chat template" in one_line(err)
     with pytest.raises(UsageError, match="system is for a chat"):
         generate("Why?", folder, system="Be brief.")
