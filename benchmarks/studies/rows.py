@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multimodal.inference.int8 import Int8Linear
+from multimodal.inference.native.library import library
+from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.packed import PackedLinear
 from multimodal.inference.row_table import TableLinear
 
 SHAPES = ((384, 384), (1152, 384), (1536, 384), (384, 1536), (51865, 384), (2048, 512), (512, 2048))
-ROWS, COMPANY = (1, 8), (2, 5, 8, 64)
+ROWS, COMPANY = (1, 8, 256), (2, 5, 8, 64)
 BYTES = 100e6  # of weights, so that they do not stay in the processor's cache
 ROUNDS, TURN = 9, 0.01  # of all ways in turn; seconds each
 Product = Callable[[Tensor], Tensor]
@@ -38,6 +40,9 @@ def dynamic(weight: Tensor) -> Product:
 WAYS: Mapping[str, Callable[[Tensor], Product]] = {
     "F.linear": plain, "x @ Wᵀ as [K, N]": transposed, "packed": lambda w: PackedLinear(w, single_rows=True),
     "table": TableLinear, "int8": Int8Linear, "dynamic int8": dynamic,
+}  # fmt: skip
+COMPILED: Mapping[str, Callable[[Tensor], Product]] = {
+    "native": NativeLinear, "native int8": lambda w: NativeLinear(w, int8=True),
 }  # fmt: skip
 
 
@@ -65,14 +70,15 @@ def least(products: Mapping[str, list[Product]], x: Tensor) -> dict[str, float]:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    print("µs of 1 row, 8 rows; * a row's bits depend on the others\n")
-    print("| outputs × inputs | " + " | ".join(WAYS) + " |\n" + "|---" * (len(WAYS) + 1) + "|")
+    ways = {**WAYS, **(COMPILED if library() else {})}
+    print(f"µs of {', '.join(map(str, ROWS))} rows; * a row's bits depend on the others\n")
+    print("| outputs × inputs | " + " | ".join(ways) + " |\n" + "|---" * (len(ways) + 1) + "|")
     for outputs, inputs in SHAPES:
         copies = max(1, int(BYTES / (4 * outputs * inputs)))
-        products = {name: [way(torch.randn(outputs, inputs)) for _ in range(copies)] for name, way in WAYS.items()}
+        products = {name: [way(torch.randn(outputs, inputs)) for _ in range(copies)] for name, way in ways.items()}
         times = [least(products, torch.randn(count, inputs)) for count in ROWS]
         cells = [", ".join(f"{1e6 * one[name]:,.0f}" for one in times) + "*" * (not exact(way, inputs))
-                 for name, way in WAYS.items()]  # fmt: skip
+                 for name, way in ways.items()]  # fmt: skip
         print(f"| {outputs:,} × {inputs:,} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def chosen(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
         # tiny GPU jobs run on a CPU too, as a smoke test
         if job not in JOBS[args.device] and not (args.tiny and job in JOBS["cuda"]):
             fail(f"--jobs {job}: not a job of {args.device}: {', '.join(JOBS[args.device])}")
-        yield job, [case for case in cases(job, options(args)) if args.only in case.name]
+        left_out = {"bfloat16"} if args.device == "cpu" and not machine.multiplies_bfloat16() else set()
+        yield job, [replace(case, candidates=tuple(one for one in case.candidates if one.kind not in left_out))
+                    for case in cases(job, options(args)) if args.only in case.name]  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

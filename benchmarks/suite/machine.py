@@ -50,6 +50,13 @@ def processor_name() -> str:
     return f"{info.get('model name', platform.machine())} ({', '.join(features)})"
 
 
+def multiplies_bfloat16() -> bool:
+    """Return False on a CPU without instructions for it, where a run takes 50 times as long as in float32."""
+    path = Path("/proc/cpuinfo")
+    flags = path.read_text().split() if path.exists() else []
+    return not flags or any(name in flags for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def commit() -> str:
     """The checkout's commit, with "+" for uncommitted changes of code."""
     changed = output("git", "status", "--porcelain", "--untracked-files=no", "--", "multimodal", "benchmarks/*.py")

@@ -59,11 +59,11 @@ def prepare_for_inference(
     `auto`: on a CPU Whisper's encoder in bfloat16 where that is the quicker type, and all else in float32; on a GPU
     Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only): as `auto`, with
     the linear maps of decoders and their logits in 8-bit integers; with a C++ compiler (`native.library`) the keys and
-    values of a source in bfloat16, and on a processor with VNNI the linear maps of all blocks in 8-bit integers,
-    without which a model must write text. Inputs are float32, but speech frames have the decoder's type (float32 for
-    int8). An image model's blocks compute in the type, those of its decoder on a CPU in float32, and its outputs are
-    float32; likewise a text or any-to-text model's on a CPU, where a decoder without a source has the type too. On a
-    GPU the whole text model has the type.
+    values of a source in bfloat16, and where that is quicker (AVX2, VNNI) the linear maps of all blocks in 8-bit
+    integers, without which a model must write text. Inputs are float32, but speech frames have the decoder's type
+    (float32 for int8). An image model's blocks compute in the type, those of its decoder on a CPU in float32, and its
+    outputs are float32; likewise a text or any-to-text model's on a CPU, where a decoder without a source has the type
+    too. On a GPU the whole text model has the type.
 
     Raises UsageError for an unknown type, a type that the device or the model does not support, a model of another
     kind, and a model prepared for another type or device."""
@@ -259,7 +259,7 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
     if compute_type == "int8" and not speech and not _decoders(model) and not _encodes_in_int8(model, compute_type):
         raise UsageError(
             f"model {checkpoint.source}: compute_type='int8' of a {checkpoint.kind} model needs a C++ compiler and a "
-            "processor with VNNI that is quicker in it; expected float32 or bfloat16"
+            "processor that is quicker in it (AVX2, VNNI); expected float32 or bfloat16"
         )
 
 

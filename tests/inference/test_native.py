@@ -75,6 +75,14 @@ def test_maps(out: int, wide: int):
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_products_of_integers_do_not_saturate(sign: float):
+    for rows in (1, 7):
+        y = NativeLinear(torch.full((40, 64), sign), int8=True)(torch.ones(rows, 64))
+        assert_close(y, torch.full((rows, 40), 64 * sign), atol=0, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("activation", [F.gelu, gelu_tanh, quick_gelu, F.silu, F.relu])
 def test_a_map_with_an_activation(activation: Callable):
     weight, bias, x = torch.randn(33, 48), torch.randn(33), torch.randn(70, 48)

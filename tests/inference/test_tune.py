@@ -148,7 +148,8 @@ def test_two_processes_at_once_leave_a_whole_file(home: Path):
 def test_maps_for_decoding_are_made_in_the_chosen_way(monkeypatch: pytest.MonkeyPatch, way: str, kind: type):
     monkeypatch.setattr("multimodal.inference.packed.choose", lambda *_: way)
     assert type(row_linear(torch.randn(9, 5))) is kind
-    assert type(row_linear(torch.randn(64, 32, dtype=torch.bfloat16))) is PackedLinear
+    if can_pack(torch.bfloat16):
+        assert type(row_linear(torch.randn(64, 32, dtype=torch.bfloat16))) is PackedLinear
 
 
 @pytest.mark.parametrize(("times", "type_"), [((1.0, 2.0), torch.bfloat16), ((2.0, 1.0), torch.float32)])

@@ -73,7 +73,7 @@ def whisper(folder: Path, device: str, file: str, **_: Any) -> Run:
     def run() -> list[float]:
         source = AudioSource(folder / file, quiet=True)
         found = survey(source, bands=80, push=LevelMeter().push)
-        mel = MelReader(source, 80, found.mel_peak, found.samples)
+        mel = MelReader(source, 80, found.mel_peak, found.samples, mel=found.mel)
         return [float(mel.window(start, FRAMES)[0, 0]) for start in range(0, found.samples // 160, FRAMES)]
 
     return run

@@ -74,7 +74,7 @@ def library() -> ctypes.CDLL | None:
     except (_UnusableError, OSError) as error:
         _say(f"models decode without compiled steps: {error}")
         return None
-    found.panel.restype = NUMBER
+    found.panel.argtypes, found.panel.restype = (NUMBER,), NUMBER
     found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
     found.step.argtypes = (POINTER, POINTER)
     found.best.argtypes = (POINTER, NUMBER, NUMBER, POINTER, POINTER)

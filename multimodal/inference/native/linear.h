@@ -19,7 +19,7 @@
 #include <thread>
 #include <utility>
 #include <vector>
-#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -32,13 +32,17 @@ constexpr int LANES = 8, ROWS = 6;
 #else
 constexpr int LANES = 4, ROWS = 8;
 #endif
-constexpr int WIDE = 4;           // panels that a single row multiplies side by side
-constexpr int PANEL = 2 * LANES;  // outputs whose weights lie side by side
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define PAIRS  // products of bytes are made in 16 bits and added up by pairs
+typedef int16_t Level;
+#else
+typedef uint8_t Level;
+#endif
 constexpr int BYTES = 4 * LANES;  // of a vector
 constexpr int AHEAD = 4096;       // bytes of weights fetched before they are needed
 typedef float Floats __attribute__((vector_size(BYTES), may_alias));
 typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef Level Levels __attribute__((vector_size(LANES * sizeof(Level))));
 typedef float Anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
 
 inline Floats load(const float *from) { return *(const Anywhere *)from; }
@@ -171,6 +175,10 @@ inline Floats activate(Floats x, int64_t kind) {
 inline float total(Floats lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)lanes);
+#elif defined(__AVX2__)
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)lanes), _mm256_extractf128_ps((__m256)lanes, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 #else
     float parts[LANES];
     memcpy(parts, &lanes, BYTES);
@@ -191,14 +199,14 @@ inline float dot(const float *a, const float *b, int64_t size) {
 
 // ---- linear maps
 
-struct Linear {  // weight [panels inputs PANEL] of float, or where `steps` is given [panels inputs/4 PANEL 4] of bytes
+struct Linear {  // weight [panels inputs panel] of float, or where `steps` is given [panels inputs/4 panel 4] of bytes
     const void *weight;
-    const float *steps, *bias;   // [panels · PANEL]; no bias: null
+    const float *steps, *bias;   // [panels · panel]; no bias: null
     const int32_t *sums;         // of bytes: 128 times each output's weights
     int64_t outputs, inputs;     // inputs of bytes: a multiple of 4
 };
 
-struct Rows {  // inputs of a map: floats [count inputs], or unsigned bytes whose steps these are
+struct Rows {  // inputs of a map: floats [count inputs], or levels from 0 to 255 whose steps these are
     const void *values;
     const float *steps;
     int64_t count;
@@ -211,17 +219,39 @@ struct Target {  // [count width]
     int64_t width, then, activation;
 };
 
+// Of a kind of maps: ROWS whose sums stay in registers beside a panel's, panels (WIDE) that a single row multiplies side
+// by side, vectors of outputs in a panel, whose weights lie side by side.
+
 struct Float {
     using Sum = Floats;
     using Input = float;
-    static Sum add(Sum sum, Input x, const char *column) { return sum + x * *(const Floats *)column; }
+    static constexpr int ROWS = ::ROWS, WIDE = 4, VECTORS = 2;
+    static Sum add(Sum sum, const Input &x, const char *column) { return sum + x * *(const Floats *)column; }
     static Floats finish(Sum sum, const Linear &, const Rows &, int64_t, int64_t) { return sum; }
 };
 
+#if defined(PAIRS)
+struct Byte {
+    struct Sum {  // of outputs 0 to 3 and 4 to 7, each in two parts
+        __m256i low, high;
+    };
+    using Input = int64_t;  // four levels
+    static constexpr int ROWS = 6, WIDE = 4, VECTORS = 1;
+    static Sum add(Sum sum, const Input &x, const char *column) {
+        const __m128i *four = (const __m128i *)column;
+        const __m256i first = _mm256_cvtepi8_epi16(four[0]), second = _mm256_cvtepi8_epi16(four[1]);
+        __m256i levels, product;  // in this order all of it fits into the registers; GCC's own moves a third of the sums
+        asm("vpbroadcastq %6, %2\n\tvpmaddwd %2, %4, %3\n\tvpmaddwd %2, %5, %2\n\tvpaddd %3, %0, %0\n\tvpaddd %2, %1, %1"
+            : "+x"(sum.low), "+x"(sum.high), "=&x"(levels), "=&x"(product) : "x"(first), "x"(second), "m"(x));
+        return sum;
+    }
+    static Ints whole(Sum sum) { return (Ints)_mm256_permute4x64_epi64(_mm256_hadd_epi32(sum.low, sum.high), 0xd8); }
+#else
 struct Byte {
     using Sum = Ints;
-    using Input = int32_t;  // four bytes
-    static Sum add(Sum sum, Input x, const char *column) {
+    using Input = int32_t;  // four levels
+    static constexpr int ROWS = ::ROWS, WIDE = 4, VECTORS = 2;
+    static Sum add(Sum sum, const Input &x, const char *column) {
 #if defined(__AVX512VNNI__)
         return (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), *(const __m512i *)column);
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
@@ -238,8 +268,10 @@ struct Byte {
         return sum + more;
 #endif
     }
+    static Ints whole(Sum sum) { return sum; }
+#endif
     static Floats finish(Sum sum, const Linear &map, const Rows &x, int64_t row, int64_t output) {
-        Floats exact = __builtin_convertvector(sum - *(const Ints *)(map.sums + output), Floats);
+        Floats exact = __builtin_convertvector(whole(sum) - *(const Ints *)(map.sums + output), Floats);
         return exact * load(map.steps + output) * x.steps[row];
     }
 };
@@ -248,31 +280,36 @@ struct Byte {
 template <class Kind, int R, int C>
 void multiply(const Linear &map, const Rows &x, int64_t row, int64_t panel, const Target &to) {
     using Input = typename Kind::Input;
+    constexpr int V = Kind::VECTORS, PANEL = V * LANES;
     const int64_t count = map.inputs * (map.steps ? 1 : 4) / 4, between = count * PANEL * 4;
     const char *weight = (const char *)map.weight + panel * between;
     // of four rows each: with one for each row registers run out, and moving them back takes the ports of the products
     const char *own[(R + 3) / 4];
-    const int64_t stride = count * 4, three = 3 * stride;
+    const int64_t stride = count * sizeof(Input), three = 3 * stride;
     for (int r = 0; r < R; r += 4) own[r / 4] = (const char *)x.values + (row + r) * stride;
-    typename Kind::Sum sums[R][2 * C] = {};
-    for (int64_t k = 0; k < count; ++k, weight += 2 * BYTES) {
+    typename Kind::Sum sums[R][V * C] = {}, made[R][V * C];
+    for (int64_t k = 0; k < count; ++k, weight += V * BYTES) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             const char *column = weight + c * between;
-            __builtin_prefetch(column + AHEAD), __builtin_prefetch(column + AHEAD + BYTES);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) __builtin_prefetch(column + AHEAD + v * BYTES);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                Input value = *(const Input *)(own[r / 4] + (r % 4 == 3 ? three : r % 4 * stride));
-                sums[r][2 * c] = Kind::add(sums[r][2 * c], value, column);
-                sums[r][2 * c + 1] = Kind::add(sums[r][2 * c + 1], value, column + BYTES);
+                const Input &value = *(const Input *)(own[r / 4] + (r % 4 == 3 ? three : r % 4 * stride));
+#pragma GCC unroll 2
+                for (int v = 0; v < V; ++v)
+                    sums[r][V * c + v] = Kind::add(sums[r][V * c + v], value, column + v * BYTES);
             }
         }
-        for (const char *&four : own) four += 4;
+        for (const char *&four : own) four += sizeof(Input);
     }
+#pragma GCC unroll 48
+    for (int i = 0; i < R * V * C; ++i) made[i / (V * C)][i % (V * C)] = sums[i / (V * C)][i % (V * C)];
     for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 2 * C; ++j) {
+        for (int j = 0; j < V * C; ++j) {
             int64_t output = panel * PANEL + j * LANES;
-            Floats y = Kind::finish(sums[r][j], map, x, row + r, output);
+            Floats y = Kind::finish(made[r][j], map, x, row + r, output);
             y = activate(map.bias ? y + load(map.bias + output) : y, to.activation);
             float *place = to.values + (row + r) * to.width + output, edge[LANES];
             int64_t rest = map.outputs - output;
@@ -291,33 +328,41 @@ template <class Kind, int... R> Multiply chosen(int64_t rows, std::integer_seque
 }
 
 template <class Kind> void panels(const Linear &map, const Rows &x, int64_t first, int64_t last, const Target &to) {
-    for (; x.count == 1 && first + WIDE <= last; first += WIDE) multiply<Kind, 1, WIDE>(map, x, 0, first, to);
+    constexpr int wide = Kind::WIDE, most = Kind::ROWS;
+    for (; x.count == 1 && first + wide <= last; first += wide) multiply<Kind, 1, wide>(map, x, 0, first, to);
     for (; first < last; ++first)
-        for (int64_t row = 0; row < x.count; row += ROWS) {
-            int64_t rows = std::min<int64_t>(ROWS, x.count - row);
-            chosen<Kind>(rows, std::make_integer_sequence<int, ROWS>{})(map, x, row, first, to);
+        for (int64_t row = 0; row < x.count; row += most) {
+            int64_t rows = std::min<int64_t>(most, x.count - row);
+            chosen<Kind>(rows, std::make_integer_sequence<int, most>{})(map, x, row, first, to);
         }
+}
+
+int64_t panel_of(bool bytes) { return LANES * (bytes ? Byte::VECTORS : Float::VECTORS); }
+
+int64_t panels_of(const Linear &map) {
+    const int64_t panel = panel_of(map.steps);
+    return (map.outputs + panel - 1) / panel;
 }
 
 void product(const Linear &map, const Rows &x, int64_t first, int64_t last, const Target &to) {
     map.steps ? panels<Byte>(map, x, first, last, to) : panels<Float>(map, x, first, last, to);
 }
 
-// Rows [count inputs] as unsigned bytes around 128, 127 levels to each side; as they are for a map of floats.
+// Rows [count inputs] in levels around 128, 127 to each side; as they are for a map of floats.
 struct Quantized {
-    std::vector<uint8_t> bytes;
+    std::vector<Level> levels;
     std::vector<float> steps;
 
     Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, int64_t threads = 1) {
         if (!map.steps) return {x, nullptr, count};
-        bytes.resize(count * map.inputs), steps.resize(count);
+        levels.resize(count * map.inputs), steps.resize(count);
         parallel(count < 64 ? 1 : threads, count, 32, [&](int64_t row, int64_t last) {
-            for (; row < last; ++row) steps[row] = bytes_of(x + row * inputs, inputs, &bytes[row * map.inputs], map.inputs);
+            for (; row < last; ++row) steps[row] = levels_of(x + row * inputs, inputs, &levels[row * map.inputs], map.inputs);
         });
-        return {bytes.data(), steps.data(), count};
+        return {levels.data(), steps.data(), count};
     }
 
-    static float bytes_of(const float *x, int64_t inputs, uint8_t *to, int64_t size) {  // returns the step
+    static float levels_of(const float *x, int64_t inputs, Level *to, int64_t size) {  // returns the step
         Floats peaks = Floats{} + 1e-30f, none = {};  // none: NaN for NaN or infinity
         int64_t i = 0;
         for (; i + LANES <= inputs; i += LANES) {
@@ -328,13 +373,13 @@ struct Quantized {
         for (int j = 0; j < LANES; ++j) peak = std::max(peak, peaks[j]);
         for (; i < inputs; ++i) peak = std::max(peak, std::fabs(x[i])), broken += x[i] * 0.0f;
         const float step = peak * (1.0f / 127), even = 12582912.0f;  // even: rounds what is added and subtracted
-        memset(to + inputs, 128, size - inputs);
-        if (broken != 0) memset(to, 128, inputs);
+        std::fill(to + inputs, to + size, Level(128));
+        if (broken != 0) std::fill(to, to + inputs, Level(128));
         else for (i = 0; i + LANES <= inputs; i += LANES) {
-            Bytes levels = __builtin_convertvector(__builtin_convertvector((load(x + i) / step + even) - even, Ints) + 128, Bytes);
-            memcpy(to + i, &levels, LANES);
+            Levels some = __builtin_convertvector(__builtin_convertvector((load(x + i) / step + even) - even, Ints) + 128, Levels);
+            memcpy(to + i, &some, sizeof some);
         }
-        for (; broken == 0 && i < inputs; ++i) to[i] = (uint8_t)(int32_t)((x[i] / step + even) - even + 128);
+        for (; broken == 0 && i < inputs; ++i) to[i] = (Level)(int32_t)((x[i] / step + even) - even + 128);
         return step + broken;
     }
 };

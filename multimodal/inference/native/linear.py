@@ -31,7 +31,7 @@ class NativeLinear(Frozen):
         super().__init__()
         self.activation = 0 if activation is None else ACTIVATIONS[activation]
         self.out_features, self.in_features, self.int8 = *weight.shape, int8
-        weight, self.panel = weight.detach().float(), library().panel()
+        weight, self.panel = weight.detach().float(), library().panel(int8)
         peaks = torch.linalg.vector_norm(weight, torch.inf, 1).clamp_min_(1e-30) if int8 else None
         panels, sums = self._panels(weight, peaks)
         others = peaks / LEVELS if int8 else None, None if bias is None else bias.detach().float(), sums

@@ -198,7 +198,7 @@ class Run {
     Quantized quantized;
 
     template <class Body> void over_panels(const Linear &map, const Body &body) {
-        int64_t count = (map.outputs + PANEL - 1) / PANEL;
+        int64_t count = panels_of(map);
         parallel(step.threads, count, step.threads > 1 ? count / (8 * step.threads) + 1 : count, body);
     }
 
@@ -291,13 +291,13 @@ std::pair<int64_t, float> greatest(const float *x, int64_t count) {
 
 extern "C" {
 
-int64_t panel() { return PANEL; }
+int64_t panel(int64_t bytes) { return panel_of(bytes); }
 
 // y = f(x Wᵀ + b) of `rows` rows [rows inputs].
 void linear(const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t activation, int64_t threads) {
     Quantized quantized;
     Rows own = quantized(*map, x, rows, inputs, threads);
-    int64_t count = (map->outputs + PANEL - 1) / PANEL;
+    int64_t count = panels_of(*map);
     parallel(threads, count, threads > 1 ? count / (8 * threads) + 1 : count, [&](int64_t first, int64_t last) {
         product(*map, own, first, last, {y, map->outputs, REPLACE, activation});
     });

@@ -1,7 +1,7 @@
 """Streaming access to a recording: a survey of the whole, then windows or clips of it in order.
 
-The samples of recordings are kept for the second pass up to `KEPT` in all; longer ones are decoded again, so memory
-does not grow with their length.
+The samples of recordings, and Whisper's mel, are kept for the second pass up to `KEPT` in all; longer ones are decoded
+again, so memory does not grow with their length.
 """
 
 import os
@@ -24,14 +24,14 @@ from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW, log10_mel, scaled
 from multimodal.tokens.audio.reading import OddAudio, TruncatedAudio, count_channels, stream_audio
 
 CHUNK = 30 * RATE
-KEPT = 20 * 60 * RATE  # samples kept of all open recordings, 77 MB
+KEPT = 20 * 60 * RATE  # numbers kept of all open recordings, 77 MB
 DECODED_AHEAD = 10  # chunks
 FLOOR = -10.0  # log10 mel power of digital silence
 AHEAD = WINDOW // 2  # samples that a centred mel frame sees before its 10 ms step
 
 
 class _Room:
-    """Samples that may still be kept."""
+    """Numbers that may still be kept."""
 
     def __init__(self) -> None:
         self.left, self._lock = KEPT, threading.Lock()
@@ -51,7 +51,7 @@ _room = _Room()
 
 
 class _KeptChunks:
-    """Chunks of a pass, for the next ones; given up where there is no room."""
+    """Chunks of a pass, samples or mel, for the next ones; given up where there is no room."""
 
     def __init__(self) -> None:
         self.chunks: list[Tensor] | None = []
@@ -61,8 +61,8 @@ class _KeptChunks:
     def add(self, chunk: Tensor) -> None:
         if self.chunks is None:
             return
-        if _room.take(len(chunk)):
-            self._taken[0] += len(chunk)
+        if _room.take(chunk.numel()):
+            self._taken[0] += chunk.numel()
             self.chunks.append(chunk)
         else:
             self.chunks = None
@@ -157,12 +157,13 @@ def name_of_audio(source: Any) -> str:
 
 
 class AudioSurvey(NamedTuple):
-    """Facts about a whole recording: `samples` at 16 kHz, `mel_peak` (the largest log10 mel power), and `windows`
-    (first sample, samples) spread over it."""
+    """Facts about a whole recording: `samples` at 16 kHz, `mel_peak` (the largest log10 mel power), `windows` (first
+    sample, samples) spread over it, and where there was room its `mel` (log10 power [M F])."""
 
     samples: int
     mel_peak: float | None
     windows: list[tuple[int, Tensor]]
+    mel: _KeptChunks | None = None
 
 
 @torch.inference_mode()
@@ -170,12 +171,18 @@ def survey(
     source: AudioSource, *, bands: int | None = None, push: Callable[[Tensor], None] | None = None, windows: int = 0,
     size: int = 30 * RATE, device: torch.device | str = "cpu",
 ) -> AudioSurvey:  # fmt: skip
-    """Read a recording once: find the peak of its mel with `bands` bands on `device`, pass each chunk to `push`, and
-    keep evenly spread windows of `size` samples.
+    """Read a recording once: compute its mel with `bands` bands on `device`, pass each chunk to `push`, and keep evenly
+    spread windows of `size` samples.
 
     Keeps between half of `windows` and all of them if the recording is long enough. The last window may be shorter,
     but not by more than half unless it is the only one."""
-    samples, peaks, tail, spread = 0, list[Tensor](), None, _Spread(windows, size)
+    samples, peaks, tail, spread, mel = 0, list[Tensor](), None, _Spread(windows, size), _KeptChunks()
+
+    def measure(wave: Tensor) -> None:
+        if len(wave) >= WINDOW:
+            mel.add(made := log10_mel(wave.to(device), bands))
+            peaks.append(made.amax())
+
     for chunk in source.chunks():
         samples += len(chunk)
         spread.push(chunk)
@@ -184,23 +191,21 @@ def survey(
         if bands is not None:
             padded = _reflected(chunk) if tail is None else torch.cat([tail, chunk])
             frames = max(0, (len(padded) - WINDOW) // HOP + 1)
-            peaks += _peak(padded, bands, device)
+            measure(padded)
             tail = padded[frames * HOP :].clone()
-    if bands is not None and tail is not None:
-        peaks += _peak(F.pad(tail, (0, WINDOW)), bands, device)
+    if tail is not None:
+        measure(F.pad(tail, (0, WINDOW)))
     # read at the end, so that a GPU works while chunks are decoded
     found = [FLOOR, *(torch.stack(peaks).tolist() if peaks else ())]
-    return AudioSurvey(samples, None if bands is None else max(found), spread.windows())
+    if bands is None:
+        return AudioSurvey(samples, None, spread.windows())
+    return AudioSurvey(samples, max(found), spread.windows(), None if mel.chunks is None else mel)
 
 
 def _reflected(start: Float[Tensor, "_"]) -> Float[Tensor, "_"]:
     """The beginning of a recording after the 200 reflected samples that its first centred frame sees."""
     mirrored = F.pad(start, (0, max(0, AHEAD + 1 - len(start))))[1 : AHEAD + 1].flip(0)
     return torch.cat([mirrored, start])
-
-
-def _peak(samples: Float[Tensor, "_"], bands: int, device: torch.device | str) -> list[Float[Tensor, ""]]:
-    return [log10_mel(samples.to(device), bands).amax()] if len(samples) >= WINDOW else []
 
 
 class _Spread:
@@ -264,30 +269,45 @@ class _Samples:
 
 
 class MelReader:
-    """Whisper's log-mel of a whole recording, window by window in ascending order, made on `device`. `peak` and
-    `samples` are a survey's."""
+    """Whisper's log-mel of a whole recording, window by window, made on `device`. `peak` and `samples` are a survey's,
+    and `mel`, if it was kept, which is then not computed again."""
 
-    def __init__(self, source: AudioSource, bands: int, peak: float, samples: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self, source: AudioSource, bands: int, peak: float, samples: int, device: torch.device | str = "cpu",
+        mel: _KeptChunks | None = None,
+    ):  # fmt: skip
         self.bands, self.peak, self.samples, self.device = bands, peak, samples, device
         self.frames = samples // HOP
-        self.name, self.spans = source.name, _Samples(source)
+        self.name, self.spans, self.mel = source.name, _Samples(source), mel
 
     @torch.inference_mode()
     def window(self, seek: int, count: int) -> Float[Tensor, "M F"]:
         """Mel frames [seek, seek + count), equal to `log_mel` of the recording followed by silence.
 
-        A seek below an earlier one reads the recording again. Raises AudioError if the recording has become shorter
-        since its survey."""
-        start, stop = seek * HOP - AHEAD, (seek + count - 1) * HOP - AHEAD + WINDOW
-        if start >= self.samples:  # silence, nothing to read
+        A seek below an earlier one reads the recording again, unless its mel was kept. Raises AudioError if the
+        recording has become shorter since its survey."""
+        if seek * HOP - AHEAD >= self.samples:  # silence, nothing to read
             return scaled_mel(torch.full((self.bands, count), FLOOR, device=self.device), self.peak)
+        return scaled_mel(self._computed(seek, count) if self.mel is None else self._kept(seek, count), self.peak)
+
+    def _kept(self, seek: int, count: int) -> Float[Tensor, "M F"]:
+        parts, first = [], 0
+        for part in self.mel.chunks:
+            frames = part.shape[-1]
+            parts.append(part[:, max(0, seek - first) : max(0, seek + count - first)])
+            first += frames
+        log = torch.cat(parts, dim=-1)
+        return F.pad(log, (0, count - log.shape[-1]), value=FLOOR)
+
+    def _computed(self, seek: int, count: int) -> Float[Tensor, "M F"]:
+        start, stop = seek * HOP - AHEAD, (seek + count - 1) * HOP - AHEAD + WINDOW
         wave = self.spans.span(max(0, start), max(stop, AHEAD + 1))
         if max(0, start) + len(wave) < min(stop, self.samples):
             raise AudioError(f"{self.name}: changed while it was read ({self.samples} samples before)")
         if start < 0:
             wave = _reflected(wave)[start + AHEAD :]
         padded = F.pad(wave, (0, stop - start - len(wave))).to(self.device)
-        return scaled_mel(log10_mel(padded, self.bands), self.peak)
+        return log10_mel(padded, self.bands)
 
 
 def cut(source: AudioSource, clips: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Float[Tensor, "_"]]]:

@@ -113,7 +113,7 @@ def _open_whisper(
     content, (peaks, powers) = overview.samples // HOP, meter.levels()
     speech = meter.speech(options, overview.samples, size if options.batched else None)
     clips, skipped = plan(options, content, speech)
-    reader = MelReader(source, bands, overview.mel_peak, overview.samples, device)
+    reader = MelReader(source, bands, overview.mel_peak, overview.samples, device, overview.mel)
 
     def silent(seek: int, count: int) -> bool:
         return options.remove_repetitions and bool((peaks[seek : seek + count] < SILENT).all())
@@ -148,11 +148,13 @@ def _identify(
     """Language and probability over the survey's windows, weighted by the speech in each; without windows, over the
     beginning of the recording, as in openai-whisper."""
     waves = [wave for _, wave in overview.windows]
-    sources = [(AudioSource(wave, quiet=True), len(wave)) for wave in waves] or [(source, overview.samples)]
+    peak = overview.mel_peak
+    readers = [MelReader(AudioSource(wave, quiet=True), bands, peak, len(wave)) for wave in waves]
+    readers = readers or [MelReader(source, bands, peak, overview.samples, mel=overview.mel)]
     weights = [_speech_share(wave) for wave in waves] if len(waves) > 1 else [1.0]
     votes = []
-    for (window, samples), weight in zip(sources, weights, strict=True):
-        (features,) = serve([Encode(MelReader(window, bands, overview.mel_peak, samples).window(0, size))])
+    for reader, weight in zip(readers, weights, strict=True):
+        (features,) = serve([Encode(reader.window(0, size))])
         (probabilities,) = serve([Identify(features)])
         votes.append((probabilities, weight))
     return combine(votes, options.languages)

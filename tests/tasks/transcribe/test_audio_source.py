@@ -22,18 +22,20 @@ def sound(samples: int) -> torch.Tensor:
     return 0.1 * noise * torch.linspace(0.001, 1, samples) ** 3
 
 
-def reader(recording: AudioSource, bands: int = 80) -> MelReader:
+def reader(recording: AudioSource, bands: int = 80, kept: bool = False) -> MelReader:
     found = survey(recording, bands=bands)
-    return MelReader(recording, bands, found.mel_peak, found.samples)
+    return MelReader(recording, bands, found.mel_peak, found.samples, mel=found.mel if kept else None)
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("bands", [80, 128])
 @pytest.mark.parametrize("samples", [1, 150, 200, 201, 399, 1600, 96000, 480000, 480001, 33 * RATE + 77])
-def test_windows_equal_the_mel_of_the_whole(samples, bands):
+def test_windows_equal_the_mel_of_the_whole(samples, bands, kept):
     size = 600 if samples < 200000 else 3000  # 6 s and 30 s of context
     wave = sound(samples)
     whole = log_mel(F.pad(wave, (0, size * HOP)), bands)
-    mel = reader(AudioSource(wave, quiet=True), bands)
+    mel = reader(AudioSource(wave, quiet=True), bands, kept)
+    assert (mel.mel is not None) == kept
     assert mel.frames == samples // HOP
     for seek in (0, 1, 2, 5, max(6, mel.frames // 2), max(7, mel.frames - 3), mel.frames + 8):
         count = min(size, whole.shape[-1] - seek)
@@ -42,10 +44,11 @@ def test_windows_equal_the_mel_of_the_whole(samples, bands):
             torch.testing.assert_close(mel.window(seek, frames), expected, atol=1e-6, rtol=0)
 
 
-def test_windows_of_a_file_equal_those_of_its_samples():
+@pytest.mark.parametrize("kept", [False, True])
+def test_windows_of_a_file_equal_those_of_its_samples(kept):
     file = wav(sound(65 * RATE).numpy())
     whole = log_mel(F.pad(read_audio(file), (0, 30 * RATE)))
-    mel = reader(AudioSource(file))
+    mel = reader(AudioSource(file), kept=kept)
     for seek in (0, 2950, 2951, 5900, 6400):
         torch.testing.assert_close(mel.window(seek, 3000), whole[:, seek : seek + 3000], atol=1e-6, rtol=0)
 
