@@ -19,7 +19,6 @@ from multimodal.blocks.stack import Block
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.inference import prepare
-from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.native import library as native
 from multimodal.inference.native.decoder import NativeDecoder, best
 from multimodal.inference.native.linear import NativeLinear
@@ -64,13 +63,20 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     native.library.cache_clear()
 
 
+def in_integers(weight: Tensor, x: Tensor) -> Tensor:
+    """x Wᵀ with 127 levels of each weight and activation to each side of 0."""
+    steps, own = (one.abs().amax(1, keepdim=True) * torch.tensor(1 / 127) for one in (weight, x))
+    levels = weight.mul(127 / weight.abs().amax(1, keepdim=True)).round()
+    return (x / own).round().double().matmul(levels.double().t()).float() * steps.t() * own
+
+
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("out", "wide"), SIZES)
 def test_maps(out: int, wide: int):
     weight, bias, x = torch.randn(out, wide), torch.randn(out), torch.randn(37, wide)
     assert_close(NativeLinear(weight, bias)(x), F.linear(x, weight, bias), atol=1e-5 * wide**0.5, rtol=0)
     assert_close(NativeLinear(weight)(x[None, :2]), F.linear(x[None, :2], weight), atol=1e-5 * wide**0.5, rtol=0)
-    assert_close(NativeLinear(weight, bias, int8=True)(x), Int8Linear(weight, bias)(x), atol=1e-5, rtol=1e-5)
+    assert_close(NativeLinear(weight, bias, int8=True)(x), in_integers(weight, x) + bias, atol=1e-5, rtol=1e-5)
     assert NativeLinear(weight)(x[:0]).shape == (0, out)
 
 
