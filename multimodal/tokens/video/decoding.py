@@ -106,7 +106,8 @@ class Decoder:
         shown, held = None, next(frames, None)
         ahead, time = next(frames, None), times.next(0.0)
         while held is not None and time is not None:
-            if ahead is not None and time - ahead[0] > self._reach and self._jump(time):
+            far = ahead is not None and time - ahead[0] > self._reach
+            if far and self._may_gain(ahead[0], time) and self._jump(time):
                 frames = self.frames()
                 ahead = next(frames, None)
             while ahead is not None and ahead[0] <= time + ROUNDING:
@@ -118,6 +119,14 @@ class Decoder:
             if ahead is None:
                 return
             time = times.next(max(ahead[0] - ROUNDING, math.nextafter(time, math.inf)))
+
+    def _may_gain(self, now: float, time: float) -> bool:
+        """Return False if the container lists all frames, and no key frame between `now` and `time`."""
+        index = self.stream.index_entries
+        if not 0 < self.stream.frames <= len(index):
+            return True
+        before = index.search_timestamp(int((time + self.start) / self.tick))
+        return before < 0 or index[before].timestamp * self.tick - self.start > now
 
     def _jump(self, time: float) -> bool:
         """Continue with the key frame at or before `time`, if the container can seek. Its frames and all after it

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -60,8 +60,9 @@ def frames(
 
     Raises VideoError for a source without a readable frame; an attached cover is none."""
     name, spans, count = _name(source), [], 0
-    times = _times(source, options, name, spans)
-    with opened(source, name) as (container, stream, file):
+    times = _scene_times(source, options, name, spans)
+    with _measured(source, name, times is None and not _is_endless(options)) as (container, stream, file, span):
+        times = times or grid(options, *span)
         decoder = Decoder(container, stream, name, spans)
         upright = Upright(stream.sample_aspect_ratio, name)
         for time, decoded in decoder.at(times):
@@ -94,8 +95,7 @@ def read_info(source: VideoInput) -> VideoInfo:
     """Facts of a video, by its header and its first frame. Raises VideoError."""
     name = _name(source)
     size = frame_at(source, 0.0).image.size
-    _, duration = _span(source, name)
-    with opened(source, name) as (container, stream, _):
+    with _measured(source, name, True) as (container, stream, _, (_, duration)):
         start, sound = (container.start_time or 0) / 1e6, next(iter(container.streams.audio), None)
         first = None
         if sound is not None:
@@ -123,28 +123,42 @@ def opened(source: VideoInput, name: str) -> Iterator[tuple[Any, Any, Any]]:
         yield container, stream, file
 
 
-def _times(source: VideoInput, options: VideoOptions, name: str, damage: list[DamagedSpan]) -> Times:
-    if options.scenes is not None:
-        with opened(source, name) as (container, stream, file):
-            decoder = Decoder(container, stream, name, damage)
-            times = scene_times(decoder.frames(), options.scenes, options.max_frames)
-            damage += _early_end(decoder, container, stream, file)
-            return times
-    if options.every_s is not None and options.max_frames is None:
-        return grid(options, 0.0, None)
-    return grid(options, *_span(source, name))
+def _scene_times(source: VideoInput, options: VideoOptions, name: str, damage: list[DamagedSpan]) -> Times | None:
+    if options.scenes is None:
+        return None
+    with opened(source, name) as (container, stream, file):
+        decoder = Decoder(container, stream, name, damage)
+        times = scene_times(decoder.frames(), options.scenes, options.max_frames)
+        damage += _early_end(decoder, container, stream, file)
+        return times
 
 
-def _span(source: VideoInput, name: str) -> tuple[float, float]:
-    """First frame and length of a video in seconds, by the header, or where it states none, by the packets."""
-    with opened(source, name) as (container, stream, _):
+def _is_endless(options: VideoOptions) -> bool:
+    """Return True for a grid that needs no length of the video."""
+    return options.every_s is not None and options.max_frames is None
+
+
+@contextmanager
+def _measured(
+    source: VideoInput, name: str, needed: bool
+) -> Iterator[tuple[Any, Any, Any, tuple[float, float | None]]]:
+    """`opened`, with the first frame and, if `needed`, the length of the video in seconds: by the header, or where it
+    states none, by the packets."""
+    with ExitStack() as stack:
+        container, stream, file = stack.enter_context(opened(source, name))
         tick, start = float(stream.time_base or 0), (container.start_time or 0) / 1e6
-        first = max(0.0, (stream.start_time or 0) * tick - start)
-        if stream.duration:
-            return first, stream.duration * tick
-        if container.duration and container.duration / 1e6 > first:
-            return first, container.duration / 1e6 - first
-        return first, max(_packets_end(container, stream) - start - first, 0.0)
+        first, length = max(0.0, (stream.start_time or 0) * tick - start), None
+        if not needed:
+            first = 0.0
+        elif stream.duration:
+            length = stream.duration * tick
+        elif container.duration and container.duration / 1e6 > first:
+            length = container.duration / 1e6 - first
+        else:
+            length = max(_packets_end(container, stream) - start - first, 0.0)
+            stack.close()
+            container, stream, file = stack.enter_context(opened(source, name))
+        yield container, stream, file, (first, length)
 
 
 def _packets_end(container: Any, stream: Any) -> float:

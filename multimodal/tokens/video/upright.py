@@ -45,7 +45,9 @@ class Upright:
         made = self._scaler.reformat(frame, width, height, "rgb24", interpolation="BICUBIC")
         if frame.rotation not in self._turns:  # `side_data` makes a cycle, which keeps the frame until it is collected
             self._turns[frame.rotation] = TURNS.get(_matrix(frame))
-        turn, image = self._turns[frame.rotation], made.to_image()
+        turn, plane = self._turns[frame.rotation], made.planes[0]
+        # PyAV's `to_image` copies row by row in Python
+        image = Image.frombuffer("RGB", (width, height), plane, "raw", "RGB", plane.line_size, 1)
         return image if turn is None else image.transpose(turn)
 
 
