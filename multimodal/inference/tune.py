@@ -5,7 +5,6 @@ Intel's and slow on AMD's), so models measure while they are prepared and never 
 `tune.json` of the user's cache folder, by processor, PyTorch and number of threads; MULTIMODAL_TUNE=0 takes the
 built-in ones."""
 
-import hashlib
 import json
 import os
 import time
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
+from multimodal.system.compiled import processor
 from multimodal.system.files import cache_folder, read_json, write_whole
 
 Way = Callable[[Tensor], Callable[[Tensor], Tensor]]  # weight [N K] → rows [B K] → [B N]
@@ -68,13 +68,6 @@ def remembered(question: str, answers: Container[str], usual: str, measure: Call
 
 def machine() -> str:
     return f"{processor()}, threads {torch.get_num_threads()}"
-
-
-@cache
-def processor() -> str:
-    has = torch.cpu.get_capabilities()
-    digest = hashlib.blake2b(repr(sorted(has.items())).encode(), digest_size=6).hexdigest()
-    return f"{has.get('cpu_name') or has.get('architecture')} {digest}, torch {torch.__version__}"
 
 
 @cache

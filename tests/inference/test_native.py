@@ -1,5 +1,6 @@
 """Compiled steps of decoders, and their library."""
 
+import ctypes
 import os
 import shutil
 import threading
@@ -26,6 +27,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
+from multimodal.system import compiled as compiled_parts
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
 from tests.inference.test_prepared_text import DECODERS, STARTS, checkpoint, given, ids, stepped
@@ -38,7 +40,7 @@ SIZES = [(384, 384), (1000, 64), (3, 5), (1, 7), (33, 257)]
 @pytest.fixture(scope="module")
 def built(request: pytest.FixtureRequest) -> Path:
     """The cache folder with the library, compiled once for many runs."""
-    if not any(map(shutil.which, native.COMPILERS)):
+    if not any(map(shutil.which, compiled_parts.COMPILERS)):
         pytest.skip("no C++ compiler")
     return request.config.cache.mkdir("compiled")
 
@@ -277,17 +279,17 @@ def test_without_a_compiler_one_line_says_so(empty_cache, monkeypatch, capsys, c
 def place(folder: Path, made: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stand in for the compiler; the returned list gets the places of each library that is loaded."""
     loaded = []
-    monkeypatch.setattr(native, "_build", lambda compiler: made)
-    monkeypatch.setattr(native, "_compiler", lambda: "c++")
-    load = native.ctypes.CDLL
-    monkeypatch.setattr(native.ctypes, "CDLL", lambda path: loaded.append(Path(path)) or load(path))
+    monkeypatch.setattr(compiled_parts, "_build", lambda *_: made)
+    monkeypatch.setattr(compiled_parts, "_compiler", lambda: "c++")
+    load = ctypes.CDLL
+    monkeypatch.setattr(compiled_parts.ctypes, "CDLL", lambda path: loaded.append(Path(path)) or load(path))
     return loaded
 
 
 @pytest.fixture
 def made(built: Path, compiled: None) -> bytes:
     newest = max((built / "native").glob("*.so"), key=lambda path: path.stat().st_mtime)  # of these sources
-    return newest.read_bytes()[: -native.DIGEST]
+    return newest.read_bytes()[: -compiled_parts.DIGEST]
 
 
 def test_it_is_compiled_once_and_again_if_damaged(made: bytes, empty_cache: Path, monkeypatch, capsys):
@@ -345,12 +347,12 @@ def test_two_processes_at_once(made: bytes, empty_cache: Path, monkeypatch):
     other = path.read_bytes()
     path.unlink()
 
-    def build(_: str) -> bytes:  # the other one is quicker
+    def build(*_: object) -> bytes:  # the other one is quicker
         path.write_bytes(other)
         path.chmod(0o700)
         return made
 
-    monkeypatch.setattr(native, "_build", build)
+    monkeypatch.setattr(compiled_parts, "_build", build)
     native.library.cache_clear()
     assert native.library() is not None
     assert first is not None

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, ImageError
 from multimodal.system.files import shown
 from multimodal.system.records import to_record
+from multimodal.tokens.image import exact_resize
+from multimodal.tokens.image.exact_resize import Cut
 from multimodal.tokens.image.reading import to_rgb
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -99,8 +102,13 @@ def preprocess(
     `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". Raises ImageError.
     """
     rgb = to_rgb(image)
-    rgb = _resize(squared(rgb, record.mean) if record.resize == "square" else rgb, record)
-    return normalized(_centre(rgb, record), record, out)
+    rgb = squared(rgb, record.mean) if record.resize == "square" else rgb
+    cut = _cut(rgb, record)
+    if exact_resize.can_do(cut, rgb.size, record.interpolation) and (resize := exact_resize.compiled.get()) is not None:
+        pixels = np.empty((3, *record.size), np.float32) if out is None else out
+        resize(np.asarray(rgb), cut, record.interpolation, _table(record), pixels)
+        return torch.from_numpy(pixels)
+    return normalized(_centre(_resize(rgb, record), record), record, out)
 
 
 def normalized(
@@ -186,6 +194,18 @@ def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int,
     for new, edge in ((new_w, record.size[1]), (new_h, record.size[0])):
         starts.append((edge - new) // 2 if new <= edge else -_excess(new, edge, record))
     return new_w, new_h, starts[0], starts[1]
+
+
+def _cut(image: Image.Image, record: Preprocessing) -> Cut:
+    """The resized image's central part; beyond its edges where it is padded."""
+    height, width = _resized(image.width, image.height, record)
+    left, top = (_excess(new, edge, record) for new, edge in ((width, record.size[1]), (height, record.size[0])))
+    return Cut((width, height), (left, top, left + record.size[1], top + record.size[0]))
+
+
+@lru_cache(maxsize=16)
+def _table(record: Preprocessing) -> Float32[np.ndarray, "3 256"]:
+    return exact_resize.level_table(record.mean, record.std)
 
 
 def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:
