@@ -34,12 +34,10 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.vision.tower import ConvTower
 from multimodal.models.vit import MapPool, ViT
 from multimodal.models.whisper import Whisper
+from multimodal.system.memory import keep_freed_memory
 from multimodal.weights.folder import Checkpoint
 
 SPEECH = Whisper | ConformerCTC | Transducer | SpeechSeq2Seq
-# Bytes that a C library of glibc keeps for the next call once a block of them has been freed (mallopt(3), dynamic
-# thresholds). Fresh memory from the system took a tenth to a fifth of an encoder's time.
-KEPT = 31 << 20
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -101,7 +99,7 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
     towers = _towers(model, device)
     made = _in_types(model, towers, dtype, rest, device)
     if device.type == "cpu":
-        torch.empty(KEPT, dtype=torch.uint8)
+        keep_freed_memory()
         _for_cpu(made, model, towers, rest, compute_type)
     for tower in map(made.get_submodule, towers):
         _computes_in(tower, dtype, rest)

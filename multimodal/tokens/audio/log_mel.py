@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.system.memory import keep_freed_memory
 
 RATE = 16000
 WINDOW = 400
@@ -56,6 +57,7 @@ def _on_device(
     bands: int, fft: int, device: torch.device, periodic: bool
 ) -> tuple[Float[Tensor, "W"], Float[Tensor, "M bins"]]:
     """Window and filters on a device; cached, since copies stall a GPU."""
+    keep_freed_memory()
     with torch.inference_mode(False):  # the cache must be usable outside inference mode
         return torch.hann_window(WINDOW, periodic, device=device), mel_filters(bands, fft).to(device)
 

@@ -6,6 +6,7 @@ release 13 on rows where the height shrinks by more than twice the pixels that t
 import ctypes
 import math
 import platform
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from multimodal.system.compiled import FLAGS, load_compiled
+from multimodal.system.memory import keep_freed_memory
 
 BITS = 22
 REACH = {"bilinear": 1.0, "bicubic": 2.0}  # of a filter, in pixels
@@ -50,14 +52,22 @@ class _Compiled:
     """The pass, or None for as long as Pillow is as good: without a compiler, and for the first images on a machine."""
 
     def __init__(self) -> None:
-        self.calls, self.done, self.resize = 0, False, None
+        self.calls, self.done, self.resize, self.lock = 0, False, None, threading.Lock()
 
     def get(self) -> Resize | None:
-        if not self.done and self.calls in (0, PATIENCE):
-            self.resize = _loaded(build=self.calls > 0)
-            self.done = self.resize is not None or self.calls > 0
-        self.calls += 1
+        if not self.done:
+            with self.lock:
+                self._look()
         return self.resize
+
+    def _look(self) -> None:
+        if not self.calls:
+            keep_freed_memory()
+            self.resize = _loaded(build=False)
+        elif self.calls >= PATIENCE and self.resize is None:
+            self.resize = _loaded(build=True)
+        self.done = self.resize is not None or self.calls >= PATIENCE
+        self.calls += 1
 
 
 compiled = _Compiled()

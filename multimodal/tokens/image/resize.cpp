@@ -13,6 +13,7 @@ namespace {
 
 constexpr int BITS = 22;
 constexpr int64_t PART = 512;  // levels whose sums stay in the first cache
+constexpr int64_t STRIP = 64;  // rows that are transposed at a time, so that memory and the caches suffice
 
 struct Axis {  // output i is the sum of `counts[i]` inputs from `firsts[i]` on, times its row of `weights`
     const int32_t *firsts, *counts, *weights;
@@ -20,11 +21,11 @@ struct Axis {  // output i is the sum of `counts[i]` inputs from `firsts[i]` on,
     int64_t begin, end;   // outputs that are needed
 };
 
-typedef std::vector<uint8_t> Levels;  // of some rows, and padding
+typedef std::vector<uint8_t> Levels;
 
 // Rows `axis.begin` to `axis.end` of the resampled image, whose input begins with row `first`.
 Levels resampled(const uint8_t *from, int64_t first, int64_t width, const Axis &axis) {
-    Levels made((axis.end - axis.begin) * width + 4);
+    Levels made((axis.end - axis.begin) * width);
     for (int64_t i = axis.begin; i < axis.end; ++i) {
         const uint8_t *own = from + (axis.firsts[i] - first) * width;
         const int32_t *weights = axis.weights + i * axis.taps;
@@ -44,13 +45,22 @@ Levels resampled(const uint8_t *from, int64_t first, int64_t width, const Axis &
     return made;
 }
 
-// Rows become columns, three levels at a time. Reads and writes a level more than there is.
-Levels transposed(const uint8_t *from, int64_t rows, int64_t columns) {
-    Levels made(rows * columns * 3 + 4);
+// Rows become columns, three levels at a time.
+void transpose(const uint8_t *from, int64_t rows, int64_t columns, uint8_t *to) {
     for (int64_t top = 0; top < rows; top += 16)
         for (int64_t x = 0; x < columns; ++x)
             for (int64_t y = top; y < std::min(rows, top + 16); ++y)
-                memcpy(made.data() + (x * rows + y) * 3, from + (y * columns + x) * 3, 3);
+                memcpy(to + (x * rows + y) * 3, from + (y * columns + x) * 3, 3);
+}
+
+Levels resampled_columns(const uint8_t *from, int64_t rows, int64_t columns, const Axis &axis) {
+    const int64_t wide = axis.end - axis.begin;
+    Levels made(rows * wide * 3), strip(std::min(rows, STRIP) * columns * 3);
+    for (int64_t top = 0; top < rows; top += STRIP) {
+        const int64_t some = std::min(STRIP, rows - top);
+        transpose(from + top * columns * 3, some, columns, strip.data());
+        transpose(resampled(strip.data(), 0, some * 3, axis).data(), wide, some, made.data() + top * wide * 3);
+    }
     return made;
 }
 
@@ -78,10 +88,8 @@ void resize(const uint8_t *image, int64_t rows, int64_t columns, const Axis *dow
             auto [first, last] = inputs(*down);
             image += first * columns * 3, rows = last - first, top = first;
         }
-        made = transposed(made.empty() ? image : made.data(), rows, columns);
-        made = resampled(made.data(), 0, rows * 3, *across);
+        made = resampled_columns(made.empty() ? image : made.data(), rows, columns, *across);
         columns = across->end - across->begin;
-        made = transposed(made.data(), columns, rows);
     };
     if (columns_first && across) horizontal();
     if (down) vertical();
