@@ -18,7 +18,7 @@ from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_f
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, copy_module, replace_modules
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
-from multimodal.inference.native.encoder import in_int8, prefers_int8
+from multimodal.inference.native.encoder import in_native, prefers_int8, prefers_native
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
@@ -100,7 +100,7 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
     made = _in_types(model, towers, dtype, rest, device)
     if device.type == "cpu":
         keep_freed_memory()
-        _for_cpu(made, model, towers, rest, compute_type)
+        _for_cpu(made, model, towers, dtype, rest, compute_type)
     for tower in map(made.get_submodule, towers):
         _computes_in(tower, dtype, rest)
         if dtype == torch.bfloat16 and device.type == "cpu":
@@ -138,15 +138,18 @@ def _has_blocks(part: nn.Module) -> bool:
     return all(other is None for other in others)
 
 
-def _for_cpu(made: nn.Module, model: nn.Module, towers: list[str], rest: torch.dtype, compute_type: str) -> None:
+def _for_cpu(
+    made: nn.Module, model: nn.Module, towers: list[str], dtype: torch.dtype, rest: torch.dtype, compute_type: str
+) -> None:  # fmt: skip
     decoders, packs = _decoders(made), rest == torch.float32 and can_pack(rest)
     int8 = compute_type == "int8"
     compiled = bool(decoders) and rest == torch.float32 and library() is not None
     kind = partial(NativeLinear, int8=int8) if compiled else Int8Linear if int8 else row_linear
     for decoder in decoders if compiled or int8 or packs else []:
         _fuse(decoder, kind, compiled or int8)
-    for name in towers if _encodes_in_int8(model, compute_type) else []:
-        in_int8(made.get_submodule(name))
+    quick = _encodes_in_int8(model, compute_type)
+    for name in towers if quick or (compiled and dtype == torch.float32 and prefers_native()) else []:
+        in_native(made.get_submodule(name), quick)
     prepare_speech(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
     speech = isinstance(model, SPEECH)

@@ -40,6 +40,7 @@ typedef uint8_t Level;
 #endif
 constexpr int BYTES = 4 * LANES;  // of a vector
 constexpr int AHEAD = 4096;       // bytes of weights fetched before they are needed
+constexpr int64_t CACHED = 1 << 18;  // bytes of rows
 typedef float Floats __attribute__((vector_size(BYTES), may_alias));
 typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
 typedef Level Levels __attribute__((vector_size(LANES * sizeof(Level))));
@@ -330,11 +331,15 @@ template <class Kind, int... R> Multiply chosen(int64_t rows, std::integer_seque
 template <class Kind> void panels(const Linear &map, const Rows &x, int64_t first, int64_t last, const Target &to) {
     constexpr int wide = Kind::WIDE, most = Kind::ROWS;
     for (; x.count == 1 && first + wide <= last; first += wide) multiply<Kind, 1, wide>(map, x, 0, first, to);
-    for (; first < last; ++first)
-        for (int64_t row = 0; row < x.count; row += most) {
-            int64_t rows = std::min<int64_t>(most, x.count - row);
-            chosen<Kind>(rows, std::make_integer_sequence<int, most>{})(map, x, row, first, to);
-        }
+    // rows that stay in the second cache for all panels
+    const int64_t size = map.inputs * (map.steps ? 1 : 4) / 4 * sizeof(typename Kind::Input);
+    const int64_t some = std::max<int64_t>(16, CACHED / std::max<int64_t>(1, size * most)) * most;
+    for (int64_t top = 0; top < x.count; top += some)
+        for (int64_t panel = first; panel < last; ++panel)
+            for (int64_t row = top; row < std::min(top + some, x.count); row += most) {
+                int64_t rows = std::min<int64_t>(most, x.count - row);
+                chosen<Kind>(rows, std::make_integer_sequence<int, most>{})(map, x, row, panel, to);
+            }
 }
 
 int64_t panel_of(bool bytes) { return LANES * (bytes ? Byte::VECTORS : Float::VECTORS); }

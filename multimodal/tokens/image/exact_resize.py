@@ -85,8 +85,12 @@ def can_do(cut: Cut, size: tuple[int, int], interpolation: str) -> bool:
 
 def level_table(mean: Sequence[float], std: Sequence[float]) -> Float32[np.ndarray, "3 256"]:
     """(level / 255 - mean) / std of each band."""
-    levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    return np.stack([(levels - np.float32(m)) / np.float32(s) for m, s in zip(mean, std, strict=True)])
+    return np.stack([_levels(*both) for both in zip(mean, std, strict=True)])
+
+
+@lru_cache(maxsize=64)
+def _levels(mean: float, std: float) -> Float32[np.ndarray, "256"]:
+    return (np.arange(256, dtype=np.float32) / np.float32(255) - np.float32(mean)) / np.float32(std)
 
 
 def _loaded(build: bool) -> Resize | None:

@@ -8,7 +8,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +20,7 @@ from multimodal.errors import CheckpointError, ImageError
 from multimodal.system.files import shown
 from multimodal.system.records import to_record
 from multimodal.tokens.image import exact_resize
-from multimodal.tokens.image.exact_resize import Cut
+from multimodal.tokens.image.exact_resize import Cut, level_table
 from multimodal.tokens.image.reading import to_rgb
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -103,10 +102,11 @@ def preprocess(
     """
     rgb = to_rgb(image)
     rgb = squared(rgb, record.mean) if record.resize == "square" else rgb
-    cut = _cut(rgb, record)
-    if exact_resize.can_do(cut, rgb.size, record.interpolation) and (resize := exact_resize.compiled.get()) is not None:
+    cut, dense = _cut(rgb, record), out is None or out.flags.c_contiguous
+    can = dense and exact_resize.can_do(cut, rgb.size, record.interpolation)
+    if can and (resize := exact_resize.compiled.get()) is not None:
         pixels = np.empty((3, *record.size), np.float32) if out is None else out
-        resize(np.asarray(rgb), cut, record.interpolation, _table(record), pixels)
+        resize(np.asarray(rgb), cut, record.interpolation, level_table(record.mean, record.std), pixels)
         return torch.from_numpy(pixels)
     return normalized(_centre(_resize(rgb, record), record), record, out)
 
@@ -201,11 +201,6 @@ def _cut(image: Image.Image, record: Preprocessing) -> Cut:
     height, width = _resized(image.width, image.height, record)
     left, top = (_excess(new, edge, record) for new, edge in ((width, record.size[1]), (height, record.size[0])))
     return Cut((width, height), (left, top, left + record.size[1], top + record.size[0]))
-
-
-@lru_cache(maxsize=16)
-def _table(record: Preprocessing) -> Float32[np.ndarray, "3 256"]:
-    return exact_resize.level_table(record.mean, record.std)
 
 
 def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:

@@ -77,6 +77,8 @@ def test_pixels_in_both_orders_of_the_axes(fresh: exact_resize._Compiled, monkey
     out = np.empty((3, 64, 64), np.float32)
     made = preprocess(image(*size), squash, out)
     assert np.shares_memory(made.numpy(), out)
+    scattered = np.empty((64, 64, 3), np.float32).transpose(2, 0, 1)
+    assert torch.equal(preprocess(image(*size), squash, scattered), made)
     assert torch.equal(made, by_pillow(image(*size), squash, monkeypatch))
 
 
