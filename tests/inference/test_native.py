@@ -124,6 +124,21 @@ def test_an_encoder_in_int8(name: str, monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("native", [False, True])
+def test_an_encoder_beside_a_compiled_decoder_in_floats(native: bool, monkeypatch: pytest.MonkeyPatch):
+    """In compiled maps where packed ones are no quicker."""
+    monkeypatch.setattr(prepare, "prefers_native", lambda: native)
+    model = tiny.made("speech-to-text")
+    encoder, frames = (
+        prepare_for_inference(Checkpoint(model, source="tiny"), "float32").model.encoder,
+        torch.randn(3, 8, 20),
+    )
+    assert any(isinstance(part, NativeLinear) for part in encoder.modules()) == native
+    with torch.inference_mode():
+        assert_close(encoder(frames), model.encoder(frames), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("name", ["clip-softmax", "vit-token", "text-encoder"])
 def test_images_and_texts_in_int8(name: str, monkeypatch):
     monkeypatch.setattr(prepare, "prefers_int8", lambda dtype: True)
@@ -137,6 +152,16 @@ def test_images_and_texts_in_int8(name: str, monkeypatch):
     with torch.inference_mode():
         right, found = getattr(model, call)(*given), getattr(quick, call)(*given)
     assert (found - right).norm() < 0.08 * right.norm()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_has_the_same_bits_in_more_rows_than_a_cache_holds(int8: bool):
+    made, x = NativeLinear(torch.randn(40, 2000), torch.randn(40), int8), torch.randn(700, 2000)
+    whole = made(x)
+    assert_close(whole, made(x.flip(0)).flip(0), atol=0, rtol=0)
+    for row in (0, 95, 96, 97, 383, 384, 699):
+        assert torch.equal(made(x[row : row + 1])[0], whole[row])
 
 
 @pytest.mark.usefixtures("compiled")
