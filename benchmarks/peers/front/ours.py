@@ -60,7 +60,7 @@ def drawn(folder: Path, device: str, size: int, **_: Any) -> Run:
 def squares(folder: Path, device: str, size: int, **_: Any) -> Run:
     """Work of a worker for `train_clip.py` on a GPU: decoded squares of 7/6 of the model's edge."""
     files, edge = jpegs(folder), size * 7 // 6
-    return lambda: [float(torch.stack([square(read_image(file, least=edge), edge) for file in files]).sum())]
+    return lambda: [float(torch.stack([square(read_image(file, least=edge), edge) for file in files])[-1, 0, 0, 0])]
 
 
 def samples(folder: Path, device: str, file: str, **_: Any) -> Run:

@@ -16,6 +16,8 @@ from multimodal.data.datasets.class_names import Concept, held_out, speaks_of
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, SourceRow, joined, open_source
 from multimodal.errors import DataError, UsageError
+from multimodal.tokens.image import exact_resize
+from multimodal.tokens.image.exact_resize import Cut
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
 from multimodal.tokens.image.resampling import mean_and_deviation
@@ -131,9 +133,15 @@ def named_concept(row: SourceRow, classes: Mapping[str, Concept]) -> Concept:
 
 
 def square(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
-    """Resize the central square to `size` pixels per side."""
-    fitted = image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
+    """Resize the central square to `size` pixels per side, as `ImageOps.fit` does."""
+    if image.size == (size, size) or (resize := exact_resize.compiled.get()) is None:
+        fitted = image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
+    side, made = min(image.size), np.empty((3, size, size), np.uint8)
+    left, top = ((edge - side) / 2 for edge in image.size)
+    cut = Cut((size, size), (0, 0, size, size), (left, top, left + side, top + side))
+    resize(np.asarray(image), cut, "bicubic", None, made)
+    return torch.from_numpy(made)
 
 
 def augment(

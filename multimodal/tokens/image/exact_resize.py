@@ -27,11 +27,12 @@ TRIED = ((31, 17, 24, 13), (17, 31, 15, 12), (9, 8, 21, 30))  # widths and heigh
 
 
 class Cut(NamedTuple):
-    """`size` (width, height) to which an image is resized, and the `box` (left, top, right, bottom) of it that is
-    taken."""
+    """`size` (width, height) to which an image, or the box `source` of it, is resized, and the `box` (left, top, right,
+    bottom) of the result that is taken."""
 
     size: tuple[int, int]
     box: tuple[int, int, int, int]
+    source: tuple[float, float, float, float] | None = None
 
 
 class _AxisRecord(ctypes.Structure):
@@ -105,16 +106,19 @@ def _loaded(build: bool) -> Resize | None:
                                                        *(pointer, pointer)), None  # fmt: skip
 
     def resize(
-        image: UInt8[np.ndarray, "H W 3"], cut: Cut, interpolation: str, table: Float32[np.ndarray, "3 256"],
-        planes: Float32[np.ndarray, "3 h w"],
+        image: UInt8[np.ndarray, "H W 3"], cut: Cut, interpolation: str, table: Float32[np.ndarray, "3 256"] | None,
+        planes: Float32[np.ndarray, "3 h w"] | UInt8[np.ndarray, "3 h w"],
     ) -> None:  # fmt: skip
+        """Write numbers of the `table`, without one levels."""
         height, width = image.shape[:2]
-        (new_width, new_height), (left, top, right, bottom) = cut
-        down = _axis(height, new_height, top, bottom, interpolation)
-        across = _axis(width, new_width, left, right, interpolation)
+        (new_width, new_height), (left, top, right, bottom), source = cut
+        first, upper, last, lower = source or (0, 0, width, height)
+        down = _axis(height, new_height, top, bottom, interpolation, float(upper), float(lower))
+        across = _axis(width, new_width, left, right, interpolation, float(first), float(last))
         rows_first = new_height < height and height - new_height > 2 * (width - new_width)
         places = (None if one is None else ctypes.addressof(one.record) for one in (down, across))
-        library.resize(image.ctypes.data, height, width, *places, not rows_first, table.ctypes.data, planes.ctypes.data)
+        tables = None if table is None else table.ctypes.data
+        library.resize(image.ctypes.data, height, width, *places, not rows_first, tables, planes.ctypes.data)
 
     return resize if all(_is_exact(resize, *sizes) for sizes in TRIED) else None
 
@@ -134,23 +138,25 @@ class _Axis(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _axis(old: int, new: int, begin: int, end: int, interpolation: str) -> _Axis | None:
+def _axis(old: int, new: int, begin: int, end: int, interpolation: str, first: float, last: float) -> _Axis | None:
     """None where nothing changes."""
-    if old == new:
+    if old == new and (first, last) == (0, old):
         return None
-    tensors = _weights(old, new, interpolation)
+    tensors = _weights(old, new, interpolation, first, last)
     places = (one.ctypes.data for one in tensors)
     return _Axis(_AxisRecord(*places, tensors[2].shape[1], begin, end), tensors)
 
 
 @lru_cache(maxsize=64)
-def _weights(old: int, new: int, interpolation: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _weights(
+    old: int, new: int, interpolation: str, first: float, last: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """First input and number of inputs of each output, and their weights in 22 bits: Pillow's, in its order of
-    operations."""
-    scale = old / new
+    operations. It holds the ends of a box in float32."""
+    scale = float(np.float32(last) - np.float32(first)) / new
     wide = max(scale, 1.0)
     reach = REACH[interpolation] * wide
-    centres = (np.arange(new) + 0.5) * scale
+    centres = float(np.float32(first)) + (np.arange(new) + 0.5) * scale
     firsts = np.maximum((centres - reach + 0.5).astype(np.int64), 0)  # towards zero
     counts = np.minimum((centres + reach + 0.5).astype(np.int64), old) - firsts
     taps = np.arange(2 * math.ceil(reach) + 1)

@@ -74,9 +74,9 @@ std::pair<int64_t, int64_t> inputs(const Axis &axis) {
 extern "C" {
 
 // Planes [3 h w] of the image [rows columns 3], resampled along `down` and `across` (null: not resampled), cut to the
-// outputs that are needed, as the numbers that `tables` [3 256] has for their levels.
+// outputs that are needed, as the numbers that `tables` [3 256] has for their levels; without tables as levels.
 void resize(const uint8_t *image, int64_t rows, int64_t columns, const Axis *down, const Axis *across, int64_t columns_first,
-            const float *tables, float *planes) {
+            const float *tables, void *planes) {
     Levels made;
     int64_t top = 0;
     auto vertical = [&] {
@@ -95,7 +95,10 @@ void resize(const uint8_t *image, int64_t rows, int64_t columns, const Axis *dow
     if (down) vertical();
     if (!columns_first && across) horizontal();
     const uint8_t *from = made.empty() ? image : made.data();
-    for (int64_t i = 0; i < rows * columns; ++i)
-        for (int c = 0; c < 3; ++c) planes[c * rows * columns + i] = tables[256 * c + from[3 * i + c]];
+    const int64_t size = rows * columns;
+    for (int64_t i = 0; tables && i < size; ++i)
+        for (int c = 0; c < 3; ++c) ((float *)planes)[c * size + i] = tables[256 * c + from[3 * i + c]];
+    for (int64_t i = 0; !tables && i < size; ++i)
+        for (int c = 0; c < 3; ++c) ((uint8_t *)planes)[c * size + i] = from[3 * i + c];
 }
 }

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
+from multimodal.data.datasets.images import square
 from multimodal.system.compiled import COMPILERS
 from multimodal.tokens.image import exact_resize
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess
@@ -80,6 +81,14 @@ def test_pixels_in_both_orders_of_the_axes(fresh: exact_resize._Compiled, monkey
     scattered = np.empty((64, 64, 3), np.float32).transpose(2, 0, 1)
     assert torch.equal(preprocess(image(*size), squash, scattered), made)
     assert torch.equal(made, by_pillow(image(*size), squash, monkeypatch))
+
+
+@pytest.mark.parametrize("size", [(90, 200), (91, 130), (64, 200), (200, 64), (31, 400), (400, 395), (33, 33)])
+def test_squares_for_training_have_pillows_bits(fresh: exact_resize._Compiled, size: tuple[int, int]):
+    for side in (16, 64, 75):
+        right = ImageOps.fit(image(*size), (side, side), Image.Resampling.BICUBIC)
+        assert (square(image(*size), side).numpy() == np.asarray(right).transpose(2, 0, 1)).all()
+    assert fresh.resize is not None
 
 
 def test_pillow_serves_the_first_images_of_a_machine(built: Path, monkeypatch: pytest.MonkeyPatch):
