@@ -134,8 +134,9 @@ def named_concept(row: SourceRow, classes: Mapping[str, Concept]) -> Concept:
 
 def square(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
     """Resize the central square to `size` pixels per side, as `ImageOps.fit` does."""
-    if image.size == (size, size) or (resize := exact_resize.compiled.get()) is None:
-        fitted = image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    same = image.size == (size, size)
+    if same or (resize := exact_resize.compiled.get()) is None:
+        fitted = image if same else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
     side, made = min(image.size), np.empty((3, size, size), np.uint8)
     left, top = ((edge - side) / 2 for edge in image.size)

@@ -60,7 +60,5 @@ def in_native(tower: nn.Module, int8: bool) -> None:
                     setattr(part, name, _made(child, int8))
 
 
-def _made(
-    linear: nn.Linear, int8: bool, activation: Callable[[Tensor], Tensor] | None = None
-) -> NativeLinear:  # fmt: skip
+def _made(linear: nn.Linear, int8: bool, activation: Callable[[Tensor], Tensor] | None = None) -> NativeLinear:
     return NativeLinear(linear.weight, linear.bias, int8, activation)

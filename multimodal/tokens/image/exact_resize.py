@@ -44,9 +44,7 @@ class _AxisRecord(ctypes.Structure):
     )  # fmt: skip
 
 
-Resize = Callable[
-    [UInt8[np.ndarray, "H W 3"], Cut, str, Float32[np.ndarray, "3 256"], Float32[np.ndarray, "3 h w"]], None
-]
+Resize = Callable[[np.ndarray, Cut, str, np.ndarray | None, np.ndarray], None]  # see `_loaded`
 
 
 class _Compiled:
@@ -56,9 +54,11 @@ class _Compiled:
         self.calls, self.done, self.resize, self.lock = 0, False, None, threading.Lock()
 
     def get(self) -> Resize | None:
-        if not self.done:
-            with self.lock:
+        if not self.done and self.lock.acquire(blocking=False):  # other threads go on with Pillow, as does a fork
+            try:
                 self._look()
+            finally:
+                self.lock.release()
         return self.resize
 
     def _look(self) -> None:
