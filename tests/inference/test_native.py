@@ -3,6 +3,8 @@
 import ctypes
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -280,6 +282,29 @@ def test_threads_of_the_caller_step_at_once():
     finally:
         torch.set_num_threads(1)
     assert all(torch.equal(one, right) for one in found)
+
+
+HELPERS = """
+import os, torch
+from multimodal.inference.prepare import prepare_for_inference
+from tests.inference.test_prepared_text import DECODERS, checkpoint, ids, stepped
+
+torch.set_num_threads(3)
+made = prepare_for_inference(checkpoint(DECODERS["learned"]), "float32").model
+torch.randn(600, 600) @ torch.randn(600, 600)  # torch's own threads
+before = len(os.listdir("/proc/self/task"))
+with torch.inference_mode():
+    stepped(made, ids(2))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux lists a process's threads there")
+def test_all_parts_of_a_step_share_the_same_helpers(built: Path):
+    """With helpers of its own for each kind of part, they took each other's processors."""
+    environment = os.environ | {"MULTIMODAL_CACHE": str(built), "MULTIMODAL_NATIVE": "1"}
+    done = subprocess.run([sys.executable, "-c", HELPERS], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 2
 
 
 def test_it_can_be_turned_off(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):

@@ -44,9 +44,22 @@ constexpr int64_t CACHED = 1 << 18;  // bytes of rows
 typedef float Floats __attribute__((vector_size(BYTES), may_alias));
 typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
 typedef Level Levels __attribute__((vector_size(LANES * sizeof(Level))));
+typedef uint16_t Halves __attribute__((vector_size(BYTES / 2)));
 typedef float Anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
 
 inline Floats load(const float *from) { return *(const Anywhere *)from; }
+inline Floats load(const uint16_t *from) {  // bfloat16
+    Halves few;
+    memcpy(&few, from, sizeof few);
+    return (Floats)(__builtin_convertvector(few, Ints) << 16);
+}
+inline float single(float x) { return x; }
+inline float single(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
 inline void store(float *to, Floats value) { *(Anywhere *)to = value; }
 
 // ---- threads: the caller hands out parts, helpers take some. It never waits for a helper that has not begun.
@@ -117,20 +130,27 @@ class Pool {
     }
 };
 
+// The threads of this process. No part of `parallel`, which each kind of body would have of its own: their helpers
+// would take each other's processors.
+Pool &pool() {
+    static std::atomic<Pool *> shared{nullptr};  // never deleted: helpers may outlive main
+    Pool *pool = shared;
+    if (!pool || pool->process != getpid()) {
+        Pool *own = new Pool;
+        if (shared.compare_exchange_strong(pool, own)) pool = own;
+        else delete own;  // another thread was first
+    }
+    return *pool;
+}
+
 // Calls `body(first, last)` for all of 0 … count in parts of about `part`.
 template <class Body> void parallel(int threads, int64_t count, int64_t part, const Body &body) {
-    static std::atomic<Pool *> shared{nullptr};  // never deleted: helpers may outlive main
     int64_t parts = (count + part - 1) / part;
     if (threads > 1 && parts > 1 && parts < 1 << 24) {
-        Pool *pool = shared;
-        if (!pool || pool->process != getpid()) {
-            Pool *own = new Pool;
-            if (shared.compare_exchange_strong(pool, own)) pool = own;
-            else delete own;  // another thread was first
-        }
-        if (std::unique_lock<std::mutex> alone(pool->busy, std::try_to_lock); alone) {
+        Pool &shared = pool();
+        if (std::unique_lock<std::mutex> alone(shared.busy, std::try_to_lock); alone) {
             auto call = [&](int64_t at) { body(at * part, std::min(count, (at + 1) * part)); };
-            pool->run(parts, threads, [](void *own, int64_t at) { (*(decltype(call) *)own)(at); }, &call);
+            shared.run(parts, threads, [](void *own, int64_t at) { (*(decltype(call) *)own)(at); }, &call);
             return;
         }
     }
@@ -189,12 +209,12 @@ inline float total(Floats lanes) {
 #endif
 }
 
-inline float dot(const float *a, const float *b, int64_t size) {
+template <class Number> inline float dot(const float *a, const Number *b, int64_t size) {
     Floats sum = {};
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) sum += load(a + i) * load(b + i);
     float rest = 0;
-    for (; i < size; ++i) rest += a[i] * b[i];
+    for (; i < size; ++i) rest += a[i] * single(b[i]);
     return total(sum) + rest;
 }
 

@@ -68,40 +68,67 @@ template <class Number> struct Keys {  // that some queries see
 
 constexpr int64_t BLOCK = 32;  // positions whose keys or values stay in the first cache for all queries
 
-// The next `count` numbers of keys or values, whose successors are fetched.
-inline const float *floats(const float *from, int64_t count, std::vector<float> &) {
-    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch((const char *)(from + i) + AHEAD);
-    return from;
+template <class Number> inline void fetch(const Number *from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Number)) __builtin_prefetch((const char *)(from + i) + AHEAD);
 }
 
-inline const float *floats(const uint16_t *from, int64_t count, std::vector<float> &room) {
-    for (int64_t i = 0; i < count; i += 32) __builtin_prefetch((const char *)(from + i) + AHEAD);
-    room.resize(count);
-    uint32_t *to = (uint32_t *)room.data();
-    for (int64_t i = 0; i < count; ++i) to[i] = (uint32_t)from[i] << 16;
-    return room.data();
-}
-
-// Adds `chances` [count] times values [count width] to `sum`, one position after the other.
-void mix(const float *chances, const float *values, int64_t count, int64_t width, float *sum) {
-    int64_t e = 0;
-    for (; e + 4 * LANES <= width; e += 4 * LANES) {
-        Floats a = load(sum + e), b = load(sum + e + LANES);
-        Floats c = load(sum + e + 2 * LANES), d = load(sum + e + 3 * LANES);
-        const float *value = values + e;
-        for (int64_t s = 0; s < count; ++s, value += width) {
-            a += chances[s] * load(value), b += chances[s] * load(value + LANES);
-            c += chances[s] * load(value + 2 * LANES), d += chances[s] * load(value + 3 * LANES);
+// Dot products of a query with `count` keys [count width].
+template <class Number>
+void dots(const float *query, const Number *keys, int64_t count, int64_t width, float *products, bool first) {
+    constexpr int SOME = 4;
+    int64_t k = 0;
+    for (; k + SOME <= count; k += SOME) {
+        const Number *some = keys + k * width;
+        Floats sums[SOME] = {};
+        if (first) fetch(some, SOME * width);
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            Floats x = load(query + i);
+#pragma GCC unroll 4
+            for (int j = 0; j < SOME; ++j) sums[j] += x * load(some + j * width + i);
         }
-        store(sum + e, a), store(sum + e + LANES, b), store(sum + e + 2 * LANES, c), store(sum + e + 3 * LANES, d);
+        for (int j = 0; j < SOME; ++j) {
+            float rest = 0;
+            for (int64_t e = i; e < width; ++e) rest += query[e] * single(some[j * width + e]);
+            products[k + j] = total(sums[j]) + rest;
+        }
     }
-    for (; e + LANES <= width; e += LANES) {
-        Floats a = load(sum + e);
-        for (int64_t s = 0; s < count; ++s) a += chances[s] * load(values + s * width + e);
-        store(sum + e, a);
+    for (; k < count; ++k) products[k] = dot(query, keys + k * width, width);
+}
+
+// Adds `chances` [count] times C vectors of values [count width] to `sum`, one position after the other.
+template <int C, class Number>
+inline void mix_some(const float *chances, const Number *values, int64_t count, int64_t width, float *sum, bool first) {
+    Floats sums[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) sums[c] = load(sum + c * LANES);
+    for (int64_t s = 0; s < count; ++s, values += width) {
+        if (first) fetch(values, C * LANES);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sums[c] += chances[s] * load(values + c * LANES);
     }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) store(sum + c * LANES, sums[c]);
+}
+
+template <class Number>
+void mix(const float *chances, const Number *values, int64_t count, int64_t width, float *sum, bool first) {
+    int64_t e = 0;
+    for (; e + 8 * LANES <= width; e += 8 * LANES) mix_some<8>(chances, values + e, count, width, sum + e, first);
+    for (; e + 4 * LANES <= width; e += 4 * LANES) mix_some<4>(chances, values + e, count, width, sum + e, first);
+    for (; e + LANES <= width; e += LANES) mix_some<1>(chances, values + e, count, width, sum + e, first);
     for (; e < width; ++e)
-        for (int64_t s = 0; s < count; ++s) sum[e] += chances[s] * values[s * width + e];
+        for (int64_t s = 0; s < count; ++s) sum[e] += chances[s] * single(values[s * width + e]);
+}
+
+// Calls `body` with `count` keys or values, of bfloat16 as floats where many queries read them, and whether to fetch
+// the next ones.
+template <class Number, class Body> void reading(const Number *from, int64_t count, bool many, const Body &body) {
+    static thread_local std::vector<float> room;
+    if (!many || sizeof(Number) == 4) return body(from, true);
+    fetch(from, count), room.resize(count);
+    for (int64_t i = 0; i < count; ++i) room[i] = single(from[i]);
+    body(room.data(), false);
 }
 
 // Turns the scores [size], a multiple of LANES, into chances; returns their sum, by which they are not divided.
@@ -119,17 +146,17 @@ float soften(float *scores, int64_t size) {
 
 // Attention of queries [count width], `between` apart; the result takes their places.
 template <class Number> void attend(const Keys<Number> &own, float *queries, int64_t count, int64_t between) {
-    static thread_local std::vector<float> scores, sums, room;
+    static thread_local std::vector<float> scores, sums;
     const int64_t width = own.width, size = (own.count + LANES - 1) / LANES * LANES;
     scores.assign(count * size, -INFINITY), sums.resize(count);
     for (int64_t i = 0; i < count; ++i)
         for (int64_t e = 0; e < width; ++e) queries[i * between + e] *= own.scale;
     for (int64_t s = 0; s < own.count; s += BLOCK) {
         const int64_t some = std::min(BLOCK, own.count - s);
-        const float *keys = floats(own.keys + s * width, some * width, room);
-        for (int64_t i = 0; i < count; ++i)
-            for (int64_t k = 0; k < some; ++k)
-                scores[i * size + s + k] = dot(queries + i * between, keys + k * width, width);
+        reading(own.keys + s * width, some * width, count > 1, [&](auto keys, bool ahead) {
+            for (int64_t i = 0; i < count; ++i)
+                dots(queries + i * between, keys, some, width, scores.data() + i * size + s, ahead && !i);
+        });
     }
     for (int64_t i = 0; i < count; ++i) {
         float *row = scores.data() + i * size;
@@ -140,9 +167,10 @@ template <class Number> void attend(const Keys<Number> &own, float *queries, int
     }
     for (int64_t s = 0; s < own.count; s += BLOCK) {
         const int64_t some = std::min(BLOCK, own.count - s);
-        const float *values = floats(own.values + s * width, some * width, room);
-        for (int64_t i = 0; i < count; ++i)
-            mix(scores.data() + i * size + s, values, some, width, queries + i * between);
+        reading(own.values + s * width, some * width, count > 1, [&](auto values, bool ahead) {
+            for (int64_t i = 0; i < count; ++i)
+                mix(scores.data() + i * size + s, values, some, width, queries + i * between, ahead && !i);
+        });
     }
     for (int64_t i = 0; i < count; ++i)
         for (int64_t e = 0; e < width; ++e) queries[i * between + e] /= sums[i];
