@@ -148,7 +148,7 @@ def _for_cpu(
     for decoder in decoders if compiled or int8 or packs else []:
         _fuse(decoder, kind, compiled or int8)
     quick = _encodes_in_int8(model, compute_type)
-    for name in towers if quick or (compiled and dtype == torch.float32 and prefers_native()) else []:
+    for name in towers if quick or (dtype == rest == torch.float32 and prefers_native()) else []:
         in_native(made.get_submodule(name), quick)
     prepare_speech(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}

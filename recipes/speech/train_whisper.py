@@ -24,6 +24,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.speech_windows import Curriculum, SpeechWindows, curriculum
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
+from multimodal.errors import UsageError
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
 from multimodal.system.files import read_json
@@ -41,6 +42,7 @@ from multimodal.train.objectives.multitask import (
     letters_of,
 )
 from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
 
 BANDS = 80
 
@@ -51,6 +53,7 @@ class WhisperRun:
     valid: tuple[Path, ...]  # held-out manifests, scored while training runs
     out: Path  # folder for the trained checkpoint
     card: Path | None = None  # JSON file of facts for the checkpoint's card
+    init: str | None = None  # Whisper checkpoint to start from, with its tokenizer and sizes, instead of random weights
     language: str | None = None  # of recordings whose manifest names none
     vocabulary: int = 640  # text tokens
     width: int = 144
@@ -85,6 +88,25 @@ def tokenizer_of(s: WhisperRun, data: SpeechWindows) -> SmallWhisperTokenizer:
     texts = [" " + text for clip in data.clips for text in (clip.text, clip.translation) if text]
     languages = sorted({clip.language for clip in data.clips})
     return SmallWhisperTokenizer.train(texts, s.vocabulary, languages, s.curriculum.window // STEP + 1)
+
+
+def begin(s: WhisperRun, data: SpeechWindows) -> Checkpoint:
+    """Return the model to train and its tokenizer."""
+    if s.init is None:
+        tokenizer = tokenizer_of(s, data)
+        return Checkpoint(Whisper(config(s, tokenizer)), tokenizer)
+    known = load(s.init)
+    if not isinstance(known.model, Whisper) or not isinstance(known.tokenizer, WhisperTokenizer):
+        raise UsageError(f"--init {s.init}: is a {known.kind}, not a whisper with its tokenizer")
+    shape = known.model.config.encoder
+    if (shape.bands, shape.context) != (BANDS, s.curriculum.window // STEP):
+        raise UsageError(
+            f"--init {s.init}: hears {shape.bands} bands and windows of {shape.context * STEP} frames; "
+            f"expected {BANDS} and --window {s.curriculum.window}"
+        )
+    if unknown := sorted({clip.language for clip in data.clips} - set(known.tokenizer.languages)):
+        raise UsageError(f"--init {s.init}: knows {', '.join(known.tokenizer.languages)}, not {', '.join(unknown)}")
+    return known
 
 
 class WhisperValidation:
@@ -123,8 +145,8 @@ def main(s: WhisperRun) -> None:
         SpeechWindows(manifests, cache, BANDS, s.language, columns=s.columns, trust=s.trust)
         for manifests in (s.train, s.valid)
     )
-    tokenizer, alphabet = tokenizer_of(s, data), letters_of([clip.text for clip in data.clips])
-    model = LetterCTC(Whisper(config(s, tokenizer)), len(alphabet))
+    initial, alphabet = begin(s, data), letters_of([clip.text for clip in data.clips])
+    tokenizer, model = initial.tokenizer, LetterCTC(initial.model, len(alphabet))
     log.info(
         "%d clips, %.2f h, %d longer than the window; %d tokens", len(data), sum(data.lengths) / 360000,
         sum(length > window for length in data.lengths), tokenizer.vocab_size,

@@ -127,17 +127,20 @@ def test_an_encoder_in_int8(name: str, monkeypatch):
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("native", [False, True])
-def test_an_encoder_beside_a_compiled_decoder_in_floats(native: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["speech-to-text", "vit-token"])
+def test_an_encoder_in_floats(name: str, native: bool, monkeypatch: pytest.MonkeyPatch):
     """In compiled maps where packed ones are no quicker."""
     monkeypatch.setattr(prepare, "prefers_native", lambda: native)
-    model = tiny.made("speech-to-text")
-    encoder, frames = (
-        prepare_for_inference(Checkpoint(model, source="tiny"), "float32").model.encoder,
-        torch.randn(3, 8, 20),
+    model = tiny.made(name)
+    made = prepare_for_inference(Checkpoint(model, source="tiny"), "float32").model
+    plain, made, given = (
+        (model, made, torch.randn(2, 3, 8, 12))
+        if name == "vit-token"
+        else (model.encoder, made.encoder, torch.randn(3, 8, 20))
     )
-    assert any(isinstance(part, NativeLinear) for part in encoder.modules()) == native
+    assert any(isinstance(part, NativeLinear) for part in made.modules()) == native
     with torch.inference_mode():
-        assert_close(encoder(frames), model.encoder(frames), atol=1e-5, rtol=1e-5)
+        assert_close(made(given), plain(given), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -321,7 +324,7 @@ def test_without_a_compiler_one_line_says_so(empty_cache, monkeypatch, capsys, c
     assert native.library() is None
     assert native.library() is None
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("multimodal: models decode without compiled steps: ")
+    assert line.startswith("multimodal: models compute without compiled maps: ")
     assert line.endswith(why)
     assert type(prepare_for_inference(checkpoint(DECODERS["learned"]), "float32").model) is TextTransformer
 
@@ -346,7 +349,7 @@ def test_it_is_compiled_once_and_again_if_damaged(made: bytes, empty_cache: Path
     loaded = place(empty_cache, made, monkeypatch)
     assert native.library() is not None
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("multimodal: compiled decoding steps in ")
+    assert line.startswith("multimodal: compiled linear maps and decoding steps in ")
     native.library.cache_clear()
     assert native.library() is not None
     assert capsys.readouterr().err == ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from multimodal.system.compiled import load_compiled
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear.h", "step.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("threads.h", "vectors.h", "linear.h", "step.cpp"))
 POINTER, NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -53,7 +53,7 @@ class TokenRecord(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None: see `load_compiled`."""
-    found = load_compiled(SOURCES, "decoding steps", "models decode without compiled steps")
+    found = load_compiled(SOURCES, "linear maps and decoding steps", "models compute without compiled maps")
     if found is not None:
         found.panel.argtypes, found.panel.restype = (NUMBER,), NUMBER
         found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)

@@ -1,224 +1,27 @@
-// Linear maps on a CPU, and threads.
+// Linear maps on a CPU.
 //
 // A vector's lanes are outputs of a map, and each output is summed input by input. So a row has the same bits alone and
 // among others, on any number of threads, whatever the compiler makes of the loops.
 
 #pragma once
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <condition_variable>
-#include <cstdint>
-#include <cstring>
 #include <limits>
-#include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+
+#include "threads.h"
+#include "vectors.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 12;  // ROWS: whose sums stay in registers
-#elif defined(__AVX2__)
-constexpr int LANES = 8, ROWS = 6;
-#else
-constexpr int LANES = 4, ROWS = 8;
-#endif
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 #define PAIRS  // products of bytes are made in 16 bits and added up by pairs
 typedef int16_t Level;
 #else
 typedef uint8_t Level;
 #endif
-constexpr int BYTES = 4 * LANES;  // of a vector
-constexpr int AHEAD = 4096;       // bytes of weights fetched before they are needed
-constexpr int64_t CACHED = 1 << 18;  // bytes of rows
-typedef float Floats __attribute__((vector_size(BYTES), may_alias));
-typedef int32_t Ints __attribute__((vector_size(BYTES), may_alias));
 typedef Level Levels __attribute__((vector_size(LANES * sizeof(Level))));
-typedef uint16_t Halves __attribute__((vector_size(BYTES / 2)));
-typedef float Anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
-
-inline Floats load(const float *from) { return *(const Anywhere *)from; }
-inline Floats load(const uint16_t *from) {  // bfloat16
-    Halves few;
-    memcpy(&few, from, sizeof few);
-    return (Floats)(__builtin_convertvector(few, Ints) << 16);
-}
-inline float single(float x) { return x; }
-inline float single(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-inline void store(float *to, Floats value) { *(Anywhere *)to = value; }
-
-// ---- threads: the caller hands out parts, helpers take some. It never waits for a helper that has not begun.
-
-#if defined(__x86_64__)
-inline void pause() { __builtin_ia32_pause(); }
-#else
-inline void pause() {}
-#endif
-
-class Pool {
-  public:
-    const pid_t process = getpid();  // a fork has no helpers
-    std::mutex busy;
-
-    void run(int64_t parts, int threads, void (*task)(void *, int64_t), void *context) {
-        try {
-            for (; helpers < threads - 1; ++helpers) std::thread(&Pool::help, this, helpers).detach();
-        } catch (const std::system_error &) {}  // no more threads here: the caller does the rest
-        allowed = threads - 1, this->task = task, this->context = context, finished = 0;
-        uint64_t number = (ticket.load() >> 48) + 1;
-        ticket = number << 48 | (uint64_t)parts << 24;
-        if (asleep > 0) {
-            std::lock_guard<std::mutex> lock(mutex);
-            condition.notify_all();
-        }
-        while (take()) {}
-        for (int turns = 0; finished.load(std::memory_order_acquire) < parts; ++turns)
-            turns < 2000 ? pause() : std::this_thread::yield();
-    }
-
-  private:
-    std::atomic<uint64_t> ticket{0};  // number of the work (16 bits), its parts (24), the next part (24)
-    std::atomic<int64_t> finished{0};
-    std::atomic<int> asleep{0}, allowed{0};
-    int helpers = 0;
-    void (*task)(void *, int64_t) = nullptr;
-    void *context = nullptr;
-    std::mutex mutex;
-    std::condition_variable condition;
-
-    static bool open(uint64_t ticket) { return (ticket & 0xffffff) < (ticket >> 24 & 0xffffff); }
-
-    bool take() {
-        uint64_t now = ticket.load();
-        while (open(now))
-            if (ticket.compare_exchange_weak(now, now + 1)) {
-                task(context, now & 0xffffff);
-                finished.fetch_add(1, std::memory_order_release);
-                return true;
-            }
-        return false;
-    }
-
-    void help(int number) {
-        for (int turns = 0;;) {
-            if (number < allowed && take()) {
-                turns = 0;
-            } else if (++turns < 4000) {  // about 0.2 ms: longer than between the parts of a step
-                pause();
-            } else {
-                std::unique_lock<std::mutex> lock(mutex);
-                ++asleep;
-                condition.wait(lock, [&] { return number < allowed && open(ticket.load()); });
-                --asleep, turns = 0;
-            }
-        }
-    }
-};
-
-// The threads of this process. No part of `parallel`, which each kind of body would have of its own: their helpers
-// would take each other's processors.
-Pool &pool() {
-    static std::atomic<Pool *> shared{nullptr};  // never deleted: helpers may outlive main
-    Pool *pool = shared;
-    if (!pool || pool->process != getpid()) {
-        Pool *own = new Pool;
-        if (shared.compare_exchange_strong(pool, own)) pool = own;
-        else delete own;  // another thread was first
-    }
-    return *pool;
-}
-
-// Calls `body(first, last)` for all of 0 … count in parts of about `part`.
-template <class Body> void parallel(int threads, int64_t count, int64_t part, const Body &body) {
-    int64_t parts = (count + part - 1) / part;
-    if (threads > 1 && parts > 1 && parts < 1 << 24) {
-        Pool &shared = pool();
-        if (std::unique_lock<std::mutex> alone(shared.busy, std::try_to_lock); alone) {
-            auto call = [&](int64_t at) { body(at * part, std::min(count, (at + 1) * part)); };
-            shared.run(parts, threads, [](void *own, int64_t at) { (*(decltype(call) *)own)(at); }, &call);
-            return;
-        }
-    }
-    body(0, count);
-}
-
-// ---- functions of single values
-
-inline Floats choose(Ints which, Floats yes, Floats no) { return which ? yes : no; }
-
-inline Floats exponential(Floats x) {  // within 2 units of the last place; 0 below -87
-    Floats bounded = choose(x > 88.0f, Floats{} + 88.0f, choose(x < -87.0f, Floats{} - 87.0f, x));
-    Floats whole = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounded
-    Floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-    return choose(x < -87.0f, Floats{}, (sum * rest * rest + rest + 1.0f) * (Floats)power);
-}
-
-enum Activation { IDENTITY, GELU, GELU_TANH, QUICK_GELU, SILU, RELU };
-
-inline Floats activate(Floats x, int64_t kind) {
-    switch (kind) {
-    case GELU: {  // erf: Abramowitz and Stegun, formula 7.1.26
-        Floats size = choose(x < 0.0f, -x, x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * size);
-        Floats sum = (1.061405429f * t - 1.453152027f) * t + 1.421413741f;
-        sum = ((sum * t - 0.284496736f) * t + 0.254829592f) * t;
-        Floats tail = sum * exponential(-size * size);  // 1 - erf
-        return 0.5f * x * choose(x < 0.0f, tail, 2.0f - tail);
-    }
-    case GELU_TANH: return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
-    case QUICK_GELU: return x / (1.0f + exponential(-1.702f * x));
-    case SILU: return x / (1.0f + exponential(-x));
-    case RELU: return choose(x < 0.0f, Floats{}, x);
-    }
-    return x;
-}
-
-inline float total(Floats lanes) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)lanes);
-#elif defined(__AVX2__)
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)lanes), _mm256_extractf128_ps((__m256)lanes, 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-#else
-    float parts[LANES];
-    memcpy(parts, &lanes, BYTES);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
-    return parts[0];
-#endif
-}
-
-template <class Number> inline float dot(const float *a, const Number *b, int64_t size) {
-    Floats sum = {};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) sum += load(a + i) * load(b + i);
-    float rest = 0;
-    for (; i < size; ++i) rest += a[i] * single(b[i]);
-    return total(sum) + rest;
-}
-
-// ---- linear maps
+constexpr int64_t CACHED = 1 << 18;  // bytes of rows
 
 struct Linear {  // weight [panels inputs panel] of float, or where `steps` is given [panels inputs/4 panel 4] of bytes
     const void *weight;
@@ -239,6 +42,17 @@ struct Target {  // [count width]
     float *values;
     int64_t width, then, activation;
 };
+
+// Stores a vector of outputs, of which there are `outputs` in a row.
+inline void put(Floats y, const Target &to, int64_t row, int64_t output, int64_t outputs) {
+    float *place = to.values + row * to.width + output, edge[LANES];
+    const int64_t rest = outputs - output;
+    if (rest <= 0) return;
+    float *from = rest < LANES ? edge : place;
+    if (rest < LANES) memcpy(edge, place, 4 * rest);
+    store(from, to.then == ADD ? load(from) + y : to.then == MULTIPLY ? load(from) * y : y);
+    if (rest < LANES) memcpy(place, edge, 4 * rest);
+}
 
 // Of a kind of maps: ROWS whose sums stay in registers beside a panel's, panels (WIDE) that a single row multiplies side
 // by side, vectors of outputs in a panel, whose weights lie side by side.
@@ -327,19 +141,15 @@ void multiply(const Linear &map, const Rows &x, int64_t row, int64_t panel, cons
     }
 #pragma GCC unroll 48
     for (int i = 0; i < R * V * C; ++i) made[i / (V * C)][i % (V * C)] = sums[i / (V * C)][i % (V * C)];
+    Floats y[R][V * C];
+    for (int j = 0; j < V * C; ++j) {
+        const int64_t output = panel * PANEL + j * LANES;
+        const Floats bias = map.bias ? load(map.bias + output) : Floats{};
+        for (int r = 0; r < R; ++r) y[r][j] = Kind::finish(made[r][j], map, x, row + r, output) + bias;
+    }
+    activate(y[0], R * V * C, to.activation);
     for (int r = 0; r < R; ++r)
-        for (int j = 0; j < V * C; ++j) {
-            int64_t output = panel * PANEL + j * LANES;
-            Floats y = Kind::finish(made[r][j], map, x, row + r, output);
-            y = activate(map.bias ? y + load(map.bias + output) : y, to.activation);
-            float *place = to.values + (row + r) * to.width + output, edge[LANES];
-            int64_t rest = map.outputs - output;
-            if (rest <= 0) continue;
-            float *from = rest < LANES ? edge : place;
-            if (rest < LANES) memcpy(edge, place, 4 * rest);
-            store(from, to.then == ADD ? load(from) + y : to.then == MULTIPLY ? load(from) * y : y);
-            if (rest < LANES) memcpy(place, edge, 4 * rest);
-        }
+        for (int j = 0; j < V * C; ++j) put(y[r][j], to, row + r, panel * PANEL + j * LANES, map.outputs);
 }
 
 using Multiply = void (*)(const Linear &, const Rows &, int64_t, int64_t, const Target &);
