@@ -37,6 +37,7 @@ class Source:
     calls: list[Call] = field(default_factory=list)
     strings: list[tuple[int, str]] = field(default_factory=list)  # line, and text on one line
     docstrings: list[str] = field(default_factory=list)  # their first lines
+    bound: set[str] = field(default_factory=set)  # names that the file gives to something, anywhere in it
 
     @property
     def name(self) -> str:
@@ -68,6 +69,16 @@ class Source:
                 self.classes.append(node.name)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.functions.append((f"{self.path.name}:{node.name}", node.end_lineno - node.lineno + 1))
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                self.bound.add(name)
+            case ast.alias(name=name, asname=other):
+                self.bound.add((other or name).partition(".")[0])
+            case (
+                ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name))
+                | ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name)
+            ):  # fmt: skip
+                self.bound.add(name)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             self.docstrings += (ast.get_docstring(node) or "").splitlines()[:1]
 

@@ -1,6 +1,7 @@
 """Rules of the code base: small files and folders, imports that run downwards, a light import, no unsafe loading."""
 
 import ast
+import builtins
 import collections
 import graphlib
 import importlib.metadata
@@ -38,6 +39,17 @@ def test_functions_are_small():
     sizes = [item for path in PACKAGE + RECIPES + BENCHMARKS for item in source(path).functions]
     assert [(name, size) for name, size in sizes if size > 60] == []
     assert statistics.median(size for _, size in sizes) <= 12
+
+
+def test_every_name_is_bound():
+    """ruff cannot tell undefined names from jaxtyping's shapes, such as the F of "B M F"."""
+    known = {*dir(builtins), "__file__"}
+    unknown = {}
+    for path in PACKAGE + RECIPES + BENCHMARKS + TESTS:
+        names = {name.partition(".")[0] for name in source(path).names}
+        if lost := names - source(path).bound - known - {""}:
+            unknown[source(path).name] = lost
+    assert unknown == {}
 
 
 def test_a_class_name_means_one_thing():

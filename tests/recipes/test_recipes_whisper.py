@@ -314,7 +314,16 @@ def test_a_broken_recording_is_left_out_with_its_text(tmp_path, monkeypatch, cap
 def flags(manifests: list[Path], folder: Path, steps: int) -> list[str]:
     names = [str(path) for path in manifests]
     sizes = {"steps": steps, "vocabulary": 280, "width": 32, "heads": 2, "layers": 1, "words": 1, "window": 200}
-    order = {"short": 100, "budget": 800, "epoch": 16, "warmup": 5, "rate": 0.01, "average": 0.9, "most_valid": 4}
+    order = {
+        "short": 100,
+        "budget": 800,
+        "epoch": 16,
+        "noise": 0.13,
+        "warmup": 5,
+        "rate": 0.01,
+        "average": 0.9,
+        "most_valid": 4,
+    }
     every = {"evaluate_every": 1000, "save_every": 1000, "log_every": 10}
     numbers = [part for name, value in (sizes | order | every).items() for part in (f"--{name}", str(value))]
     files = ["--run", str(folder / "run"), "--out", str(folder / "model")]
@@ -342,6 +351,11 @@ def test_recipe_learns_saves_and_the_model_transcribes(manifests, tmp_path, monk
     found = transcribe(sound, checkpoint, temperature=0.0, no_speech_threshold=None)
     assert found["language"] in ("de", "en")
     assert all(s["end"] <= 3.5 for s in found["segments"])
+    more = [*flags(manifests, tmp_path / "more", 1), "--init", str(tmp_path / "model")]
+    recipe.start(recipe.main, more)
+    begun = load_folder(tmp_path / "more" / "model")
+    assert begun.model.config == checkpoint.model.config  # not the flags'
+    assert begun.tokenizer.ranks == checkpoint.tokenizer.ranks
     german, english = (evaluate_windows(checkpoint, str(path)) for path in manifests)
     assert german["utterances"] == english["utterances"] == 8
     assert german["bleu"] >= 0
@@ -360,3 +374,26 @@ def test_loader_makes_the_same_batch_for_a_step_wherever_it_starts(clips, tokeni
         one, other = next(unbroken).batches[0], next(resumed).batches[0]
         assert one.mel.equal(other.mel)
         assert one.targets.equal(other.targets)
+
+
+@pytest.mark.parametrize(
+    ("flag", "fault"),
+    [
+        (["--init", "clip-vit-16"], "--init clip-vit-16: is a clip, not a whisper with its tokenizer"),
+        (["--init", "whisper-mini"], "--init whisper-mini: hears 80 bands and windows of 600 frames; expected 80 and"),
+        (
+            ["--init", "whisper-mini", "--window", "600", "--language", "es"],
+            "whisper-mini: knows cs, de, en, fr, not es",
+        ),
+    ],
+)
+def test_recipe_refuses_what_it_cannot_begin_with(flag, fault, manifests, tmp_path, load_recipe, capsys):
+    names = manifests
+    if "--language" in flag:
+        row = json.loads(manifests[0].read_text().splitlines()[0])
+        names = [manifests[0].with_name("unnamed.jsonl")] * 2
+        names[0].write_text("".join(json.dumps(row | {"language": "es"}) + "\n" for _ in range(8)))
+    recipe = load_recipe("train_whisper")
+    with pytest.raises(SystemExit):
+        recipe.start(recipe.main, [*flags(names, tmp_path, 1), *flag])
+    assert fault in capsys.readouterr().err
