@@ -188,10 +188,10 @@ struct Quantized {
     std::vector<Level> levels;
     std::vector<float> steps;
 
-    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, int64_t threads = 1) {
+    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, Team &team) {
         if (!map.steps) return {x, nullptr, count};
         levels.resize(count * map.inputs), steps.resize(count);
-        parallel(count < 64 ? 1 : threads, count, 32, [&](int64_t row, int64_t last) {
+        team.share(count, count < 64 ? count : 32, [&](int64_t row, int64_t last) {
             for (; row < last; ++row) steps[row] = levels_of(x + row * inputs, inputs, &levels[row * map.inputs], map.inputs);
         });
         return {levels.data(), steps.data(), count};

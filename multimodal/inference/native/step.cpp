@@ -66,6 +66,7 @@ template <class Number> struct Keys {  // that some queries see
     float scale;
 };
 
+constexpr int64_t LEAST_SHARED = 1 << 14;  // panels of products: about 20 µs
 constexpr int64_t BLOCK = 32;  // positions whose keys or values stay in the first cache for all queries
 
 template <class Number> inline void fetch(const Number *from, int64_t count) {
@@ -188,7 +189,7 @@ void rotate(float *x, int64_t width, const float *cos, const float *sin, bool in
 // One step's buffers and the parts of a layer.
 class Run {
   public:
-    Run(const Decoder &decoder, const Step &step) : model(decoder), step(step) {
+    Run(const Decoder &decoder, const Step &step, Team &team) : model(decoder), step(step), team(team) {
         int64_t hidden = 0;
         for (int64_t i = 0; i < model.count; ++i) hidden = std::max(hidden, model.layers[i].up.outputs);
         x.assign(step.x, step.x + step.rows * model.width);
@@ -222,23 +223,24 @@ class Run {
   private:
     const Decoder &model;
     const Step &step;
+    Team &team;
     std::vector<float> x, normed, wide, mixed;
     Quantized quantized;
 
     template <class Body> void over_panels(const Linear &map, const Body &body) {
-        int64_t count = panels_of(map);
-        parallel(step.threads, count, step.threads > 1 ? count / (8 * step.threads) + 1 : count, body);
+        const int64_t count = panels_of(map);
+        team.share(count, team.part_of(count), body);
     }
 
     void map(const Linear &map, const float *from, int64_t inputs, float *to, Then then) {
-        Rows rows = quantized(map, from, step.rows, inputs);
+        Rows rows = quantized(map, from, step.rows, inputs, team);
         Target target{to, map.outputs, then, IDENTITY};
         over_panels(map, [&](int64_t first, int64_t last) { product(map, rows, first, last, target); });
     }
 
     void feed(const Layer &layer) {
         const Linear &first = layer.gate.outputs ? layer.gate : layer.up;
-        Rows rows = quantized(first, normed.data(), step.rows, model.width);
+        Rows rows = quantized(first, normed.data(), step.rows, model.width, team);
         Target target{wide.data(), first.outputs, REPLACE, model.activation};
         over_panels(first, [&](int64_t begin, int64_t end) {
             product(first, rows, begin, end, target);
@@ -254,7 +256,7 @@ class Run {
 
     void attend_self(const Layer &layer, int64_t at) {
         const int64_t width = model.head_width, each = model.heads / model.kv_heads;
-        parallel(step.threads, step.rows * model.kv_heads, 1, [&](int64_t first, int64_t last) {
+        team.share(step.rows * model.kv_heads, 1, [&](int64_t first, int64_t last) {
             for (; first < last; ++first) {
                 int64_t row = first / model.kv_heads, head = first % model.kv_heads;
                 float *from = wide.data() + row * (model.heads + 2 * model.kv_heads) * width;
@@ -278,7 +280,7 @@ class Run {
     template <class Number> void attend_source(const Layer &layer, int64_t at) {
         const int64_t width = model.cross_width, each = step.rows / step.sources, across = model.cross_heads * width;
         const Number *keys = (const Number *)step.source_keys[at], *values = (const Number *)step.source_values[at];
-        parallel(step.threads, step.sources * model.cross_heads, 1, [&](int64_t first, int64_t last) {
+        team.share(step.sources * model.cross_heads, 1, [&](int64_t first, int64_t last) {
             for (; first < last; ++first) {
                 int64_t source = first / model.cross_heads, base = first * step.source_length * width;
                 const uint8_t *seen = step.seen ? step.seen + source * step.source_length : nullptr;
@@ -322,16 +324,21 @@ extern "C" {
 int64_t panel(int64_t bytes) { return panel_of(bytes); }
 
 // y = f(x Wᵀ + b) of `rows` rows [rows inputs].
-void linear(const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t activation, int64_t threads) {
-    Quantized quantized;
-    Rows own = quantized(*map, x, rows, inputs, threads);
-    int64_t count = panels_of(*map);
-    parallel(threads, count, threads > 1 ? count / (8 * threads) + 1 : count, [&](int64_t first, int64_t last) {
-        product(*map, own, first, last, {y, map->outputs, REPLACE, activation});
+void linear(
+    const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t activation, int64_t threads) {
+    const int64_t count = panels_of(*map);
+    Team::call(rows * count * inputs < LEAST_SHARED ? 1 : threads, [&](Team &team) {
+        Quantized quantized;
+        Rows own = quantized(*map, x, rows, inputs, team);
+        team.share(count, team.part_of(count), [&](int64_t first, int64_t last) {
+            product(*map, own, first, last, {y, map->outputs, REPLACE, activation});
+        });
     });
 }
 
-void step(const Decoder *decoder, const Step *step) { Run(*decoder, *step).all(); }
+void step(const Decoder *decoder, const Step *step) {
+    Team::call(step->threads, [&](Team &team) { Run(*decoder, *step, team).all(); });
+}
 
 // The most probable of `count` logits in each row.
 void best(const float *logits, int64_t rows, int64_t count, int64_t *tokens, float *logprobs) {

@@ -1,4 +1,6 @@
-// Threads: the caller hands out parts of a work, helpers take some. It never waits for a helper that has not begun.
+// Threads that share a call's work: the caller hands out parts, helpers take some.
+//
+// The helpers are PyTorch's own threads, which wait for work busily: others would find the processors taken.
 
 #pragma once
 
@@ -6,11 +8,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
+
+// OpenMP's entry in the library that PyTorch has loaded; null where that is of another kind
+#if defined(__linux__)
+extern "C" void GOMP_parallel(void (*)(void *), void *, unsigned threads, unsigned flags) __attribute__((weak));
+#else
+void (*const GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned) = nullptr;
+#endif
 
 namespace {
 
@@ -20,42 +28,69 @@ inline void pause() { __builtin_ia32_pause(); }
 inline void pause() {}
 #endif
 
-class Pool {
-  public:
-    const pid_t process = getpid();  // a fork has no helpers
-    std::mutex busy;
+const pid_t process = getpid();  // a fork has no helpers
+std::atomic<bool> working{false};
 
-    void run(int64_t parts, int threads, void (*task)(void *, int64_t), void *context) {
-        try {
-            for (; helpers < threads - 1; ++helpers) std::thread(&Pool::help, this, helpers).detach();
-        } catch (const std::system_error &) {}  // no more threads here: the caller does the rest
-        allowed = threads - 1, this->task = task, this->context = context, finished = 0;
-        uint64_t number = (ticket.load() >> 48) + 1;
-        ticket = number << 48 | (uint64_t)parts << 24;
-        if (asleep > 0) {
-            std::lock_guard<std::mutex> lock(mutex);
-            condition.notify_all();
-        }
+class Team {
+  public:
+    // Calls `body(team)` with `threads` threads to share its parts, itself among them; alone beside another such call.
+    template <class Body> static void call(int threads, const Body &body) {
+        const bool alone = threads < 2 || getpid() != process || working.exchange(true);
+        Team team(alone ? 1 : threads);
+        if (alone) return body(team);
+        struct Call {
+            Team &team;
+            const Body &body;
+            const std::thread::id caller;
+        } call{team, body, std::this_thread::get_id()};
+        const auto take = [](void *own) {
+            Call &call = *(Call *)own;
+            if (std::this_thread::get_id() != call.caller) return call.team.help();
+            call.body(call.team);
+            call.team.ended = true;
+        };
+        GOMP_parallel ? GOMP_parallel(take, &call, threads, 0) : on_own_threads(take, &call, threads - 1);
+        working = false;
+    }
+
+    // Calls `body(first, last)` for all of 0 … count in parts of about `part`.
+    template <class Body> void share(int64_t count, int64_t part, const Body &body) {
+        const int64_t parts = (count + part - 1) / part;
+        if (threads == 1 || parts < 2 || parts >= 1 << 24) return body(0, count);
+        auto call = [&](int64_t at) { body(at * part, std::min(count, (at + 1) * part)); };
+        task = [](void *own, int64_t at) { (*(decltype(call) *)own)(at); };
+        context = &call, finished = 0;
+        ticket = ((ticket.load() >> 48) + 1) << 48 | (uint64_t)parts << 24;
         while (take()) {}
         for (int turns = 0; finished.load(std::memory_order_acquire) < parts; ++turns)
             turns < 2000 ? pause() : std::this_thread::yield();
     }
 
+    // Small enough that the others take over what a thread that comes late leaves.
+    int64_t part_of(int64_t count) const { return threads == 1 ? count : count / (8 * threads) + 1; }
+
   private:
+    explicit Team(int threads) : threads(threads) {}
+
+    static void on_own_threads(void (*take)(void *), void *context, int count) {
+        std::vector<std::thread> others;
+        try {
+            while (count-- > 0) others.emplace_back(take, context);
+        } catch (const std::system_error &) {}  // no more threads here: the caller does the rest
+        take(context);
+        for (std::thread &other : others) other.join();
+    }
+
+    const int threads;
+    std::atomic<bool> ended{false};
     std::atomic<uint64_t> ticket{0};  // number of the work (16 bits), its parts (24), the next part (24)
     std::atomic<int64_t> finished{0};
-    std::atomic<int> asleep{0}, allowed{0};
-    int helpers = 0;
     void (*task)(void *, int64_t) = nullptr;
     void *context = nullptr;
-    std::mutex mutex;
-    std::condition_variable condition;
-
-    static bool open(uint64_t ticket) { return (ticket & 0xffffff) < (ticket >> 24 & 0xffffff); }
 
     bool take() {
         uint64_t now = ticket.load();
-        while (open(now))
+        while ((now & 0xffffff) < (now >> 24 & 0xffffff))
             if (ticket.compare_exchange_weak(now, now + 1)) {
                 task(context, now & 0xffffff);
                 finished.fetch_add(1, std::memory_order_release);
@@ -64,47 +99,12 @@ class Pool {
         return false;
     }
 
-    void help(int number) {
-        for (int turns = 0;;) {
-            if (number < allowed && take()) {
-                turns = 0;
-            } else if (++turns < 4000) {  // about 0.2 ms: longer than between the parts of a step
-                pause();
-            } else {
-                std::unique_lock<std::mutex> lock(mutex);
-                ++asleep;
-                condition.wait(lock, [&] { return number < allowed && open(ticket.load()); });
-                --asleep, turns = 0;
-            }
+    void help() {
+        for (int turns = 0; !ended; ++turns) {
+            if (take()) turns = 0;
+            else turns < 500 ? pause() : std::this_thread::yield();  // the caller may need this processor
         }
     }
 };
-
-// The threads of this process. No part of `parallel`, which each kind of body would have of its own: their helpers
-// would take each other's processors.
-Pool &pool() {
-    static std::atomic<Pool *> shared{nullptr};  // never deleted: helpers may outlive main
-    Pool *pool = shared;
-    if (!pool || pool->process != getpid()) {
-        Pool *own = new Pool;
-        if (shared.compare_exchange_strong(pool, own)) pool = own;
-        else delete own;  // another thread was first
-    }
-    return *pool;
-}
-
-// Calls `body(first, last)` for all of 0 … count in parts of about `part`.
-template <class Body> void parallel(int threads, int64_t count, int64_t part, const Body &body) {
-    int64_t parts = (count + part - 1) / part;
-    if (threads > 1 && parts > 1 && parts < 1 << 24) {
-        Pool &shared = pool();
-        if (std::unique_lock<std::mutex> alone(shared.busy, std::try_to_lock); alone) {
-            auto call = [&](int64_t at) { body(at * part, std::min(count, (at + 1) * part)); };
-            shared.run(parts, threads, [](void *own, int64_t at) { (*(decltype(call) *)own)(at); }, &call);
-            return;
-        }
-    }
-    body(0, count);
-}
 
 }  // namespace
