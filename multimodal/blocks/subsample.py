@@ -66,13 +66,14 @@ class Subsample(nn.Module):
             return features[:, :, first:last]
         start, stop = max(0, 2 * first - 1), min(sizes[stages - 1], 2 * last)
         x = self._between(features, sizes, stages - 1, start, stop)
-        edges = start - (2 * first - 1), 2 * last - stop  # padding at both ends of the whole row
-        return self.halve(stages - 1, F.pad(x, (0, 0, *edges)) if any(edges) else x)
+        above, below = start - (2 * first - 1), 2 * last - stop  # padding at both ends of the whole row
+        x = F.pad(x, (0, 0, 0, below)) if below else x
+        return self.halve(stages - 1, x, above)[:, :, : last - first]
 
-    def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
-        """One convolution, T = ⌊(F - 1) / 2⌋; `x` includes the padding frames at both ends."""
+    def halve(self, stage: int, x: Float[Tensor, "B C F M"], padding: int = 0) -> Float[Tensor, "B D T K"]:
+        """One convolution, T = ⌊(F + 2·padding - 1) / 2⌋; `x` includes the other padding frames at both ends."""
         conv = self.depthwise[stage - 1] if stage else self.first
-        x = F.conv2d(x, conv.weight, conv.bias, 2, (0, 1), groups=conv.groups)
+        x = F.conv2d(x, conv.weight, conv.bias, 2, (padding, 1), groups=conv.groups)
         return F.relu(self.pointwise[stage - 1](x) if stage else x)
 
     def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:

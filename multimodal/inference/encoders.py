@@ -67,10 +67,10 @@ class PackedSubsample(Replacement, Subsample):
         self.project = PackedLinear(weight, self.project.bias)
         self.pointwise = nn.ModuleList()
 
-    def halve(self, stage: int, x: Float[Tensor, "B C F M"]) -> Float[Tensor, "B D T K"]:
+    def halve(self, stage: int, x: Float[Tensor, "B C F M"], padding: int = 0) -> Float[Tensor, "B D T K"]:
         conv = self.depthwise[stage - 1] if stage else self.first
         x = x.contiguous(memory_format=torch.channels_last)
-        x = F.conv2d(x, conv.weight, conv.bias, 2, (0, 1), groups=conv.groups)
+        x = F.conv2d(x, conv.weight, conv.bias, 2, (padding, 1), groups=conv.groups)
         return self.maps[stage - 1](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if stage else x.relu_()
 
     def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:

@@ -39,7 +39,8 @@ class OneQueryBlock(Replacement, Block):
 
     def __init__(self, block: Block, original: Block):
         super().__init__(block)
-        self.one_query = OneQuery(block.attention, original.attention, next(block.parameters()).dtype)
+        dtypes = (tensor.dtype for tensor in block.parameters())  # none where all parts are compiled
+        self.one_query = OneQuery(block.attention, original.attention, next(dtypes, torch.float32))
 
     def forward_one(self, x: Float[Tensor, "B T D"], mask: Tensor | None, only: Int[Tensor, "B"]) -> Tensor:
         """[B 1 D]"""

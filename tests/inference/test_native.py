@@ -21,7 +21,7 @@ from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.inference import prepare
 from multimodal.inference.native.decoder import NativeDecoder, best
-from multimodal.inference.native.linear import NativeLinear
+from multimodal.inference.native.linear import NativeLinear, NativeNorm
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -66,6 +66,17 @@ def test_a_map_with_an_activation(activation: Callable):
     weight, bias, x = torch.randn(33, 48), torch.randn(33), torch.randn(70, 48)
     assert_close(NativeLinear(weight, bias, activation=activation)(x), activation(F.linear(x, weight, bias)), atol=2e-5,
                  rtol=1e-5)  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 64), (300, 500)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_norm(rows: int, width: int, bias: bool):
+    norm, x = nn.LayerNorm(width, eps=1e-3, bias=bias), 3 * torch.randn(rows, width) + 2
+    nn.init.normal_(norm.weight)
+    made = NativeNorm(norm)(x)
+    assert_close(made, norm(x).detach(), atol=1e-5, rtol=1e-5)
+    assert torch.equal(made[-1:], NativeNorm(norm)(x[-1:]))
 
 
 @pytest.mark.usefixtures("compiled")

@@ -1,17 +1,18 @@
-"""Towers' linear maps through the compiled library."""
+"""Towers' linear maps and norms through the compiled library."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from multimodal.blocks.attention import Attention
 from multimodal.blocks.conformer import ConformerBlock
 from multimodal.blocks.layers import FeedForward
 from multimodal.blocks.positions import RelativeTerm
 from multimodal.blocks.stack import Block, Stack
-from multimodal.inference.fused_decoder import FusedAttention, can_join
+from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_join
 from multimodal.inference.native.library import library
-from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear
+from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear, NativeNorm
 from multimodal.inference.packed import PackedLinear
 from multimodal.inference.tune import least_time, remembered
 
@@ -43,12 +44,13 @@ def prefers_native() -> bool:
 
 
 def in_native(tower: nn.Module, int8: bool) -> None:
-    """Replace the linear maps of the tower's blocks, in 8-bit integers or in floats. Query, key and value become one,
-    but not in a stack's last block, of which some towers need one position alone."""
+    """Replace the norms and the linear maps of the tower's blocks, those in 8-bit integers or in floats. Query, key and
+    value become one, but not in a stack's last block, of which some towers need one position alone."""
     lasts = {stack.last for stack in tower.modules() if isinstance(stack, Stack) and len(stack.blocks)}
     for block in [part for part in tower.modules() if isinstance(part, Block | ConformerBlock)]:
         if can_join(block.attention) and block not in lasts:
             block.attention = FusedAttention(block.attention)
+        normed = not isinstance(block, FusedBlock)  # whose steps read its norms
         for part in list(block.modules()):
             if isinstance(part, FeedForward) and type(part.up) is nn.Linear and part.activation in ACTIVATIONS:
                 name = "up" if part.gate is None else "gate"
@@ -58,6 +60,8 @@ def in_native(tower: nn.Module, int8: bool) -> None:
                 # a relative term reads its map's type
                 if type(child) is nn.Linear and not isinstance(part, RelativeTerm):
                     setattr(part, name, _made(child, int8))
+                elif type(child) is nn.LayerNorm and not isinstance(part, Attention) and normed:
+                    setattr(part, name, NativeNorm(child))
 
 
 def _made(linear: nn.Linear, int8: bool, activation: Callable[[Tensor], Tensor] | None = None) -> NativeLinear:

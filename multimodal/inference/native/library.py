@@ -57,7 +57,8 @@ def library() -> ctypes.CDLL | None:
     if found is not None:
         found.panel.argtypes, found.panel.restype = (NUMBER,), NUMBER
         found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
+        found.norm.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER)
         found.step.argtypes = (POINTER, POINTER)
         found.best.argtypes = (POINTER, NUMBER, NUMBER, POINTER, POINTER)
-        found.linear.restype = found.step.restype = found.best.restype = None
+        found.linear.restype = found.norm.restype = found.step.restype = found.best.restype = None
     return found

@@ -1,4 +1,4 @@
-"""Linear maps through the compiled library."""
+"""Linear maps and norms through the compiled library."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
-from torch import Tensor
+from torch import Tensor, nn
 
 from multimodal.blocks.layers import gelu_tanh, quick_gelu
 from multimodal.inference.modules import Frozen
-from multimodal.inference.native.library import LinearRecord, library
+from multimodal.inference.native.library import LinearRecord, NormRecord, library
 
 LEVELS = 127  # of a weight and of an activation, to each side of 0
 ZERO = 128  # of activations, which are unsigned bytes
@@ -69,3 +69,22 @@ class NativeLinear(Frozen):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.tensors[2] is not None}, int8={self.int8}"
+
+
+class NativeNorm(Frozen):
+    """A LayerNorm over the last dimension, in float32."""
+
+    def __init__(self, norm: nn.LayerNorm):
+        super().__init__()
+        self.width = len(norm.weight)
+        self.tensors = tuple(None if one is None else one.detach().float().clone() for one in (norm.weight, norm.bias))
+        pointers = [0 if tensor is None else tensor.data_ptr() for tensor in self.tensors]
+        self.record = NormRecord(*pointers, norm.eps, False)
+        self.place, self.normalize = ctypes.addressof(self.record), library().norm
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        x = x.detach().float().contiguous()
+        y = torch.empty_like(x)
+        places = x.data_ptr(), x.numel() // self.width, self.width, y.data_ptr()
+        self.normalize(self.place, *places, torch.get_num_threads())
+        return y

@@ -67,6 +67,7 @@ template <class Number> struct Keys {  // that some queries see
 };
 
 constexpr int64_t LEAST_SHARED = 1 << 14;  // panels of products: about 20 µs
+constexpr int64_t LEAST_NORMED = 1 << 17;  // numbers: about 20 µs
 constexpr int64_t BLOCK = 32;  // positions whose keys or values stay in the first cache for all queries
 
 template <class Number> inline void fetch(const Number *from, int64_t count) {
@@ -332,6 +333,14 @@ void linear(
         Rows own = quantized(*map, x, rows, inputs, team);
         team.share(count, team.part_of(count), [&](int64_t first, int64_t last) {
             product(*map, own, first, last, {y, map->outputs, REPLACE, activation});
+        });
+    });
+}
+
+void norm(const Norm *norm, const float *x, int64_t rows, int64_t width, float *y, int64_t threads) {
+    Team::call(rows * width < LEAST_NORMED ? 1 : threads, [&](Team &team) {
+        team.share(rows, team.part_of(rows), [&](int64_t first, int64_t last) {
+            normalize(*norm, x + first * width, last - first, width, y + first * width);
         });
     });
 }
