@@ -285,7 +285,8 @@ print(len(os.listdir("/proc/self/task")) - before)
 def test_the_helpers_of_a_step_are_pytorchs(built: Path):
     """Others, and most of all helpers of each kind of part, took each other's processors."""
     environment = os.environ | {"MULTIMODAL_CACHE": str(built), "MULTIMODAL_NATIVE": "1"}
-    done = subprocess.run([sys.executable, "-c", HELPERS], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", HELPERS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
     assert int(done.stdout) == 0
 
 
