@@ -11,7 +11,7 @@ asr --whole_recordings` on sentences of Multi30k's test_2016, greedy): WER en 10
 weights had five legs with `--resume` (see whisper_card.json); no unbroken run with the settings below has been
 measured.
 
-The shipped weights had 5,500 steps more, 57 min of a core, on 84,000 clips, 62 h:
+The shipped weights began with those and had 5,500 steps more, 57 min of a core, on 84,000 clips, 62 h:
 
     ... --init whisper-mini --easy 0 --short 600 --pairs 0.25 --confused 0.1 --translated 0.2 --rate 1.5e-3 \\
         --warmup 100 --decay 0.4 --steps 5500

@@ -52,7 +52,7 @@ void normalize(const Norm &norm, const float *x, int64_t rows, int64_t width, fl
             mean = (mean + total(sum)) / width;
         }
         for (int64_t i = 0; i < width; ++i) y[i] = x[i] - mean;
-        square = dot(y, y, width);
+        dot<1>(y, y, width, &square);
         float scale = 1 / std::sqrt(square / width + (float)norm.eps);
         for (int64_t i = 0; i < width; ++i) y[i] = y[i] * scale * norm.weight[i] + (norm.bias ? norm.bias[i] : 0);
     }
@@ -77,25 +77,12 @@ template <class Number> inline void fetch(const Number *from, int64_t count) {
 // Dot products of a query with `count` keys [count width].
 template <class Number>
 void dots(const float *query, const Number *keys, int64_t count, int64_t width, float *products, bool first) {
-    constexpr int SOME = 4;
     int64_t k = 0;
-    for (; k + SOME <= count; k += SOME) {
-        const Number *some = keys + k * width;
-        Floats sums[SOME] = {};
-        if (first) fetch(some, SOME * width);
-        int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            Floats x = load(query + i);
-#pragma GCC unroll 4
-            for (int j = 0; j < SOME; ++j) sums[j] += x * load(some + j * width + i);
-        }
-        for (int j = 0; j < SOME; ++j) {
-            float rest = 0;
-            for (int64_t e = i; e < width; ++e) rest += query[e] * single(some[j * width + e]);
-            products[k + j] = total(sums[j]) + rest;
-        }
+    for (; k + 4 <= count; k += 4) {
+        if (first) fetch(keys + k * width, 4 * width);
+        dot<4>(query, keys + k * width, width, products + k);
     }
-    for (; k < count; ++k) products[k] = dot(query, keys + k * width, width);
+    for (; k < count; ++k) dot<1>(query, keys + k * width, width, products + k);
 }
 
 // Adds `chances` [count] times C vectors of values [count width] to `sum`, one position after the other.

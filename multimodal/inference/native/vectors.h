@@ -99,13 +99,20 @@ inline float total(Floats lanes) {
 #endif
 }
 
-template <class Number> inline float dot(const float *a, const Number *b, int64_t size) {
-    Floats sum = {};
+// Dot products of `a` and each of C rows of `b`.
+template <int C, class Number> inline void dot(const float *a, const Number *b, int64_t size, float *products) {
+    Floats sums[C] = {};
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) sum += load(a + i) * load(b + i);
-    float rest = 0;
-    for (; i < size; ++i) rest += a[i] * single(b[i]);
-    return total(sum) + rest;
+    for (; i + LANES <= size; i += LANES) {
+        const Floats x = load(a + i);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) sums[c] += x * load(b + c * size + i);
+    }
+    for (int c = 0; c < C; ++c) {
+        float rest = 0;
+        for (int64_t e = i; e < size; ++e) rest += a[e] * single(b[c * size + e]);
+        products[c] = total(sums[c]) + rest;
+    }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 """Base of the convolutional image towers: images to a grid of vectors, and these to one."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -50,7 +51,7 @@ class ChannelNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class ConvTower(nn.Module):
+class ConvTower(nn.Module, ABC):
     """Base of the towers, with the methods of `ViT` that others use. `maps` gives the last map."""
 
     config: ConvConfig
@@ -60,8 +61,8 @@ class ConvTower(nn.Module):
         """The first convolution."""
         return next(part for part in self.modules() if isinstance(part, nn.Conv2d))
 
-    def maps(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B D rows columns"]:
-        raise NotImplementedError
+    @abstractmethod
+    def maps(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B D rows columns"]: ...
 
     def tokens(self, images: Float[Tensor, "B 3 height width"]) -> Float[Tensor, "B N D"]:
         """The last map, row by row. Raises ValueError for an image of another size where one alone fits."""
