@@ -8,21 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
+from multimodal.decoding.beams import beams_of
 from multimodal.decoding.logits import log_softmax
-from multimodal.decoding.sampling import (
-    PIECE,
-    LogitsProcessor,
-    SampledTokens,
-    Step,
-    length_limits,
-    next_logits,
-    rows_of,
-)
+from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Step, length_limits
 
 LengthNorm = Callable[[int], float]  # number of new tokens without the end -> divisor of their log-probability
 Row = tuple[list[int], float]  # new ids without the end, and the sum of their scores, the end included
@@ -47,6 +39,7 @@ def beam_search(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int], beams: int,
     processors: Sequence[LogitsProcessor] = (), length_penalty: float | LengthNorm | None = None, patience: float = 1.0,
     scorer: LogitsProcessor | None = None, keep: int = 1, early_stopping: EarlyStopping | None = None,
+    interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended (Kasai et al.
     2022) or at its `max_new`, and its best sequence is returned. With infinite `patience` it continues until no active
@@ -63,57 +56,32 @@ def beam_search(
     sum; a monotonic function of the length is the divisor itself (`per_token` is transformers'). `scorer` turns (ids,
     log-probabilities) into scores to sum, as for joint CTC decoding; all prompts then stay in the batch to the end.
     The `keep` ≤ `beams` best of each prompt are returned together, best first; a missing one has no ids and -inf.
+    `interrupt` is called before each step; what it raises ends the search.
 
-    The device chooses the beams, which do not depend on what has ended. On `ASYNC_DEVICES` the host reads each step's
-    note while the next `STEPS_AHEAD` steps run, so a batch runs that many steps longer."""
+    On `ASYNC_DEVICES` the host reads each step's note (see `beams`) while the next `STEPS_AHEAD` steps run, so a batch
+    runs that many steps longer."""
     stop = _stop(beams, patience, keep, length_penalty, early_stopping)
-    every = [*processors] if early_stopping is None else [log_softmax, *processors]
+    every = [*processors, log_softmax] if early_stopping is None else [log_softmax, *processors]
     none = [([], 0.0)] * keep
     prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in length_limits(max_new, prompt, cache)]
     delay = STEPS_AHEAD if prompt.device.type in ASYNC_DEVICES and scorer is None else 0
-    ids, new, sums, active = prompt, prompt, torch.zeros(len(prompt), device=prompt.device), prompts
-    notes, last = deque[_Note](), max(one.limit for one in prompts)
+    search = beams_of(step, prompt, cache, eos, beams, every if scorer is None else [*every, scorer])
+    shrinks, active, last = search.shrinks and scorer is None, prompts, max(one.limit for one in prompts)
+    notes = deque[_Note]()
     for count in range(1, last + 1):
-        scores = next_logits(step, new, cache, ids, every)
-        scores = scores.log_softmax(-1) if early_stopping is None else scores
-        scores = scores if scorer is None else scorer(ids, scores)
-        rows, tokens, sums, note = _choose(scores, sums, eos, beams, len(active))
-        if delay or rows.tolist() != list(range(len(ids))):
-            cache.reorder_rows(rows)
-        ids, new = torch.cat([ids[rows], tokens[:, None]], 1), tokens[:, None]
-        notes.append(_Note(note, active, count))
+        if interrupt is not None:
+            interrupt()
+        notes.append(_Note(search.next(), active, count))
         while len(notes) > (delay if count < last else 0):
             notes.popleft().read(eos, stop, keep)
         going = [at for at, one in enumerate(active) if one.chosen is None]
         if not going:
             break
-        if scorer is None and 2 * len(going) <= len(active):
-            left = rows_of(going, beams, ids.device)
-            ids, new, sums, active = ids[left], new[left], sums[left], [active[at] for at in going]
-            cache.reorder_rows(left)
-            cache.reorder_sources(rows_of(going, 1, ids.device))
+        if shrinks and 2 * len(going) <= len(active):
+            active = [active[at] for at in going]
+            search.keep(going)
     chosen = [row for one in prompts for row in (one.chosen + [([], -math.inf)] * keep)[:keep]]
     return SampledTokens([row for row, _ in chosen], [score for _, score in chosen])
-
-
-def _choose(
-    scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], eos: int, beams: int, count: int
-) -> tuple[Int[Tensor, "Q"], Int[Tensor, "Q"], Float[Tensor, "Q"], Float[Tensor, "B N"]]:
-    """Source rows, tokens and sums of the `beams` best continuations of each of `count` prompts, and a note for the
-    host of all continuations, best first: totals, tokens, sources within the prompt, and which are the beams."""
-    values, indices = _top(scores, min(beams + 1, scores.shape[1]))
-    each, width = values.shape[1], len(scores) // count
-    totals = (sums[:, None] + values).nan_to_num(nan=-torch.inf).reshape(count, -1)
-    missing = beams * (beams + 1) - totals.shape[1]  # in the first step, and of a tiny vocabulary
-    totals, order = F.pad(totals, (0, missing), value=-torch.inf).sort(dim=1, descending=True, stable=True)
-    tokens = F.pad(indices.reshape(count, -1), (0, missing), value=eos).gather(1, order)
-    sources, ends = (order // each).clamp(max=width - 1), tokens == eos
-    beam = ends.int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
-    note = torch.cat([x.double() for x in (totals, tokens, sources, beam)], 1)
-    firsts = torch.arange(count, device=scores.device)[:, None] * width
-    kept = totals.gather(1, beam).masked_fill(ends.gather(1, beam), -torch.inf)
-    rows, new = (sources + firsts).gather(1, beam), tokens.gather(1, beam).clamp(min=0)
-    return rows.flatten(), new.flatten(), kept.flatten(), note
 
 
 class _Note:
@@ -215,20 +183,6 @@ def _stop(
     if early_stopping not in (True, False, "never"):
         raise ValueError(f"early_stopping must be True, False or 'never' (got {early_stopping!r})")
     return _Transformers(beams, early_stopping, alpha)
-
-
-def _top(scores: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
-    """`topk`, faster on a CPU, which sorts whole rows: search only the pieces with the highest peaks."""
-    pieces = scores.shape[1] // PIECE
-    if pieces < 2 * count or scores.device.type != "cpu":
-        return scores.topk(count)
-    peaks = scores[:, : pieces * PIECE].unflatten(1, (pieces, PIECE)).amax(2)
-    firsts = peaks.topk(count, sorted=False).indices * PIECE
-    inside, last = torch.arange(PIECE, device=scores.device), scores.shape[1] % PIECE
-    rest = (inside[:last] + pieces * PIECE).expand(len(scores), -1)
-    places = torch.cat([(firsts[:, :, None] + inside).flatten(1), rest], 1)
-    values, order = scores.gather(1, places).topk(count)
-    return values, places.gather(1, order)
 
 
 def best_row(rows: SampledTokens, length_penalty: float | None = None) -> Row:

@@ -21,6 +21,15 @@ class History(NamedTuple):
     at: Int[Tensor, "1"]
     first: Int[Tensor, "1"]
 
+    def until_now(self) -> Int[Tensor, "R S"]:
+        """The ids, with `PADDING` after the newest."""
+        return self.ids.masked_fill(torch.arange(self.ids.shape[1], device=self.ids.device) > self.at, PADDING)
+
+    def made(self) -> Bool[Tensor, "R S"]:
+        """Which of them are after the prompt."""
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return ((places >= self.first) & (places <= self.at)).expand(self.ids.shape)
+
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
@@ -65,30 +74,51 @@ def suppress_first(tokens: Sequence[int], start: int, count: int = 1) -> Replaye
     return Replayed(processor, replayed, ("suppress_first", count, never.key), start)
 
 
-def no_repeat_ngram(size: int) -> LogitsProcessor:
+def no_repeat_ngram(size: int) -> Replayed:
     """Forbid n-grams of `size` tokens that the row or its prompt already has (Paulus et al. 2017)."""
 
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        if ids.shape[1] < size:
-            return logits
-        ngrams = ids.unfold(1, size, 1)  # B n size
-        same = (ngrams[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1) & (ngrams[..., 0] != PADDING)
+    def without(
+        logits: Float[Tensor, "B V"], ngrams: Int[Tensor, "B n S"], newest: Int[Tensor, "B S-1"],
+        real: Bool[Tensor, "n"],
+    ) -> Float[Tensor, "B V"]:  # fmt: skip
+        same = (ngrams[..., :-1] == newest[:, None]).all(-1) & (ngrams[..., 0] != PADDING) & real
         lasts = ngrams[..., -1].clamp(min=0)  # padding matches nothing
         return logits.scatter_add_(1, lasts, torch.where(same, -torch.inf, 0.0).to(logits.dtype))
 
-    return processor
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        count = ids.shape[1] - size + 1
+        if count < 1:
+            return logits
+        real = torch.ones(count, dtype=torch.bool, device=ids.device)
+        return without(logits, ids.unfold(1, size, 1), ids[:, count:], real)
+
+    def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        ids, at, _ = history
+        if ids.shape[1] < size:
+            return logits
+        count = ids.shape[1] - size + 1
+        first = at - size + 1  # of the n-grams that are complete
+        newest = ids.index_select(1, (first + 1 + torch.arange(size - 1, device=ids.device)).clamp(min=0))
+        return without(logits, ids.unfold(1, size, 1), newest, torch.arange(count, device=ids.device) <= first)
+
+    return Replayed(processor, replayed, ("no_repeat_ngram", size))
 
 
-def repetition_penalty(penalty: float) -> LogitsProcessor:
+def repetition_penalty(penalty: float) -> Replayed:
     """Divide positive logits of tokens in the row by `penalty` and multiply negative ones (Keskar et al. 2019, CTRL,
     section 4.1)."""
 
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        ids = torch.where(ids == PADDING, ids[:, -1:], ids)
+    def penalised(
+        logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], newest: Int[Tensor, "B 1"]
+    ) -> Float[Tensor, "B V"]:
+        ids = torch.where(ids == PADDING, newest, ids)
         own = logits.gather(1, ids)
         return logits.scatter_(1, ids, torch.where(own < 0, own * penalty, own / penalty))
 
-    return processor
+    def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        return penalised(logits, history.until_now(), history.ids.index_select(1, history.at))
+
+    return Replayed(lambda ids, logits: penalised(logits, ids, ids[:, -1:]), replayed, ("repetition_penalty", penalty))
 
 
 class Penalties(NamedTuple):
@@ -99,18 +129,26 @@ class Penalties(NamedTuple):
     frequency: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
 
-    def processor(self, start: int) -> LogitsProcessor:
+    def processor(self, start: int) -> Replayed:
         """For a prompt of `start` ids."""
 
-        def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-            own = ids[:, start:]
-            counts = torch.zeros_like(logits).scatter_add_(1, own, torch.ones_like(own, dtype=logits.dtype))
+        def changed(
+            logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], own: Bool[Tensor, "B T"]
+        ) -> Float[Tensor, "B V"]:
+            counts = torch.zeros_like(logits).scatter_add_(1, ids.clamp(min=0), own.to(logits.dtype))
             logits -= self.frequency * counts + self.presence * (counts > 0)
             for token, value in self.bias:
                 logits[:, token] += value
             return logits
 
-        return processor
+        def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+            own = ids[:, start:]
+            return changed(logits, own, torch.ones_like(own, dtype=torch.bool))
+
+        def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+            return changed(logits, history.ids, history.made())
+
+        return Replayed(processor, replayed, ("penalties", *self), start)
 
 
 def allow_only(function: Callable[[list[int]], Sequence[int]]) -> LogitsProcessor:
@@ -143,7 +181,7 @@ def one_of_sequences(continuations: Sequence[Sequence[int]], eos: int, start: in
     return processor
 
 
-def force(tokens: Sequence[int], at: int) -> LogitsProcessor:
+def force(tokens: Sequence[int], at: int) -> Replayed:
     """Force these tokens, with probability 1, from position `at` on: M2M100's language behind the prompt, BART's end at
     the longest length."""
 
@@ -152,15 +190,23 @@ def force(tokens: Sequence[int], at: int) -> LogitsProcessor:
             logits.fill_(-torch.inf)[:, tokens[made]] = 0.0
         return logits
 
-    return processor
+    def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        for place, token in enumerate(tokens, at):
+            forced = torch.full_like(logits, -torch.inf)
+            forced[:, token] = 0.0
+            logits = torch.where(history.at + 1 == place, forced, logits)
+        return logits
+
+    return Replayed(processor, replayed, ("force", at, *tokens))
 
 
-def log_softmax(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-    """Log-probabilities: transformers' beam search applies later processors to these."""
-    return logits.log_softmax(-1)
+# log-probabilities: transformers' beam search applies later processors to these
+log_softmax = Replayed(
+    lambda ids, logits: logits.log_softmax(-1), lambda history, logits: logits.log_softmax(-1), ("log_softmax",)
+)
 
 
-def one_end(ends: Sequence[int], drawn: bool) -> LogitsProcessor:
+def one_end(ends: Sequence[int], drawn: bool) -> Replayed:
     """Let the first of the tokens that end a text stand for all: with the highest of their logits, or if tokens are
     `drawn`, with the sum of their probabilities."""
     first, *others = ends
@@ -171,7 +217,7 @@ def one_end(ends: Sequence[int], drawn: bool) -> LogitsProcessor:
         logits[:, others] = -torch.inf
         return logits
 
-    return processor
+    return Replayed(processor, lambda history, logits: processor(history.ids, logits), ("one_end", *ends, drawn))
 
 
 def end_if_all_forbidden(eos: int) -> Replayed:
@@ -205,15 +251,18 @@ def min_p(logits: Float[Tensor, "B V"], share: float) -> Float[Tensor, "B V"]:
     return logits.masked_fill(chances < share * chances.amax(-1, keepdim=True), -torch.inf)
 
 
-def sampling_filter(count: int, mass: float, share: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """`top_k` (0: off), then `top_p`, then `min_p`, as `narrow` of `sampling.sample`."""
+@dataclass(frozen=True)
+class SamplingFilter:
+    """`top_k` (0: off), then `top_p`, then `min_p`: the `narrow` of `sampling.sample`."""
 
-    def narrow(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        logits = top_k(logits, count) if count else logits
-        logits = top_p(logits, mass) if mass < 1 else logits
-        return min_p(logits, share) if share else logits
+    count: int = 0
+    mass: float = 1.0
+    share: float = 0.0
 
-    return narrow
+    def __call__(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        logits = top_k(logits, self.count) if self.count else logits
+        logits = top_p(logits, self.mass) if self.mass < 1 else logits
+        return min_p(logits, self.share) if self.share else logits
 
 
 def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> Replayed:
@@ -251,8 +300,7 @@ def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_firs
 def _replayed_pairs(history: History, begin: int, count: int) -> tuple[Bool[Tensor, "R"], Int[Tensor, "R"]]:
     """`_pairs` of the ids after the prompt."""
     ids, at, first = history
-    places = torch.arange(ids.shape[1], device=ids.device)
-    is_time = (ids >= begin) & (places >= first) & (places <= at)
+    is_time = (ids >= begin) & history.made()
     last = is_time.index_select(1, at)[:, 0]
     before = is_time.index_select(1, (at - 1).clamp(min=0))[:, 0] | (at == first)
     return _next_time(last, before, ids.masked_fill(~is_time, begin - 1).amax(-1) - begin, count)

@@ -9,6 +9,7 @@ Prompts of different length are left-padded (`left_pad`), with a cache made for 
 there. Each prompt then gets the result that it gets alone."""
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -53,11 +54,11 @@ def cross_attention_step(
 
 def greedy(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
-    processors: Sequence[LogitsProcessor] = (),
+    processors: Sequence[LogitsProcessor] = (), interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Take the most probable token until each row has ended or has `max_new` tokens (one number, or one per prompt).
-    `eos` -1: no token ends a row."""
-    return _last(generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors))
+    `eos` -1: no token ends a row. `interrupt` is called before each step; what it raises ends the search."""
+    return _last(generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors), interrupt)
 
 
 def generate_steps(
@@ -65,11 +66,10 @@ def generate_steps(
     processors: Sequence[LogitsProcessor] = (), choose: Sampler | None = None, copies: int = 1,
 ) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
     """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
-    `multinomial_sampler`, None for greedy; `copies`: see `sample`."""
-    if choose is None and copies == 1:
-        replayed = getattr(cache, "greedy", None)  # of a static cache on a GPU
-        if replayed and (steps := replayed(step, prompt, eos, max_new, processors)):
-            return steps
+    `MultinomialSampler`, None for greedy; `copies`: see `sample`."""
+    captured = getattr(cache, "generate", None)  # of a static cache on a GPU
+    if captured and (steps := captured(step, prompt, eos, max_new, processors, choose, copies)):
+        return steps
     best = cache.best or _best
     choose = choose or (lambda logits, live: best(logits))
     return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies)
@@ -77,10 +77,10 @@ def generate_steps(
 
 def _best(logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, "B"], Float[Tensor, "B"]]:
     tokens = most_probable(logits)
-    return tokens, _logprobs(logits, tokens)
+    return tokens, logprobs_of(logits, tokens)
 
 
-def _logprobs(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+def logprobs_of(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
@@ -99,45 +99,66 @@ def sample(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
     temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
     processors: Sequence[LogitsProcessor] = (), narrow: Callable[[Tensor], Tensor] | None = None,
+    interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Sample from softmax(logits / temperature). Log-probabilities are those at temperature 1.
 
     `narrow` filters these logits [B V] with -inf, as `logits.top_p` does, without changing the log-probabilities.
 
     Each prompt gives `copies` consecutive rows and has its own generator, so that it samples what it would alone, and
-    with the same seed what openai-whisper samples. All generators must be on one device."""
+    with the same seed what openai-whisper samples. All generators must be on one device. `interrupt`: as for
+    `greedy`."""
     if len(generators) != len(prompt):
         raise ValueError(f"{len(generators)} generators for {len(prompt)} prompts")
-    draw = multinomial_sampler(temperature, generators, copies, narrow)
-    return _last(
-        generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors, choose=draw, copies=copies)
+    draw = MultinomialSampler(temperature, generators, copies, narrow)
+    steps = generate_steps(
+        step, prompt, cache, eos=eos, max_new=max_new, processors=processors, choose=draw, copies=copies
     )
+    return _last(steps, interrupt)
 
 
-def multinomial_sampler(
-    temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
-    narrow: Callable[[Tensor], Tensor] | None = None,
-) -> Sampler:  # fmt: skip
+@dataclass(frozen=True)
+class MultinomialSampler:
     """The choice of tokens in `sample`. `generators`: on the logits' device."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0; use greedy for 0 ({temperature})")
 
-    def draw(logits: Tensor, live: list[int | None]) -> tuple[Tensor, Tensor]:
-        tempered = logits / temperature if narrow is None else narrow(logits / temperature)
-        chances = Categorical(logits=tempered, validate_args=False).probs
-        draws = torch.ones_like(chances)
+    temperature: float
+    generators: Sequence[torch.Generator]
+    copies: int = 1
+    narrow: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self):
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0; use greedy for 0 ({self.temperature})")
+
+    def __call__(self, logits: Float[Tensor, "B V"], live: list[int | None]) -> tuple[Tensor, Tensor]:
+        draws = torch.ones_like(logits)
+        self.fill(draws, live)
+        tokens = drawn(logits, self.temperature, self.narrow, draws)
+        return tokens, logprobs_of(logits, tokens)
+
+    def fill(self, draws: Float[Tensor, "B V"], live: list[int | None]) -> None:
+        """Draw the random numbers of a step, for the rows of the prompts that still go on."""
         for at, number in enumerate(live):
             if number is not None:
-                draws[at * copies : (at + 1) * copies].exponential_(generator=generators[number])
-        tokens = (chances / draws).argmax(-1)  # as `torch.multinomial`, which makes the host wait for a GPU
-        return tokens, _logprobs(logits, tokens)
-
-    return draw
+                draws[at * self.copies : (at + 1) * self.copies].exponential_(generator=self.generators[number])
 
 
-def _last(steps: Generator[Tensor, None, SampledTokens]) -> SampledTokens:
+def drawn(
+    logits: Float[Tensor, "B V"], temperature: float, narrow: Callable[[Tensor], Tensor] | None,
+    draws: Float[Tensor, "B V"],
+) -> Int[Tensor, "B"]:  # fmt: skip
+    """Tokens from softmax(logits / temperature) by exponentially distributed `draws`, as `torch.multinomial` chooses
+    them, which makes the host wait for a GPU."""
+    tempered = logits / temperature if narrow is None else narrow(logits / temperature)
+    chances = Categorical(logits=tempered, validate_args=False).probs
+    return (chances / draws).argmax(-1)
+
+
+def _last(steps: Generator[Tensor, None, SampledTokens], interrupt: Callable[[], None] | None) -> SampledTokens:
     while True:
         try:
+            if interrupt is not None:
+                interrupt()
             next(steps)
         except StopIteration as end:
             return end.value

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.captured_greedy import GreedyRules, GreedyState, greedy_rules, greedy_steps
-from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Step, cross_attention_step
+from multimodal.decoding.captured import SearchRules, SearchState
+from multimodal.decoding.captured_sampling import captured_steps, sampling_rules
+from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Sampler, Step, cross_attention_step
 from multimodal.inference.modules import Frozen, Replacement
 from multimodal.inference.static_cache import MovingCache, StaticCache
 from multimodal.models.text import TextTransformer
@@ -66,7 +67,8 @@ def static_step(
     cache = MovingCache(decoder.config.stack.layers, start, _rounded(max(capacity, 64)))
     cache.context = decoder.config.limit
     if _replays(decoder.embed.weight.device):
-        cache.greedy = partial(_greedy, decoder, weakref.ref(cache))
+        cache.start_search = partial(_start_search, decoder, weakref.ref(cache))
+        cache.generate = partial(_generate, weakref.ref(cache))
 
     @torch.inference_mode()
     def step(ids: Int[Tensor, "B T"], cache: MovingCache) -> Float[Tensor, "B N V"]:
@@ -80,28 +82,33 @@ def static_step(
     return step, cache
 
 
-def _greedy(
-    decoder: GraphDecoder, owner: Callable[[], MovingCache], step: Step, prompt: Int[Tensor, "B T"], eos: int,
-    max_new: int | Sequence[int], processors: Sequence[LogitsProcessor],
+def _generate(
+    owner: Callable[[], MovingCache], step: Step, prompt: Int[Tensor, "B T"], eos: int, max_new: int | Sequence[int],
+    processors: Sequence[LogitsProcessor], choose: Sampler | None, copies: int,
 ) -> Generator[Tensor, None, SampledTokens] | None:  # fmt: skip
-    cache, rules = owner(), greedy_rules(processors, eos, prompt)
+    cache, rules = owner(), sampling_rules(processors, eos, prompt, choose, copies)
     if rules is None or cache.length:
         return None
-
-    def start(rows: int) -> tuple[GreedyState, Callable[[], None]]:
-        slot = _move(decoder, cache, rows, rules)
-
-        def advance() -> None:
-            _count(cache, 1)
-            slot.advance(decoder)
-
-        return slot.state, advance
-
-    return greedy_steps(start, step, prompt, cache, rules, max_new)
+    return captured_steps(cache.start_search, step, prompt, cache, rules, max_new, choose)
 
 
-def _move(decoder: GraphDecoder, cache: MovingCache, rows: int, rules: GreedyRules | None = None) -> "_Slot":
-    slot = _slot(decoder, cache, rows, rules)
+def _start_search(
+    decoder: GraphDecoder, owner: Callable[[], MovingCache], rules: SearchRules, rows: int, vocabulary: int
+) -> tuple[SearchState, Callable[[], None]]:
+    cache = owner()
+    slot = _move(decoder, cache, rows, rules, vocabulary)
+
+    def advance() -> None:
+        _count(cache, 1)
+        slot.advance(decoder)
+
+    return slot.state, advance
+
+
+def _move(
+    decoder: GraphDecoder, cache: MovingCache, rows: int, rules: SearchRules | None = None, vocabulary: int = 0
+) -> "_Slot":
+    slot = _slot(decoder, cache, rows, rules, vocabulary)
     slot.owner = weakref.ref(cache)
     cache.move(slot)
     return slot
@@ -122,14 +129,15 @@ def _replays(device: torch.device) -> bool:
 
 class _Slot(StaticCache):
     """All that a step reads and writes: the cache of R rows, ids [R 1] and logits [R 1 V], of unused rows too; or the
-    state of a greedy search. `shapes`: of the batches that fit; `owner`: a weak reference to the cache that uses it."""
+    state of a search. `shapes`: of the batches that fit; `owner`: a weak reference to the cache that uses it."""
 
     def __init__(
         self, like: Cache, rows: int, sources: int, capacity: int, shapes: tuple[Any, ...],
-        rules: GreedyRules | None = None,
+        rules: SearchRules | None = None, vocabulary: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(like, rows, sources, capacity)
-        self.state = None if rules is None else GreedyState(rules, rows, capacity, self.at.device)
+        self.state = None if rules is None else rules.state(rows, capacity, vocabulary, self.at.device)
+        self.nbytes += 0 if self.state is None else self.state.nbytes
         self.ids, self.shapes = torch.zeros(rows, 1, dtype=torch.long, device=self.at.device), shapes
         self.owner, self.graph, self.logits = lambda: None, None, None
 
@@ -153,7 +161,7 @@ class _Slot(StaticCache):
         if self.state is None:
             return logits
         row = logits[:, -1].to(torch.float32, memory_format=torch.contiguous_format)
-        self.state.take(self.state.processed(row, self.at - 1), self.at)
+        self.state.take(self, self.state.processed(row, self.at - 1), self.at)
         return None
 
     def capture(self, decoder: TextTransformer) -> None:
@@ -172,10 +180,10 @@ class _Slot(StaticCache):
         self.graph = graph
 
 
-def _slot(decoder: GraphDecoder, cache: Cache, rows: int, rules: GreedyRules | None = None) -> _Slot:
+def _slot(decoder: GraphDecoder, cache: Cache, rows: int, rules: SearchRules | None, vocabulary: int) -> _Slot:
     """An idle slot for these rows, new where the decoder has none."""
     first, key = cache.cross_attention[0].key if cache.has_source else None, cache.self_attention[0].key
-    count = rows if first is None else len(first)
+    count = len(first) if first is not None else rows if rules is None else rows // rules.width
     sources = _rounded(count)
     sizes = rows // count * sources, sources, cache.capacity
     replayed, search = _replays(key.device), None if rules is None else rules.key
@@ -184,7 +192,7 @@ def _slot(decoder: GraphDecoder, cache: Cache, rows: int, rules: GreedyRules | N
     slot = next((slot for slot in slots if slot.shapes == shapes and slot.owner() is None), None)
     if slot is None:
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside of it
-            slot = _Slot(cache, *sizes, shapes, rules)
+            slot = _Slot(cache, *sizes, shapes, rules, vocabulary)
         if replayed:
             try:
                 slot.capture(decoder)

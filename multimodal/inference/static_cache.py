@@ -104,8 +104,10 @@ class MovingCache(Cache):
         super().__init__(layers, start)
         self.capacity, self.seen = capacity, 0
         self.slot: StaticCache | None = None
-        # (step, prompt, eos, max_new, processors) -> greedy steps inside of a graph, None where they cannot be
-        self.greedy: Callable[..., Any] | None = None
+        # a `Start` of searches inside of a graph; (step, prompt, eos, max_new, processors, sampler, copies) -> steps of
+        # greedy decoding or sampling inside of one, None where they cannot be
+        self.start_search: Callable[..., Any] | None = None
+        self.generate: Callable[..., Any] | None = None
 
     def move(self, slot: StaticCache) -> None:
         slot.fill(self)

@@ -11,7 +11,8 @@ from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.decoding import logits as processors
 from multimodal.decoding import sampling
-from multimodal.decoding.beam_search import _top, beam_search, best_row, per_token
+from multimodal.decoding.beam_search import beam_search, best_row, per_token
+from multimodal.decoding.beams import _top
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.transcribe.whisper import decode as whisper_decode

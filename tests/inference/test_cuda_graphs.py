@@ -120,7 +120,7 @@ def compare(model, name, rows, device="cpu", tolerance=1e-5, masked=True, limits
     dynamic, static = found
     assert static.ids == dynamic.ids
     assert static.logprobs == pytest.approx(dynamic.logprobs, abs=10 * tolerance)
-    for one, other in zip(*logits, strict=cache.greedy is None or name != "greedy"):  # else of the prompt alone
+    for one, other in zip(*logits, strict=cache.generate is None):  # else of the prompt alone
         assert one.shape == other.shape
         assert (one - other).abs().max() <= tolerance
     return len(logits[1]) - 1, {len(one) for one in logits[1]}, found
@@ -244,37 +244,81 @@ def test_weights_of_a_decoder_with_graphs_stay_where_they_are():
         decoder().to(torch.float64)
 
 
-def test_processors_inside_of_a_replayed_search_are_those_outside(replaying):
+RULES = [
+    [processors.suppress([1]), processors.suppress_first([2], 3), processors.timestamps(4, 0, 3, 3, 1)],
+    [processors.timestamps(4, 0, 3, 3)],
+    [processors.suppress_first([0], 3, 4), processors.end_if_all_forbidden(0)],
+    [processors.force([2], 4), processors.no_repeat_ngram(2), processors.end_if_all_forbidden(0)],
+    [processors.repetition_penalty(1.5), processors.one_end([0, 5], drawn=True)],
+    [processors.Penalties(0.5, 2.0, ((5, 1.5),)).processor(3), processors.no_repeat_ngram(1)],
+    [],
+]
+FREE = [[processors.suppress([1]), lambda ids, logits: logits], [processors.suppress_first([2], 4)]]
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("padded", [False, True])
+def test_processors_inside_of_a_replayed_search_are_those_outside(name, padded, replaying):
     """And rows that end; a processor without such a form, or made for another prompt, leaves the search outside."""
     model, ids = decoder(context=40), torch.tensor([[1, 2, 3], [4, 5, 6], [6, 6, 2], [3, 1, 5]])
     source = torch.randn(4, 9, 5, generator=torch.Generator().manual_seed(5))
-    timed, blank, end = (
-        processors.timestamps(4, 0, 3, 3, 1),
-        processors.suppress_first([2], 3),
-        processors.suppress([1]),
-    )
-    early, all_ = processors.suppress_first([0], 3, 4), processors.end_if_all_forbidden(0)
-    for chosen, inside in (
-        ([end, blank, timed], True), ([timed], True), ([early, all_], True), ([], True),
-        ([end, processors.repetition_penalty(1.2)], False), ([processors.suppress_first([2], 4)], False),
-    ):  # fmt: skip
-        calls = []
-        dynamic = sampling.greedy(
-            lambda ids, cache: model(ids, source, cache=cache), ids, model.new_cache(), eos=0, max_new=[30, 9, 2, 21],
-            processors=chosen,
-        )  # fmt: skip
-        step, cache = cuda_graphs.static_step(model, source, None, 40)
-        static = sampling.greedy(
-            lambda *args, step=step, calls=calls: calls.append(1) or step(*args), ids, cache, eos=0,
-            max_new=[30, 9, 2, 21], processors=chosen,
-        )  # fmt: skip
-        assert static.ids == dynamic.ids
-        assert static.logprobs == pytest.approx(dynamic.logprobs, abs=1e-4)
-        assert (len(calls) == 1) == inside
+    start = torch.tensor([0, 2, 1, 0]) if padded else None
+    for number, chosen in enumerate(RULES + FREE):
+        found, calls = [], []
+        for step, cache in (
+            (lambda ids, cache: model(ids, source, cache=cache), model.new_cache(start)),
+            cuda_graphs.static_step(model, source, start, 40),
+        ):
+            calls.append([])
+            counted = lambda *given, step=step, calls=calls[-1]: calls.append(1) or step(*given)
+            found.append(SEARCHES[name](counted, ids, cache, eos=0, max_new=[30, 9, 2, 21], processors=chosen))
+        dynamic, static = found
+        assert static.ids == dynamic.ids, number
+        assert static.logprobs == pytest.approx(dynamic.logprobs, abs=1e-4), number
+        assert (len(calls[1]) == 1 < len(calls[0])) == (number < len(RULES)), number
     step, cache = cuda_graphs.static_step(model, source, None, 40)
     cache.capacity = 35
     with pytest.raises(ValueError, match="35 at most"):
-        sampling.greedy(step, ids, cache, eos=-1, max_new=36, processors=[end])
+        SEARCHES[name](step, ids, cache, eos=-1, max_new=36, processors=[processors.suppress([1])])
+
+
+def test_a_replayed_draw_is_narrowed_and_tempered_as_outside(replaying):
+    """A filter of one's own leaves the search outside; other temperatures and filters have graphs of their own."""
+    model, ids = decoder(context=40), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    source = torch.randn(2, 9, 5, generator=torch.Generator().manual_seed(5))
+    narrows = [processors.SamplingFilter(3, 0.7), processors.SamplingFilter(share=0.3), lambda logits: logits]
+    seen = set()
+    for temperature, narrow in [(0.5, None), (2.0, None), *((2.0, narrow) for narrow in narrows)]:
+        found, calls = [], []
+        for step, cache in (
+            (lambda ids, cache: model(ids, source, cache=cache), model.new_cache()),
+            cuda_graphs.static_step(model, source, None, 40),
+        ):
+            calls.append([])
+            counted = lambda *given, step=step, calls=calls[-1]: calls.append(1) or step(*given)
+            chance = [torch.Generator().manual_seed(number) for number in range(2)]
+            found.append(sampling.sample(counted, ids, cache, eos=0, max_new=30, temperature=temperature, copies=4,
+                                         generators=chance, narrow=narrow))  # fmt: skip
+        dynamic, static = found
+        assert static.ids == dynamic.ids
+        assert static.logprobs == pytest.approx(dynamic.logprobs, abs=1e-4)
+        assert (len(calls[1]) == 1) == (narrow is not narrows[2])
+        seen.add(str(static.ids))
+    assert len(seen) >= 4
+    assert len(replaying) == 5
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_can_be_interrupted_before_each_step(name, replaying):
+    model, ids = decoder(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    source = torch.randn(2, 9, 5, generator=torch.Generator().manual_seed(5))
+    ways = ((lambda ids, cache: model(ids, source, cache=cache), model.new_cache()),
+            cuda_graphs.static_step(model, source, None, 12))  # fmt: skip
+    for step, cache in ways:
+        left = [1] * 4
+        with pytest.raises(IndexError):
+            SEARCHES[name](step, ids, cache, eos=-1, max_new=9, interrupt=left.pop)
+        assert cache.length == 3 + 3
 
 
 def test_a_cut_forgets_positions():

@@ -243,8 +243,9 @@ class CaptionWriter:
         common = {"eos": self.checkpoint.tokenizer.eos_id, "max_new": self.limit, "processors": self.processors}
         if options.temperature > 0:
             chance = [torch.Generator(self.device).manual_seed(options.seed) for _ in pixels]
+            narrow = processors.SamplingFilter(options.top_k, options.top_p)
             found = sample(step, prompt, cache, temperature=options.temperature, generators=chance,
-                           copies=options.num_captions, narrow=self._narrowed, **common)  # fmt: skip
+                           copies=options.num_captions, narrow=narrow, **common)  # fmt: skip
         elif options.beam_size > 1:
             found = beam_search(step, prompt, cache, beams=options.beam_size, patience=math.inf,
                                 keep=options.num_captions, length_penalty=per_token(options.length_penalty),
@@ -260,19 +261,12 @@ class CaptionWriter:
             return fast_step(self.network.decoder, source, None, len(self.prompt) + self.limit, last=1)
         return self.network.decoding(source)
 
-    def _narrowed(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        self._check(not logits.isnan().any())  # sampling fails on them
-        return processors.sampling_filter(self.options.top_k, self.options.top_p)(logits)
-
-    def _check(self, finite: bool) -> None:
-        if not finite:
-            raise CheckpointError(f"model {self.checkpoint.source}: gives logits that are not finite")
-
     def _captions(self, rows: list[tuple[list[int], float]]) -> list[Caption]:
         """Captions of one image; of equal texts the best."""
         texts: dict[str, Caption] = {}
-        rows = [row for row in rows if row[1] > -math.inf] or rows
-        self._check(all(map(math.isfinite, (logprob for _, logprob in rows))))
+        rows = [row for row in rows if row[1] != -math.inf] or rows
+        if not all(math.isfinite(logprob) for _, logprob in rows):
+            raise CheckpointError(f"model {self.checkpoint.source}: gives logits that are not finite")
         for one in sorted((self._caption(*row) for row in rows), key=lambda one: (not one.finished, -one.score)):
             held = texts.setdefault(one.text, one._replace(count=0))
             texts[one.text] = held._replace(count=held.count + 1)

@@ -19,13 +19,13 @@ from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.decoding.logits import one_end
 from multimodal.decoding.sampling import (
     LogitsProcessor,
+    MultinomialSampler,
     SampledTokens,
     Sampler,
     Step,
     generate_steps,
     greedy,
     left_pad,
-    multinomial_sampler,
     sample,
 )
 from multimodal.errors import CheckpointError, TextError, UsageError
@@ -224,13 +224,6 @@ class TextWriter:
             return partial(self._plain, source, valid), self.decoder.new_cache(start), ids
         return *fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1), ids
 
-    def _interrupted(self, step: Step) -> Step:
-        def interrupted(ids: Int[Tensor, "B T"], cache: Cache) -> Float[Tensor, "B N V"]:
-            self.interrupt()
-            return step(ids, cache)
-
-        return interrupted
-
     @torch.inference_mode()
     def logits(self, prompt: Any, ids: Sequence[int]) -> Float[Tensor, "N V"]:
         """Logits of each of these tokens after an encoded prompt, without the options' processors."""
@@ -252,12 +245,14 @@ class TextWriter:
         options = self.options
         limits = [self.max_new(row) for row in rows]
         step, cache, ids = self.start(rows, max(limits))
-        step = step if self.interrupt is None else self._interrupted(step)
-        common = {"eos": self.eos, "max_new": limits, "processors": self._processors(ids.shape[1])}
+        common = {
+            "eos": self.eos, "max_new": limits, "processors": self._processors(ids.shape[1]),
+            "interrupt": self.interrupt,
+        }  # fmt: skip
         if options.temperature > 0:
             generators = [torch.Generator(ids.device).manual_seed(options.seed) for _ in rows]
             decoded = sample(step, ids, cache, temperature=options.temperature, generators=generators,
-                           copies=options.num_return, narrow=self._narrowed, **common)  # fmt: skip
+                           copies=options.num_return, narrow=self.narrow, **common)  # fmt: skip
         elif options.beam_size > 1:
             decoded = beam_search(step, ids, cache, beams=options.beam_size, keep=options.num_return,
                                 early_stopping=False, length_penalty=per_token(options.length_penalty),
@@ -300,6 +295,7 @@ class TextWriter:
                 break
             if token != self.eos and (text := detokenizer.add(token)):
                 yield text
+        self.check(math.isfinite(decoded.logprobs[0]))
         result = self._continuation(row, decoded.ids[0], decoded.logprobs[0], limit)
         if text := detokenizer.end(result.stopped in ("end", "stop")):
             yield text
@@ -310,7 +306,7 @@ class TextWriter:
         if options.temperature == 0:
             return None
         generator = torch.Generator(self.decoder.device).manual_seed(options.seed)
-        return multinomial_sampler(options.temperature, [generator], narrow=self._narrowed)
+        return MultinomialSampler(options.temperature, [generator], narrow=self.narrow)
 
     def _processors(self, start: int) -> list[LogitsProcessor]:
         options = self.options
@@ -328,9 +324,9 @@ class TextWriter:
         chosen += [processors.end_if_all_forbidden(self.eos)] if len(chosen) > free else []
         return chosen + ([ends_at(options.stop, self.tokenizer, start)] if options.stop else [])
 
-    def _narrowed(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        self.check(not logits.isnan().any())  # sampling would fail
-        return processors.sampling_filter(self.options.top_k, self.options.top_p, self.options.min_p)(logits)
+    @property
+    def narrow(self) -> processors.SamplingFilter:
+        return processors.SamplingFilter(self.options.top_k, self.options.top_p, self.options.min_p)
 
     def check(self, finite: bool) -> None:
         """Raises CheckpointError for logits that are not finite."""
@@ -342,7 +338,7 @@ class TextWriter:
         return row if self.encoder is None else []
 
     def _ranked(self, row: list[int], results: list[tuple[list[int], float]], limit: int) -> list[Continuation]:
-        results = [one for one in results if one[1] > -math.inf] or results
+        results = [one for one in results if one[1] != -math.inf] or results
         self.check(all(math.isfinite(logprob) for _, logprob in results))
         continuations = [self._continuation(row, *one, limit) for one in results]
         return sorted(continuations, key=lambda one: -one.score)

@@ -67,6 +67,8 @@ def drop(page, target: str, name: str, kind: str, data: bytes) -> None:
 
 
 def test_a_recording_becomes_words_that_play(open_page):
+    from playwright.sync_api import expect
+
     page = open_page()
     page.evaluate(WATCH)
     transcribed(page)
@@ -81,11 +83,11 @@ def test_a_recording_becomes_words_that_play(open_page):
     assert 0.3 < time(page) < 6
     page.evaluate("document.querySelector('audio').pause()")
     page.wait_for_timeout(400)  # the last update of the time comes after the pause
-    lit = "[...document.querySelectorAll('#transcript .word')].findIndex((one) => one.matches('.now'))"
-    before = page.evaluate(lit)
+    every = page.locator("#transcript .word")
+    before = every.evaluate_all("words => words.findIndex((one) => one.matches('.now'))")
     page.focus("#transcript")
     page.keyboard.press("ArrowRight")
-    page.wait_for_function(f"{lit} == {before + 1}")
+    expect(every.nth(before + 1)).to_contain_class("now")
     at = time(page)
     page.keyboard.press("Space")
     page.wait_for_timeout(400)
