@@ -1,6 +1,7 @@
 """Byte positions of mp3 and ADTS packets, which have no timestamps: losses show as gaps between them."""
 
 import io
+from functools import lru_cache
 
 from multimodal.tokens.audio.container import bytes_at
 from multimodal.tokens.audio.damage import DecoderClock, PacketInfo
@@ -35,14 +36,20 @@ def frame_size(head: bytes) -> int | None:
     None: not stated."""
     if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE0:
         return 0
-    first, layer = head[1] & 0x08, head[1] >> 1 & 3
-    if layer == 0:
+    if not head[1] & 6:
         return (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
-    kilobits, rate = (MPEG1 if first else MPEG2)[head[2] >> 4], head[2] >> 2 & 3
+    return _layer_size(head[1:3])
+
+
+@lru_cache(maxsize=256)  # the frames of a recording have few headers
+def _layer_size(head: bytes) -> int | None:
+    """Bytes of a frame by the second and third byte of its header, None for others than layer III."""
+    first, layer = head[0] & 0x08, head[0] >> 1 & 3
+    kilobits, rate = (MPEG1 if first else MPEG2)[head[1] >> 4], head[1] >> 2 & 3
     if layer != 1 or not kilobits or rate == 3:
         return None
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}.get(head[1] >> 3 & 3, 0)
-    return (144 if first else 72) * 1000 * kilobits // hertz + (head[2] >> 1 & 1)
+    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}.get(head[0] >> 3 & 3, 0)
+    return (144 if first else 72) * 1000 * kilobits // hertz + (head[1] >> 1 & 1)
 
 
 def _starts_frame(file: io.BufferedIOBase, place: int, like: bytes) -> bool:

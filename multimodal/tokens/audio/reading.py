@@ -39,7 +39,9 @@ GATHER_SECONDS = 1.0
 GATHER_MOST = 1 << 24  # samples of all channels
 
 
-TYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "flt": np.float32, "dbl": np.float64}  # by FFmpeg's names
+# by FFmpeg's names
+TYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "flt": np.float32, "dbl": np.float64}
+TYPES |= {f"{name}p": kind for name, kind in TYPES.items()}  # planar
 
 
 class TruncatedAudio(UserWarning):
@@ -253,6 +255,7 @@ def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int,
     import av
 
     packets, tick = container.demux(stream), float(stream.time_base or 0)
+    checked = (0, 0)  # rate and channels
     while True:
         try:
             packet = next(packets)
@@ -262,19 +265,23 @@ def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int,
             clock.broken = True
             return
         known = not clock.timeless or not packet.size or tell_place(packet, tick, file, clock)
+        frames = []
         try:
-            frames = [frame for frame in packet.decode() if frame.samples] if known else []
-            for frame in frames:
-                check_plausible(clock.name, frame.sample_rate, frame.layout.nb_channels)
-                known = known and _has_its_planes(frame)
+            for frame in packet.decode() if known else ():
+                if frame.samples:
+                    rate, channels = frame.sample_rate, frame.layout.nb_channels
+                    if (rate, channels) != checked:
+                        check_plausible(clock.name, rate, channels)
+                        checked = rate, channels
+                    known = known and (channels <= 8 or _has_its_planes(frame))
+                    frames.append(frame)
         except av.error.FFmpegError:
             known = False
-        frames = frames if known else []
         clock.packet(known)
-        for frame in frames:
-            sound, rate = _planar(frame, clock.name), frame.sample_rate
-            time = None if frame.pts is None else frame.pts * tick
-            silent = round(clock.frame(time, frame.samples / rate) * rate)
+        for frame in frames if known else ():
+            sound, rate, pts = _planar(frame, clock.name), frame.sample_rate, frame.pts
+            gap = clock.frame(None if pts is None else pts * tick, sound.shape[1] / rate)
+            silent = round(gap * rate) if gap else 0
             for start in range(0, silent, rate):
                 middle = 128 if sound.dtype == np.uint8 else 0
                 yield rate, np.full((len(sound), min(rate, silent - start)), middle, sound.dtype)
@@ -325,19 +332,19 @@ def _channel(sound: np.ndarray, channel: int, clock: DecoderClock) -> np.ndarray
 
 def _has_its_planes(frame) -> bool:
     """Return False for frames of more than 8 channels whose planes PyAV would read out of bounds, which crashes."""
-    channels = frame.layout.nb_channels
-    return channels <= 8 or not frame.format.is_planar or len(frame.planes) == channels
+    return not frame.format.is_planar or len(frame.planes) == frame.layout.nb_channels
 
 
 def _planar(frame, name: str) -> np.ndarray:
     """Samples [C, n] of any PCM type, packed or planar, without a copy."""
     kind, count, planes = frame.format.name, frame.samples, frame.planes
-    if (known := TYPES.get(kind.removesuffix("p"))) is None:  # 64-bit integers
+    if (known := TYPES.get(kind)) is None:  # 64-bit integers
         raise AudioError(f"{name}: unsupported sample format ({kind})")
-    if not kind.endswith("p"):
+    if kind[-1] != "p":
         return np.frombuffer(planes[0], known, count * frame.layout.nb_channels).reshape(count, -1).T
-    rows = [np.frombuffer(plane, known, count) for plane in planes]
-    return rows[0][None] if len(rows) == 1 else np.stack(rows)
+    if len(planes) == 1:
+        return np.frombuffer(planes[0], known, count)[None]
+    return np.stack([np.frombuffer(plane, known, count) for plane in planes])
 
 
 def as_floats(sound: np.ndarray) -> Float32[np.ndarray, "C n"]:
