@@ -48,6 +48,7 @@ class SearchState:
     def begin(self, prompt: Int[Tensor, "B T"], start: Int[Tensor, "B"] | None) -> None:
         """Begin with the prompt of the first B rows, of which `start` ids each are padding."""
         count, size = prompt.shape
+        self.ids.zero_()  # padding of the last search would be no index in the rows that are unused now
         self.ids[:count, :size] = prompt
         if start is not None:
             self.ids[:count, :size].masked_fill_(torch.arange(size, device=start.device) < start[:, None], PADDING)
