@@ -38,18 +38,18 @@ def frame_size(head: bytes) -> int | None:
         return 0
     if not head[1] & 6:
         return (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
-    return _layer_size(head[1:3])
+    return _layer_size(head[1], head[2])
 
 
 @lru_cache(maxsize=256)  # the frames of a recording have few headers
-def _layer_size(head: bytes) -> int | None:
-    """Bytes of a frame by the second and third byte of its header, None for others than layer III."""
-    first, layer = head[0] & 0x08, head[0] >> 1 & 3
-    kilobits, rate = (MPEG1 if first else MPEG2)[head[1] >> 4], head[1] >> 2 & 3
+def _layer_size(second: int, third: int) -> int | None:
+    """Bytes of a frame by two bytes of its header, None for others than layer III."""
+    first, layer = second & 0x08, second >> 1 & 3
+    kilobits, rate = (MPEG1 if first else MPEG2)[third >> 4], third >> 2 & 3
     if layer != 1 or not kilobits or rate == 3:
         return None
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}.get(head[0] >> 3 & 3, 0)
-    return (144 if first else 72) * 1000 * kilobits // hertz + (head[1] >> 1 & 1)
+    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}.get(second >> 3 & 3, 0)
+    return (144 if first else 72) * 1000 * kilobits // hertz + (third >> 1 & 1)
 
 
 def _starts_frame(file: io.BufferedIOBase, place: int, like: bytes) -> bool:
