@@ -33,6 +33,7 @@ BANK_SCALE = 4.75
 BLOCK_FRAMES = 1024
 BLOCK_FRAMES_SHARED = 4096  # a thread
 BLOCK_FRAMES_DEVICE = 1 << 20  # on an accelerator: 1.7 GB of frames
+BAND_GROUPS = 5  # on a CPU: neighbouring bands share few bins, so most of the whole product would be with zeros
 
 
 @lru_cache(maxsize=8)
@@ -55,11 +56,16 @@ def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
 @lru_cache(maxsize=8)
 def _on_device(
     bands: int, fft: int, device: torch.device, periodic: bool
-) -> tuple[Float[Tensor, "W"], Float[Tensor, "M bins"]]:
-    """Window and filters on a device; cached, since copies stall a GPU."""
+) -> tuple[Float[Tensor, "W"], list[tuple[int, Tensor]]]:
+    """Window and filters on a device, the latter as groups of bands with their first bin; cached, since copies stall a
+    GPU."""
     keep_freed_memory()
     with torch.inference_mode(False):  # the cache must be usable outside inference mode
-        return torch.hann_window(WINDOW, periodic, device=device), mel_filters(bands, fft).to(device)
+        groups = []
+        for filters in mel_filters(bands, fft).chunk(BAND_GROUPS if device.type == "cpu" else 1):
+            used = filters.any(0).nonzero()[:, 0].tolist() or [0]
+            groups.append((used[0], filters[:, used[0] : used[-1] + 1].contiguous().to(device)))
+        return torch.hann_window(WINDOW, periodic, device=device), groups
 
 
 def mel_power(
@@ -67,14 +73,15 @@ def mel_power(
 ) -> Float[Tensor, "... M F"]:  # fmt: skip
     """Mel power of every whole window in `wave`: ⌊(T − 400) / 160⌋ + 1 frames, computed in blocks. `periodic`: kind of
     Hann window."""
-    window, filters = _on_device(bands, fft, wave.device, periodic)
+    window, groups = _on_device(bands, fft, wave.device, periodic)
     threads, blocks = torch.get_num_threads(), []
     size = BLOCK_FRAMES if threads == 1 else threads * BLOCK_FRAMES_SHARED
     size = size if wave.device.type == "cpu" else BLOCK_FRAMES_DEVICE
     for frames in wave.unfold(-1, WINDOW, HOP).split(size, dim=-2):
         spectrum = torch.fft.rfft(frames * window, n=fft)
-        power = spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)
-        blocks.append(filters @ power.transpose(-1, -2))
+        power = spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag).transpose(-1, -2)
+        parts = [filters @ power[..., first : first + filters.shape[1], :] for first, filters in groups]
+        blocks.append(torch.cat(parts, dim=-2))
     return torch.cat(blocks, dim=-1)
 
 
