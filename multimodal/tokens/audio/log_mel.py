@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.system.memory import keep_freed_memory
@@ -153,12 +154,16 @@ def filterbank_batch(waves: list[Tensor], bands: int = 80) -> tuple[Float[Tensor
     empty = [i for i, wave in enumerate(waves) if wave.ndim != 1 or not wave.numel()]
     if empty:
         raise AudioError(f"waveform {empty[0]}: no samples in one dimension (shape {tuple(waves[empty[0]].shape)})")
-    longest = max(WINDOW, *(wave.numel() for wave in waves))
-    padded = torch.stack([F.pad(wave.float(), (0, longest - wave.numel())) for wave in waves])
-    lengths = torch.tensor([frame_count(wave.numel()) for wave in waves], device=padded.device)
-    log = mel_power(padded, bands, BANK_FFT).clamp(min=BANK_FLOOR).log().transpose(1, 2)
-    counted = torch.arange(log.shape[1], device=log.device) < lengths[:, None]
-    return torch.where(counted[..., None], (log - BANK_MEAN) / BANK_SCALE, 0.0).contiguous(), lengths
+    padded = pad_sequence([wave.float() for wave in waves], batch_first=True)
+    if padded.shape[1] < WINDOW:
+        padded = F.pad(padded, (0, WINDOW - padded.shape[1]))
+    counts = [frame_count(wave.numel()) for wave in waves]
+    lengths = torch.tensor(counts, device=padded.device)
+    log = mel_power(padded, bands, BANK_FFT).clamp_(min=BANK_FLOOR).log_().sub_(BANK_MEAN).div_(BANK_SCALE)
+    rows = log.transpose(1, 2).contiguous()
+    if min(counts) < rows.shape[1]:
+        rows.masked_fill_((torch.arange(rows.shape[1], device=rows.device) >= lengths[:, None])[..., None], 0.0)
+    return rows, lengths
 
 
 def spec_augment(
