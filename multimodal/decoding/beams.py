@@ -110,19 +110,19 @@ class BeamState(SearchState):
         size = 3 * rules.width * (rules.width + 1) + rules.width
         self.note = torch.zeros(self.prompts, size, dtype=torch.float64, device=device)
 
-    def put(self, cache: Cache | None, choice: BeamChoice, at: Int[Tensor, "1"]) -> None:
-        """Continue with a choice at position `at`. `cache`: None where its rows have moved."""
+    def put(self, choice: BeamChoice, at: Int[Tensor, "1"]) -> None:
+        """Continue with a choice at position `at`, whose rows have moved already."""
         count = len(choice.tokens)
-        if cache is not None:
-            cache.reorder_rows(choice.rows)
-            self.ids[:count] = self.ids[:count].index_select(0, choice.rows)
         self.sums[:count] = choice.sums
         self.note[: len(choice.note)] = choice.note
         self.token[:count] = choice.tokens
         self.ids[:count].index_copy_(1, at, choice.tokens[:, None])
 
     def take(self, cache: Cache, logits: Float[Tensor, "R V"], at: Int[Tensor, "1"]) -> None:
-        self.put(cache, choose(logits, self.sums, self.rules.eos, self.rules.width, self.prompts), at)
+        choice = choose(logits, self.sums, self.rules.eos, self.rules.width, self.prompts)
+        cache.reorder_rows(choice.rows)
+        self.ids.copy_(self.ids.index_select(0, choice.rows))
+        self.put(choice, at)
 
 
 class CapturedBeams:
@@ -148,7 +148,7 @@ class CapturedBeams:
         self.cache.reorder_rows(choice.rows)
         self.state, self.advance = self.start(self.rules, len(choice.rows), scores.shape[1])
         self.state.begin(prompt[choice.rows], self.cache.start)
-        self.state.put(None, choice, self.state.first)
+        self.state.put(choice, self.state.first)
 
 
 def beams_of(

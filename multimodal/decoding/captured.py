@@ -1,6 +1,7 @@
 """Searches inside of a CUDA graph: logits processors, choice and end are replayed with the decoder's step, so that a
 token costs the host one launch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,7 +32,7 @@ class SearchRules(Protocol):
 Start = Callable[[SearchRules, int, int], tuple[Any, Callable[[], None]]]
 
 
-class SearchState:
+class SearchState(ABC):
     """Buffers of a search over R rows: ids at their positions, sums of log-probabilities and newest tokens."""
 
     def __init__(self, processors: Sequence[Replayed], rows: int, capacity: int, device: torch.device):
@@ -55,9 +56,9 @@ class SearchState:
         self.first.fill_(size)
         self.sums.zero_()
 
+    @abstractmethod
     def take(self, cache: Cache, logits: Float[Tensor, "B V"], at: Int[Tensor, "1"]) -> None:
         """Choose the tokens of the first B rows at position `at`."""
-        raise NotImplementedError
 
     def processed(self, logits: Float[Tensor, "R V"], at: Int[Tensor, "1"]) -> Float[Tensor, "R V"]:
         """Logits after the processors; `at`: position of the newest id. They write in place."""

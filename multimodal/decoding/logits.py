@@ -79,9 +79,9 @@ def no_repeat_ngram(size: int) -> Replayed:
 
     def without(
         logits: Float[Tensor, "B V"], ngrams: Int[Tensor, "B n S"], newest: Int[Tensor, "B S-1"],
-        real: Bool[Tensor, "n"],
+        real: Bool[Tensor, "B n"],
     ) -> Float[Tensor, "B V"]:  # fmt: skip
-        same = (ngrams[..., :-1] == newest[:, None]).all(-1) & (ngrams[..., 0] != PADDING) & real
+        same = (ngrams[..., :-1] == newest[:, None]).all(-1) & real
         lasts = ngrams[..., -1].clamp(min=0)  # padding matches nothing
         return logits.scatter_add_(1, lasts, torch.where(same, -torch.inf, 0.0).to(logits.dtype))
 
@@ -89,8 +89,7 @@ def no_repeat_ngram(size: int) -> Replayed:
         count = ids.shape[1] - size + 1
         if count < 1:
             return logits
-        real = torch.ones(count, dtype=torch.bool, device=ids.device)
-        return without(logits, ids.unfold(1, size, 1), ids[:, count:], real)
+        return without(logits, ids.unfold(1, size, 1), ids[:, count:], ids[:, :count] != PADDING)
 
     def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
         ids, at, _ = history
@@ -99,7 +98,8 @@ def no_repeat_ngram(size: int) -> Replayed:
         count = ids.shape[1] - size + 1
         first = at - size + 1  # of the n-grams that are complete
         newest = ids.index_select(1, (first + 1 + torch.arange(size - 1, device=ids.device)).clamp(min=0))
-        return without(logits, ids.unfold(1, size, 1), newest, torch.arange(count, device=ids.device) <= first)
+        real = (ids[:, :count] != PADDING) & (torch.arange(count, device=ids.device) <= first)
+        return without(logits, ids.unfold(1, size, 1), newest, real)
 
     return Replayed(processor, replayed, ("no_repeat_ngram", size))
 
