@@ -1,5 +1,7 @@
 import { make } from "/page/common.js";
 
+const SLACK = 0.001;  // seconds: a player that is sent to 2.05 says 2.049999
+
 const two = (number) => String(number).padStart(2, "0");
 
 function clock(seconds, mark) {
@@ -76,15 +78,20 @@ export class Transcript {
     if (on) this.segments[0]?.text.focus();
   }
 
-  /** Light up the word of a time. */
-  follow(seconds) {
+  /** Index of the last word that has begun at a time, -1 before the first. */
+  place(seconds) {
     let low = 0, high = this.words.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.words[middle].start <= seconds) low = middle + 1;
+      if (this.words[middle].start <= seconds + SLACK) low = middle + 1;
       else high = middle;
     }
-    const word = this.words[low - 1], now = word && seconds < word.end ? word.node : null;
+    return low - 1;
+  }
+
+  /** Light up the word of a time. */
+  follow(seconds) {
+    const word = this.words[this.place(seconds)], now = word && seconds + SLACK < word.end ? word.node : null;
     if (now === this.current) return;
     this.current?.classList.remove("now");
     now?.classList.add("now");
@@ -98,10 +105,10 @@ export class Transcript {
     if (top < own.top || bottom > own.bottom) this.root.scrollTop += top - own.top - own.height / 3;
   }
 
-  /** Times of the word before or after the one of a time. */
+  /** Start of the word after that of a time, or before it; more than 0.25 s into a word, its own. */
   beside(seconds, step) {
-    const starts = this.words.map((one) => one.start);
-    return step > 0 ? starts.find((start) => start > seconds + 0.01) : starts.findLast((start) => start < seconds - 0.25);
+    const place = this.place(seconds), within = seconds - this.words[place]?.start > 0.25;
+    return this.words[place + (step < 0 && within ? 0 : step)]?.start;
   }
 
   lines() {
