@@ -8,7 +8,7 @@ built-in ones."""
 import json
 import os
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -34,12 +34,13 @@ _known: dict[str, Choices] = {}  # by machine
 _spent = 0.0
 
 
-def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str) -> str:
-    """The name of the quickest of the exact `ways` for such maps; `usual` if measuring is off or has taken too long.
-    Maps of as many inputs and about as many weights share a choice."""
+def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str, rows: Sequence[int] = ROWS) -> str:
+    """The name of the quickest of the exact `ways` for such maps of so many `rows`; `usual` if measuring is off or has
+    taken too long. Maps of as many inputs and about as many weights share a choice."""
     size = min(outputs * inputs, 2 * WEIGHTS).bit_length() // 2
-    measure = lambda: _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual)
-    return remembered(f"{inputs} inputs, about 4^{size} weights", ways, usual, measure)
+    measure = lambda: _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual, rows)
+    many = "" if rows == ROWS else f", rows {' '.join(map(str, rows))}"
+    return remembered(f"{inputs} inputs, about 4^{size} weights{many}", ways, usual, measure)
 
 
 def remembered(question: str, answers: Container[str], usual: str, measure: Callable[[], str]) -> str:
@@ -111,21 +112,21 @@ def least_time(work: Callable[[], object]) -> float:
 
 
 @torch.no_grad()
-def _measured(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str) -> str:
+def _measured(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str, rows: Sequence[int]) -> str:
     draw = torch.Generator().manual_seed(0)
-    weight, rows = (torch.randn(size, inputs, generator=draw) for size in (min(outputs, PROBED), max(BESIDE)))
-    exact = {name: way for name, way in ways.items() if _is_exact(way, weight, rows)}
+    weight, given = (torch.randn(size, inputs, generator=draw) for size in (min(outputs, PROBED), max(BESIDE)))
+    exact = {name: way for name, way in ways.items() if _is_exact(way, weight, given)}
     weight = weight.repeat(-(-outputs // len(weight)), 1)[:outputs]
     copies = max(1, WEIGHTS // weight.numel())
     maps = {name: [way(weight) for _ in range(copies)] for name, way in exact.items()}
-    taken = {(name, count): float("inf") for name in maps for count in sorted(set(ROWS))}
+    taken = {(name, count): float("inf") for name in maps for count in sorted(set(rows))}
     for _ in range(ROUNDS):
         for name, count in taken:
-            x, start = rows[:count].clone(), _clock()
+            x, start = given[:count].clone(), _clock()
             for product in maps[name]:
                 product(x)
             taken[name, count] = min(taken[name, count], _clock() - start)
-    costs = {name: sum(taken[name, count] for count in ROWS) for name in maps}
+    costs = {name: sum(taken[name, count] for count in rows) for name in maps}
     best = min(costs, key=costs.__getitem__, default=usual)
     return usual if usual in costs and costs[usual] < GAIN * costs[best] else best
 

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from multimodal.inference import prepare, tune
+from multimodal.inference.native import encoder
 from multimodal.inference.packed import PackedLinear, can_pack, row_linear
 from multimodal.inference.row_table import TableLinear
 
@@ -74,6 +76,42 @@ def test_the_quickest_exact_way_is_chosen_once_and_read_back(home: Path, monkeyp
     forget(monkeypatch)
     assert choose() == "quick"
     assert not calls  # not measured again
+
+
+def test_other_numbers_of_rows_are_another_question(home: Path):
+    assert tune.choose(128, 8, WAYS, "slow", (64,)) == choose() == "quick"
+    assert json.loads((home / "tune.json").read_text())[tune.machine()] == {
+        f"{SHAPES}, rows 64": "quick",
+        SHAPES: "quick",
+    }
+
+
+def stalled(kind: type) -> type:
+    """A map as exact as `kind`, which takes longer."""
+
+    class Stalled(kind):
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(0.002)
+            torch.ones(1000, 1000).sin_().sum()
+            return super().forward(x)
+
+    return Stalled
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("native", [False, True])
+def test_towers_take_compiled_maps_where_they_are_the_quickest_exact_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, native: bool
+):
+    monkeypatch.setenv("MULTIMODAL_CACHE", str(tmp_path))
+    monkeypatch.delenv("MULTIMODAL_TUNE")
+    forget(monkeypatch)
+    exact = encoder.NativeLinear  # on both sides, since oneDNN's are exact on some processors alone
+    monkeypatch.setattr(encoder, "PackedLinear", stalled(exact) if native else exact)
+    monkeypatch.setattr(encoder, "NativeLinear", exact if native else stalled(exact))
+    assert encoder.prefers_native() == native
+    monkeypatch.setattr(encoder, "library", lambda: None)
+    assert not encoder.prefers_native()
 
 
 def test_without_measuring_the_usual_way_stays(home: Path, monkeypatch: pytest.MonkeyPatch):

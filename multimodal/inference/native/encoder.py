@@ -14,7 +14,7 @@ from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_j
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear, NativeNorm
 from multimodal.inference.packed import PackedLinear
-from multimodal.inference.tune import least_time, remembered
+from multimodal.inference.tune import choose, least_time, remembered
 
 ROWS, INPUTS, OUTPUTS = 256, 512, 1536  # of the map that is measured
 
@@ -37,10 +37,13 @@ def prefers_int8(dtype: torch.dtype) -> bool:
 
 
 def prefers_native() -> bool:
-    """Return True where oneDNN's packed maps give a row other bits in company and are no quicker: on x86 with AVX2
-    alone."""
+    """Return True where compiled maps are the quickest exact ones for many rows in floats; measured once. With AVX2
+    alone oneDNN's give a row other bits in company."""
+    if library() is None:
+        return False
     has = torch.cpu.get_capabilities()
-    return bool(has.get("avx2", False)) and not has.get("avx512_f", False) and library() is not None
+    usual = "native" if has.get("avx2", False) and not has.get("avx512_f", False) else "packed"
+    return choose(OUTPUTS, INPUTS, {"packed": PackedLinear, "native": NativeLinear}, usual, (ROWS,)) == "native"
 
 
 def in_native(tower: nn.Module, int8: bool) -> None:
