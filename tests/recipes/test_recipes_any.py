@@ -70,6 +70,7 @@ def test_two_stages_learn_colours_that_need_the_image(load_recipe, data):
     assert load(data / "all-out").card["ask"] == {"max_frames": 8}
 
 
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_unbroken_one(load_recipe, data):
     recipe = load_recipe("train_any")
     for run, more, steps in (("whole", [], 6), ("part", [], 3), ("part", ["--resume"], 6)):

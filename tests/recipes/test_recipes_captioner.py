@@ -105,6 +105,7 @@ def test_a_run_learns_its_captions_and_ships_a_folder_that_says_them(train_capti
     assert re.search(r"line \d+: a ", (data / "run" / "report" / "report.md").read_text())
 
 
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_unbroken_one(train_captioner, data):
     for run, changes in (("whole", {}), ("part", {"steps": 4}), ("part", {"resume": ""})):
         args = flags(data, run, **({"steps": 8, "schedule": "wsd", "warmup": 0, "dropout": 0.1} | changes))

@@ -88,6 +88,7 @@ def test_a_head_is_learned_measured_and_used(home, load_recipe, capsys, task, fi
         assert results[1]["answers"][0]["score"] > 0.5
 
 
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_unbroken_one(home, load_recipe):
     recipe = load_recipe("finetune_text")
     for name, changes in (("whole", {}), ("part", {"steps": 3}), ("part", {"resume": True})):

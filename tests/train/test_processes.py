@@ -62,6 +62,7 @@ def test_two_processes_train_a_clip_as_one_does(tmp_path, kind, exchange, micro)
     same(two, one)
 
 
+@pytest.mark.ci
 def test_a_run_of_two_processes_goes_on_with_one_and_three(tmp_path):
     options = {"steps": 8, "save_every": 4}
     one, two = (run(world, "images", tmp_path / str(world), **options) for world in (1, 2))
@@ -77,6 +78,7 @@ def halfway(run: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.ci
 def test_weights_in_shards_train_as_whole_ones_and_go_on_with_others(tmp_path):
     options = {"steps": 6, "save_every": 4, "evaluate_every": 2}
     one = run(1, "images", tmp_path / "1", **options)
@@ -90,6 +92,7 @@ def test_weights_in_shards_train_as_whole_ones_and_go_on_with_others(tmp_path):
     assert refused[0]["end"].endswith("does not fit this run: it was saved without shard")
 
 
+@pytest.mark.ci
 def test_two_machines_of_two_processes_train_as_one_and_go_on_as_others(tmp_path):
     options = {"steps": 4, "save_every": 2, "evaluate_every": 2}
     one = run(1, "images", tmp_path / "1", **options)
@@ -101,6 +104,7 @@ def test_two_machines_of_two_processes_train_as_one_and_go_on_as_others(tmp_path
     assert refused[0] == "UsageError: hybrid needs as many processes on each machine (got 3 in all, 2 here)"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
 def test_weights_and_gradients_that_travel_in_bfloat16_train_nearly_the_same(tmp_path, reduce):
     whole = run(2, "half", tmp_path / "1", steps=5)
@@ -109,6 +113,7 @@ def test_weights_and_gradients_that_travel_in_bfloat16_train_nearly_the_same(tmp
     assert shards["losses"] != whole["losses"]
 
 
+@pytest.mark.ci
 def test_a_clip_in_shards_trains_as_a_whole_one(tmp_path):
     one, two = (run(n, "clip", tmp_path / str(n), "sigmoid", "ring", steps=3, shard=n > 1) for n in (1, 2))
     same(two, one)
@@ -194,6 +199,7 @@ start(main)
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("number", "workers", "group"),
     [

@@ -65,13 +65,13 @@ def _on_device(
         groups = []
         for filters in mel_filters(bands, fft).chunk(BAND_GROUPS if device.type == "cpu" else 1):
             used = filters.any(0).nonzero()[:, 0].tolist() or [0]
-            groups.append((used[0], filters[:, used[0] : used[-1] + 1].contiguous().to(device)))
+            groups.append((used[0], filters[:, used[0] : used[-1] + 1].T.contiguous().to(device)))
         return torch.hann_window(WINDOW, periodic, device=device), groups
 
 
 def mel_power(
     wave: Float[Tensor, "... T"], bands: int, fft: int, periodic: bool = True
-) -> Float[Tensor, "... M F"]:  # fmt: skip
+) -> Float[Tensor, "... F M"]:  # fmt: skip
     """Mel power of every whole window in `wave`: ⌊(T − 400) / 160⌋ + 1 frames, computed in blocks. `periodic`: kind of
     Hann window."""
     window, groups = _on_device(bands, fft, wave.device, periodic)
@@ -80,15 +80,15 @@ def mel_power(
     size = size if wave.device.type == "cpu" else BLOCK_FRAMES_DEVICE
     for frames in wave.unfold(-1, WINDOW, HOP).split(size, dim=-2):
         spectrum = torch.fft.rfft(frames * window, n=fft)
-        power = spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag).transpose(-1, -2)
-        parts = [filters @ power[..., first : first + filters.shape[1], :] for first, filters in groups]
-        blocks.append(torch.cat(parts, dim=-2))
-    return torch.cat(blocks, dim=-1)
+        power = spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)
+        parts = [power[..., first : first + len(filters)] @ filters for first, filters in groups]
+        blocks.append(torch.cat(parts, dim=-1))
+    return torch.cat(blocks, dim=-2)
 
 
 def log10_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
     """log10 of the mel power of every whole window in `wave`, at least -10."""
-    return mel_power(wave, bands, WINDOW).clamp_(min=1e-10).log10_()
+    return mel_power(wave, bands, WINDOW).clamp_(min=1e-10).log10_().transpose(-1, -2)
 
 
 def scaled_mel(log: Float[Tensor, "... M F"], peak: Float[Tensor, "... 1 1"] | float) -> Float[Tensor, "... M F"]:
@@ -159,8 +159,7 @@ def filterbank_batch(waves: list[Tensor], bands: int = 80) -> tuple[Float[Tensor
         padded = F.pad(padded, (0, WINDOW - padded.shape[1]))
     counts = [frame_count(wave.numel()) for wave in waves]
     lengths = torch.tensor(counts, device=padded.device)
-    log = mel_power(padded, bands, BANK_FFT).clamp_(min=BANK_FLOOR).log_().sub_(BANK_MEAN).div_(BANK_SCALE)
-    rows = log.transpose(1, 2).contiguous()
+    rows = mel_power(padded, bands, BANK_FFT).clamp_(min=BANK_FLOOR).log_().sub_(BANK_MEAN).div_(BANK_SCALE)
     if min(counts) < rows.shape[1]:
         rows.masked_fill_((torch.arange(rows.shape[1], device=rows.device) >= lengths[:, None])[..., None], 0.0)
     return rows, lengths

@@ -37,6 +37,7 @@ def measure(tmp_path, *candidates, reference="ours", threads=1, plan=PLAN, **mor
     return json.loads((tmp_path / "fake.json").read_text())["rows"][-1], wrong
 
 
+@pytest.mark.ci
 def test_ratios_are_peer_over_ours_and_all_times_are_kept(tmp_path):
     own, peer = sleeper("ours", 0.1, [1.0, 2.0], "multimodal"), sleeper("peer", 0.3, [1.0, 2.0])
     row, wrong = measure(tmp_path, own, peer)
@@ -49,6 +50,7 @@ def test_ratios_are_peer_over_ours_and_all_times_are_kept(tmp_path):
     assert row["candidates"]["ours"]["peak MB"] > 5
 
 
+@pytest.mark.ci
 def test_a_wrong_answer_is_not_timed(tmp_path):
     own, peer = sleeper("ours", 0.01, [1.0, 2.0], "multimodal"), sleeper("peer", 0.01, [1.0, 2.1])
     row, wrong = measure(tmp_path, own, peer)
@@ -59,6 +61,7 @@ def test_a_wrong_answer_is_not_timed(tmp_path):
     assert "shape (1,), the reference (2,)" in measure(tmp_path, own, other)[1][0]
 
 
+@pytest.mark.ci
 def test_a_missing_peer_is_said_and_ours_may_not_fail(tmp_path):
     own = sleeper("ours", 0.01, [1.0], "multimodal")
     row, wrong = measure(tmp_path, own, Candidate("absent", "tests.house.benchmarks.fakes:absent", library="peer"),
@@ -87,6 +90,7 @@ def test_workers_have_as_many_processors_as_threads(tmp_path):
     assert row["candidates"]["peer"]["distance"] == {"near": 0.0}
 
 
+@pytest.mark.ci
 def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\nWHICH=7 exec {sys.executable} "$@"\n')
@@ -99,6 +103,7 @@ def test_a_peer_runs_in_an_environment_of_its_own(tmp_path):
     assert wrong == ["peer: near: 6.00e+00 from the reference, at most 0.001 allowed"]  # 7 beside 1
 
 
+@pytest.mark.ci
 def test_the_memory_of_a_cold_start_is_its_own(tmp_path):
     ballast = bytearray(b"x" * 300_000_000)
     command = ("{python}", "-c", "import sys; print('here', sys.flags.no_site)")
@@ -112,6 +117,7 @@ def test_the_memory_of_a_cold_start_is_its_own(tmp_path):
         process.cold(Candidate("ours", command=("/no/program",)), tmp_path, 1)
 
 
+@pytest.mark.ci
 def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):
     own, peer = sleeper("ours", 0.01, [1.0], "multimodal"), sleeper("peer", 0.2, [1.0])
     measure(tmp_path, own, peer, series="length", at=1)
@@ -122,6 +128,7 @@ def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):
     assert 190 < float(why[1].removeprefix("would take about ").removesuffix(" s")) < 400
 
 
+@pytest.mark.ci
 def test_the_report_names_the_rows_that_are_behind(tmp_path):
     own, peer = sleeper("ours", 0.2, [1.0], "multimodal"), sleeper("quick peer", 0.1, [1.0])
     row, _ = measure(tmp_path, own, peer, sleeper("other kind", 0.1, [1.0], kind="int8"))

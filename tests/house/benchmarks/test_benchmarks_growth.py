@@ -12,6 +12,7 @@ from tests.helpers.paths import ROOT
 CEILINGS = {"float32 GFLOP/s": 200.0, "bfloat16 GFLOP/s": 800.0, "int8 GFLOP/s": 1600.0, "read GB/s": 20.0}
 
 
+@pytest.mark.ci
 def test_operations_are_those_that_info_counts():
     from multimodal.models.presets import preset
     from multimodal.tasks.inspect.cost import counts
@@ -60,6 +61,7 @@ def results():
     return {"machine": {"ceilings": {"2": CEILINGS}}, "rows": rows}
 
 
+@pytest.mark.ci
 def test_the_figure_has_every_curve_and_stays_small(results, tmp_path):
     growth_plot.draw(results, tmp_path / "growth.svg")
     text = (tmp_path / "growth.svg").read_text()

@@ -116,6 +116,7 @@ def test_the_cache_is_as_large_as_its_tensors(name):
     assert (said["float32"], said["bfloat16"], said["tokens"]) == (4 * kept, 2 * kept, 9)
 
 
+@pytest.mark.ci
 def test_the_cache_of_a_source_and_of_a_window():
     for config, source in ((SPEECH, torch.randn(B, 10, 16)), (TEXT_TO_TEXT, torch.randn(B, 12, 16))):
         model = of_config(config).decoder
@@ -227,6 +228,7 @@ def test_every_kind_has_counts():
     assert set(cost_parts.KINDS) == {model_class for model_class, _ in KINDS.values()}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_checkpointing_keeps_inputs_and_one_block(kind):
     config = KEPT["pre-norm"]
@@ -240,6 +242,7 @@ def test_checkpointing_keeps_inputs_and_one_block(kind):
     assert two - one > 10 * inputs_ / 9
 
 
+@pytest.mark.ci
 def test_of_a_paper():
     said = counts(preset("vit_b16"))
     assert said["parameters"]["total"] == 86_567_656

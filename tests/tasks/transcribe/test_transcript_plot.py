@@ -77,6 +77,7 @@ def test_segments_stand_for_words_without_times_and_speakers_are_named():
                     "speaker": "channel 2"}  # fmt: skip
 
 
+@pytest.mark.ci
 def test_sound_that_ends_early_and_long_recordings_are_drawn_in_part(monkeypatch):
     damage = [{"start": 3.0, "end": 6.0, "what": "the recording ends early"}]
     pixels(plot_transcript(result(6.0, ["one"], damaged=damage), wav(3.0, promised=6.0), "a.wav"))
