@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from multimodal.data.datasets.image_sets import captioned, open_images
 from multimodal.data.loader import unchanged
 from multimodal.data.remote.trust import Trust
+from multimodal.errors import DataError
 from multimodal.tasks.evaluate.retrieval import first_ranks
 from multimodal.tasks.text.embed import embed
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -85,11 +86,13 @@ def letters(text: str) -> str:
 
 
 def without(texts: Texts, held: list[Texts]) -> Texts:
-    """Drop the lines of which a sentence is held out, in any language."""
+    """Drop the lines of which a sentence is held out, in any language. Raises DataError if none is left."""
     known = {letters(line) for part in held for lines in part.values() for line in lines} - {""}
     rows = list(zip(*texts.values(), strict=True))
     kept = [row for row in rows if not any(letters(line) in known for line in row)]
     log.info("%d of %d lines are left out: a sentence of theirs is held out", len(rows) - len(kept), len(rows))
+    if not kept:
+        raise DataError(f"no line to train on: each of the {len(rows)} has a sentence that is held out")
     return dict(zip(texts, map(list, zip(*kept, strict=True)), strict=True))
 
 

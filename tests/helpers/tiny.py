@@ -1,4 +1,4 @@
-"""Tiny models for the tests, one configuration for each kind, with every weight random."""
+"""Tiny models for the tests, one configuration for each kind, with every weight random, and inputs for them."""
 
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConf
 from multimodal.tokens.text.tokenizer import TextBatch
 
 WIDTH, HEADS, VOCABULARY = 16, 2, 23
+EOS = VOCABULARY - 1
 
 
 def stack(**options) -> StackConfig:
@@ -161,7 +162,8 @@ def any_media(model: AnyToText, images: Tensor) -> list[Tensor]:
     if model.audio is not None:
         frames = torch.arange(160 * len(images)).sin().view(len(images), 20, 8)
         conformer = isinstance(model.audio, ConformerEncoder)
-        heard = model.encode_audio(frames if conformer else frames.mT, torch.full((len(images),), 20))
+        frames, lengths = frames.to(images.device), torch.full((len(images),), 20, device=images.device)
+        heard = model.encode_audio(frames if conformer else frames.mT, lengths)
         rows.append(torch.stack(heard))
     return list(torch.cat(rows, 1))
 
@@ -186,6 +188,61 @@ def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
 def made(name: str) -> nn.Module:
     kind, config = ALL[name]
     return randomized(kind(config))
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, EOS, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def text_outputs(model: TextTransformer, ids: Tensor) -> Tensor:
+    if model.config.segments:
+        states = model.states(ids, segments=torch.tensor([[0, 0, 0, 1, 1, 1]] * 2, device=ids.device))
+        return torch.cat([model.logits(states).flatten(), model.classes(model.pooled(states)).flatten()])
+    return model.detect(model.states(ids)) if model.detect else model(ids)
+
+
+def outputs(model: nn.Module) -> Tensor:
+    """Return the outputs of two images, texts of 6 tokens or recordings, whichever the model takes."""
+    device = next(model.parameters()).device
+    ids = tokens(2, 6)
+    ids[:, -1] = EOS
+    ids, lengths = ids.to(device), torch.tensor([20, 13], device=device)
+    given = lambda *shape: noise(2, *shape).to(device)
+    # a prepared model is of a kind of its own
+    kind = next(one.__name__ for one in type(model).__mro__ if one.__module__.startswith("multimodal.models"))
+    if kind == "ViT":
+        return model(given(3, 8, 12))
+    if kind == "TextTransformer":
+        return text_outputs(model, ids)
+    if kind == "EncoderDecoder":
+        return model(tokens(2, 7).to(device), ids)
+    if kind == "CoCa":
+        images = given(3, 8, 12)
+        return torch.cat([model(images, ids).flatten(), model.outputs(images, ids)[2].flatten()])
+    if kind in ("CLIP", "VisionEncoderDecoder", "GIT"):
+        return model(given(3, 8, 12), ids)
+    if kind == "AnyToText":
+        media = any_media(model, given(3, *model.config.image.image))
+        before = torch.full((2, 0 if model.config.crosses else len(media[0])), PICTURE, device=device)
+        return model(torch.cat([before, ids % PICTURE], 1), media)
+    if kind == "Whisper":
+        return model(given(8, 20), ids)
+    if kind == "FTTransformer":
+        numbers = [[0.1, -0.5, float("nan")], [float("nan"), float("nan"), 2.0]]
+        return model(torch.tensor(numbers, device=device), ids[:, :2] % 2)
+    if kind == "ConformerEncoder":
+        return model(given(20, WIDTH if model.stem is None else 8), lengths)[0]
+    if kind == "Moonshine":
+        return model(given(6400), torch.tensor([6400, 5000], device=device), ids)
+    made = model(given(20, 8), lengths, ids)
+    if kind in ("Transducer", "Canary"):
+        return made if kind == "Canary" else made[0]
+    ctc, _, decoded = made
+    return ctc.sum() + (0 if decoded is None else decoded.sum())
 
 
 def teach(

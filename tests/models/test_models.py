@@ -16,28 +16,21 @@ from tests.helpers.tiny import (
     ALL,
     CLIPS,
     CONFORMERS,
-    PICTURE,
+    EOS,
     TEXTS,
     VITS,
     VOCABULARY,
     WIDTH,
-    any_media,
     conformer,
     made,
+    noise,
+    outputs,
     randomized,
     text,
+    tokens,
 )  # fmt: skip
 
-EOS = VOCABULARY - 1
 JUNK = [1e4, float("nan")]
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, EOS, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def spoken(width: int, lengths: torch.Tensor, junk: float) -> torch.Tensor:
@@ -306,52 +299,10 @@ def test_cached_decoding_equals_the_full_pass(name, steps):
     assert_close(part, full[rows, 5:], atol=1e-4, rtol=0)
 
 
-def text_outputs(model: TextTransformer, ids: torch.Tensor) -> torch.Tensor:
-    if model.config.segments:
-        states = model.states(ids, segments=torch.tensor([[0, 0, 0, 1, 1, 1]] * 2))
-        return torch.cat([model.logits(states).flatten(), model.classes(model.pooled(states)).flatten()])
-    return model.detect(model.states(ids)) if model.detect else model(ids)
-
-
-def run(model: torch.nn.Module) -> torch.Tensor:
-    images, ids = noise(2, 3, 8, 12), tokens(2, 6)
-    ids[:, -1] = EOS
-    kind = type(model).__name__
-    if kind == "ViT":
-        return model(images)
-    if kind == "TextTransformer":
-        return text_outputs(model, ids)
-    if kind == "EncoderDecoder":
-        return model(tokens(2, 7), ids)
-    if kind == "CoCa":
-        return torch.cat([model(images, ids).flatten(), model.outputs(images, ids)[2].flatten()])
-    if kind in ("CLIP", "VisionEncoderDecoder", "GIT"):
-        return model(images, ids)
-    if kind == "AnyToText":
-        images = noise(2, 3, *model.config.image.image)
-        media = any_media(model, images)
-        before = torch.full((2, 0 if model.config.crosses else len(media[0])), PICTURE)
-        return model(torch.cat([before, ids % PICTURE], 1), media)
-    if kind == "Whisper":
-        return model(noise(2, 8, 20), ids)
-    if kind == "FTTransformer":
-        return model(torch.tensor([[0.1, -0.5, float("nan")], [float("nan"), float("nan"), 2.0]]), ids[:, :2] % 2)
-    lengths = torch.tensor([20, 13])
-    if kind == "ConformerEncoder":
-        return model(noise(2, 20, WIDTH if model.stem is None else 8), lengths)[0]
-    if kind == "Moonshine":
-        return model(noise(2, 6400), torch.tensor([6400, 5000]), ids)
-    if kind in ("Transducer", "Canary"):
-        made = model(noise(2, 20, 8), lengths, ids)
-        return made if kind == "Canary" else made[0]
-    ctc, _, decoded = model(noise(2, 20, 8), lengths, ids)
-    return ctc.sum() + (0 if decoded is None else decoded.sum())
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_every_weight_takes_part(name):
     model = made(name)
-    run(model).square().sum().backward()
+    outputs(model).square().sum().backward()
     fixed = {"audio.positions", "encoder.positions" if name == "speech-to-text" else ""}
     for parameter, tensor in model.named_parameters():
         if parameter in fixed:

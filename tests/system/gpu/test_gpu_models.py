@@ -1,0 +1,46 @@
+"""Outputs and gradients of every kind of model on a GPU are those on a CPU, as are those of a prepared one nearly."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from multimodal.errors import UsageError
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.weights.folder import Checkpoint
+from tests.helpers import tiny
+
+PREPARED = ["clip-softmax", "vit-token", "vit-map", "text-encoder", "text-to-text", "speech-to-text", "joint",
+            "captioner", "any"]  # fmt: skip
+NEAR = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_outputs_and_gradients_are_those_of_a_cpu(name: str, device: str):
+    model = tiny.made(name)
+    other = copy.deepcopy(model).to(device)
+    expected, made = tiny.outputs(model), tiny.outputs(other)
+    assert_close(made.cpu(), expected, atol=1e-4, rtol=1e-4)
+    for output in (expected, made):
+        output.square().sum().backward()
+    found = dict(other.named_parameters())
+    for weight, tensor in model.named_parameters():
+        if tensor.grad is not None:
+            difference = (found[weight].grad.cpu() - tensor.grad).norm()
+            # keys that are all moved alike have a gradient of rounding alone
+            assert difference <= 1e-3 * tensor.grad.norm() + 1e-4, weight
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", PREPARED)
+def test_prepared_models_are_near(name: str, kind: str, device: str):
+    given = Checkpoint(tiny.made(name), source="tiny")
+    if (kind, device) == ("float16", "cpu"):
+        with pytest.raises(UsageError, match="needs a GPU"):
+            prepare_for_inference(given, kind, device)
+        return
+    made = prepare_for_inference(given, kind, device).model
+    with torch.inference_mode():
+        expected, found = tiny.outputs(given.model), tiny.outputs(made).float().cpu()
+    assert (found - expected).norm() < NEAR[kind] * expected.norm()
