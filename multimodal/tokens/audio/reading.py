@@ -274,12 +274,12 @@ def _sounds(container, stream, file, clock: DecoderClock) -> Iterator[tuple[int,
                         check_plausible(clock.name, rate, channels)
                         checked = rate, channels
                     known = known and (channels <= 8 or _has_its_planes(frame))
-                    frames.append(frame)
+                    frames.append((rate, frame))
         except av.error.FFmpegError:
             known = False
         clock.packet(known)
-        for frame in frames if known else ():
-            sound, rate, pts = _planar(frame, clock.name), frame.sample_rate, frame.pts
+        for rate, frame in frames if known else ():
+            sound, pts = _planar(frame, clock.name), frame.pts
             gap = clock.frame(None if pts is None else pts * tick, sound.shape[1] / rate)
             silent = round(gap * rate) if gap else 0
             for start in range(0, silent, rate):
@@ -352,7 +352,9 @@ def as_floats(sound: np.ndarray) -> Float32[np.ndarray, "C n"]:
     if sound.dtype == np.uint8:
         return (sound.astype(np.float32) - 128) / 128
     if sound.dtype.kind == "i":
-        return sound.astype(np.float32) / np.float32(2.0 ** (8 * sound.dtype.itemsize - 1))
+        made = sound.astype(np.float32)
+        made *= np.float32(2.0 ** (1 - 8 * sound.dtype.itemsize))
+        return made
     return sound.astype(np.float32, copy=False)
 
 
