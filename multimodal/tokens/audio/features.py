@@ -43,7 +43,7 @@ def normalized_filterbank(
     inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
     rows = torch.cat([rows[:, :1], rows[:, 1:] - PREEMPHASIS * rows[:, :-1]], 1) * inside
     power = mel_power(F.pad(rows, (WINDOW // 2, WINDOW // 2)), bands, BANK_FFT, periodic=False)
-    log, frames = (power + NORMALIZED_FLOOR).log().transpose(1, 2), lengths // HOP
+    log, frames = (power + NORMALIZED_FLOOR).log(), lengths // HOP
     counted = (torch.arange(log.shape[1], device=log.device) < frames[:, None])[..., None]
     mean = (log * counted).sum(1, keepdim=True) / frames[:, None, None]
     variance = ((log - mean) * counted).square().sum(1, keepdim=True) / (frames - 1)[:, None, None]
