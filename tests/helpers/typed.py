@@ -25,7 +25,7 @@ from jaxtyping import AbstractArray, jaxtyped
 CHECK = beartype(conf=BeartypeConf(violation_type=TypeError, is_pep484_tower=True))
 NAME = "@checked"  # a name that no source can use
 INNER: set[CodeType] = set()  # of functions in functions, seen before
-CALLS = 10  # of a function that are checked in a test; checks of all calls take a fifth of the suite's time
+CALLS = 10  # of a function that are checked in a test, which takes 5 % less time than checks of all
 TESTS = [0]  # begun
 
 
