@@ -61,10 +61,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(cores, MOST_WORKERS) if whole and cores > 1 else 0
 
 
-def pytest_runtest_logstart() -> None:
-    typed.TESTS[0] += 1
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:

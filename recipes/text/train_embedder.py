@@ -85,14 +85,14 @@ def letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))
 
 
-def without(texts: Texts, held: list[Texts]) -> Texts:
-    """Drop the lines of which a sentence is held out, in any language. Raises DataError if none is left."""
+def without(texts: Texts, held: list[Texts], prefix: str) -> Texts:
+    """Drop the lines of which a sentence is held out, in any language. Raises DataError if none of `prefix` is left."""
     known = {letters(line) for part in held for lines in part.values() for line in lines} - {""}
     rows = list(zip(*texts.values(), strict=True))
     kept = [row for row in rows if not any(letters(line) in known for line in row)]
     log.info("%d of %d lines are left out: a sentence of theirs is held out", len(rows) - len(kept), len(rows))
     if not kept:
-        raise DataError(f"no line to train on: each of the {len(rows)} has a sentence that is held out")
+        raise DataError(f"{prefix}: no line is left: each of the {len(rows)} has a sentence that is held out")
     return dict(zip(texts, map(list, zip(*kept, strict=True)), strict=True))
 
 
@@ -156,7 +156,7 @@ def main(s: EmbedderRun) -> dict[str, Any]:
     torch.manual_seed(loop.seed)
     prefixes = [prefix for prefix in (s.train, s.val, s.test) if prefix]
     texts, *held = (read_parallel(prefix, s.languages) for prefix in prefixes)
-    texts = without(texts, held)
+    texts = without(texts, held, s.train)
     initial = begin(s, texts)
     tokenizer, context = initial.required_tokenizer(), initial.model.config.context
     source = AlignedTexts(texts, tokenizer, list(combinations(s.languages, 2)), context)

@@ -25,8 +25,6 @@ from jaxtyping import AbstractArray, jaxtyped
 CHECK = beartype(conf=BeartypeConf(violation_type=TypeError, is_pep484_tower=True))
 NAME = "@checked"  # a name that no source can use
 INNER: set[CodeType] = set()  # of functions in functions, seen before
-CALLS = 10  # of a function that are checked in a test, which takes 5 % less time than checks of all
-TESTS = [0]  # begun
 
 
 def has_arrays(annotation: Any) -> bool:
@@ -127,18 +125,12 @@ def checked(target: Any) -> Any:
         target.__init__ = checked(target.__init__)
         return target
     check: Callable | None = None
-    test = left = 0
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal check, test, left
+        nonlocal check
         if (torch := sys.modules.get("torch")) is not None and torch.compiler.is_compiling():
             return target(*args, **kwargs)  # a check would fix every size of an exported graph
-        if test != TESTS[0]:
-            test, left = TESTS[0], CALLS
-        if not left:
-            return target(*args, **kwargs)
-        left -= 1
         if check is None:
             target.__annotations__.update(resolved(target))
             arrays = any(has_arrays(annotation) for annotation in target.__annotations__.values())

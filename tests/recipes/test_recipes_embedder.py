@@ -140,7 +140,7 @@ def test_the_recipe_makes_an_encoder_that_finds_translations(recipe, tmp_path, c
 def test_held_out_sentences_that_are_all_there_are_leave_none(recipe, tmp_path, last_line):
     said = write(tmp_path, "seen", {language: rows[:4] for language, rows in TEXTS.items()})
     line = last_line(lambda: run(recipe, tmp_path, "none", "--test", said))
-    assert line.endswith("no line to train on: each of the 16 has a sentence that is held out")
+    assert line.endswith("train: no line is left: each of the 16 has a sentence that is held out")
 
 
 def test_a_resumed_run_equals_an_unbroken_one(recipe, tmp_path):
