@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,9 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("--format npy: needs --output FILE")
     if "-" in options.texts and len(options.texts) > 1:
         p.error("-: stands alone, for the lines of stdin")
+    for text in options.texts:
+        if Path(text).suffix and os.path.isfile(text):
+            p.error(f"{text}: is a file, which --images or --file read; - takes such a text from stdin")
 
 
 class _Input(NamedTuple):

@@ -309,6 +309,7 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
         ([], 2, "give one of TEXT, --file, --images"),
         (["a", "--file", "x"], 2, "give one of TEXT, --file, --images"),
         (["a", "-"], 2, "-: stands alone"),
+        (["a", __file__], 2, "test_embed.py: is a file, which --images or --file read"),
         (["a", "--threads", "9" * 30], 2, "--threads: must be an integer in [0, 1024]"),
         (["--file", "none.txt"], 1, "--file none.txt: cannot be read (No such file or directory)"),
         (["--file", "."], 1, "--file .: not a regular file"),
