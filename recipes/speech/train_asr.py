@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from multimodal.data.batching import Batching, padding_share, speech_plan
 from multimodal.data.datasets.class_names import evenly
@@ -111,13 +112,16 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
 
 
 def rechunked(known: Checkpoint, m: RecogniserModelSettings) -> Checkpoint:
-    """The same weights with other chunks."""
+    """The same weights with other chunks. Convolutions that saw later frames keep the weights of the earlier ones."""
     config = known.model.config
-    if not config.encoder.chunk:
-        raise UsageError(f"--chunk {m.chunk}: {known.source} was trained without chunks; expected causal convolutions")
-    encoder = replace(config.encoder, chunk=m.chunk, left=m.left, dynamic=m.dynamic)
+    block = replace(config.encoder.block, conv_causal=True)
+    encoder = replace(config.encoder, block=block, chunk=m.chunk, left=m.left, dynamic=m.dynamic)
     model = ConformerCTC(replace(config, encoder=encoder))
-    model.load_state_dict(known.model.state_dict())
+    weights = known.model.state_dict()
+    if not config.encoder.block.conv_causal:
+        for name in [name for name in weights if name.endswith("depthwise.weight")]:
+            weights[name] = F.pad(weights[name], (block.kernel // 2, 0))[..., : block.kernel]
+    model.load_state_dict(weights)
     return replace(known, model=model)
 
 

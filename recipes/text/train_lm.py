@@ -79,7 +79,7 @@ class LanguageModelRun:
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: float = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines
-    tokenizer: str = "characters"  # characters, bytes, bpe (learned here), gpt2, or a checkpoint folder
+    tokenizer: str = "characters"  # characters, bytes, bpe (learned here), gpt2, a checkpoint folder or shipped model
     vocabulary: int = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
     repeat: float = 0.0  # share of the rows that repeat their first tokens

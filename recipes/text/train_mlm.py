@@ -61,7 +61,7 @@ class MaskedModelRun:
     boundary: bool = False  # also predict masked tokens from their span's neighbours (SpanBERT)
     embed_width: int | None = None  # width of the embeddings, narrower than the model (ALBERT: 128)
     shared_layers: bool = False  # all layers are one block (ALBERT)
-    tokenizer: str | None = None  # a folder's; by default a WordPiece vocabulary learned from the texts
+    tokenizer: str | None = None  # a folder's or shipped model's; by default a WordPiece learned from the texts
     vocabulary: int = 8192
     budget: int = 4096  # padded tokens per micro-batch
     generator: float = 0.25  # electra: width of the generator, as a share

@@ -61,7 +61,7 @@ class EncoderDecoderRun:
     lines: tuple[Path, ...] = ()  # independent texts, one per line; of a .tsv the first column
     objective: Objective = "spans"
     style: Literal["t5", "bart"] = "t5"
-    tokenizer: str | None = None  # a folder's; by default a WordPiece vocabulary learned from the texts
+    tokenizer: str | None = None  # a folder's or shipped model's; by default a WordPiece learned from the texts
     vocabulary: int = 8192
     sentinels: int = 32
     budget: int = 4096  # padded tokens of the encoder per micro-batch

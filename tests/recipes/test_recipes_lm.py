@@ -197,7 +197,7 @@ def test_a_repeated_row_says_its_begin_again_after_a_random_number_of_tokens():
     ({"data": "none.txt"}, 1, "none.txt: cannot be read"),
     ({"context": 4000}, 1, "tokens of text do not fill more than one context of 4000"),
     ({"batch": 4000}, 1, "are fewer than a batch of 4000 x 24"),
-    ({"tokenizer": "nowhere"}, 1, "nowhere: neither a folder nor one of the vocabularies"),
+    ({"tokenizer": "nowhere"}, 1, "nowhere: neither a folder, a shipped model nor a vocabulary"),
     ({"preset": "vit_b16"}, 1, "--preset vit_b16: expected a causal language model"),
     ({"tokenizer": "bpe", "vocabulary": 9}, 1, "vocab_size: must be at least 259"),
     ({"stride": 25}, 2, "--stride 25: must be 0 up to the context"),

@@ -23,6 +23,7 @@ from multimodal.data.datasets.text import (
 from multimodal.data.loader import generator
 from multimodal.errors import CheckpointError, DataError, TextError, UsageError
 from multimodal.models.text import TextTransformer
+from multimodal.system.assets import asset
 from multimodal.tasks.evaluate.perplexity import text_losses, text_scores, windows
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
@@ -217,6 +218,15 @@ def test_texts_are_files_lines_or_paragraphs(tmp_path):
     assert held_out(["a", "b", "c"], 0.4) == (["a"], ["b", "c"])
     with pytest.raises(UsageError, match=r"hold 0\.999: leaves nothing"):
         held_out(["a", "b"], 0.999)
+
+
+def test_a_shipped_model_gives_its_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ids = tokenizer_from("asr-conformer-en").encode(" the cat")
+    assert ids == tokenizer_from(asset("asr-conformer-en")).encode(" the cat")
+    (tmp_path / "asr-conformer-en").mkdir()
+    with pytest.raises(CheckpointError, match="tokenizer_config"):  # a folder of this name comes first
+        tokenizer_from("asr-conformer-en")
 
 
 def test_characters_are_tokens_and_others_are_refused(tmp_path):

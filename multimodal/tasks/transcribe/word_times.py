@@ -1,6 +1,5 @@
 """Word timings: tokens grouped into words, and word times snapped to the audio."""
 
-import math
 import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,9 +33,9 @@ class WordTiming(NamedTuple):
     probability: float
     of_tokens: tuple[float, ...] = ()  # probability of each token, of a CTC model
 
-    def entry(self, offset: float, latest: float = math.inf) -> dict[str, Any]:
-        """The word in a result; `offset` and `latest` in seconds of the recording."""
-        return {"word": self.word, "start": offset + self.start, "end": min(offset + self.end, latest),
+    def entry(self, offset: float) -> dict[str, Any]:
+        """The word in a result; `offset` in seconds of the recording."""
+        return {"word": self.word, "start": offset + self.start, "end": offset + self.end,
                 "probability": self.probability}  # fmt: skip
 
 

@@ -37,6 +37,13 @@ BLOCK_FRAMES_DEVICE = 1 << 20  # on an accelerator: 1.7 GB of frames
 BAND_GROUPS = 5  # on a CPU: neighbouring bands share few bins, so most of the whole product would be with zeros
 
 
+def mel_edges(bands: int) -> Float[Tensor, "edges"]:
+    """Edges of triangular filters in Hz: filter i rises from edge i to i + 1 and falls to i + 2."""
+    top = 15 + 27 * math.log(RATE / 2 / 1000) / math.log(6.4)
+    mels = torch.linspace(0, top, bands + 2, dtype=torch.float64)
+    return torch.where(mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27))
+
+
 @lru_cache(maxsize=8)
 def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
     """Triangular filters on Slaney's mel scale from 0 to 8 kHz, each of unit area (librosa.filters.mel).
@@ -45,9 +52,7 @@ def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
     """
     if bands < 1:
         raise UsageError(f"bands: must be at least 1 (got {bands})")
-    top = 15 + 27 * math.log(RATE / 2 / 1000) / math.log(6.4)
-    mels = torch.linspace(0, top, bands + 2, dtype=torch.float64)
-    edges = torch.where(mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27))
+    edges = mel_edges(bands)
     bins = torch.linspace(0, RATE / 2, fft // 2 + 1, dtype=torch.float64)
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rise, fall = (bins - low) / (centre - low), (high - bins) / (high - centre)

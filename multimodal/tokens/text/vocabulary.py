@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.assets import shipped
 from multimodal.system.files import path_of
 from multimodal.tokens.text.bytepair import bytepair_from
 from multimodal.tokens.text.characters import CharacterTokenizer
@@ -66,7 +67,7 @@ _WITH_FILES = {
 
 
 def tokenizer_from(source: Path | str) -> Tokenizer:
-    """Tokenizer of a checkpoint folder (by its `tokenizer_config.json`), or a vocabulary by name.
+    """Tokenizer of a checkpoint folder (by its `tokenizer_config.json`) or shipped model, or a vocabulary by name.
 
     The strings clip, gpt2, bytes, whisper, whisper-en and whisper-v3 are names; write "./clip" for a folder. Raises
     UsageError for anything else, CheckpointError for a damaged record."""
@@ -74,7 +75,9 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
         return _NAMED[source]()
     folder = path_of(source, UsageError, "tokenizer")
     if not folder.is_dir():
-        raise UsageError(f"{source}: neither a folder nor one of the vocabularies {', '.join(_NAMED)}")
+        if (own := shipped().get(str(source))) is None:
+            raise UsageError(f"{source}: neither a folder, a shipped model nor a vocabulary ({', '.join(_NAMED)})")
+        folder = own
     record = read_record(folder)
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:

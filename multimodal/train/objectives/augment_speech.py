@@ -13,7 +13,7 @@ from torch import Tensor
 from multimodal.data.batching import pad_text, padded_frames
 from multimodal.data.datasets.speech import SpeechFrames
 from multimodal.errors import DataError, demand
-from multimodal.tokens.audio.log_mel import BANK_FLOOR, BANK_MEAN, BANK_SCALE, spec_augment
+from multimodal.tokens.audio.log_mel import BANK_FLOOR, BANK_MEAN, BANK_SCALE, RATE, mel_edges, spec_augment
 
 FLOOR = (math.log(BANK_FLOOR) - BANK_MEAN) / BANK_SCALE  # the feature of digital silence
 
@@ -40,6 +40,8 @@ class SpeechAugmentation:
     """Augmentation of log-mel frames, which costs a hundredth of augmenting samples; 0: none."""
 
     speed: float = 0.1  # change of speed, up to this share
+    warp: float = 0.0  # change of the frequencies, up to this share: longer and shorter vocal tracts
+    channel: float = 0.0  # change of the spectrum's shape, up to this many dB: other microphones and rooms
     volume: float = 10.0  # change of volume, up to this many dB
     noise: float = 0.2  # share of utterances with steady noise of random tilt, 5 to 45 dB under the loud parts
     time_masks: float = 0.67  # SpecAugment time masks per second, each up to 0.12 s and a twentieth of the utterance
@@ -47,16 +49,21 @@ class SpeechAugmentation:
     freq_width: int = 15
 
     def __post_init__(self):
-        for name in ("volume", "noise", "time_masks", "freq_masks", "freq_width"):
+        for name in ("channel", "volume", "noise", "time_masks", "freq_masks", "freq_width"):
             demand(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 or more")
-        demand("speed", self.speed, 0 <= self.speed < 1, "0 to under 1")
+        for name in ("speed", "warp"):
+            demand(name, getattr(self, name), 0 <= getattr(self, name) < 1, "0 to under 1")
 
 
 def augment(features: Float[Tensor, "_ M"], a: SpeechAugmentation, random: torch.Generator) -> Float[Tensor, "_ M"]:
-    """Change speed and volume, add noise, then apply SpecAugment (Park et al. 2019)."""
+    """Change speed, frequencies, spectrum and volume, add noise, then apply SpecAugment (Park et al. 2019)."""
     pace, gain, noisy, level, tilt = torch.rand(5, generator=random).tolist()
     frames = max(1, round(len(features) * (1 + a.speed * (2 * pace - 1))))
     x = F.interpolate(features.T[None], size=frames, mode="linear", align_corners=False)[0].T
+    if a.warp:
+        x = warped(x, 1 + a.warp * (2 * torch.rand((), generator=random).item() - 1))
+    if a.channel:
+        x = x + shape(x.shape[1], random) * (a.channel * math.log(10) / 10 / BANK_SCALE)
     x = (x + a.volume * (2 * gain - 1) * math.log(10) / 10 / BANK_SCALE).clamp(min=FLOOR)
     if noisy < a.noise:
         # power of noise in a band varies as a mean of exponentials
@@ -66,6 +73,25 @@ def augment(features: Float[Tensor, "_ M"], a: SpeechAugmentation, random: torch
         x = torch.logaddexp(x * BANK_SCALE, noise) / BANK_SCALE
     masks = max(1, int(frames * a.time_masks / 100)) if a.time_masks else 0
     return spec_augment(x, random, masks, min(0.05, 12 / frames), a.freq_masks, a.freq_width)
+
+
+def warped(x: Float[Tensor, "F M"], factor: float) -> Float[Tensor, "F M"]:
+    """Bands as of a vocal tract longer by `factor`: each shows what was at its frequency times `factor`. Above 4.8 kHz
+    the change falls off to none at 8 kHz (Jaitly and Hinton 2013)."""
+    bands = x.shape[1]
+    centres = mel_edges(bands)[1:-1]
+    knee, top = 4800 / max(factor, 1.0), RATE / 2
+    above = top - (top - knee * factor) / (top - knee) * (top - centres)
+    source = torch.where(centres <= knee, centres * factor, above)
+    right = torch.searchsorted(centres, source).clamp(1, bands - 1)
+    share = ((source - centres[right - 1]) / (centres[right] - centres[right - 1])).clamp(0, 1).float()
+    return torch.lerp(x[:, right - 1], x[:, right], share)
+
+
+def shape(bands: int, random: torch.Generator) -> Float[Tensor, "M"]:
+    """A smooth curve within -1 to 1, drawn at six points."""
+    points = 2 * torch.rand(1, 1, 6, generator=random) - 1
+    return F.interpolate(points, size=bands, mode="linear", align_corners=True)[0, 0]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import scheduler
 from multimodal.tasks.transcribe.conformer import windows
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, HybridOptions, decode_windows, hybrid_beam_search
@@ -23,7 +24,9 @@ from multimodal.tasks.transcribe.timeline import tiled
 from multimodal.tasks.transcribe.whisper.options import CtcOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.audio.log_mel import filterbank
+from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
 from tests.helpers.tiny_whisper import RATE, sound, tiny_hybrid
 
 BEST_PATH = HybridOptions(beam_size=1)
@@ -84,6 +87,14 @@ def test_windows_tile_the_recording_and_segments_lie_in_them(joint):
             assert segment["words"][0]["start"] == segment["start"]
             assert segment["avg_logprob"] < 0 <= segment["no_speech_prob"] <= 1
             last = segment["end"]
+
+
+def test_times_of_words_are_whole_milliseconds():
+    wave = read_audio(asset("sample", "speech.flac"))
+    (found,) = transcribed(wave, load("asr-conformer-en"), CtcOptions(word_timestamps=True))
+    words = [word for segment in found.segments for word in segment["words"]]
+    assert len(words) > 20
+    assert all(time == round(time, 3) for word in words for time in (word["start"], word["end"]))
 
 
 def test_segments_end_at_pauses_and_are_not_long():

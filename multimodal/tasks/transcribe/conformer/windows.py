@@ -75,13 +75,17 @@ def is_unlikely(decoded: CtcTranscription, options: HybridOptions) -> bool:
 def _segments(
     decoded: CtcTranscription, first: float, last: float, options: HybridOptions
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
+    def within(start: float, end: float) -> dict[str, float]:
+        """Times in the recording, to the millisecond but not beyond the window."""
+        clamped = [min(max(first, round(first + time, 3)), last) for time in (start, end)]
+        return {"start": clamped[0], "end": clamped[1]}
+
     for words in phrases(decoded.words):
         text = "".join(word.word for word in words).strip()
         if not text:
             continue
         segment = {
-            "seek": round(first * RATE) // HOP, "start": first + words[0].start,
-            "end": min(first + words[-1].end, last), "text": text,
+            "seek": round(first * RATE) // HOP, **within(words[0].start, words[-1].end), "text": text,
             "tokens": [token for word in words for token in word.tokens], "temperature": 0.0,
             "avg_logprob": decoded.avg_logprob, "compression_ratio": compression_ratio(text),
             "no_speech_prob": decoded.no_speech_prob,
@@ -90,7 +94,7 @@ def _segments(
             each = [value for word in words for value in word.of_tokens or [0.0] * len(word.tokens)]
             segment["token_logprobs"] = [math.log(max(value, LEAST)) for value in each]
         if options.word_timestamps:
-            segment["words"] = [word.entry(first, last) for word in words]
+            segment["words"] = [word.entry(0) | within(word.start, word.end) for word in words]
         yield segment
 
 
