@@ -256,6 +256,7 @@ RULES = [
 FREE = [[processors.suppress([1]), lambda ids, logits: logits], [processors.suppress_first([2], 4)]]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("padded", [False, True])
 def test_processors_inside_of_a_replayed_search_are_those_outside(name, padded, replaying):

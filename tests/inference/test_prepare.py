@@ -139,6 +139,7 @@ def changes() -> list[Any]:
     return cases
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("call", "kind", "edits"), changes())
 def test_a_call_sees_every_change_of_the_weights(call: str, kind: str, edits: list[Callable]):

@@ -73,6 +73,7 @@ CASES = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_what_validate_passes_trains(name, layout, tmp_path, load_recipe):
     recipe, kind, flags = RECIPES[name]

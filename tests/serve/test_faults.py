@@ -143,6 +143,7 @@ def test_images_that_are_bombs(client, edge):
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::multimodal.tokens.text.tokenizer.TextCut")
 def test_ten_megabytes_of_text(client):
     text = "a dog runs. " * 870_000
@@ -152,6 +153,7 @@ def test_ten_megabytes_of_text(client):
     refused(client.post(AUDIO, files={"file": SPEECH}, data={"prompt": text + text}), 413, "more than 10 MB of text")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["../../../etc/cron.d/a", "/etc/passwd", "a\0b", "C:\\a", "%2e%2e%2fa", ""])
 def test_file_names_say_nothing(client, name):
     field = f'form-data; name="file"; filename="{name}"'.encode()

@@ -58,6 +58,7 @@ def unbroken(tmp_path_factory):
 POINTS = [(1,), (2,), (3,), (4,), (5,), (6,), (7,), (1, 2), (4, 5), (2, 4, 6)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("points", "workers"), [*((points, 0) for points in POINTS), ((2,), 2), ((3,), 2), ((4, 5), 2)], ids=str
 )

@@ -24,6 +24,7 @@ from tests.helpers.processes.several_cases import ADAMW
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("image_counts", "text_counts"), [([3, 5], [4, 2]), ([3, 4, 1], [2, 0, 5])])
 def test_contrastive_loss_across_processes_is_that_of_one(image_counts, text_counts):
     found = spawn(several_cases.contrasts, len(image_counts), image_counts, text_counts)

@@ -37,6 +37,7 @@ def test_a_file_is_recognised_as_its_family_alone_and_exported_exactly(reference
     assert all(exported[key].shape == value.shape and exported[key].equal(value) for key, value in expected.items())
 
 
+@pytest.mark.ci
 @every_case
 def test_missing_extra_misshapen_and_infinite_tensors_are_named(references, name):
     made = references.case(name)

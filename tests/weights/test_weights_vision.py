@@ -71,6 +71,7 @@ def test_outputs_equal_the_reference(name):
     assert max(actual.values()) <= TOLERANCE, actual
 
 
+@pytest.mark.ci
 @every_case
 def test_a_corrupted_tensor_fails_the_comparison(name):
     made = case(name)

@@ -135,6 +135,7 @@ def test_too_few_images_and_a_record_that_does_not_fit_are_refused():
             from_record(Calibration, good | change, "f").check_labels(3)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["temperature", "platt", "platt-per-label"])
 def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, models, squares, tmp_path, kind):
     file, image = tmp_path / "c.safetensors", tmp_path / "curve.png"

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from multimodal.models.vit import ViT
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights.folder import Checkpoint, save_folder
@@ -36,6 +38,7 @@ def test_retrieval_takes_a_line_for_each_text_as_one_image(capsys, models, capti
     assert (few["images"], few["texts"]) == (5, 10)
 
 
+@pytest.mark.ci
 def test_linear_probe_learns_colours_of_a_clip_and_of_a_vit(capsys, models, images, tmp_path):
     train = squares(tmp_path / "train", 10)
     made = evaluated(capsys, "linear-probe", images, "--train", train, "-m", models / "clip")
@@ -56,6 +59,7 @@ def test_linear_probe_learns_colours_of_a_clip_and_of_a_vit(capsys, models, imag
     assert few["shots"][1].keys() == {"shots", "linear_probe"}
 
 
+@pytest.mark.ci
 def test_few_shot_of_a_clip(capsys, models, images, tmp_path):
     train = squares(tmp_path / "train", 10)
     common = ["few-shot", images, "--train", train, "-m", models / "clip", "--shots", "4", "1", "--seeds", "2"]

@@ -132,6 +132,7 @@ def test_the_cache_of_a_source_and_of_a_window():
     assert counts(VIT)["cache_bytes"] is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("name", ["text-llama", "text-to-text", "captioner", "clip-sigmoid", "speech-to-text"])
 def test_weights_gradients_and_states_are_those_of_a_step(name, optimizer):
@@ -208,6 +209,7 @@ def test_activations_are_what_autograd_keeps(name):
         assert said[kind] == pytest.approx(known, rel=0.05), kind
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["vit-token", "vit-map", "captioner", "text-to-text", "speech-to-text", "git",
                                   "conformer-rotary", "conformer-relative", "joint", "coca", "tabular"])  # fmt: skip

@@ -41,6 +41,7 @@ def test_rows_are_readable_and_bounded(seconds, expected):
     assert length * count + left_out >= seconds - 1e-6
 
 
+@pytest.mark.ci
 def test_words_spans_and_probabilities_are_drawn():
     sound, word = wav(6.0), {"word": "x", "start": 1.0, "end": 5.0}
     skips = [{"start": 2.0, "end": 4.0, "reason": "silence"}]

@@ -200,6 +200,7 @@ def test_what_is_no_image_is_named(tmp_path):
         preprocess(Image.open(io.BytesIO(encode(scene(64, 64), "JPEG")[:900])), CLIP)
 
 
+@pytest.mark.ci
 def test_a_pixel_bomb_is_refused_on_its_header():
     packer = zlib.compressobj(9)
     zeros = bytes(7501 * 1000)  # 60000 one-bit pixels and a filter byte a row, a thousand rows

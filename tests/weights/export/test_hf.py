@@ -29,6 +29,7 @@ def family_of(made):
     return families()[made.family] if isinstance(made.family, str) else made.family
 
 
+@pytest.mark.ci
 @torch.no_grad()
 @pytest.mark.parametrize(("module", "name"), CASES)
 def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):

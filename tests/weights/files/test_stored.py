@@ -18,6 +18,7 @@ from tests.helpers.tiny import ALL, made
 WEIGHTS = "model.safetensors"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ALL)
 def test_a_weight_is_off_by_half_of_its_groups_scale_at_most_and_stored_again_equal(name, tmp_path):
     model = made(name)

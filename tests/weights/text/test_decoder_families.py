@@ -114,6 +114,7 @@ def test_a_file_is_recognised_with_and_without_its_head_and_exported_exactly(nam
     assert other.export(model).keys() == bare.keys()
 
 
+@pytest.mark.ci
 @every_case
 @torch.no_grad()
 def test_prepared_copies_take_the_family(name):

@@ -97,6 +97,7 @@ def test_left_padding_needs_places_and_then_equals_the_reference(name):
     assert max(token_wise.values()) <= TOLERANCE, token_wise
 
 
+@pytest.mark.ci
 @every_case
 def test_a_corrupted_tensor_fails_the_comparison(name):
     noise = torch.Generator().manual_seed(1)

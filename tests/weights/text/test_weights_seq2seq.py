@@ -104,6 +104,7 @@ def test_padded_batches_equal_the_reference(name):
     assert max(actual.values()) <= TOLERANCE, actual
 
 
+@pytest.mark.ci
 @every_case
 def test_a_corrupted_tensor_fails_the_comparison(name):
     made = case(name)

@@ -93,6 +93,7 @@ def test_a_file_is_recognised_and_exported_exactly(name, tmp_path):
     assert all(exported[key].equal(value) for key, value in kept.items())
 
 
+@pytest.mark.ci
 @every_case
 @torch.no_grad()
 def test_an_image_in_a_batch_and_in_a_prepared_copy_equals_itself_alone(name):
