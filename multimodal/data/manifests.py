@@ -3,12 +3,14 @@
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from multimodal.errors import DataError
+from multimodal.data.remote.trust import is_remote
+from multimodal.errors import DataError, UsageError
 from multimodal.system.files import path_of, shown, strict_json
 
 CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".json", ".ndjson")
@@ -18,6 +20,20 @@ class Line(NamedTuple):
     number: int  # from 1
     values: dict[str, Any]
     fault: str = ""
+
+
+def repeated(spec: str) -> tuple[str, float]:
+    """Path and TIMES of `PATH=TIMES`, where a PATH alone stands for once. Raises UsageError for TIMES of 0 or less."""
+    path, _, times = spec.rpartition("=")
+    if not path or is_remote(spec) or Path(spec).exists():
+        return spec, 1.0
+    try:
+        value = float(times)
+    except ValueError:
+        return spec, 1.0
+    if not 0 < value < math.inf:
+        raise UsageError(f"{spec}: expected repeats above 0 (got {times})")
+    return path, value
 
 
 def read_text(path: Path) -> str:

@@ -30,6 +30,7 @@ from torch import nn
 from multimodal.data.datasets.class_names import CaptionSampler, class_names
 from multimodal.data.datasets.images import LabelledImageSource
 from multimodal.data.loader import shuffled
+from multimodal.data.manifests import repeated
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError
@@ -55,7 +56,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 @dataclass(frozen=True)
 class CLIPRun:
-    data: tuple[str, ...]  # labelled or captioned training images
+    data: tuple[str, ...]  # labelled or captioned training images, each PATH or PATH=TIMES
     out: Path  # folder for the trained checkpoint
     val: tuple[str, ...] = ()  # labelled images to measure zero-shot accuracy on, 500 of each
     classes: tuple[Path, ...] = (DATA / "classes.jsonl",)  # JSONL of class names by id, besides one beside the data
@@ -97,8 +98,9 @@ def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:
 def main(s: CLIPRun) -> None:
     initial = start_checkpoint(s) if s.init else None
     side = max(initial.preprocessing.size) if initial else s.model.image
+    paths = [repeated(one)[0] for one in s.data]
     images = LabelledImageSource(
-        s.data, class_names(s.classes, s.data), side, s.hold_out, s.cache, columns=s.columns, trust=s.trust
+        s.data, class_names(s.classes, paths), side, s.hold_out, s.cache, columns=s.columns, trust=s.trust
     )
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
@@ -123,7 +125,7 @@ def main(s: CLIPRun) -> None:
     trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
     done = replace(initial, model=trained)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
-    finish(s, done, [*s.data, *s.val], shown, store="float16")
+    finish(s, done, [*paths, *s.val], shown, store="float16")
 
 
 if __name__ == "__main__":

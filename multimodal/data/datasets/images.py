@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from multimodal.data.datasets.class_names import Concept, held_out, speaks_of
+from multimodal.data.manifests import repeated
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, SourceRow, joined, open_source
 from multimodal.errors import DataError, UsageError
@@ -63,7 +64,8 @@ class LabelledImageSource:
     """A `loader.Source` of (square, concept number) over anything that `open_source` reads.
 
     An image's concept is its captions, if any, else its class: the concept of its label in `classes`, or the label.
-    `hold_out`: share of the classes of each source to leave out (see `held_out`), with captions that mention them.
+    `data`: sources, each PATH or PATH=TIMES, which an epoch then holds so many times. `hold_out`: share of the classes
+    of each source to leave out (see `held_out`), with captions that mention them.
     `side`: pixels of the model's images; smaller images are stored as squares of 2/3 of that side, others of 7/6.
     `cache`: megabytes of decoded images.
 
@@ -73,11 +75,12 @@ class LabelledImageSource:
         self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0,
         columns: ListColumns = USUAL, trust: Trust = OWN_FOLDER,
     ):  # fmt: skip
-        sources = [open_source(part, columns=columns, trust=trust) for part in data]
+        paths, times = zip(*map(whole_repeats, data), strict=True)
+        sources = [open_source(part, columns=columns, trust=trust) for part in paths]
         self.items, self.small, self.large = joined(sources), side * 2 // 3, side * 7 // 6
         rows = [[source.row(key) for key in range(len(source))] for source in sources]
-        self.concepts, self.places, self.groups, self.held = _named(rows, classes, hold_out)
-        self.squares = DecodedImages(len(self), self.large, cache)
+        self.concepts, self.places, self.groups, self.held = _named(rows, times, classes, hold_out)
+        self.squares = DecodedImages(len(self.items), self.large, cache)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -87,23 +90,33 @@ class LabelledImageSource:
 
     def read(self, key: int) -> tuple[UInt8[Tensor, "3 S S"], int]:
         """Raises ImageError or DataError for a broken image."""
-        return self.squares.get(key, self._decoded), self.groups[key]
-
-    def _decoded(self, key: int) -> UInt8[Tensor, "3 S S"]:
-        sample = self.items.read(self.places[key])
         if self.groups[key] == BROKEN:
             raise DataError(f"{self.name(key)}: its caption is empty")
+        return self.squares.get(self.places[key], self._decoded), self.groups[key]
+
+    def _decoded(self, place: int) -> UInt8[Tensor, "3 S S"]:
+        sample = self.items.read(place)
         image = read_image(sample.media, least=self.large)
         return square(image, self.small if min(image.size) <= self.small else self.large)
 
 
-def _named(rows: Sequence[Sequence[SourceRow]], classes: Mapping[str, Concept], hold_out: float) -> ConceptImages:
+def whole_repeats(spec: str) -> tuple[str, int]:
+    path, times = repeated(spec)
+    if times % 1:
+        raise UsageError(f"{spec}: expected a whole number of repeats")
+    return path, int(times)
+
+
+def _named(
+    rows: Sequence[Sequence[SourceRow]], times: Sequence[int], classes: Mapping[str, Concept], hold_out: float
+) -> ConceptImages:
     sets = [{r.label: named_concept(r, classes) for r in own if r.label is not None and not r.texts} for own in rows]
     held = held_out(sets, hold_out)
     trained = {label: concept for one in sets for label, concept in one.items() if label not in held}
     numbers = {label: number for number, label in enumerate(trained)}
     named = ConceptImages([*trained.values()], [], [], sorted(concept.names[0] for concept in held.values()))
-    for place, row in enumerate(chain(*rows)):
+    often = chain(*([count] * len(own) for count, own in zip(times, rows, strict=True)))
+    for place, (row, count) in enumerate(zip(chain(*rows), often, strict=True)):
         number = numbers.get(row.label)
         captions = [clean for text in row.texts if (clean := text.removesuffix(" .").strip())]
         if row.fault or (row.texts and not captions):
@@ -115,8 +128,8 @@ def _named(rows: Sequence[Sequence[SourceRow]], classes: Mapping[str, Concept], 
         elif row.label is None:
             raise DataError(f"{row.place}: has neither a class nor a caption")
         if number is not None:
-            named.places.append(place)
-            named.groups.append(number)
+            named.places.extend([place] * count)
+            named.groups.extend([number] * count)
     return named
 
 

@@ -1,7 +1,6 @@
 """Speech datasets: recordings with transcripts from manifests, with features cached or computed on reading."""
 
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from multimodal.data.batching import UtteranceGroup
 from multimodal.data.datasets.cached_frames import cached_frames
+from multimodal.data.manifests import repeated
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, Source, duration_of, joined, open_source
-from multimodal.errors import DataError, UsageError
+from multimodal.errors import DataError
 from multimodal.tokens.audio.features import speech_features
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.reading import read_audio
@@ -75,7 +75,7 @@ class SpeechCorpus:
         self.texts: list[str] = []
         self.lengths: list[int] = []  # frames
         self.ids: list[list[int]] = []
-        self.paths = [_spec(spec) for spec in specs]
+        self.paths = [repeated(spec) for spec in specs]
         start = 0
         for path, times in self.paths:
             source = open_source(path, columns=columns, trust=trust)
@@ -129,16 +129,3 @@ class SpeechCorpus:
         if self.features is None:
             return read_features(self.source, self.keys[number], self.bands)
         return self.features[number].float()
-
-
-def _spec(spec: str) -> tuple[str, float]:
-    path, _, times = spec.rpartition("=")
-    if not path or Path(spec).exists():
-        return spec, 1.0
-    try:
-        value = float(times)
-    except ValueError:
-        return spec, 1.0
-    if not 0 < value < math.inf:
-        raise UsageError(f"{spec}: repeats of a manifest must be positive (got {times})")
-    return path, value
