@@ -44,7 +44,7 @@ from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import freeze
-from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate
+from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate, with_encoders
 from multimodal.train.objectives.augment_speech import SpeechAugmentation
 from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint
@@ -56,9 +56,9 @@ class AnyRun:
     data: tuple[str, ...]  # FILE=COUNT: JSON lines of conversations, and how many of them a batch has
     out: Path  # folder for the checkpoint with the lowest validation loss
     init: str | None = None  # any-to-text model to train further
-    image: str | None = None  # of a new model: whose image encoder it uses, such as clip-vit-16
-    audio: str | None = None  # of a new model: whose audio encoder it uses, such as asr-conformer-en
-    share: bool = False  # of a new model: frozen encoders of shipped models stay out of its checkpoints
+    image: str | None = None  # model whose image encoder it uses, such as clip-vit-16; by default that of `init`
+    audio: str | None = None  # model whose audio encoder it uses, such as asr-conformer-en
+    share: bool = False  # these encoders, frozen and of shipped models, stay out of its checkpoints
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     hold: float = 0.02  # share of each file held out for validation
     most_held: int = 64  # rows of each file to validate with
@@ -100,19 +100,18 @@ def texts_of(parts: list[SourcePart]) -> Iterator[str]:
 
 
 def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
+    image, audio = (load(name) if name else None for name in (s.image, s.audio))
+    if s.share and (loose := [part for part in ("image", "audio") if getattr(s, part) and part not in s.freeze]):
+        raise UsageError(f"needs --freeze {' '.join(loose)}", argument="share")
     if s.init is None:
-        image, audio = (load(name) if name else None for name in (s.image, s.audio))
-        if s.share and (loose := [part for part in ("image", "audio") if getattr(s, part) and part not in s.freeze]):
-            raise UsageError(f"needs --freeze {' '.join(loose)}", argument="share")
         made = begin(image, audio, texts_of(parts), s.model)
-        return replace(made, shared=shared_encoders(s.image, image, s.audio, audio)) if s.share else made
-    if s.image or s.audio or s.share:
-        raise UsageError(f"{s.init}: has its own encoders, so image, audio and share have no part", argument="init")
-    known = load(s.init)
-    known = replace(known, shared=tuple(one for one in known.shared if one.part in s.freeze))
-    if not isinstance(known.model, AnyToText) or known.chat is None:
-        raise CheckpointError(f"{s.init}: expected an any-to-text model with a chat format, got {known.kind}")
-    return known
+    else:
+        made = load(s.init)
+        if not isinstance(made.model, AnyToText) or made.chat is None:
+            raise CheckpointError(f"{s.init}: expected an any-to-text model with a chat format, got {made.kind}")
+        made = with_encoders(made, image, audio)
+    own = tuple(one for one in made.shared if one.part in s.freeze and not getattr(s, one.part))
+    return replace(made, shared=own + (shared_encoders(s.image, image, s.audio, audio) if s.share else ()))
 
 
 def shared_encoders(

@@ -339,6 +339,24 @@ def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[st
     return Checkpoint(model, tokenizer, image.preprocessing if image else None, chat=form)
 
 
+def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint | None) -> Checkpoint:
+    """The same decoder and connectors on copies of the encoders of other models; None keeps its own.
+
+    Raises CheckpointError for an encoder of another kind of states than the connector takes."""
+    new = {"image": _image_encoder(image), "audio": _audio_encoder(audio)}
+    new = {part: encoder for part, encoder in new.items() if encoder is not None}
+    config, weights = known.model.config, known.model.state_dict()
+    for part, encoder in new.items():
+        old = getattr(config, part)
+        if old is None or old.width != encoder.config.width or (part == "image" and old.grid != encoder.config.grid):
+            raise CheckpointError(f"{known.source}: its connector does not fit the other {part} encoder")
+        weights = {name: value for name, value in weights.items() if not name.startswith(f"{part}.")}
+        weights |= {f"{part}.{name}": value for name, value in encoder.state_dict().items()}
+    model = AnyToText(replace(config, **{part: encoder.config for part, encoder in new.items()}))
+    model.load_state_dict(weights)
+    return replace(known, model=model, preprocessing=image.preprocessing if image else known.preprocessing)
+
+
 def _image_encoder(known: Checkpoint | None) -> ViT | None:
     if known is None:
         return None
