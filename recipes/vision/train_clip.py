@@ -67,6 +67,7 @@ class CLIPRun:
     whole: float = 0.08  # share of the steps at the end that see all patches
     smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
     strength: float = 0.5  # of the other augmentation
+    test_image: int = 0  # pixels per side in use (0: as in training, whose crops enlarge things: Touvron et al. 2019)
     cache: int = 2000  # megabytes of decoded images kept in memory
     hold_out: float = 0.0  # share of the classes that are not trained on
     columns: ListColumns = ListColumns()
@@ -107,15 +108,19 @@ def main(s: CLIPRun) -> None:
     initial = initial or fresh(s, captions)
     initial = replace(initial, card=initial.card | ({"held_out": images.held} if images.held else {}))
     image, text = initial.model.config.image, initial.model.config.text
+    if s.test_image < 0 or s.test_image % image.patch:
+        raise UsageError(f"--test_image {s.test_image}: expected a multiple of the patch of {image.patch} pixels")
     loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
-        PrepareContrastive(captions, image.grid[0] * image.grid[1]),
+        PrepareContrastive(captions, (side // image.patch) ** 2),
         CollateContrastive(initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength),
     )  # fmt: skip
     watched = {source: read_named(source, s.classes, 500, s.trust) for source in s.val}
 
+    used = replace(initial.preprocessing, size=(s.test_image,) * 2) if s.test_image else initial.preprocessing
+
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
-        shown = replace(initial, model=model)
+        shown = replace(initial, model=model, preprocessing=used)
         figures = {"/".join(Path(source).parts[-2:]): accuracy(shown, labelled) for source, labelled in watched.items()}
         return {f"{source}/{name}": value for source, own in figures.items() for name, value in own.items()}
 
@@ -123,7 +128,7 @@ def main(s: CLIPRun) -> None:
         initial.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
     )
     trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
-    done = replace(initial, model=trained)
+    done = replace(initial, model=trained, preprocessing=used)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
     finish(s, done, [*paths, *s.val], shown, store="float16")
 

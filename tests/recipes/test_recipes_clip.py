@@ -93,6 +93,19 @@ def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, lo
         recipe.main(wrong)
 
 
+def test_images_in_use_may_be_larger_than_in_training(recipe, squares, tmp_path):
+    s = settings(recipe, squares, tmp_path, {"steps": 2}, val=(str(squares),))
+    recipe.main(dataclasses.replace(s, test_image=48))
+    trained = load_folder(tmp_path / "model")
+    assert (trained.preprocessing.size, trained.model.config.image.image) == ((48, 48), (32, 32))
+    assert len(ZeroShotClassifier(trained, ["a", "b"]).results([Image.new("RGB", (50, 40))])[0]["scores"]) == 2
+    with pytest.raises(UsageError, match="--test_image 40: expected a multiple of the patch of 16"):
+        recipe.main(dataclasses.replace(s, test_image=40))
+    # the model then trains at their size
+    recipe.main(settings(recipe, squares, tmp_path / "again", {"steps": 1}, init=str(tmp_path / "model")))
+    assert load_folder(tmp_path / "again" / "model").preprocessing.size == (48, 48)
+
+
 def test_a_resumed_run_equals_an_unbroken_one(recipe, squares, tmp_path):
     """Under WSD, where a run can be made longer; its last steps use all patches."""
     optim = OptimSettings(optimizer="muon", schedule="wsd", warmup=2, decay=0.1, average=0.8)
