@@ -47,6 +47,7 @@ from multimodal.train.objectives.contrastive_model import (
     ContrastiveModelSettings,
     PrepareContrastive,
     build,
+    for_images_of,
 )
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -117,10 +118,14 @@ def main(s: CLIPRun) -> None:
     )  # fmt: skip
     watched = {source: read_named(source, s.classes, 500, s.trust) for source in s.val}
 
-    used = replace(initial.preprocessing, size=(s.test_image,) * 2) if s.test_image else initial.preprocessing
+    def in_use(model: nn.Module) -> Checkpoint:
+        if s.test_image in (0, side):
+            return replace(initial, model=model)
+        used = replace(initial.preprocessing, size=(s.test_image, s.test_image))
+        return replace(initial, model=for_images_of(s.test_image, model), preprocessing=used)
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
-        shown = replace(initial, model=model, preprocessing=used)
+        shown = in_use(model)
         figures = {"/".join(Path(source).parts[-2:]): accuracy(shown, labelled) for source, labelled in watched.items()}
         return {f"{source}/{name}": value for source, own in figures.items() for name, value in own.items()}
 
@@ -128,7 +133,7 @@ def main(s: CLIPRun) -> None:
         initial.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
     )
     trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
-    done = replace(initial, model=trained, preprocessing=used)
+    done = in_use(trained)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
     finish(s, done, [*paths, *s.val], shown, store="float16")
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -64,6 +64,17 @@ class DrawnImage(NamedTuple):
     caption: str
     draws: Tensor  # [DRAWS]
     order: Tensor  # [N], the patches
+
+
+@torch.no_grad()
+def for_images_of(side: int, model: CLIP) -> CLIP:
+    """The same model for images of `side` pixels, with positions interpolated from its own."""
+    image = replace(model.config.image, image=(side, side))
+    made, weights = CLIP(replace(model.config, image=image)), model.state_dict()
+    if "image.positions" in weights:
+        weights["image.positions"] = model.image.grid_positions(image.grid)
+    made.load_state_dict(weights)
+    return made.train(model.training)
 
 
 class PrepareContrastive:
