@@ -41,7 +41,7 @@ LEVELS = 4  # above a class of which is asked
 
 @dataclass(frozen=True)
 class ImageQuestions:
-    out: tyro.conf.Positional[Path]  # folder
+    folder: tyro.conf.Positional[Path]  # may hold questions of the other recipes
     captioned: tuple[str, ...] = ()  # images with captions
     labelled: tuple[str, ...] = ()  # images with classes
     classes: tuple[Path, ...] = ()  # JSONL of class names
@@ -72,7 +72,7 @@ def chosen(options: list[str], random: torch.Generator) -> str:
 def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
     for key in range(len(source)):
         sample, random = source.read(key), generator(s.seed, "captions", key)
-        path = placed(sample, s.out / "images")
+        path = placed(sample, s.folder / "images")
         answers = [tidy(text) for text in sample.texts]
         yield question(chosen(QUESTIONS["describe"], random), answers, "captions", "cider", image=path)
 
@@ -80,7 +80,7 @@ def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
 def described(paths: list[Path], s: ImageQuestions) -> Iterator[dict[str, Any]]:
     """The captioner's sentences, without class names in a template. Images that cannot be read are left out."""
     captioner = Captioner(s.captioner, beam_size=4)
-    for key, (path, found) in enumerate(captioner.many(((path, s.out / path) for path in paths), keyed=True)):
+    for key, (path, found) in enumerate(captioner.many(((path, s.folder / path) for path in paths), keyed=True)):
         if isinstance(found, MultimodalError):
             log.warning("%s", found)
             continue
@@ -93,7 +93,7 @@ def described(paths: list[Path], s: ImageQuestions) -> Iterator[dict[str, Any]]:
 def labelled(source: Source, keys: list[int], s: ImageQuestions) -> Iterator[tuple[Path, str, torch.Generator]]:
     for key in keys:
         sample = source.read(key)
-        yield placed(sample, s.out / "images"), sample.label, generator(s.seed, "classes", key)
+        yield placed(sample, s.folder / "images"), sample.label, generator(s.seed, "classes", key)
 
 
 def seen_terms(concept: Concept) -> list[str]:
@@ -110,7 +110,7 @@ def yes_no(path: Path, label: str, names: Mapping[str, Concept], random: torch.G
 
 
 def main(s: ImageQuestions) -> None:
-    (s.out / "images").mkdir(parents=True, exist_ok=True)
+    (s.folder / "images").mkdir(parents=True, exist_ok=True)
     made = {}
     paths: list[Path] = []  # what the captioner describes
     if s.captioned:
@@ -133,7 +133,7 @@ def main(s: ImageQuestions) -> None:
     if s.captioner is not None:
         made["described"] = described(paths, s)
     for name, rows in made.items():
-        log.info("%s: %d questions", name, write_chats(s.out / f"{name}.jsonl", rows))
+        log.info("%s: %d questions", name, write_chats(s.folder / f"{name}.jsonl", rows))
 
 
 if __name__ == "__main__":

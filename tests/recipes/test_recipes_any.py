@@ -125,6 +125,8 @@ def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
     lines = [{"id": "cat", "names": ["cat"], "hypernyms": ["animal"]}, {"id": "ship", "names": ["ship", "vessel"]}]
     (tmp_path / "names.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     args = [str(tmp_path / "q"), "--labelled", str(tmp_path / "set"), "--classes", str(tmp_path / "names.jsonl")]
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "texts.jsonl").write_text("")  # of another recipe
     start(load_recipe("ask_images").main, args)
     rows = [json.loads(line) for line in (tmp_path / "q" / "yes_no.jsonl").read_text().splitlines()]
     assert len(rows) == 12
