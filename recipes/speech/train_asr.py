@@ -18,7 +18,8 @@ depends on the epoch and its number alone, so a resumed run ends with the same w
 `--left 64`): live transcription runs it chunk by chunk. With `--dynamic` half of the batches are seen whole: the same
 model transcribes recordings and ends a stream's utterances as well as one without chunks (`multimodal evaluate asr
 --chunked` measures its streams). Small chunks keep CTC on its plateau: 11,000 steps from nothing left a validation WER
-of 0.98. So train first with `--chunk 1000 --dynamic`, which holds any utterance, then `--init` with `--chunk 16`.
+of 0.98. So train first with `--chunk 1000 --dynamic`, which holds any utterance, then `--init` with `--chunk 16`; or
+`--init` a model of whole utterances, whose convolutions keep what they weigh of earlier frames.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
 Batches are 6.5 % padding. Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
