@@ -156,6 +156,7 @@ def test_a_call_sees_every_change_of_the_weights(call: str, kind: str, edits: li
     assert True in seen
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["auto", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["clip-softmax", "vit-layer-scale", "speech-to-text", "joint", "captioner", "coca",
                                   "text-llama", "text-encoder", "text-to-text"])  # fmt: skip

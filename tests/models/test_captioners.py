@@ -95,6 +95,7 @@ def test_saved_in_our_folder_it_is_the_same_to_the_bit(name, tmp_path):
     assert all(torch.equal(exported[key], value) for key, value in made.tensors.items())
 
 
+@pytest.mark.ci
 @every_captioner
 @torch.inference_mode()
 def test_made_for_inference_it_writes_the_same(name):

@@ -92,6 +92,7 @@ def changed(before: torch.nn.Module, after: torch.nn.Module, prefix: str = "") -
     return {name for name, tensor in after.state_dict().items() if not torch.equal(tensor, old[prefix + name])}
 
 
+@pytest.mark.ci
 def test_a_frozen_tower_learns_only_its_new_head(recipe, clip, squares, tmp_path):
     options = ["--task", "classify", "--freeze", "all", "--steps", "40", "--rate", "3e-2", "--smoothing", "0"]
     options += ["--head", "zeros"]
@@ -164,6 +165,7 @@ def test_a_recogniser_goes_on_with_its_tokenizer(recipe, manifest, tmp_path):
     assert not any(name.startswith(("encoder.blocks.0.", "decoder.")) for name in names)
 
 
+@pytest.mark.ci
 def test_a_whisper_learns_transcripts(recipe, manifest, tmp_path):
     tokenizer = SmallWhisperTokenizer.train([" low high", " high low"], 262, ["de", "en"], 51)
     torch.manual_seed(0)

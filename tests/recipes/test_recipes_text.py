@@ -121,6 +121,7 @@ def test_albert_learns_with_one_block_and_goes_to_transformers(recipes, data):
         assert torch.allclose(theirs(ids).prediction_logits, mine, atol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("unit", ["spans", "pmi"])
 def test_spans_and_collocations_are_masked_and_their_boundaries_learned(recipes, data, unit):
     options = {"unit": unit, "often": 2, "share": 0.3, "boundary": unit == "spans"}
@@ -185,6 +186,7 @@ def test_of_a_causal_model_the_last_token_tells():
         assert torch.allclose(found[row], model.classes(states[0, -1]), atol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("target", "figure"), [("y", "rmse"), ("name", "accuracy")])
 def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, figure):
     table = data / "table.csv"

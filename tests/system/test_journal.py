@@ -115,6 +115,7 @@ def test_kills_change_no_byte_of_any_format(call, kills, monkeypatch, tmp_path, 
     assert len(files(out)) == 5
 
 
+@pytest.mark.ci
 def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, talk, tmp_path, capfd):
     flags, checkpoint = CASES["conformer"]
     monkeypatch.setattr(command, "_checkpoint", lambda given: checkpoint())

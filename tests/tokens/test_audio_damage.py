@@ -35,6 +35,7 @@ BROKEN = [("flac", "flac", 44100, "noise"), ("mpegts", "aac", 48000, "noise"), (
           ("ogg", "libopus", 48000, "zeros"), *[(*kind, "noise") for kind in LOSSY]]  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("form", "codec", "rate", "by"), BROKEN)
 def test_sound_after_damage_keeps_its_time(form, codec, rate, by):
     """Overwritten in two places, of which webm loses whole clusters of up to 5 s."""

@@ -120,6 +120,7 @@ def test_a_batch_has_the_ends_that_the_folder_puts(tmp_path, name):
         assert tokenizer.batch(["cat " * 100]).ids.shape == (1, 77)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "text"), SOME)
 def test_long_texts_take_no_quadratic_time(tmp_path, name, text):
     tokenizer = made(tmp_path, name)
@@ -128,6 +129,7 @@ def test_long_texts_take_no_quadratic_time(tmp_path, name, text):
     assert time.process_time() - start < 1.5
 
 
+@pytest.mark.ci
 @every_pipeline
 def test_long_texts_get_the_ids_of_short_ones(tmp_path, name):
     """They take another way through the library."""

@@ -21,6 +21,7 @@ def family_of(made):
     return families()[made.family] if isinstance(made.family, str) else made.family
 
 
+@pytest.mark.ci
 @every_case
 def test_a_file_is_recognised_as_its_family_alone_and_exported_exactly(references, name, tmp_path):
     made = references.case(name)

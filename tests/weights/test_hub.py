@@ -177,6 +177,7 @@ def test_a_cut_connection_goes_on_where_it_broke(server, command, tmp_path):
     assert server.ranges == [0, 10 << 20]
 
 
+@pytest.mark.ci
 def test_a_killed_download_goes_on_in_another_process(server, command, tmp_path):
     server.stop_after = LARGE // 2
     settings = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
@@ -213,6 +214,7 @@ def test_wrong_bytes_are_refused_and_do_not_stay(server, command, tmp_path):
     assert command("download", "owner/large")[0] == 0
 
 
+@pytest.mark.ci
 def test_a_file_that_decayed_in_the_cache_is_downloaded_again(server, command, tmp_path):
     folder = Path(command("download", "owner/large")[1].strip().rpartition(": ")[2])
     with (folder / "model.safetensors").open("r+b") as file:

@@ -92,6 +92,7 @@ def test_every_kind_of_captioner_is_decoded_batched_as_alone(captioner, images, 
         assert found[0].text.startswith(WAYS[way].get("prompt", ""))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_caption_says_of_itself(captioner, images, way):
     options = WAYS[way]

@@ -102,6 +102,7 @@ def test_measures_by_hand():
     assert measured("platt", scores, classes).accuracy == 0.5
 
 
+@pytest.mark.ci
 def test_figures_are_of_images_that_were_not_fitted():
     """Logits that know nothing: a fit of two numbers a label to itself would look better than it is."""
     source = torch.Generator().manual_seed(0)

@@ -198,6 +198,7 @@ KEPT = {
 }  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", KEPT)
 def test_activations_are_what_autograd_keeps(name):
     model, words = TextTransformer(KEPT[name]).train(), torch.randint(61, (3, 40))

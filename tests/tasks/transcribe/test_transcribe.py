@@ -63,6 +63,7 @@ def tiles(result, samples):
     return {skipped["reason"] for skipped in result["skipped"]}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize(
     ("options", "reasons"),

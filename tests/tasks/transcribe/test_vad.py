@@ -214,6 +214,7 @@ SHIPPED = [("asr-conformer-en", {"vad_filter": True}), ("whisper-mini", {"vad_fi
            ("whisper-mini", {"no_speech_threshold": 0.2})]  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:<samples>. silent", "ignore:<samples>. very quiet", "ignore:<samples>. clipped")
 @pytest.mark.parametrize(("name", "options"), SHIPPED)
 def test_the_shipped_models_write_nothing_where_nobody_speaks(name, options):

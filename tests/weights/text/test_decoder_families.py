@@ -94,6 +94,7 @@ def test_padded_and_cached_logits_equal_the_reference(name):
         assert (once[row, gone:] - expected).abs().max() <= TOLERANCE
 
 
+@pytest.mark.ci
 @every_case
 @torch.no_grad()
 def test_a_file_is_recognised_with_and_without_its_head_and_exported_exactly(name):

@@ -78,6 +78,7 @@ def test_all_outputs_equal_the_references_and_a_corrupted_tensor_fails(name):
         tensor.sub_(kept)
 
 
+@pytest.mark.ci
 @every_case
 @torch.no_grad()
 def test_a_file_is_recognised_and_exported_exactly(name, tmp_path):
