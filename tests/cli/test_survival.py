@@ -43,6 +43,7 @@ def content(output: Path) -> object:
     return len(open_index(path)) if path.name == "index" else path.read_bytes()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_full_disk_loses_nothing(name, place, tmp_path, capfd):
     whole, output = tmp_path / "whole", tmp_path / "output"

@@ -141,6 +141,7 @@ def test_adapters_of_a_clip_resume_and_merge_into_a_plain_one(recipe, clip, squa
     assert losses(tmp_path)[-3:] == found[-3:]
 
 
+@pytest.mark.ci
 def test_a_whole_clip_learns_templated_captions(recipe, clip, squares, tmp_path):
     figures = run(recipe, clip, squares, tmp_path, "--steps", "30", "--rate", "3e-3", "--freeze", "logit_scale")
     found = losses(tmp_path)

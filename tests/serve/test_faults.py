@@ -60,6 +60,7 @@ def bomb(edge: int) -> bytes:
     return made.getvalue()
 
 
+@pytest.mark.ci
 def test_a_full_disk_is_told(client, monkeypatch):
     class Full(io.BytesIO):
         def write(self, data):
@@ -89,6 +90,7 @@ def test_requests_that_lie(served, sent, status, part):
     assert part in error["message"]
 
 
+@pytest.mark.ci
 def test_slow_and_silent_senders_are_dropped(served, monkeypatch):
     for module, name, value in ((guard, "PATIENCE", 0.4), (protocol, "HEAD", 0.8)):
         monkeypatch.setattr(module, name, value)

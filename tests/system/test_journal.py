@@ -156,6 +156,7 @@ def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
     assert len(files(out)) == 5
 
 
+@pytest.mark.ci
 @some("whisper batched", "conformer")
 def test_a_full_disk_loses_nothing(call, monkeypatch, tmp_path, capfd):
     out, write, calls = tmp_path / "out", os.write, []

@@ -130,6 +130,7 @@ def test_max_seconds_reads_the_beginning_only():
     assert len(read_audio(file[: len(file) // 2], max_seconds=1)) == 16000
 
 
+@pytest.mark.ci
 def test_memory_does_not_grow_with_length(tmp_path):
     path = tmp_path / "long.wav"
     with wave.open(str(path), "wb") as out:

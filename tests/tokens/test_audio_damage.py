@@ -57,6 +57,7 @@ def test_sound_after_damage_keeps_its_time(form, codec, rate, by):
             assert abs(late(sound, true, at)) < 0.05, at
 
 
+@pytest.mark.ci
 def test_losses_in_mp3_and_adts_are_counted_by_their_bytes():
     """Neither stream carries times; in mp3 of varying bit rate the header's count decides."""
     rng, form = np.random.default_rng(0), {"vbr": "mp3", "plain": "mp3", "adts": "adts"}
