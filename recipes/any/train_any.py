@@ -13,7 +13,8 @@ r"""Train an any-to-text model: connectors and a text decoder on trained image a
     multimodal evaluate answers questions/test/clips.jsonl --model any
 
 `ask_images.py`, `ask_speech.py`, `ask_texts.py` and `ask_clips.py` make such data; own data has the same form: JSON
-lines of `messages` as chat models take them, the last one the assistant's. `--data FILE=COUNT`: so many rows of the
+lines of `messages` as chat models take them, the last one the assistant's. `--init` with `--image` or `--audio` takes
+the encoders of other models, to which connectors and decoder are then trained. `--data FILE=COUNT`: so many rows of the
 file in each batch. The first command teaches a new decoder text, the second the connectors alone, the third both.
 
 Cost: 10, 8 and about 130 minutes of one core (Intel Xeon with AVX-512, float32), up to 8 GB of memory for what frozen
@@ -103,6 +104,8 @@ def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
     image, audio = (load(name) if name else None for name in (s.image, s.audio))
     if s.share and (loose := [part for part in ("image", "audio") if getattr(s, part) and part not in s.freeze]):
         raise UsageError(f"needs --freeze {' '.join(loose)}", argument="share")
+    if s.share and image is audio is None:
+        raise UsageError("needs --image or --audio", argument="share")
     if s.init is None:
         made = begin(image, audio, texts_of(parts), s.model)
     else:

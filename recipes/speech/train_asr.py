@@ -117,11 +117,14 @@ def rechunked(known: Checkpoint, m: RecogniserModelSettings) -> Checkpoint:
     config = known.model.config
     block = replace(config.encoder.block, conv_causal=True)
     encoder = replace(config.encoder, block=block, chunk=m.chunk, left=m.left, dynamic=m.dynamic)
-    model = ConformerCTC(replace(config, encoder=encoder))
+    try:
+        model = ConformerCTC(replace(config, encoder=encoder))
+    except ValueError as error:  # such as a norm over all frames
+        raise UsageError(f"--chunk {m.chunk}: {known.source} cannot have chunks: {error}") from None
     weights = known.model.state_dict()
     if not config.encoder.block.conv_causal:
         for name in [name for name in weights if name.endswith("depthwise.weight")]:
-            weights[name] = F.pad(weights[name], (block.kernel // 2, 0))[..., : block.kernel]
+            weights[name] = F.pad(weights[name], ((block.kernel - 1) // 2, 0))[..., : block.kernel]
     model.load_state_dict(weights)
     return replace(known, model=model)
 

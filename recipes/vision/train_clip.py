@@ -8,7 +8,9 @@ r"""Train a contrastive image-text model, such as the shipped `assets/clip-vit-1
 
 Captions are made of class names, synonyms, WordNet hypernyms and glosses, or come with the images: CSV (`filepath,
 title`), JSON lines (`file_name,text` or `captions`), tars with `.txt`. `--loss sigmoid` trains as SigLIP does, `--init
-FOLDER` continues from a checkpoint, `--hold_out 0.1` excludes a tenth of the classes and reports on them.
+FOLDER` continues from a checkpoint, `--hold_out 0.1` excludes a tenth of the classes and reports on them. A source
+`PATH=3` is seen three times an epoch. `--test_image 112` makes a model for larger images than it was trained on: on
+validation images the shipped model gains 3.3 points on Caltech-101 and 1.5 on Tiny ImageNet (96 pixels without).
 
 Cost: 0.6 to 0.7 s of one core a step of 192 images (AMD EPYC with AVX-512 bf16), 1.6 GB of memory.
 Result of `assets/clip-vit-16` (4,200 steps in 46 minutes by this recipe at revision a77fa31, which drew one caption a
@@ -47,7 +49,7 @@ from multimodal.train.objectives.contrastive_model import (
     ContrastiveModelSettings,
     PrepareContrastive,
     build,
-    for_images_of,
+    with_image_size,
 )
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -97,13 +99,20 @@ def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:
     return Checkpoint(build(s.model, tokenizer), tokenizer, record, "", {"templates": ZERO_SHOT})
 
 
+def whole_repeats(spec: str) -> tuple[str, int]:
+    """Path and TIMES of `--data PATH=TIMES`."""
+    path, times = repeated(spec)
+    if times % 1:
+        raise UsageError(f"--data {spec}: expected a whole number of repeats")
+    return path, int(times)
+
+
 def main(s: CLIPRun) -> None:
     initial = start_checkpoint(s) if s.init else None
     side = max(initial.preprocessing.size) if initial else s.model.image
-    paths = [repeated(one)[0] for one in s.data]
-    images = LabelledImageSource(
-        s.data, class_names(s.classes, paths), side, s.hold_out, s.cache, columns=s.columns, trust=s.trust
-    )
+    paths, times = zip(*map(whole_repeats, s.data), strict=True)
+    names = class_names(s.classes, paths)
+    images = LabelledImageSource(paths, names, side, s.hold_out, s.cache, s.columns, s.trust, times)
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
     initial = initial or fresh(s, captions)
@@ -122,7 +131,7 @@ def main(s: CLIPRun) -> None:
         if s.test_image in (0, side):
             return replace(initial, model=model)
         used = replace(initial.preprocessing, size=(s.test_image, s.test_image))
-        return replace(initial, model=for_images_of(s.test_image, model), preprocessing=used)
+        return replace(initial, model=with_image_size(model, s.test_image), preprocessing=used)
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         shown = in_use(model)

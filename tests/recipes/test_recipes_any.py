@@ -103,6 +103,7 @@ def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
         ({"init": "any-mini"}, "any-mini: its connector does not fit the other image encoder"),
         ({"init": "clip-vit-16", "image": None}, "clip-vit-16: expected an any-to-text model with a chat format, got"),
         ({"share": ""}, "--share needs --freeze image"),
+        ({"init": "any-mini", "image": None, "share": ""}, "--share needs --image or --audio"),
         ({"image": "bert-mini"}, "bert-mini: expected a model with an image encoder and its preprocessing"),
         ({"audio": "clip-vit-16"}, "clip-vit-16: expected a model with an audio encoder"),
         ({"augment_sound": ""}, "--augment_sound needs a Conformer as the audio encoder"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,16 +118,16 @@ def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
 
 def test_a_model_of_whole_utterances_starts_one_for_streams(recipe, manifest, tmp_path):
     run(recipe, manifest, tmp_path / "whole", "--steps", "1")
-    known = load_folder(tmp_path / "whole" / "out")
-    convolutions = (known, recipe.rechunked(known, recipe.RecogniserModelSettings(chunk=4, dynamic=True)))
-    impulse, answers = torch.zeros(1, 32, 31), []
-    impulse[:, :, 15] = 1
-    for checkpoint in convolutions:
-        convolution = checkpoint.model.encoder.blocks[0].convolution
-        answers.append(convolution.depthwise(torch.nn.functional.pad(impulse, convolution.pad)))
-    assert torch.allclose(answers[1][:, :, 15:], answers[0][:, :, 15:])  # what was heard before counts as it did
+    known, impulse = load_folder(tmp_path / "whole" / "out"), torch.eye(31)[15].expand(1, 32, 31)
+    chunked = recipe.rechunked(known, recipe.RecogniserModelSettings(chunk=4, dynamic=True))
+    parts = [one.model.encoder.blocks[0].convolution for one in (known, chunked)]
+    first, second = (part.depthwise(torch.nn.functional.pad(impulse, part.pad))[:, :, 15:] for part in parts)
+    assert torch.allclose(first, second)  # what was heard before counts as it did
     run(recipe, manifest, tmp_path, "--init", str(tmp_path / "whole" / "out"), "--chunk", "4", "--dynamic")
     assert load_folder(tmp_path / "out").model.config.encoder.block.conv_causal
+    known.model.config = replace(known.model.config, encoder=replace(known.model.config.encoder, near=(4, 4)))
+    with pytest.raises(UsageError, match=r"--chunk 4: .* cannot have chunks: near \(4, 4\)"):
+        recipe.rechunked(known, recipe.RecogniserModelSettings(chunk=4))
 
 
 @pytest.mark.parametrize(

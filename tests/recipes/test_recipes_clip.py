@@ -238,18 +238,19 @@ def test_reads_images_with_captions(recipe, tmp_path):
     assert metrics(tmp_path)[0] > 0.5
 
 
-def test_a_source_is_seen_as_often_as_is_asked(tmp_path):
+def test_a_source_is_seen_as_often_as_is_asked(recipe, tmp_path):
     for name, colour in {"a": "red", "b": "blue"}.items():
         Image.new("RGB", (12, 12), colour).save(tmp_path / f"{name}.png")
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"file_name": f"{name}.png", "text": f"All {colour}"}))
-    images = LabelledImageSource([str(tmp_path / "a.jsonl"), f"{tmp_path / 'b.jsonl'}=3"], {}, 12, cache=1)
+    images = LabelledImageSource([str(tmp_path / f"{name}.jsonl") for name in "ab"], {}, 12, cache=1, times=(1, 3))
     assert [concept.names for concept in images.concepts] == [("All red",), ("All blue",)]
     assert images.groups == [0, 1, 1, 1]
     assert [images.read(key)[0][:, 0, 0].tolist() for key in range(4)] == [[255, 0, 0]] + 3 * [[0, 0, 255]]
     assert images.name(3).endswith("b.jsonl line 1")
+    assert recipe.whole_repeats("b.jsonl=3") == ("b.jsonl", 3)
     for times in ("0", "1.5", "-1"):
         with pytest.raises(UsageError, match=f"={times}: expected"):
-            LabelledImageSource([f"{tmp_path / 'b.jsonl'}={times}"], {}, 12)
+            recipe.whole_repeats(f"b.jsonl={times}")
 
 
 def test_held_out_classes_are_apart(recipe, squares, tmp_path):

@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from multimodal.data.datasets.class_names import Concept, held_out, speaks_of
-from multimodal.data.manifests import repeated
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, SourceRow, joined, open_source
 from multimodal.errors import DataError, UsageError
@@ -64,22 +63,20 @@ class LabelledImageSource:
     """A `loader.Source` of (square, concept number) over anything that `open_source` reads.
 
     An image's concept is its captions, if any, else its class: the concept of its label in `classes`, or the label.
-    `data`: sources, each PATH or PATH=TIMES, which an epoch then holds so many times. `hold_out`: share of the classes
-    of each source to leave out (see `held_out`), with captions that mention them.
+    `hold_out`: share of the classes of each source to leave out (see `held_out`), with captions that mention them.
     `side`: pixels of the model's images; smaller images are stored as squares of 2/3 of that side, others of 7/6.
-    `cache`: megabytes of decoded images.
+    `cache`: megabytes of decoded images. `times`: how often an epoch holds each source (by default once).
 
     Raises UsageError for a label that is not a word and not in `classes`, DataError for an unreadable source."""
 
     def __init__(
         self, data: Sequence[str], classes: Mapping[str, Concept], side: int, hold_out: float = 0.0, cache: int = 0,
-        columns: ListColumns = USUAL, trust: Trust = OWN_FOLDER,
+        columns: ListColumns = USUAL, trust: Trust = OWN_FOLDER, times: Sequence[int] = (),
     ):  # fmt: skip
-        paths, times = zip(*map(whole_repeats, data), strict=True)
-        sources = [open_source(part, columns=columns, trust=trust) for part in paths]
+        sources = [open_source(part, columns=columns, trust=trust) for part in data]
         self.items, self.small, self.large = joined(sources), side * 2 // 3, side * 7 // 6
         rows = [[source.row(key) for key in range(len(source))] for source in sources]
-        self.concepts, self.places, self.groups, self.held = _named(rows, times, classes, hold_out)
+        self.concepts, self.places, self.groups, self.held = _named(rows, times or [1] * len(rows), classes, hold_out)
         self.squares = DecodedImages(len(self.items), self.large, cache)
 
     def __len__(self) -> int:
@@ -98,13 +95,6 @@ class LabelledImageSource:
         sample = self.items.read(place)
         image = read_image(sample.media, least=self.large)
         return square(image, self.small if min(image.size) <= self.small else self.large)
-
-
-def whole_repeats(spec: str) -> tuple[str, int]:
-    path, times = repeated(spec)
-    if times % 1:
-        raise UsageError(f"{spec}: expected a whole number of repeats")
-    return path, int(times)
 
 
 def _named(

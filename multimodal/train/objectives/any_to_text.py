@@ -345,10 +345,15 @@ def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint
     Raises CheckpointError for an encoder of another kind of states than the connector takes."""
     new = {"image": _image_encoder(image), "audio": _audio_encoder(audio)}
     new = {part: encoder for part, encoder in new.items() if encoder is not None}
+    if not new:
+        return known
     config, weights = known.model.config, known.model.state_dict()
     for part, encoder in new.items():
-        old = getattr(config, part)
-        if old is None or old.width != encoder.config.width or (part == "image" and old.grid != encoder.config.grid):
+        old, other = getattr(config, part), encoder.config
+        fits = old is not None and old.width == other.width
+        if fits and part == "image":
+            fits = old.grid == other.grid and (config.image_layers or 0) <= other.stack.layers
+        if not fits:
             raise CheckpointError(f"{known.source}: its connector does not fit the other {part} encoder")
         weights = {name: value for name, value in weights.items() if not name.startswith(f"{part}.")}
         weights |= {f"{part}.{name}": value for name, value in encoder.state_dict().items()}

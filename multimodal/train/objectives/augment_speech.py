@@ -63,7 +63,7 @@ def augment(features: Float[Tensor, "_ M"], a: SpeechAugmentation, random: torch
     if a.warp:
         x = warped(x, 1 + a.warp * (2 * torch.rand((), generator=random).item() - 1))
     if a.channel:
-        x = x + shape(x.shape[1], random) * (a.channel * math.log(10) / 10 / BANK_SCALE)
+        x = x + spectral_curve(x.shape[1], random) * (a.channel * math.log(10) / 10 / BANK_SCALE)
     x = (x + a.volume * (2 * gain - 1) * math.log(10) / 10 / BANK_SCALE).clamp(min=FLOOR)
     if noisy < a.noise:
         # power of noise in a band varies as a mean of exponentials
@@ -88,7 +88,7 @@ def warped(x: Float[Tensor, "F M"], factor: float) -> Float[Tensor, "F M"]:
     return torch.lerp(x[:, right - 1], x[:, right], share)
 
 
-def shape(bands: int, random: torch.Generator) -> Float[Tensor, "M"]:
+def spectral_curve(bands: int, random: torch.Generator) -> Float[Tensor, "M"]:
     """A smooth curve within -1 to 1, drawn at six points."""
     points = 2 * torch.rand(1, 1, 6, generator=random) - 1
     return F.interpolate(points, size=bands, mode="linear", align_corners=True)[0, 0]

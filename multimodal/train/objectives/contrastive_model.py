@@ -67,8 +67,8 @@ class DrawnImage(NamedTuple):
 
 
 @torch.no_grad()
-def for_images_of(side: int, model: CLIP) -> CLIP:
-    """The same model for images of `side` pixels, with positions interpolated from its own."""
+def with_image_size(model: CLIP, side: int) -> CLIP:
+    """The same model for images of `side` by `side` pixels, with positions interpolated from its own."""
     image = replace(model.config.image, image=(side, side))
     made, weights = CLIP(replace(model.config, image=image)), model.state_dict()
     if "image.positions" in weights:
