@@ -29,7 +29,7 @@ from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.models.vit import ViT
+from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import WhisperEncoder
 from multimodal.tasks.ask.media import MediaEncoder, Medium, assembled, row_count
 from multimodal.tokens.chat.format import CONTROLS, END, media, plain_format
@@ -350,16 +350,23 @@ def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint
     config, weights = known.model.config, known.model.state_dict()
     for part, encoder in new.items():
         old, other = getattr(config, part), encoder.config
-        fits = old is not None and old.width == other.width
-        if fits and part == "image":
-            fits = old.grid == other.grid and (config.image_layers or 0) <= other.stack.layers
-        if not fits:
-            raise CheckpointError(f"{known.source}: its connector does not fit the other {part} encoder")
+        if (takes := _states(old)) != (gives := _states(other)):
+            source = {"image": image, "audio": audio}[part].source
+            raise CheckpointError(f"{known.source}: its {part} connector takes {takes}, and {source} gives {gives}")
+        if part == "image" and (config.image_layers or 0) > other.stack.layers:
+            raise CheckpointError(f"{known.source}: reads layer {config.image_layers} of {other.stack.layers}")
         weights = {name: value for name, value in weights.items() if not name.startswith(f"{part}.")}
         weights |= {f"{part}.{name}": value for name, value in encoder.state_dict().items()}
     model = AnyToText(replace(config, **{part: encoder.config for part, encoder in new.items()}))
     model.load_state_dict(weights)
     return replace(known, model=model, preprocessing=image.preprocessing if image else known.preprocessing)
+
+
+def _states(config: Any) -> str:
+    if config is None:
+        return "nothing"
+    grid = f" of {config.grid[0]}x{config.grid[1]} patches" if isinstance(config, ViTConfig) else ""
+    return f"states{grid} of width {config.width}"
 
 
 def _image_encoder(known: Checkpoint | None) -> ViT | None:
