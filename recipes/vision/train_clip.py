@@ -112,7 +112,7 @@ def main(s: CLIPRun) -> None:
     side = max(initial.preprocessing.size) if initial else s.model.image
     paths, times = zip(*map(whole_repeats, s.data), strict=True)
     names = class_names(s.classes, paths)
-    images = LabelledImageSource(paths, names, side, s.hold_out, s.cache, s.columns, s.trust, times)
+    images = LabelledImageSource(paths, names, side, s.hold_out, s.cache, times=times, columns=s.columns, trust=s.trust)
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
     initial = initial or fresh(s, captions)
