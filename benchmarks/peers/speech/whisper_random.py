@@ -15,6 +15,7 @@ A peer reads them with `whisper_files`, which needs nothing of ours.
 import json
 import wave
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def prepare(
     (folder / "about.json").write_text(json.dumps(about))
     save_folder(made, folder / "ours")
     writers = {"openai": save_openai, "transformers": save_transformers, "ctranslate2": save_ctranslate2}
+    libraries = [name for name in libraries if name == "openai" or find_spec(name)]  # the others' candidates say so
     for name in libraries:
         writers[name](made, folder)
     if seconds:
