@@ -130,18 +130,20 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
 
 
 def ctc_loss(
-    logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], targets: Int[Tensor, "B L"],
-    target_lengths: Int[Tensor, "B"], blank: int, reduction: Literal["mean", "sum", "none"] = "mean",
+    logits: Float[Tensor, "B T W"], lengths: Sequence[int], targets: Int[Tensor, "B L"],
+    target_lengths: Sequence[int], blank: int, reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> Float[Tensor, ""] | Float[Tensor, "B"]:  # fmt: skip
     """CTC loss (Graves et al. 2006): per target token, summed, or of each row. A target longer than its row counts 0.
-    Lengths on a GPU make the host wait for it."""
+
+    Lengths are numbers of the host, which would wait for those on a GPU; as tensors of the host they fail beside
+    logits on a GPU while FLOPs are counted (torch 2.11)."""
     losses = F.ctc_loss(
-        logits.float().log_softmax(-1).transpose(0, 1), targets, lengths, target_lengths, blank,
+        logits.float().log_softmax(-1).transpose(0, 1), targets, tuple(lengths), tuple(target_lengths), blank,
         reduction="none", zero_infinity=True,
     )  # fmt: skip
     if reduction == "none":
         return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / target_lengths.sum().clamp(min=1)
+    return losses.sum() if reduction == "sum" else losses.sum() / max(sum(target_lengths), 1)
 
 
 def selected(real: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"], *others: Tensor) -> tuple[Tensor, ...]:

@@ -44,6 +44,7 @@ from multimodal.system.files import read_json
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.device import moved
 from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate, with_encoders
 from multimodal.train.objectives.augment_speech import SpeechAugmentation
@@ -130,9 +131,9 @@ def shared_encoders(
 @torch.no_grad()
 def loss_of(objective: Answering, batches: dict[str, list]) -> dict[str, float]:
     """Mean loss of each file, and their mean."""
-    found = {}
+    device, found = next(objective.parameters()).device, {}
     for name, own in batches.items():
-        total = sum(float(objective(batch)["loss"]) for batch in own)
+        total = sum(float(objective(moved(batch, device))["loss"]) for batch in own)
         found[f"{name}_loss"] = total / sum(float(objective.counts(batch)["loss"]) for batch in own)
     return {"loss": sum(found.values()) / len(found)} | found
 

@@ -77,8 +77,8 @@ from multimodal.blocks import masks
 from multimodal.blocks.attention import Attention, AttentionConfig
 device = sys.argv[1]
 torch.manual_seed(0)
-seen = masks.both(masks.before, masks.either(masks.near(5), masks.first(3)))
-rules = seen, masks.drawn(256, 16, 2, torch.Generator())
+seen = masks.all_of(masks.before, masks.any_of(masks.near(5), masks.first(3)))
+rules = seen, masks.random_blocks(256, 16, 2, torch.Generator())
 with torch.no_grad():
     for heads in (4, 2):
         attention = Attention(AttentionConfig(64, 4, kv_heads=heads)).to(device)

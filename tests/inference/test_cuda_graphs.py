@@ -41,7 +41,7 @@ def decoder(heard=True, context=12, to=torch.float32):
 
 
 def drawn(*args, **options):
-    chance = [torch.Generator().manual_seed(number) for number in range(len(args[1]))]
+    chance = [torch.Generator(args[1].device).manual_seed(number) for number in range(len(args[1]))]
     return sampling.sample(*args, temperature=1.0, generators=chance, copies=3, **options)
 
 

@@ -17,12 +17,12 @@ def paths(length: int, width: int):
 
 def test_ctc_loss_is_the_sum_over_paths_a_token():
     blank, logits = 2, noise(2, 4, 3) * 2
-    lengths, targets, sizes = torch.tensor([4, 3]), torch.tensor([[0, 1], [1, 0]]), torch.tensor([2, 1])
+    lengths, targets, sizes = [4, 3], torch.tensor([[0, 1], [1, 0]]), [2, 1]
     total = 0.0
     for row in range(2):
         probabilities, wanted = logits[row].softmax(-1), targets[row, : sizes[row]].tolist()
         likelihood = 0.0
-        for path in paths(int(lengths[row]), 3).tolist():
+        for path in paths(lengths[row], 3).tolist():
             collapsed = [c for i, c in enumerate(path) if c != blank and (i == 0 or path[i - 1] != c)]
             if collapsed == wanted:
                 likelihood += torch.stack([probabilities[t, c] for t, c in enumerate(path)]).prod()
@@ -32,8 +32,8 @@ def test_ctc_loss_is_the_sum_over_paths_a_token():
 
 def test_ctc_row_that_cannot_fit_counts_nothing():
     logits = noise(2, 3, 4).requires_grad_()
-    lengths, targets = torch.tensor([3, 3]), torch.tensor([[0, 1, 0], [1, 1, 1]])
-    loss = ctc_loss(logits, lengths, targets, torch.tensor([1, 3]), 3)
+    targets = torch.tensor([[0, 1, 0], [1, 1, 1]])
+    loss = ctc_loss(logits, [3, 3], targets, [1, 3], 3)
     loss.backward()
     assert loss.isfinite()
     assert logits.grad[0].abs().sum() > 0

@@ -53,7 +53,7 @@ def first_ranks(
     """An item is right where its group is that of the query; each query has one at least. Items that are equal are
     compared once, so that rounding breaks no tie between them."""
     different, places = torch.unique(items, dim=0, return_inverse=True)
-    found = []
+    groups, own, found = groups.to(items.device), own.to(items.device), []
     for rows, group in zip(*(x.split(max(1, CELLS // len(items))) for x in (queries, groups)), strict=True):
         scores = rows @ items.T if len(different) == len(items) else (rows @ different.T)[:, places]
         right = group[:, None] == own

@@ -227,8 +227,8 @@ class Multitask(Summed):
     def forward(self, batch: MultitaskBatch) -> dict[str, Tensor]:
         speech = self.model.speech
         frames = speech.encoder(batch.mel)
-        scores, sizes = self.model.head(frames), torch.full((len(frames),), frames.shape[1])
-        losses = ctc_loss(scores, sizes, batch.letters, torch.tensor(batch.letter_counts), blank=0, reduction="none")
+        scores, sizes = self.model.head(frames), [frames.shape[1]] * len(frames)
+        losses = ctc_loss(scores, sizes, batch.letters, batch.letter_counts, blank=0, reduction="none")
         heard = (batch.letters > 0).any(1)  # letters count from 1; a window may have none
         states = speech.decoder.states(batch.ids, frames[batch.source]).flatten(0, 1)
         text = vocabulary_loss(*projection(speech.decoder, states), batch.targets.flatten(), smoothing=self.smoothing)

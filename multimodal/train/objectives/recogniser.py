@@ -87,13 +87,12 @@ class Recognition(Summed):
     def forward(self, batch: SpeechBatch) -> dict[str, Tensor]:
         states: list[Tensor] = []
         frames, lengths = self.model.encoder(batch.features, batch.lengths, states)
-        sizes = torch.tensor([self.model.config.encoder.states(size) for size in batch.sizes])
-        id_sizes = torch.tensor(batch.id_sizes)
+        sizes = [self.model.config.encoder.states(size) for size in batch.sizes]
         sums: dict[str, Any] = {}
         for name, x in (("ctc", frames), ("middle", states[len(states) // 2])):
             if name in self.weights:
                 logits, blank = self.model.ctc_logits(x), self.model.config.blank
-                sums[name] = ctc_loss(logits, sizes, batch.ids, id_sizes, blank, reduction="sum")
+                sums[name] = ctc_loss(logits, sizes, batch.ids, batch.id_sizes, blank, reduction="sum")
         if "attention" in self.weights:
             sums["attention"] = self._attention(batch, frames, lengths)
         return sums

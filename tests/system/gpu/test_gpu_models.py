@@ -20,16 +20,20 @@ NEAR = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 def test_outputs_and_gradients_are_those_of_a_cpu(name: str, device: str):
     model = tiny.made(name)
     other = copy.deepcopy(model).to(device)
+    for part in other.modules():  # cuDNN's recurrent layers have gradients in training alone
+        if isinstance(part, torch.nn.RNNBase):
+            part.train()
     expected, made = tiny.outputs(model), tiny.outputs(other)
     assert_close(made.cpu(), expected, atol=1e-4, rtol=1e-4)
     for output in (expected, made):
         output.square().sum().backward()
     found = dict(other.named_parameters())
+    # keys that are all moved alike have a gradient of rounding alone
+    rounding = 3e-8 * max(tensor.grad.norm() for tensor in model.parameters() if tensor.grad is not None)
     for weight, tensor in model.named_parameters():
         if tensor.grad is not None:
             difference = (found[weight].grad.cpu() - tensor.grad).norm()
-            # keys that are all moved alike have a gradient of rounding alone
-            assert difference <= 1e-3 * tensor.grad.norm() + 1e-4, weight
+            assert difference <= 1e-3 * tensor.grad.norm() + 1e-4 + rounding, weight
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
