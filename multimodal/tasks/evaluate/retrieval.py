@@ -85,6 +85,7 @@ def hardest(
     most: int, near: int,
 ) -> list[HardQuery]:  # fmt: skip
     """The `most` worst queries, each with its `near` nearest items; arguments as of `first_ranks`."""
+    groups, own = groups.to(items.device), own.to(items.device)
     ranks = first_ranks(queries, items, groups, own)
     worst = ranks.argsort(descending=True, stable=True)[:most]
     found = []
