@@ -1,5 +1,6 @@
 """The shipped models on a GPU: the texts, scores and vectors of a CPU; a bad input leaves the others."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -77,6 +78,28 @@ def test_scores_and_vectors_are_those_of_a_cpu(kind: str, near: float, device: s
         return np.concatenate([np.asarray(part).ravel() for part in parts])
 
     np.testing.assert_allclose(made(device, kind), made("cpu", "float32"), atol=near, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [("asr-conformer-en", "--compute_type", "float32"), ("whisper-mini", "--language", "de", "--whole_recordings")],
+)
+def test_error_rates_are_those_of_a_cpu(
+    model: tuple[str, ...], capsys: pytest.CaptureFixture, tmp_path: Path, device: str
+):
+    manifest = tmp_path / "rows.jsonl"
+    manifest.write_text("".join(json.dumps({"audio_filepath": str(path), "text": "Ein Haus am See"}) + "\n"
+                                for path in (SPEECH, GERMAN)))  # fmt: skip
+    rates = []
+    for on in ("cpu", device):
+        code, out, err = run(
+            capsys, "evaluate", "asr", manifest, "--model", *model, "--format", "json", "--trust_paths", "--device", on
+        )
+        assert code == 0, err
+        found = json.loads(out)
+        found = found.get("sets", {}).get("rows.jsonl", found)
+        rates.append([found[name] for name in ("wer", "cer")])
+    assert rates[0] == pytest.approx(rates[1], abs=1e-3)
 
 
 def test_a_broken_file_leaves_the_others(capsys: pytest.CaptureFixture, tmp_path: Path, device: str):

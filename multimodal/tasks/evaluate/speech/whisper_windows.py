@@ -65,7 +65,8 @@ def decode(
     task: str = "transcribe", beam_size: int = 1,
 ) -> list[str]:  # fmt: skip
     """Text of each window, without timestamps."""
-    prompt = torch.tensor([tokenizer.sot_sequence(language, task, False) for language in languages])
+    starts = [tokenizer.sot_sequence(language, task, False) for language in languages]
+    prompt = torch.tensor(starts, device=frames.device)
     never = logits.suppress([i for i in tokenizer.control if i != tokenizer.eot])
     step, cache = sampling.cross_attention_step(model.decoder, frames), model.decoder.new_cache()
     common = {"eos": tokenizer.eot, "max_new": model.config.decoder.context // 2, "processors": [never]}
