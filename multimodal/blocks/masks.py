@@ -54,13 +54,16 @@ def global_tokens(count: int) -> MaskMod:
     return lambda query, key: (key < count) | (query < count)
 
 
-def random_blocks(size: int, block: int, count: int, generator: torch.Generator) -> MaskMod:
-    """Each block of queries sees itself and `count` random blocks of `size` positions (BigBird, Zaheer et al. 2020)."""
+def random_blocks(
+    size: int, block: int, count: int, generator: torch.Generator, device: torch.device | str | None = None
+) -> MaskMod:
+    """Each block of queries sees itself and `count` random blocks of `size` positions (BigBird, Zaheer et al. 2020).
+    `generator`: on the CPU, so that each device draws the same."""
     number = -(-size // block)
     table = torch.rand(number, number, generator=generator).argsort(1) < count
-    table |= torch.eye(number, dtype=torch.bool)
+    table = (table | torch.eye(number, dtype=torch.bool)).to(device)  # FlexAttention's kernels read the device alone
 
-    return lambda query, key: table.to(query.device)[query // block, key // block]
+    return lambda query, key: table[query // block, key // block]
 
 
 def any_of(*mods: MaskMod) -> MaskMod:

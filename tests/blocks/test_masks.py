@@ -78,7 +78,7 @@ from multimodal.blocks.attention import Attention, AttentionConfig
 device = sys.argv[1]
 torch.manual_seed(0)
 seen = masks.all_of(masks.before, masks.any_of(masks.near(5), masks.first(3)))
-rules = seen, masks.random_blocks(256, 16, 2, torch.Generator())
+rules = seen, masks.random_blocks(256, 16, 2, torch.Generator(), device)
 with torch.no_grad():
     for heads in (4, 2):
         attention = Attention(AttentionConfig(64, 4, kv_heads=heads)).to(device)

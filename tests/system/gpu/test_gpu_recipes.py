@@ -36,6 +36,7 @@ TEXTS = {
     "finetune_text": ["--model", "bert-mini", "--data", "DATA/rows.tsv", "--val", "DATA/rows.tsv", "--dropout", "0",
                       "--task", "class", "--budget", "400"],
 }  # fmt: skip
+UNDRAWN = {"vit": ["--erase", "0"], "captioner": ["--dropout", "0"]}  # what the device draws
 pytestmark = pytest.mark.usefixtures("blank_figures")
 EVERY = [*TEXTS, *MEDIA, "train_any"]
 
@@ -93,7 +94,7 @@ def train(recipe, flags: list[str], folder: Path, *more: str) -> list[float]:
 @pytest.mark.parametrize("name", EVERY)
 def test_steps_have_the_losses_of_a_cpu_and_go_on(name: str, device: str, command, texts: Path):
     recipe, flags = command(name)
-    flags += ["--dropout", "0"] if name == "captioner" else []  # also of its attention
+    flags += UNDRAWN.get(name, [])
     exact = ["--steps", "3", "--precision", "float32", "--device"]
     expected = train(recipe, flags, texts / "cpu", *exact, "cpu")
     found = expected if device == "cpu" else train(recipe, flags, texts / "gpu", *exact, device)
