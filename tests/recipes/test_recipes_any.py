@@ -1,6 +1,7 @@
 """The any-to-text recipes: questions made of small sets, a model that learns them, and runs that resume."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tasks.evaluate.text.answers import evaluate_answers
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.video.reading import frames, read_info
+from multimodal.train.objectives.any_to_text import with_encoders
+from multimodal.train.objectives.contrastive_model import with_image_size
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.tiny_run import assert_same_states
@@ -95,13 +98,26 @@ def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
     assert not load(data / "again-out").shared
 
 
+def test_an_encoder_for_larger_images_keeps_the_size_that_the_connector_takes(tmp_path):
+    clip, known = load("clip-vit-16"), load("any-mini")
+    side = known.preprocessing.size[0] + 32
+    record = replace(clip.preprocessing, size=(side, side))
+    larger = replace(clip, model=with_image_size(clip.model, side), preprocessing=record)
+    save_folder(replace(with_encoders(known, larger, None), shared=()), tmp_path / "made")
+    made = load(tmp_path / "made")
+    assert made.preprocessing.size == known.preprocessing.size
+    pixels = torch.rand(2, 3, *known.preprocessing.size)
+    expected, found = (one.model.image_states(pixels)[0] for one in (known, made))
+    assert (found - expected).norm() < 0.2 * expected.norm()  # positions were interpolated twice
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"data": "colours.jsonl"}, "colours.jsonl: expected FILE=COUNT"),
         ({"data": "none.jsonl=3"}, "none.jsonl: no such file"),
         ({"init": "any-mini"}, "any-mini: its image connector takes states of 6x6 patches of width 192, and /"),
-        ({"init": "any-mini"}, "/encoder gives states of 2x2 patches of width 32"),
+        ({"init": "any-mini"}, "/encoder gives states of 6x6 patches of width 32"),
         ({"init": "clip-vit-16", "image": None}, "clip-vit-16: expected an any-to-text model with a chat format, got"),
         ({"share": ""}, "--share needs --freeze image"),
         ({"init": "any-mini", "image": None, "share": ""}, "--share needs --image or --audio"),

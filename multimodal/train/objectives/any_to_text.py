@@ -340,7 +340,8 @@ def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[st
 
 
 def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint | None) -> Checkpoint:
-    """The same decoder and connectors on copies of the encoders of other models; None keeps its own.
+    """The same decoder and connectors on copies of the encoders of other models; None keeps its own. Images keep the
+    size that the connector takes, whatever that of the other model.
 
     Raises CheckpointError for an encoder of another kind of states than the connector takes."""
     new = {"image": _image_encoder(image), "audio": _audio_encoder(audio)}
@@ -350,7 +351,8 @@ def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint
     config, weights = known.model.config, known.model.state_dict()
     for part, encoder in new.items():
         old, other = getattr(config, part), encoder.config
-        if (takes := _states(old)) != (gives := _states(other)):
+        size = known.preprocessing.size if part == "image" and known.preprocessing else (0, 0)
+        if (takes := _states(old, size)) != (gives := _states(other, size)):
             source = {"image": image, "audio": audio}[part].source
             raise CheckpointError(f"{known.source}: its {part} connector takes {takes}, and {source} gives {gives}")
         if part == "image" and (config.image_layers or 0) > other.stack.layers:
@@ -359,13 +361,15 @@ def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint
         weights |= {f"{part}.{name}": value for name, value in encoder.state_dict().items()}
     model = AnyToText(replace(config, **{part: encoder.config for part, encoder in new.items()}))
     model.load_state_dict(weights)
-    return replace(known, model=model, preprocessing=image.preprocessing if image else known.preprocessing)
+    record = replace(image.preprocessing, size=known.preprocessing.size) if image else known.preprocessing
+    return replace(known, model=model, preprocessing=record)
 
 
-def _states(config: Any) -> str:
+def _states(config: Any, size: tuple[int, int]) -> str:
+    """What an encoder makes of an image of that size, or of sound."""
     if config is None:
         return "nothing"
-    grid = f" of {config.grid[0]}x{config.grid[1]} patches" if isinstance(config, ViTConfig) else ""
+    grid = f" of {size[0] / config.patch:g}x{size[1] / config.patch:g} patches" if isinstance(config, ViTConfig) else ""
     return f"states{grid} of width {config.width}"
 
 
