@@ -136,7 +136,8 @@ class Loop:
         s = self.settings
         # a function of the step, so that a resumed run repeats its dropout; each process has its own
         seed(s.seed * 1_000_003 + self.done + (self.rank << 40))
-        self.objective.train().zero_grad()
+        self.objective.train()
+        self.state.zero_grad()
         if not batches:
             return {"loss": math.nan, "norm": math.nan}, False
         before = [buffer.clone() for buffer in self.statistics]
@@ -146,7 +147,7 @@ class Loop:
         self.parallel.finish()
         for optimizer in self.state.optimizers:
             self.state.scaler.unscale_(optimizer)
-        groups, loss = gradients(self.objective.model.parameters()), torch.as_tensor(metrics["loss"])
+        groups, loss = gradients(self.state.parameters), torch.as_tensor(metrics["loss"])
         size = norm(groups)
         good, counted = size.isfinite() & loss.isfinite(), True
         for buffer, old in zip(self.statistics, before, strict=True):
@@ -157,8 +158,7 @@ class Loop:
             self._update(groups, size, True)
         else:  # too large a loss scale is not a failed step; at a scale of 1 it is
             counted = not (loss.isfinite() and self.state.scaler.get_scale() > 1)
-        if self.state.scaler.is_enabled():
-            self.state.scaler.update()
+        self.state.scaler.update()
         return metrics | {"norm": size}, counted
 
     def _backward(self, batches: list[Any]) -> dict[str, Tensor | float]:
@@ -186,7 +186,7 @@ class Loop:
             self.state.scaler.step(optimizer)
         self.objective.after_step()
         if self.state.average:
-            self.state.average.update(self.objective.model, good)
+            self.state.average.update(good)
 
     def read_metrics(self, delay: int = 0) -> None:
         """Count and log the metrics of all steps but the newest `delay`."""

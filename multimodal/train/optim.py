@@ -175,17 +175,18 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay, self.updates = decay, 0
-        self.weights = {name: _wide(tensor.detach()).clone() for name, tensor in model.state_dict().items()}
+        self.live = model.state_dict()  # tensors of the model, which optimizers change in place
+        self.weights = {name: _wide(tensor.detach()).clone() for name, tensor in self.live.items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module, good: torch.Tensor | bool = True) -> None:
+    def update(self, good: torch.Tensor | bool = True) -> None:
         """Blend in the model's weights; nothing changes unless `good`, a bool or a tensor on the device."""
         self.updates = self.updates + good
         # lets early averages follow instead of remembering the random start
         early = (1 + self.updates) / (10 + self.updates)
         decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)
         share, own, new = (1 - decay) * good, list[Tensor](), list[Tensor]()
-        for name, tensor in model.state_dict().items():
+        for name, tensor in self.live.items():
             if tensor.is_floating_point():
                 own.append(self.weights[name])
                 new.append(_wide(tensor))

@@ -121,7 +121,7 @@ def test_the_average_follows_its_formula():
     average, expected = Average(model, 0.9), model.weight.item()
     for update in range(1, 40):
         nn.init.constant_(model.weight, update)
-        average.update(model)
+        average.update()
         decay = min(0.9, (1 + update) / (10 + update))
         expected = decay * expected + (1 - decay) * update
     assert average.weights["weight"].item() == pytest.approx(expected, rel=1e-5)
@@ -134,7 +134,7 @@ def test_the_average_of_bfloat16_weights_keeps_small_steps():
     average.updates = 10**6  # past the early bound
     nn.init.constant_(model.weight, 1.0 + 2**-7)
     for _ in range(10):
-        average.update(model)
+        average.update()
     assert average.weights["weight"].dtype == torch.float32
     assert_close(average.weights["weight"].item(), 1 + 2**-7 * (1 - 0.999**10), rtol=1e-5, atol=0)
 

@@ -44,7 +44,12 @@ class TrainingState:
     def __init__(self, model: nn.Module, settings: OptimSettings, scaler: torch.amp.GradScaler):
         self.model, self.settings, self.scaler = model, settings, scaler
         self.optimizers = optimizers(model, settings)
+        self.parameters = list(model.parameters())  # to walk through the modules in each step would keep a GPU waiting
         self.average = Average(model, settings.average) if settings.average else None
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         average = self.average and {"weights": self.average.weights, "updates": int(self.average.updates)}
@@ -87,12 +92,12 @@ class TrainingState:
 
     def begin_optimizers(self) -> None:
         """Create the optimizers' states by a step, whose effect is then overwritten."""
-        for parameter in self.model.parameters():
+        for parameter in self.parameters:
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.model.zero_grad()
+        self.zero_grad()
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
