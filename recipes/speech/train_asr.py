@@ -22,10 +22,19 @@ of 0.98. So train first with `--chunk 1000 --dynamic`, which holds any utterance
 `--init` a model of whole utterances, whose convolutions keep what they weigh of earlier frames.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
-Batches are 6.5 % padding. Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
-splits), CTC best path / CTC prefix beam / attention / joint: AN4 10.6 / 9.7 / 8.1 / 6.1, FSDD 4.0 / 3.7 / 1.0 / 1.0,
-speechocean762 62.9 / 63.0 / 47.3 / 47.3, LJSpeech (never seen) 83.1 / 85.5 / 78.9 / 74.0. The shipped weights come
-from an earlier revision of the recipe; 6 steps of both are equal.
+Batches are 6.5 % padding. The shipped asr-conformer-en had two runs more, from the result of these, for streams too:
+
+    ... --init asr-conformer-en --chunk 16 --dynamic --train $data/speechocean762/train.jsonl=3 \
+        $data/an4/train.jsonl=4 $data/fsdd/train.jsonl speech/s1.jsonl --easy 0 --rate 1e-3 --schedule wsd --decay 0.3 \
+        --average 0.9995 --freq_masks 2 --warp 0.12 --channel 6 --noise 0.35 --speed 0.12 --steps 12500
+    ... the same with --init from it, speechocean762=4, AN4=4, FSDD=4, speech/s1.jsonl speech/s2.jsonl, --decay 0.4
+        --steps 6500
+
+`s1` and `s2`: 24 and 6 h by speak.py. They took 1.7 and 1.2 hours of a core of an AMD EPYC with AVX2 alone (resumed
+twice and once, with fewer steps). Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
+splits), CTC best path / CTC prefix beam / attention / joint: AN4 10.0 / 9.5 / 8.8 / 6.1, FSDD 2.7 / 3.0 / 1.3 / 0.7,
+speechocean762 58.3 / 58.1 / 44.7 / 43.9, LJSpeech (never seen) 75.0 / 75.3 / 67.7 / 63.5; before these two runs joint
+6.1, 1.0, 47.3 and 74.0. In a stream, on validation and AN4: 42.5 and 8.1 (as recordings 38.0 and 6.3).
 """
 
 from dataclasses import dataclass, replace
