@@ -340,8 +340,7 @@ def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[st
 
 
 def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint | None) -> Checkpoint:
-    """The same decoder and connectors on copies of the encoders of other models; None keeps its own. Images keep the
-    size that the connector takes, whatever that of the other model.
+    """The same decoder and connectors on copies of other models' encoders (None: its own), with images of its own size.
 
     Raises CheckpointError for an encoder of another kind of states than the connector takes."""
     new = {"image": _image_encoder(image), "audio": _audio_encoder(audio)}
@@ -366,11 +365,10 @@ def with_encoders(known: Checkpoint, image: Checkpoint | None, audio: Checkpoint
 
 
 def _states(config: Any, size: tuple[int, int]) -> str:
-    """What an encoder makes of an image of that size, or of sound."""
-    if config is None:
-        return "nothing"
-    grid = f" of {size[0] / config.patch:g}x{size[1] / config.patch:g} patches" if isinstance(config, ViTConfig) else ""
-    return f"states{grid} of width {config.width}"
+    """Name of an encoder's states of sound, or of an image of that size."""
+    if not isinstance(config, ViTConfig):
+        return f"states of width {config.width}" if config else "nothing"
+    return f"states of {size[0] / config.patch:g}x{size[1] / config.patch:g} patches of width {config.width}"
 
 
 def _image_encoder(known: Checkpoint | None) -> ViT | None:
