@@ -313,7 +313,7 @@ def test_models_are_listed():
 
 def test_a_checkpoint_prints_as_one_line():
     text = repr(multimodal.load("clip-vit-16"))
-    assert text.endswith("clip-vit-16', CLIP, 3.7 M parameters)")
+    assert text.endswith("clip-vit-16', CLIP, 4.6 M parameters)")
 
 
 @pytest.mark.parametrize(("task", "nearest"), [("transcribe", "whisper-base"), ("translate", "t5-base")])

@@ -155,11 +155,11 @@ LEAST_LIKENESS, OWN_TASK = 0.4, 0.35  # of names, as difflib's ratio; what it co
 
 # of each shipped model that a command takes without --model: its parameters, and the registry's model for real use
 DEMONSTRATIONS = {
-    "clip-vit-16": ("3.7 M", "siglip-base"), "asr-conformer-en": ("3.6 M", "whisper-small"),
-    "whisper-mini": ("2.0 M", "whisper-small"), "captioner-mini": ("2.7 M", "blip-base"),
+    "clip-vit-16": ("4.6 M", "siglip-base"), "asr-conformer-en": ("3.6 M", "whisper-small"),
+    "whisper-mini": ("2.0 M", "whisper-small"), "captioner-mini": ("4.0 M", "blip-base"),
     "sentence-mini": ("1.6 M", "bge-small-en"), "gpt-mini": ("2.6 M", "smollm2-360m"),
     "bert-mini": ("3.0 M", "bert-base-uncased"), "translator-mini": ("3.6 M", "m2m100-418m"),
-    "any-mini": ("7.2 M", "smolvlm-256m"),
+    "any-mini": ("8.1 M", "smolvlm-256m"),
 }  # fmt: skip
 
 

@@ -8,16 +8,16 @@ from multimodal import Classifier, load
 ROOT = Path(__file__).parents[3]
 
 
-def test_fourteen_of_twenty_photographs_get_their_label_of_eight(shared_data):
+def test_seventy_of_a_hundred_photographs_get_their_label_of_eight(shared_data):
     rows = [json.loads(line) for line in (ROOT / "recipes" / "data" / "classes.jsonl").read_text().splitlines()]
     named = {row["id"]: row["names"][0] for row in rows if row["names"]}
-    # every fourth category and its first photograph: not chosen by what the model says of it
+    # every fourth category and its five photographs: not chosen by what the model says of them
     chosen = sorted((shared_data / "vision" / "caltech101" / "val").iterdir())[::4]
     labels = [named.get(folder.name, folder.name.replace("_", " ").lower()) for folder in chosen]
     assert len(chosen) == 20
     clip, right = load("clip-vit-16"), 0
     for number, folder in enumerate(chosen):
         own = [labels[(number + 7 * step) % 20] for step in range(8)]
-        (row,) = Classifier(clip, own)(sorted(folder.iterdir())[0])
-        right += row["scores"][0]["label"] == labels[number]
-    assert right >= 14
+        rows = Classifier(clip, own)(sorted(folder.iterdir()))
+        right += sum(row["scores"][0]["label"] == labels[number] for row in rows)
+    assert right >= 70

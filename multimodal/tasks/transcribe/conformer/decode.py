@@ -217,7 +217,7 @@ def hybrid_beam_search(
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise CheckpointError(f"{checkpoint.source}: beam search needs a tokenizer with start and end tokens")
     prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
-    max_new, scorer = logprobs.shape[1] + 1, None  # CTC emits at most one token per frame
+    limits, scorer = [size + 1 for size in lengths.tolist()], None  # CTC emits at most one token per frame
     if tokenizer.vocab_size > model.config.vocabulary:
         logprobs = torch.cat([F.pad(logprobs[..., :-1], (0, 1), value=-math.inf), logprobs[..., -1:]], -1)
     if options.ctc_weight:
@@ -228,11 +228,11 @@ def hybrid_beam_search(
     if options.ctc_weight == 1:
         step, cache = partial(_uniform, tokenizer.vocab_size), Cache(0)
     else:
-        max_new = min(model.decoder.config.context - 1, max_new)
+        limits = [min(model.decoder.config.context - 1, limit) for limit in limits]
         step = sampling.cross_attention_step(model.attend, frames, padding(lengths, frames.shape[1]))
         cache = model.decoder.new_cache()
     return beam_search(
-        step, prompt, cache, eos=tokenizer.eos_id, max_new=max_new, beams=options.size, patience=math.inf,
+        step, prompt, cache, eos=tokenizer.eos_id, max_new=limits, beams=options.size, patience=math.inf,
         length_penalty=options.length_penalty, scorer=scorer,
     )  # fmt: skip
 
