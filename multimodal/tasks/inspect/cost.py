@@ -7,6 +7,7 @@ keep about as much (its RMSNorm one state less)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from multimodal.blocks.experts import even_routing
 from multimodal.errors import UsageError
+from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
@@ -89,6 +91,8 @@ def _fake_copy(network: nn.Module) -> Iterator[nn.Module]:
 
     copy, mode = of_config(network.config).train(), FakeTensorMode()
     for module in copy.modules():
+        if isinstance(module, ConformerEncoder):  # whether a batch is seen whole would be drawn, and no data decides
+            module.config = replace(module.config, dynamic=False)
         for name, tensor in module._parameters.items():
             if tensor is not None:
                 fake = FakeTensor(mode, tensor.detach(), torch.device("cpu"))

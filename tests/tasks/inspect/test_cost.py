@@ -23,6 +23,7 @@ from multimodal.tasks.inspect import cost_parts
 from multimodal.tasks.inspect.cost import counts, of_config
 from multimodal.train.optim import OptimSettings, optimizers
 from multimodal.weights.folder import KINDS, Checkpoint, save_folder
+from multimodal.weights.load import load
 from tests.helpers.commands import run as command
 from tests.helpers.tiny import ALL, SPEECH, TEXT_TO_TEXT, TEXTS, VIT, VOCABULARY, made
 
@@ -284,3 +285,7 @@ def test_what_cannot_be_counted_is_refused():
     for seconds in (0, float("inf"), 1e308):
         with pytest.raises(UsageError, match=r"seconds must be a number in \(0, 86400\]"):
             counts(VIT, seconds=seconds)
+
+
+def test_a_recogniser_whose_chunks_are_drawn_in_training_is_counted():
+    assert counts(load("asr-conformer-en").model)["parameters"]["total"] > 3_000_000

@@ -217,7 +217,9 @@ def hybrid_beam_search(
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise CheckpointError(f"{checkpoint.source}: beam search needs a tokenizer with start and end tokens")
     prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
-    limits, scorer = [size + 1 for size in lengths.tolist()], None  # CTC emits at most one token per frame
+    # at most a token per frame, which CTC sees to by itself: a GPU is not waited for
+    sizes = [logprobs.shape[1]] * len(frames) if options.ctc_weight else lengths.tolist()
+    limits, scorer = [size + 1 for size in sizes], None
     if tokenizer.vocab_size > model.config.vocabulary:
         logprobs = torch.cat([F.pad(logprobs[..., :-1], (0, 1), value=-math.inf), logprobs[..., -1:]], -1)
     if options.ctc_weight:
