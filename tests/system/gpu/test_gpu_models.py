@@ -33,7 +33,8 @@ def test_outputs_and_gradients_are_those_of_a_cpu(name: str, device: str):
     for weight, tensor in model.named_parameters():
         if tensor.grad is not None:
             difference = (found[weight].grad.cpu() - tensor.grad).norm()
-            assert difference <= 1e-3 * tensor.grad.norm() + 1e-4 + rounding, weight
+            least = max(1e-4, rounding) if weight.endswith("key.bias") else 1e-4
+            assert difference <= 1e-3 * tensor.grad.norm() + least, weight
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
