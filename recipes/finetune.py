@@ -97,6 +97,9 @@ def main(s: FinetuningRun) -> dict[str, Any]:
     figures |= {"after": whole(trained)}
     done = made.finish(trained.cpu())
     kept = {name: value for name, value in done.card.items() if name not in OWN}
+    if "transcribe" in kept:  # other texts than those of its language model
+        own = {name: value for name, value in kept["transcribe"].items() if not name.startswith("lm")}
+        kept["transcribe"] = own
     card = kept | {"fine_tuned": {"from": s.model, "data": list(s.data.data), s.data.val or "val": figures}}
     finish(s, replace(done, card=card), [*s.data.data, s.data.val], figures=figures, store=s.store)
     return figures

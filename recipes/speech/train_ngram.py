@@ -39,7 +39,8 @@ from typing import Literal, NamedTuple
 import tyro
 
 from multimodal.data.datasets.speech import plain
-from multimodal.data.manifests import CSV, JSONL, read_list, read_text
+from multimodal.data.datasets.text import listed_texts
+from multimodal.data.manifests import CSV, JSONL, read_text
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import TARS, ListColumns, open_source
 from multimodal.decoding.ngram import END, START, UNKNOWN
@@ -84,11 +85,7 @@ def _texts(path: Path, columns: ListColumns) -> Iterator[str]:
     elif path.suffix.lower() not in CSV + JSONL:
         yield from read_text(path).split("\n")
     else:
-        for line in read_list(path):
-            _, texts, fault = columns.label_and_texts(line.values)
-            if line.fault or fault or not texts:
-                raise DataError(f"{path}: line {line.number}: {line.fault or fault or 'no text'}")
-            yield from texts
+        yield from listed_texts(path, columns)
 
 
 def adjusted_counts(texts: Iterable[list[str]], order: int) -> list[Counter[Gram]]:

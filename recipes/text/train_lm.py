@@ -44,6 +44,7 @@ from torch import nn
 
 from multimodal.blocks.cache import Cache
 from multimodal.data.batching import stack_fields
+from multimodal.data.datasets.speech import plain
 from multimodal.data.datasets.text import (
     Packed,
     PrepareTokens,
@@ -71,7 +72,7 @@ from multimodal.weights.folder import Checkpoint
 
 @dataclass(frozen=True)
 class LanguageModelRun:
-    data: tuple[Path, ...]  # text files, plain or gzip
+    data: tuple[Path, ...]  # text files, plain or gzip, or manifests (.jsonl, .csv, .tsv), whose texts are documents
     out: Path  # folder for the checkpoint with the lowest validation loss
     weights: tuple[float, ...] = ()  # share of the rows for each file of --data
     epochs: tuple[float, ...] = ()  # the same as epochs of each file, in proportion to each other
@@ -79,6 +80,7 @@ class LanguageModelRun:
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: float = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines
+    spoken: bool = False  # write texts as asr-conformer-en does, for its beams (`multimodal transcribe --lm`)
     tokenizer: str = "characters"  # characters, bytes, bpe (learned here), gpt2, a checkpoint folder or shipped model
     vocabulary: int = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
@@ -110,6 +112,11 @@ class LanguageModelRun:
         demand("induction", self.induction, not self.induction or self.objective == "causal", "off with a prefix")
         at_least(1, self, "samples", "sample_tokens", "batch")
         demand("stride", self.stride, 0 <= self.stride <= self.model.context, "0 up to the context")
+
+
+def transcripts(texts: list[str]) -> list[str]:
+    """Texts as `plain` writes them, after the space that a recogniser's first word has."""
+    return [f" {words}" for text in texts if (words := plain(text))]
 
 
 def tokenizer_of(s: LanguageModelRun, train: list[str], val: list[str]) -> Tokenizer:
@@ -185,6 +192,8 @@ def main(s: LanguageModelRun) -> None:
         if mixed
         else [training_texts(s.data, s.val, s.hold, s.documents)]
     )
+    if s.spoken:
+        parts = [(transcripts(own), transcripts(held)) for own, held in parts]
     train = [text for own, _ in parts for text in own]
     val = parts[0][1] if s.val else [text for _, held in parts for text in held]
     tokenizer = tokenizer_of(s, train, val)

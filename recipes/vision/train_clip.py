@@ -72,6 +72,7 @@ class CLIPRun:
     whole: float = 0.08  # share of the steps at the end that see all patches
     smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
     strength: float = 0.5  # of the other augmentation
+    coarse: float = 0.08  # share of the images made coarser, as thumbnails of half their size are
     test_image: int = 0  # pixels per side in use (0: as in training, whose crops enlarge things: Touvron et al. 2019)
     cache: int = 2000  # megabytes of decoded images kept in memory
     hold_out: float = 0.0  # share of the classes that are not trained on
@@ -125,7 +126,9 @@ def main(s: CLIPRun) -> None:
     loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
         PrepareContrastive(captions, (side // image.patch) ** 2),
-        CollateContrastive(initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength),
+        CollateContrastive(
+            initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength, s.coarse
+        ),
     )  # fmt: skip
     watched = {source: read_named(source, s.classes, 500, s.trust) for source in s.val}
 

@@ -154,13 +154,15 @@ def test_a_recogniser_goes_on_with_its_tokenizer(recipe, manifest, tmp_path):
     tokenizer = BytePairTokenizer.train([" low high", " high low"], 270, lowercase=True)
     torch.manual_seed(0)
     model = ConformerCTC(joint_config(tokenizer.vocab_size, 32, 2, 1, 20, 0.0))
-    save_folder(Checkpoint(model, tokenizer, card={"language": "en"}), tmp_path / "begun")
+    card = {"language": "en", "transcribe": {"lm": "asr-lm-en", "lm_weight": 0.5, "vad_threshold": 0.35}}
+    save_folder(Checkpoint(model, tokenizer, card=card), tmp_path / "begun")
     options = ["--steps", "8", "--rate", "3e-3", "--freeze", "encoder.blocks.0", "decoder", "--frames", "400"]
     figures = run(recipe, tmp_path / "begun", manifest, tmp_path, *options)
     assert losses(tmp_path)[-1] < 0.7 * losses(tmp_path)[0]
     assert {"wer", "cer"} <= set(figures["before"])
     made = load_folder(tmp_path / "out")
     assert made.card["language"] == "en"
+    assert made.card["transcribe"] == {"vad_threshold": 0.35}  # its language model knows other texts
     names = changed(model, made.model)
     assert "ctc.weight" in names
     assert not any(name.startswith(("encoder.blocks.0.", "decoder.")) for name in names)

@@ -11,14 +11,18 @@ import torch
 from multimodal.blocks.masks import causal
 from multimodal.data.datasets.labelled_texts import ClassBatch
 from multimodal.data.datasets.tables import read_table
+from multimodal.data.datasets.text import texts_in
+from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.evaluate.classification import class_logits, predictions
+from multimodal.tasks.transcribe.conformer.decode import language_model
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.denoising import sentinels
 from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.recipe_cli import start
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+from multimodal.weights.load import load
 from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 
@@ -240,3 +244,20 @@ def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypa
     last = capsys.readouterr().err.splitlines()[-1]
     assert ".py: error: " in last
     assert line in last
+
+
+def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_recipe, tmp_path):
+    """Texts of manifests and files, as a recogniser writes them, in its tokens."""
+    rows = [json.dumps({"audio_filepath": "a.wav", "text": text}) for text in ("The cat, it's HERE.", "... !", "two")]
+    (tmp_path / "said.jsonl").write_text("\n".join(rows))
+    (tmp_path / "text.txt").write_text("A dog ran.\n\nTwo men ate fish.\n" * 8)
+    lm = load_recipe("train_lm")
+    assert lm.transcripts(texts_in(tmp_path / "said.jsonl", "lines")) == [" the cat it's here", " two"]
+    files = {"data": tmp_path / "said.jsonl", "val": tmp_path / "said.jsonl"}
+    sizes = {"width": 16, "heads": 2, "layers": 1, "context": 24, "batch": 2, "steps": 2, "sample_tokens": 4}
+    run(lm, tmp_path, "lm", tokenizer="asr-conformer-en", documents="lines", spoken=True, **files, **sizes)
+    recogniser = load("asr-conformer-en")
+    assert callable(language_model(str(tmp_path / "lm-out"), recogniser.tokenizer, torch.device("cpu")))
+    (tmp_path / "said.jsonl").write_text('{"audio_filepath": "a.wav"}')
+    with pytest.raises(DataError, match=r"said.jsonl: line 1: no text"):
+        texts_in(tmp_path / "said.jsonl")

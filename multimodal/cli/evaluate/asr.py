@@ -36,7 +36,8 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p, NormalizerOptions, defaults=True)
     p.add_argument("--keep_marks", action="store_true", help="keep combining marks, which Brahmic scripts need")
     p.add_argument("--whole_recordings", action="store_true", help="measure the bare decoders, without windows, "
-                   "thresholds or fallbacks: WER of each decoder of a Conformer; of a Whisper model, whose window must "
+                   "thresholds or fallbacks: WER of each decoder of a Conformer (fused: with the card's "
+                   "language model); of a Whisper model, whose window must "
                    "hold each recording, also languages, no speech and BLEU of translations")  # fmt: skip
     p.add_argument(
         "--chunked",
@@ -109,6 +110,8 @@ def _whole_recordings(options: Namespace) -> int:
     from multimodal.models.conformer import ConformerCTC
     from multimodal.tasks.evaluate.speech.decoders import DECODERS, DecoderOptions, evaluate_decoders
     from multimodal.tasks.evaluate.speech.whisper_windows import WindowOptions, evaluate_windows
+    from multimodal.tasks.transcribe.conformer.decode import beam_of
+    from multimodal.tasks.transcribe.whisper.options import options_for
 
     taken = {"language", "beam_size", "device", "threads", "architecture", "model"}
     if other := sorted(vars(options).keys() - taken - {*OWN}):
@@ -121,8 +124,10 @@ def _whole_recordings(options: Namespace) -> int:
         if checkpoint.kind in ("transducer", "moonshine", "canary"):
             raise UsageError(f"--whole_recordings: needs a Whisper or CTC model, got {checkpoint.kind}")
         if isinstance(checkpoint.model, ConformerCTC):
-            decoders = DECODERS if checkpoint.model.decoder is not None else DECODERS[:2]
-            chosen = DecoderOptions(decoders, beam_size or 10)
+            decoders, size = DECODERS if checkpoint.model.decoder is not None else DECODERS[:2], beam_size or 10
+            beam = beam_of(checkpoint, options_for(checkpoint, {"beam_size": size}))
+            fused = beam if beam is not None and beam.lm is not None else None
+            chosen = DecoderOptions((*decoders, *(["fused"] if fused else [])), size, fused=fused)
             return SetFigures(evaluate_decoders(checkpoint, manifest, chosen, options.limit, trust(options)))
         windows = WindowOptions(getattr(options, "language", None), beam_size or 1)
         return SetFigures(evaluate_windows(checkpoint, manifest, windows, options.limit, trust(options)))

@@ -165,9 +165,10 @@ def augment(
     return _coloured(crops, draws[8:12], record, strength)
 
 
-def softened(draws: Float[Tensor, "B n"], strength: float) -> Int[Tensor, "K"]:
-    """Numbers of the images to make coarser, as thumbnails; found on the host, where reading them waits for no GPU."""
-    return (draws[:, 0] < 0.15 * strength).nonzero()[:, 0]
+def softened(draws: Float[Tensor, "B n"], share: float) -> Int[Tensor, "K"]:
+    """Numbers of the `share` of images to make coarser, as thumbnails; found on the host, where reading them waits for
+    no GPU."""
+    return (draws[:, 0] < share).nonzero()[:, 0]
 
 
 def _placements(draws: Float[Tensor, "7 B"], smallest: float, strength: float) -> Float[Tensor, "B 2 3"]:

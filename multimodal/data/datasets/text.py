@@ -4,7 +4,7 @@ Documents in a packed row attend to themselves alone and count positions from 0,
 separate rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +14,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from multimodal.data.loader import Plan, generator
-from multimodal.data.manifests import read_text
+from multimodal.data.manifests import CSV, JSONL, read_list, read_text
+from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -25,14 +26,26 @@ Split = Literal["none", "lines", "blank"]
 
 
 def texts_in(path: Path, split: Split = "none") -> list[str]:
-    """Read a file as one text, one document per line, or documents separated by blank lines. Raises DataError for an
-    empty file."""
-    text = read_text(path)
-    parts = {"none": [text], "lines": text.split("\n"), "blank": text.split("\n\n")}[split]
+    """Read a file as one text, one document per line, or documents separated by blank lines; of a manifest each text is
+    a document. Raises DataError for an empty file."""
+    if path.suffix.lower() in CSV + JSONL:
+        parts = list(listed_texts(path))
+    else:
+        text = read_text(path)
+        parts = {"none": [text], "lines": text.split("\n"), "blank": text.split("\n\n")}[split]
     found = [part if split == "none" else part.strip("\n") for part in parts if part.strip()]
     if not found:
         raise DataError(f"{path}: holds no text (0 characters)")
     return found
+
+
+def listed_texts(path: Path, columns: ListColumns = USUAL) -> Iterator[str]:
+    """Yield the texts of a manifest (JSON lines, CSV, TSV). Raises DataError, naming the line, for a row without."""
+    for line in read_list(path):
+        _, texts, fault = columns.label_and_texts(line.values)
+        if line.fault or fault or not texts:
+            raise DataError(f"{path}: line {line.number}: {line.fault or fault or 'no text'}")
+        yield from texts
 
 
 def training_texts(

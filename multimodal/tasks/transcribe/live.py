@@ -72,7 +72,7 @@ def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> 
         return options.replace(decode=decode)
     if not isinstance(checkpoint.model, ConformerCTC | Transducer | SpeechSeq2Seq):
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
-    return options.replace(decode=with_language_model(checkpoint, options.decode or HybridOptions()))
+    return options.replace(decode=with_language_model(checkpoint, options.decode or options_for(checkpoint, {})))
 
 
 class LiveSession:

@@ -93,9 +93,12 @@ class PrepareContrastive:
 class CollateContrastive:
     """Collates drawn images; the device augments those of each stored size as one batch."""
 
-    def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, smallest: float, strength: float):
+    def __init__(
+        self, tokenizer: Tokenizer, context: int, record: Preprocessing, smallest: float, strength: float,
+        coarse: float = 0.08,
+    ):  # fmt: skip
         self.tokenizer, self.context, self.record = tokenizer, context, record
-        self.smallest, self.strength = smallest, strength
+        self.smallest, self.strength, self.coarse = smallest, strength, coarse
 
     def __call__(self, items: Sequence[DrawnImage]) -> Deferred:
         items = sorted(items, key=lambda item: item.pixels.shape[-1])
@@ -103,7 +106,7 @@ class CollateContrastive:
         alike = [[item for item in items if item.pixels.shape[-1] == side] for side in sides]
         images = [torch.stack([item.pixels for item in group]) for group in alike]
         draws = [torch.stack([item.draws for item in group]) for group in alike]
-        soft = [softened(own, self.strength) for own in draws]
+        soft = [softened(own, self.coarse) for own in draws]
         with warnings.catch_warnings(action="ignore"):  # long captions are cut
             texts = self.tokenizer.batch([item.caption for item in items], self.context)
         concepts, terms = torch.tensor([[item.concept, item.term] for item in items]).T

@@ -153,13 +153,13 @@ MODELS = [HubModel(task, *row) for task, rows in {
 SAME = {"embed-images": "classify", "index": "classify", "noise": "transcribe"}  # tasks that take the same models
 LEAST_LIKENESS, OWN_TASK = 0.4, 0.35  # of names, as difflib's ratio; what it counts for to be of the task
 
-# of each shipped model that a command takes without --model: its parameters, and the registry's model for real use
+# of each shipped model: its parameters, and the registry's model for real use
 DEMONSTRATIONS = {
     "clip-vit-16": ("4.6 M", "siglip-base"), "asr-conformer-en": ("3.6 M", "whisper-small"),
     "whisper-mini": ("2.0 M", "whisper-small"), "captioner-mini": ("4.0 M", "blip-base"),
     "sentence-mini": ("1.6 M", "bge-small-en"), "gpt-mini": ("2.6 M", "smollm2-360m"),
     "bert-mini": ("3.0 M", "bert-base-uncased"), "translator-mini": ("3.6 M", "m2m100-418m"),
-    "any-mini": ("8.1 M", "smolvlm-256m"),
+    "any-mini": ("8.1 M", "smolvlm-256m"), "asr-lm-en": ("0.2 M", "smollm2-360m"),
 }  # fmt: skip
 
 

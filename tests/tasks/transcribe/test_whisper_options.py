@@ -106,3 +106,16 @@ def test_a_cards_options_stand_between_the_given_and_the_defaults():
 def test_a_cards_faults_are_the_checkpoints(table, message):
     with pytest.raises(CheckpointError, match=f"card, transcribe: .*{message}"):
         options_for(replace(whispers()[1], card={"transcribe": table}), {})
+
+
+def test_a_card_names_a_shipped_language_model_and_the_caller_another_or_none():
+    joint, own = tiny_hybrid(), {"lm": "asr-lm-en", "lm_weight": 0.5, "lm_bonus": 1.0}
+    joint = replace(joint, card={"transcribe": own})
+    assert options_for(joint, {}) == CtcOptions(**own)
+    assert options_for(joint, {"lm_weight": 0.2}) == CtcOptions(**own | {"lm_weight": 0.2})
+    assert options_for(joint, {"beam_size": 1}) == CtcOptions(beam_size=1)
+    assert options_for(joint, {"lm": None}) == CtcOptions()
+    assert options_for(joint, {"lm": "words.arpa"}) == CtcOptions(lm="words.arpa")
+    for other in ("words.arpa", "owner/name", "/tmp"):
+        with pytest.raises(CheckpointError, match="card, transcribe: lm must be a shipped model"):
+            options_for(replace(joint, card={"transcribe": {"lm": other}}), {})

@@ -22,7 +22,7 @@ from multimodal.tasks.evaluate.scores import word_errors
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, hybrid_beam_search
 from multimodal.weights.folder import Checkpoint
 
-Decoder = Literal["greedy", "ctc", "attention", "joint"]
+Decoder = Literal["greedy", "ctc", "attention", "joint", "fused"]
 DECODERS: tuple[Decoder, ...] = ("greedy", "ctc", "attention", "joint")
 BATCH_FRAMES = 12000  # padded 10 ms frames per batch
 
@@ -30,11 +30,12 @@ BATCH_FRAMES = 12000  # padded 10 ms frames per batch
 @dataclass(frozen=True)
 class DecoderOptions:
     """`decoders`: CTC best path, CTC prefix beam search, attention beam search, joint beam search. `ctc_weight`: of
-    the CTC score in the joint search."""
+    the CTC score in the joint search. `fused`: the search of that decoder, such as joint with a language model."""
 
     decoders: tuple[Decoder, ...] = DECODERS
     beam_size: int = 10
     ctc_weight: float = 0.3
+    fused: HybridBeam | None = None
 
     def __post_init__(self):
         demand("ctc_weight", self.ctc_weight, 0 < self.ctc_weight < 1, "between 0 and 1")
@@ -60,6 +61,8 @@ def decode(checkpoint: Checkpoint, batch: EncodedFrames, decoder: Decoder, optio
     """Texts of a batch. The attention decoder cuts a text at its context."""
     if decoder == "greedy":
         ids = ctc_greedy(batch.logprobs, batch.lengths, checkpoint.model.config.blank)
+    elif decoder == "fused":
+        ids = hybrid_beam_search(*batch, checkpoint, options.fused).ids
     else:
         weight = {"ctc": 1.0, "attention": 0.0, "joint": options.ctc_weight}[decoder]
         ids = hybrid_beam_search(*batch, checkpoint, HybridBeam(options.beam_size, weight)).ids

@@ -26,6 +26,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
+from multimodal.system.assets import shipped
 from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts, prompt_of
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
@@ -170,10 +171,10 @@ def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
 
 
 def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:
-    """Load an ARPA file or the checkpoint folder of a causal text model.
+    """Load an ARPA file, or a causal text model from its checkpoint folder or by its shipped name.
 
     Raises UsageError for a missing path, CheckpointError for one that is unreadable or does not fit."""
-    if not Path(path).exists():
+    if not Path(path).exists() and path not in shipped():
         raise UsageError(f"{path}: does not exist", argument="lm")
     if path.endswith((".arpa", ".arpa.gz")):
         return ngram_scorer(path, tokenizer)

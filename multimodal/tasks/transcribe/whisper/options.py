@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, UsageError, did_you_mean
 from multimodal.inference.options import MachineOptions
+from multimodal.system.assets import shipped
 from multimodal.system.options import OptionSet, entries, number, option
 from multimodal.tokens.text.languages import language_code
 
@@ -172,8 +173,9 @@ class HybridOptions(OptionSet):
     """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
     rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
 
-    `lm`: a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file (.arpa, .arpa.gz),
-    which each call reads again, or what `with_language_model` has loaded of it for several calls. A window has no text
+    `lm`: a shipped model or a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file
+    (.arpa, .arpa.gz), which each call reads again, or what `with_language_model` has loaded of it for several calls. A
+    model's card may name a shipped one, with its weight and bonus; None: none. A window has no text
     where the CTC's probability of an empty one is above `no_speech_threshold`, the average log-probability under
     `logprob_threshold`, or the mean probability of its words under `confidence_threshold`. Noise scores differently in
     each model, so the last two belong in a model's card."""
@@ -187,7 +189,7 @@ class HybridOptions(OptionSet):
         None, "CTC models: drop the text of a window whose words have a lower mean probability", "P", low=0, high=1
     )
     lm: str | Path | tuple | None = option(
-        None, "CTC models: a language model for the beams, an ARPA file or a folder", "FILE", read=_path
+        None, "CTC models: a language model for the beams: ARPA file, folder, shipped model, None", "FILE", read=_path
     )
     lm_weight: float = option(0.3, "of its log-probabilities", "WEIGHT", low=0, high=MOST)
     lm_bonus: float = option(0.0, "per word", "BONUS", low=-MOST, high=MOST)
@@ -252,9 +254,22 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
             chosen |= kind.checked({name: value})
         elif not _is_off(name, value):
             raise _refusal(name, value, kind, checkpoint.source)
-    result = kind(**{**defaults, **chosen})
+    result = kind(**{**_fitting(defaults, chosen, checkpoint.source), **chosen})
     _check_combination(result)
     return result
+
+
+def _fitting(defaults: dict[str, Any], chosen: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The card's options, without those of its language model where the caller chose another, or no beams.
+
+    Raises CheckpointError for a language model that is not shipped: a card makes nothing else be read."""
+    if (own := defaults.get("lm")) is None:
+        return defaults
+    if own not in shipped():
+        raise CheckpointError(f"{source}: card, transcribe: lm must be a shipped model (got {own!r:.40})")
+    if "lm" not in chosen and chosen.get("beam_size", defaults.get("beam_size")) != 1:
+        return defaults
+    return {name: value for name, value in defaults.items() if name not in ("lm", "lm_weight", "lm_bonus")}
 
 
 def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
