@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from multimodal.blocks.masks import causal
+from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.labelled_texts import ClassBatch
 from multimodal.data.datasets.tables import read_table
 from multimodal.data.datasets.text import texts_in
 from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.tasks.evaluate.classification import class_logits, predictions
 from multimodal.tasks.transcribe.conformer.decode import language_model
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -261,3 +263,28 @@ def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_r
     (tmp_path / "said.jsonl").write_text('{"audio_filepath": "a.wav"}')
     with pytest.raises(DataError, match=r"said.jsonl: line 1: no text"):
         texts_in(tmp_path / "said.jsonl")
+
+
+def test_the_mean_of_two_models_has_the_mean_of_their_weights(load_recipe, tmp_path, capsys):
+    average, models = load_recipe("average"), {}
+    for name, seed in (("a", 0), ("b", 1)):
+        model = randomized(TextTransformer(TextConfig(20, 8, transformer(16, 1, 2, 32), causal=True)), seed)
+        save_folder(Checkpoint(model, card={"licence": "free", "figures": {"loss": 1}}), tmp_path / name)
+        models[name] = model.state_dict()
+    flags = ["--models", str(tmp_path / "a"), str(tmp_path / "b"), "--store", "float32", "--out"]
+    start(average.main, [*flags, str(tmp_path / "mean")])
+    start(average.main, [*flags, str(tmp_path / "more"), "--weights", "3", "1"])
+    mean, more = (load(tmp_path / name) for name in ("mean", "more"))
+    for name, own in mean.model.state_dict().items():
+        assert torch.allclose(own, (models["a"][name] + models["b"][name]) / 2)
+        assert torch.allclose(more.model.state_dict()[name], 0.75 * models["a"][name] + 0.25 * models["b"][name])
+    assert mean.card == {"licence": "free", "mean_of": {str(tmp_path / "a"): 0.5, str(tmp_path / "b"): 0.5}}
+    save_folder(Checkpoint(TextTransformer(TextConfig(20, 8, transformer(16, 2, 2, 32), causal=True))), tmp_path / "c")
+    for changed, message in (
+        (["--models", str(tmp_path / "a"), str(tmp_path / "c")], "its configuration differs from that of"),
+        (["--models", str(tmp_path / "a")], "expected two models or more"),
+        ([*flags[:3], "--weights", "1"], "expected 2 numbers of 0 or more"),
+    ):
+        with pytest.raises(SystemExit):
+            start(average.main, [*changed, "--out", str(tmp_path / "d")])
+        assert message in capsys.readouterr().err

@@ -1,0 +1,54 @@
+r"""Average the weights of models that began from the same weights: a model soup (Wortsman et al. 2022).
+
+    python recipes/average.py --models asr-2 asr-3 --out asr-conformer-en
+    multimodal evaluate asr $data/speech/speechocean762/valid.jsonl --model asr-conformer-en --whole_recordings
+
+Two runs, of which the second went on from the first on other data, often have a mean that is better than both: the
+shipped asr-conformer-en, made by the command, has 36.8 % word errors on validation, its halves 38.0 and 37.8 %. Runs
+from different random weights have a useless mean. `--weights 0.7 0.3` counts them unequally. All else (tokenizer,
+preprocessing, card but for figures) is the first model's.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from multimodal.errors import UsageError
+from multimodal.train import log, start
+from multimodal.weights.folder import save_folder
+from multimodal.weights.load import load
+
+
+@dataclass(frozen=True)
+class AverageRun:
+    models: tuple[str, ...]  # folders or names, two or more
+    out: Path  # folder for the mean
+    weights: tuple[float, ...] = ()  # share of each model, in proportion to each other
+    store: Literal["float32", "float16", "bfloat16", "int8"] = "float16"  # number type of the stored weights
+
+    def __post_init__(self):
+        if len(self.models) < 2:
+            raise UsageError(f"expected two models or more (got {len(self.models)})", argument="models")
+        if self.weights and (len(self.weights) != len(self.models) or min(self.weights) < 0 or not sum(self.weights)):
+            expected = f"expected {len(self.models)} numbers of 0 or more, not all 0"
+            raise UsageError(f"{expected} (got {' '.join(map(str, self.weights))})", argument="weights")
+
+
+def main(s: AverageRun) -> None:
+    first, *others = (load(name) for name in s.models)
+    shares = [weight / sum(s.weights) for weight in s.weights] or [1 / len(s.models)] * len(s.models)
+    mean = {name: shares[0] * own if own.is_floating_point() else own for name, own in first.model.state_dict().items()}
+    for name, other, share in zip(s.models[1:], others, shares[1:], strict=True):
+        if other.model.config != first.model.config:
+            raise UsageError(f"{name}: its configuration differs from that of {s.models[0]}", argument="models")
+        for key, own in other.model.state_dict().items():
+            if own.is_floating_point():
+                mean[key] += share * own
+    first.model.load_state_dict(mean)
+    card = {name: value for name, value in first.card.items() if name != "figures"}
+    save_folder(replace(first, card=card | {"mean_of": dict(zip(s.models, shares, strict=True))}), s.out, s.store)
+    log.info("%s: the mean of %d models", s.out, len(s.models))
+
+
+if __name__ == "__main__":
+    start(main)
