@@ -22,19 +22,23 @@ of 0.98. So train first with `--chunk 1000 --dynamic`, which holds any utterance
 `--init` a model of whole utterances, whose convolutions keep what they weigh of earlier frames.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
-Batches are 6.5 % padding. The shipped asr-conformer-en had two runs more, from the result of these, for streams too:
+Batches are 6.5 % padding. The shipped asr-conformer-en had three runs more, from the result of these, for streams too:
 
     ... --init asr-conformer-en --chunk 16 --dynamic --train $data/speechocean762/train.jsonl=3 \
         $data/an4/train.jsonl=4 $data/fsdd/train.jsonl speech/s1.jsonl --easy 0 --rate 1e-3 --schedule wsd --decay 0.3 \
         --average 0.9995 --freq_masks 2 --warp 0.12 --channel 6 --noise 0.35 --speed 0.12 --steps 12500
     ... the same with --init from it, speechocean762=4, AN4=4, FSDD=4, speech/s1.jsonl speech/s2.jsonl, --decay 0.4
         --steps 6500
+    ... the same with --init from it, speechocean762=4, AN4=4, FSDD=4, speech/s1.jsonl=0.3 speech/s3.jsonl --steps 5600
+    python recipes/average.py --models asr-2 asr-3 --out asr-conformer-en
 
-`s1` and `s2`: 24 and 6 h by speak.py. They took 1.7 and 1.2 hours of a core of an AMD EPYC with AVX2 alone (resumed
-twice and once, with fewer steps). Word error rates in percent (`multimodal evaluate asr --whole_recordings`, whole test
-splits), CTC best path / CTC prefix beam / attention / joint: AN4 10.0 / 9.5 / 8.8 / 6.1, FSDD 2.7 / 3.0 / 1.3 / 0.7,
-speechocean762 58.3 / 58.1 / 44.7 / 43.9, LJSpeech (never seen) 75.0 / 75.3 / 67.7 / 63.5; before these two runs joint
-6.1, 1.0, 47.3 and 74.0. In a stream, on validation and AN4: 42.5 and 8.1 (as recordings 38.0 and 6.3).
+`s1`, `s2`, `s3`: 24, 6 and 14 h by speak.py; `average.py` takes the last two results. They took 1.7, 1.2 and 1.1 hours
+of a core of an AMD EPYC with AVX2 alone (each resumed with fewer steps). Word error rates in percent (`multimodal
+evaluate asr --whole_recordings`, whole test splits, weights in 8 bits), CTC prefix beam / attention / joint / joint
+with the language model asr-lm-en (`train_lm.py`): AN4 8.8 / 7.2 / 4.7 / 5.0, FSDD 3.3 / 1.3 / 1.0 / 1.0, speechocean762
+55.1 / 42.5 / 42.3 / 38.5, LJSpeech (never seen) 74.2 / 67.0 / 61.2 / 56.4; joint before the last run 6.3, 0.7, 44.0
+and 63.5, before all three 6.1, 1.0, 47.3 and 74.0. In a stream, validation and AN4: 36.4 and 5.9 (as recordings
+32.4 and 5.0).
 """
 
 from dataclasses import dataclass, replace
