@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from multimodal.cli.output import fail
 from multimodal.errors import UsageError
+from multimodal.system.assets import shipped
 from multimodal.system.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ OUTPUTS = {
 ABSENT = {
     "FILE": "cannot be read (No such file or directory)", "SOURCE": "cannot be read (No such file or directory)",
     "DATA": "no such file or folder", "MANIFEST": "no such file or folder",
-    "INDEX": "holds no index (multimodal index makes one)",
+    "INDEX": "holds no index (multimodal index makes one)", "LM": "does not exist",
 }  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def check_inputs(actions: Iterable[Action], options: Namespace) -> None:
         if action.metavar not in ABSENT or action.dest in OUTPUTS or not (value := getattr(options, action.dest, None)):
             continue
         names = [value] if isinstance(value, str) else value
-        if all(is_missing(name) and not re.search(r"\{|::|://", name) for name in names):
+        known = shipped() if action.metavar == "LM" else {}
+        if all(is_missing(name) and name not in known and not re.search(r"\{|::|://", name) for name in names):
             flag = f"{action.option_strings[0]} " if action.option_strings else ""
             raise UsageError(f"{flag}{names[0]}: {ABSENT[action.metavar]}")
 

@@ -44,6 +44,19 @@ def test_the_sample_recording_is_transcribed_word_for_word(beam_size):
     assert 0 <= result["segments"][0]["start"] < result["segments"][-1]["end"] <= 7.2
 
 
+@pytest.mark.parametrize("lm", ["asr-lm-en", "None", "absent", "gpt-mini"])
+def test_the_command_takes_the_recogniser_s_language_model_by_name_or_none(capsys, lm):
+    with pytest.raises(SystemExit) as stop:
+        main(["transcribe", str(asset("sample", "speech.flac")), "-o", "-", "--format", "txt", "--lm", lm])
+    out, err = capsys.readouterr()
+    if lm in ("asr-lm-en", "None"):
+        assert " ".join(out.split()) == asset("sample", "speech.txt").read_text().strip()
+    else:
+        wrong = {"absent": "--lm absent: does not exist", "gpt-mini": "expected the recogniser's 320 tokens"}[lm]
+        assert (stop.value.code, out) == (1, "")
+        assert wrong in err
+
+
 def test_the_german_sample_is_written_translated_and_its_language_found():
     sample, model = asset("sample", "german.flac"), multimodal.load("whisper-mini")
     result = multimodal.transcribe(sample, model)

@@ -189,7 +189,7 @@ class HybridOptions(OptionSet):
         None, "CTC models: drop the text of a window whose words have a lower mean probability", "P", low=0, high=1
     )
     lm: str | Path | tuple | None = option(
-        None, "CTC models: a language model for the beams: ARPA file, folder, shipped model, None", "FILE", read=_path
+        None, "CTC models: a language model for the beams: ARPA file, folder, shipped model, None", "LM", read=_path
     )
     lm_weight: float = option(0.3, "of its log-probabilities", "WEIGHT", low=0, high=MOST)
     lm_bonus: float = option(0.0, "per word", "BONUS", low=-MOST, high=MOST)
