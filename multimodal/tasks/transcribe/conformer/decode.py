@@ -22,6 +22,7 @@ from multimodal.decoding.ctc_prefix import CTCPrefixScorer
 from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, shallow_fusion, word_starts
 from multimodal.decoding.ngram import ngram_scorer
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
@@ -184,7 +185,7 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
     if lm.model.config.vocabulary != tokenizer.vocab_size or tokenizer.bos_id is None:
         expected = f"expected the recogniser's {tokenizer.vocab_size} tokens and a start token"
         raise CheckpointError(f"lm {path}: {expected}, got {lm.model.config.vocabulary} tokens")
-    return NeuralScorer(lm.model.to(device), tokenizer.bos_id)
+    return NeuralScorer(prepare_for_inference(lm, "float32", device).model, tokenizer.bos_id)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
