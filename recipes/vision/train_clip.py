@@ -43,7 +43,7 @@ from multimodal.data.loader import shuffled
 from multimodal.data.manifests import repeated
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.clip import CLIP
 from multimodal.tasks.evaluate.zero_shot import accuracy, examples, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
@@ -87,6 +87,9 @@ class CLIPRun:
     loop: LoopSettings = LoopSettings(
         Path("clip-run"), 4200, OptimSettings(3e-3, "muon", warmup=150, weight_decay=0.1, average=0.998)
     )
+
+    def __post_init__(self):
+        demand("coarse", self.coarse, 0 <= self.coarse <= 1, "0 to 1")
 
 
 def start_checkpoint(s: CLIPRun) -> Checkpoint:

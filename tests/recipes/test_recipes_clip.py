@@ -181,6 +181,15 @@ def test_augmentation_without_change_is_the_preprocessing_of_inference():
     assert (made - wanted)[:, 2:-2, 2:-2].abs().max() < 1.5 / 255 / min(OPENAI_STD)
 
 
+def test_the_coarse_share_of_the_images_loses_detail_finer_than_two_pixels():
+    board = (torch.arange(64)[:, None] + torch.arange(64)) % 2 * torch.full((3, 1, 1), 255)
+    pixels, draws = board.to(torch.uint8)[None].repeat(4, 1, 1, 1), torch.full((4, DRAWS), 0.5)
+    draws[:, 0] = torch.tensor([0.05, 0.25, 0.35, 0.95])
+    assert softened(draws, 0.3).tolist() == [0, 1]
+    made = augment(pixels, draws, softened(draws, 0.3), RECORD, smallest=1.0, strength=0.0)
+    assert [bool(own[:, 8:-8, 8:-8].std() < 0.2) for own in made] == [True, True, False, False]
+
+
 def test_a_broken_image_is_left_out_with_the_right_labels(recipe, squares, tmp_path, caplog):
     (squares / "red_square" / "3.png").write_bytes(b"no image")
     recipe.main(settings(recipe, squares, tmp_path, {"steps": 2}))
@@ -333,6 +342,8 @@ def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
     code, _, line = run("--run", str(tmp_path / "r"), "--out", str(tmp_path / "o"), "--data", str(tmp_path / "absent"))
     assert (code, line.count("\n")) == (1, 1)
     assert f"train_clip.py: error: {tmp_path / 'absent'}: " in line
+    code, _, line = run("--out", str(tmp_path / "o"), "--data", str(tmp_path), "--coarse", "1.2")
+    assert (code, line) == (2, "train_clip.py: error: --coarse 1.2: must be 0 to 1 (see train_clip.py --help)\n")
 
 
 def test_shipped_model_sees_a_uniform():
