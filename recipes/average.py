@@ -5,8 +5,8 @@ r"""Average the weights of models that began from the same weights: a model soup
 
 Two runs, of which the second went on from the first on other data, often have a mean that is better than both: the
 shipped asr-conformer-en, made by the command, has 36.8 % word errors on validation, its halves 38.0 and 37.8 %. Runs
-from different random weights have a useless mean. `--weights 0.7 0.3` counts them unequally. All else (tokenizer,
-preprocessing, card but for figures) is the first model's.
+from different random weights have a useless mean. `--weights 0.7 0.3` counts them unequally. All else
+(tokenizer, preprocessing, card but for facts of one checkpoint) comes from the first model.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from typing import Literal
 
 from multimodal.errors import UsageError
 from multimodal.train import log, start
+from multimodal.weights.card import inherited
 from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 
@@ -45,8 +46,8 @@ def main(s: AverageRun) -> None:
             if own.is_floating_point():
                 mean[key] += share * own
     first.model.load_state_dict(mean)
-    card = {name: value for name, value in first.card.items() if name != "figures"}
-    save_folder(replace(first, card=card | {"mean_of": dict(zip(s.models, shares, strict=True))}), s.out, s.store)
+    card = inherited(first.card) | {"mean_of": dict(zip(s.models, shares, strict=True))}
+    save_folder(replace(first, card=card), s.out, s.store)
     log.info("%s: the mean of %d models", s.out, len(s.models))
 
 

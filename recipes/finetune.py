@@ -35,12 +35,12 @@ from multimodal.train.lora import LoraSettings, adapt, merge
 from multimodal.train.objectives.finetune.images import classify, match
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
 from multimodal.train.objectives.finetune.speech import recognise, transcribe
+from multimodal.weights.card import inherited
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 CLASSES = Path(__file__).parent / "data" / "classes.jsonl"
-OWN = ("name", "summary", "figures", "command")  # of a card: facts of the original checkpoint alone
 # task → kinds of checkpoint, and the function that prepares the job
 TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., FinetuningJob]]] = {
     "match": ((CLIP,), match),
@@ -96,11 +96,9 @@ def main(s: FinetuningRun) -> dict[str, Any]:
     trained = merge(Loop(s.loop, made.objective, loader, watch if made.measure else None).fit())
     figures |= {"after": whole(trained)}
     done = made.finish(trained.cpu())
-    kept = {name: value for name, value in done.card.items() if name not in OWN}
-    if "transcribe" in kept:  # other texts than those of its language model
-        own = {name: value for name, value in kept["transcribe"].items() if not name.startswith("lm")}
-        kept["transcribe"] = own
-    card = kept | {"fine_tuned": {"from": s.model, "data": list(s.data.data), s.data.val or "val": figures}}
+    card = inherited(done.card) | {
+        "fine_tuned": {"from": s.model, "data": list(s.data.data), s.data.val or "val": figures}
+    }
     finish(s, replace(done, card=card), [*s.data.data, s.data.val], figures=figures, store=s.store)
     return figures
 

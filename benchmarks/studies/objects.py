@@ -1,13 +1,13 @@
-r"""Objects that captions name and the image does not show, after CHAIR (Rohrbach et al. 2018), judged by a CLIP.
+r"""Objects that captions name but the image does not show, after CHAIR (Rohrbach et al. 2018), judged by a CLIP.
 
     data=../shared/data/vision
     python benchmarks/studies/objects.py $data/flickr8k-1000/test.jsonl \
         --classes recipes/data/classes.jsonl $data/tiny-imagenet/classes.jsonl
 
-An object is a name or WordNet hypernym of one of the classes, in the singular or with an "s". It counts as absent where
-it is none of the terms of the image's `--top` most likely classes. The people's own captions, judged in the same way,
-show how far the judge can be trusted. Prints and saves in `objects.json`, of the shipped captioner and of people:
-captions, those that name an object, those that name an absent one, and the words.
+An object is a name or WordNet hypernym of one of the classes, in the singular or with an "s". It counts as absent
+unless it is a name or hypernym of one of the image's `--top` most likely classes. Captions written by people, judged in
+the same way, show how reliable the judge is. Prints and saves in `objects.json`, for the shipped captioner and for
+people: captions, those that name an object, those that name an absent one, and the words.
 """
 
 import argparse

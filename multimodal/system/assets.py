@@ -29,6 +29,12 @@ def shipped() -> dict[str, Path]:
     return {folder.parent.name: folder.parent for root in _ROOTS for folder in sorted(root.glob("*/manifest.json"))}
 
 
+def model_path(name: str | Path) -> Path:
+    """The path, or if nothing is there the folder of the shipped model of this name."""
+    path = Path(name)
+    return path if path.exists() else shipped().get(str(name), path)
+
+
 def open_clip_file(name: str) -> Path:
     """Path of a file or folder of the package open_clip, which takes seconds to import. Raises CheckpointError."""
     spec = find_spec("open_clip")

@@ -1,9 +1,12 @@
 """A checkpoint's card: free facts for people, and the few that the program uses, which are checked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from multimodal.system.records import from_record
+
+OF_ONE = ("name", "summary", "figures", "command", "training_note", "storage")  # facts of one checkpoint alone
 
 
 @dataclass(frozen=True)
@@ -35,3 +38,12 @@ def check_card(card: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the card. Raises CheckpointError with `where` and the key for a fact of the wrong type."""
     from_record(CardFacts, card, where, others=True)
     return card
+
+
+def inherited(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that stay true of a model trained further: all but those of one checkpoint and its language model."""
+    kept = {name: value for name, value in card.items() if name not in OF_ONE}
+    if "transcribe" in kept:  # its language model knows other texts
+        own = {name: value for name, value in kept["transcribe"].items() if not name.startswith("lm")}
+        kept["transcribe"] = own
+    return kept

@@ -49,6 +49,7 @@ from multimodal.train.device import moved
 from multimodal.train.lora import freeze
 from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate, with_encoders
 from multimodal.train.objectives.augment_speech import SpeechAugmentation
+from multimodal.weights.card import inherited
 from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -175,7 +176,7 @@ def main(s: AnyRun) -> None:
         judging.model = model
         return loss_of(judging.eval(), held)
 
-    card = (read_json(s.card) if s.card else known.card) | {"ask": {"max_frames": s.frames}}
+    card = (read_json(s.card) if s.card else inherited(known.card)) | {"ask": {"max_frames": s.frames}}
     judge = KeepBest(s.loop, measure, lambda found: -found["loss"], replace(known, card=card), newest=True)
     Loop(s.loop, objective, s.loop.loader(source, plan, prepare, collate), judge).fit()
     finish(s, judge.load(), [one.rpartition("=")[0] for one in s.data], store="float16")

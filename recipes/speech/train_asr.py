@@ -61,6 +61,7 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
 from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
+from multimodal.weights.card import inherited
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -159,7 +160,7 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     watch = ErrorRates(initial, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
     trained = Loop(s.loop, objective, loader, watch).fit()
     figures = watch(trained, s.loop.steps)
-    card = read_json(s.card) if s.card else dict(initial.card)
+    card = read_json(s.card) if s.card else inherited(initial.card)
     checkpoint, sources = (
         Checkpoint(trained, initial.tokenizer, card=card),
         [*(path for path, _ in corpus.paths), s.valid],

@@ -23,7 +23,7 @@ The shipped gpt-mini, 1.84 bits per byte of its validation texts after about 20 
 The shipped asr-lm-en, for the beams of asr-conformer-en: perplexity 7.4 on the transcripts of `--val` after 15 minutes
 of half a core (`s1` to `s3`: the manifests of train_asr.py's docstring, of which it reads the texts):
 
-    python recipes/text/train_lm.py --spoken --data $speech/speechocean762/train.jsonl $speech/an4/train.jsonl \
+    python recipes/text/train_lm.py --plain --data $speech/speechocean762/train.jsonl $speech/an4/train.jsonl \
         $speech/fsdd/train.jsonl speech/s1.jsonl speech/s2.jsonl speech/s3.jsonl $data/multi30k/train.en.gz \
         --epochs 12 20 2 1 1 1 0.25 --val $speech/speechocean762/valid.jsonl --documents lines \
         --tokenizer asr-conformer-en --layers 4 --width 64 --heads 4 --context 128 --dropout 0.05 --batch 24 \
@@ -89,7 +89,7 @@ class LanguageModelRun:
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: float = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines
-    spoken: bool = False  # write texts as asr-conformer-en does, for its beams (`multimodal transcribe --lm`)
+    plain: bool = False  # as train_ngram.py's, for a recogniser's beams: lower case, no punctuation but the apostrophe
     tokenizer: str = "characters"  # characters, bytes, bpe (learned here), gpt2, a checkpoint folder or shipped model
     vocabulary: int = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
@@ -124,7 +124,7 @@ class LanguageModelRun:
 
 
 def transcripts(texts: list[str]) -> list[str]:
-    """Texts as `plain` writes them, after the space that a recogniser's first word has."""
+    """Plain texts, each after a space: a recogniser's first word has the tokens of one inside of a sentence."""
     return [f" {words}" for text in texts if (words := plain(text))]
 
 
@@ -201,7 +201,7 @@ def main(s: LanguageModelRun) -> None:
         if mixed
         else [training_texts(s.data, s.val, s.hold, s.documents)]
     )
-    if s.spoken:
+    if s.plain:
         parts = [(transcripts(own), transcripts(held)) for own, held in parts]
     train = [text for own, _ in parts for text in own]
     val = parts[0][1] if s.val else [text for _, held in parts for text in held]

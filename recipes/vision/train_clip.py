@@ -22,9 +22,9 @@ all patches: 4.6 hours and 0.8, 3 GB of memory. Result of the second command, wh
 begun with more steps and resumed), in brackets of the first alone: zero-shot with the names of all classes of a set,
 top-1: Tiny ImageNet val (5,050 images, 202 classes) 26.8 % (25.7), Caltech-101 val (400, 80 classes) 49.5 % (46.8),
 CIFAR-10 test (5,000, 10 classes, none of its images trained on) 32.4 % (33.5); Flickr8k, 100 test images: recall@10
-image to text 50.0 % (47.0), text to image 45.6 % (34.2). Five times the captions are what the last two gained by;
-coarser images did not help CIFAR-10. Six layers and 4,200 steps without these flags (46 minutes with bfloat16): 19.7,
-36.0, 29.9 %; 35.0, 33.2 %.
+image to text 50.0 % (47.0), text to image 45.6 % (34.2). The last two gained from five times as many captions; coarser
+images did not help CIFAR-10. Six layers and 4,200 steps without these flags (46 minutes with bfloat16): 19.7, 36.0,
+29.9 %; 35.0, 33.2 %.
 With `--hold_out 0.1 --steps 1500 --schedule wsd` (28 of the 282 classes never seen, not even by name; 30 minutes of
 half a core): on all classes Tiny ImageNet 13.3 % (505 images), Caltech-101 26.5 %. On images of the held-out classes,
 top-1 among all names 2.4 % of 500 and 2.5 % of 40; among the held-out names alone 8.8 % (20 classes, chance 5.0 %) and
@@ -78,7 +78,7 @@ class CLIPRun:
     whole: float = 0.08  # share of the steps at the end that see all patches
     smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
     strength: float = 0.5  # of the other augmentation
-    coarse: float = 0.08  # share of the images made coarser, as thumbnails of half their size are
+    coarse: float = 0.08  # share of the images downsampled by two, as thumbnails are
     test_image: int = 0  # pixels per side in use (0: as in training, whose crops enlarge things: Touvron et al. 2019)
     cache: int = 2000  # megabytes of decoded images kept in memory
     hold_out: float = 0.0  # share of the classes that are not trained on

@@ -257,7 +257,7 @@ def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_r
     assert lm.transcripts(texts_in(tmp_path / "said.jsonl", "lines")) == [" the cat it's here", " two"]
     files = {"data": tmp_path / "said.jsonl", "val": tmp_path / "said.jsonl"}
     sizes = {"width": 16, "heads": 2, "layers": 1, "context": 24, "batch": 2, "steps": 2, "sample_tokens": 4}
-    run(lm, tmp_path, "lm", tokenizer="asr-conformer-en", documents="lines", spoken=True, **files, **sizes)
+    run(lm, tmp_path, "lm", tokenizer="asr-conformer-en", documents="lines", plain=True, **files, **sizes)
     recogniser = load("asr-conformer-en")
     assert callable(language_model(str(tmp_path / "lm-out"), recogniser.tokenizer, torch.device("cpu")))
     (tmp_path / "said.jsonl").write_text('{"audio_filepath": "a.wav"}')
@@ -269,7 +269,7 @@ def test_the_mean_of_two_models_has_the_mean_of_their_weights(load_recipe, tmp_p
     average, models = load_recipe("average"), {}
     for name, seed in (("a", 0), ("b", 1)):
         model = randomized(TextTransformer(TextConfig(20, 8, transformer(16, 1, 2, 32), causal=True)), seed)
-        save_folder(Checkpoint(model, card={"licence": "free", "figures": {"loss": 1}}), tmp_path / name)
+        save_folder(Checkpoint(model, card={"licence": "free", "name": name, "figures": {"loss": 1}}), tmp_path / name)
         models[name] = model.state_dict()
     flags = ["--models", str(tmp_path / "a"), str(tmp_path / "b"), "--store", "float32", "--out"]
     start(average.main, [*flags, str(tmp_path / "mean")])

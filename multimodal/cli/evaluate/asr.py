@@ -125,9 +125,8 @@ def _whole_recordings(options: Namespace) -> int:
             raise UsageError(f"--whole_recordings: needs a Whisper or CTC model, got {checkpoint.kind}")
         if isinstance(checkpoint.model, ConformerCTC):
             decoders, size = DECODERS if checkpoint.model.decoder is not None else DECODERS[:2], beam_size or 10
-            beam = beam_of(checkpoint, options_for(checkpoint, {"beam_size": size}))
-            fused = beam if beam is not None and beam.lm is not None else None
-            chosen = DecoderOptions((*decoders, *(["fused"] if fused else [])), size, fused=fused)
+            fused = beam_of(checkpoint, options_for(checkpoint, {"beam_size": size}))
+            chosen = DecoderOptions((*decoders, "fused") if fused and fused.lm else decoders, size, fused=fused)
             return SetFigures(evaluate_decoders(checkpoint, manifest, chosen, options.limit, trust(options)))
         windows = WindowOptions(getattr(options, "language", None), beam_size or 1)
         return SetFigures(evaluate_windows(checkpoint, manifest, windows, options.limit, trust(options)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from multimodal.cli.output import printable
 from multimodal.errors import AudioError
-from multimodal.system.assets import shipped
+from multimodal.system.assets import model_path
 from multimodal.system.files import open_media
 from multimodal.system.journal import Journal
 from multimodal.system.signals import at_stop
@@ -37,8 +37,7 @@ class Journals:
         chosen = {name: value for name, value in options.items() if name not in ANY_VALUE}
         chosen |= {"device": str(device_of(chosen["device"], checkpoint))}
         if lm := chosen.get("lm"):
-            path = Path(lm)
-            chosen["lm"] = _stamps(path if path.exists() else shipped().get(lm, path))
+            chosen["lm"] = _stamps(model_path(lm))
         self.settings = {"multimodal": __version__, "model": model_digest(checkpoint), "options": chosen}
         self.opened: dict[Path, Journal] = {}
 

@@ -166,8 +166,7 @@ def augment(
 
 
 def softened(draws: Float[Tensor, "B n"], share: float) -> Int[Tensor, "K"]:
-    """Numbers of the `share` of images to make coarser, as thumbnails; found on the host, where reading them waits for
-    no GPU."""
+    """Indices of the `share` of images to downsample by two. Computed on the host, to avoid a GPU synchronisation."""
     return (draws[:, 0] < share).nonzero()[:, 0]
 
 

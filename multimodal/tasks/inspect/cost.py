@@ -91,7 +91,7 @@ def _fake_copy(network: nn.Module) -> Iterator[nn.Module]:
 
     copy, mode = of_config(network.config).train(), FakeTensorMode()
     for module in copy.modules():
-        if isinstance(module, ConformerEncoder):  # whether a batch is seen whole would be drawn, and no data decides
+        if isinstance(module, ConformerEncoder):  # or a random draw, which fake tensors lack, would choose chunks
             module.config = replace(module.config, dynamic=False)
         for name, tensor in module._parameters.items():
             if tensor is not None:

@@ -4,7 +4,6 @@ model) and of transducers."""
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,7 +26,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
-from multimodal.system.assets import shipped
+from multimodal.system.assets import model_path
 from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts, prompt_of
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
@@ -175,7 +174,7 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
     """Load an ARPA file, or a causal text model from its checkpoint folder or by its shipped name.
 
     Raises UsageError for a missing path, CheckpointError for one that is unreadable or does not fit."""
-    if not Path(path).exists() and path not in shipped():
+    if not model_path(path).exists():
         raise UsageError(f"{path}: does not exist", argument="lm")
     if path.endswith((".arpa", ".arpa.gz")):
         return ngram_scorer(path, tokenizer)
@@ -219,7 +218,7 @@ def hybrid_beam_search(
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise CheckpointError(f"{checkpoint.source}: beam search needs a tokenizer with start and end tokens")
     prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
-    # at most a token per frame, which CTC sees to by itself: a GPU is not waited for
+    # CTC itself emits at most one token per frame: no need to wait for a GPU's lengths
     sizes = [logprobs.shape[1]] * len(frames) if options.ctc_weight else lengths.tolist()
     limits, scorer = [size + 1 for size in sizes], None
     if tokenizer.vocab_size > model.config.vocabulary:

@@ -260,9 +260,9 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
 
 
 def _fitting(defaults: dict[str, Any], chosen: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The card's options, without those of its language model where the caller chose another, or no beams.
+    """Drop the card's language model if the caller chose another one, or no beams.
 
-    Raises CheckpointError for a language model that is not shipped: a card makes nothing else be read."""
+    Raises CheckpointError for a language model that is not shipped: a card must not point to other files."""
     if (own := defaults.get("lm")) is None:
         return defaults
     if own not in shipped():
