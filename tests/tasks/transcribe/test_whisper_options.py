@@ -116,6 +116,8 @@ def test_a_card_names_a_shipped_language_model_and_the_caller_another_or_none():
     assert options_for(joint, {"beam_size": 1}) == CtcOptions(beam_size=1)
     assert options_for(joint, {"lm": None}) == CtcOptions()
     assert options_for(joint, {"lm": "words.arpa"}) == CtcOptions(lm="words.arpa")
+    with pytest.raises(UsageError, match="asr-lm-en: needs a beam_size above 1"):
+        options_for(joint, {"lm": "asr-lm-en", "beam_size": 1})
     for other in ("words.arpa", "owner/name", "/tmp"):
         with pytest.raises(CheckpointError, match="card, transcribe: lm must be a shipped model"):
             options_for(replace(joint, card={"transcribe": {"lm": other}}), {})

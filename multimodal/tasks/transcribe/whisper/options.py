@@ -207,6 +207,7 @@ class CtcOptions(SpeechOptions, HybridOptions):
                                          read=_language)  # fmt: skip
 
     def check(self) -> None:
+        HybridOptions.check(self)
         if self.target_language is not None and self.task != "translate":
             raise UsageError(f"needs task translate (got {self.task!r})", argument="target_language")
 
