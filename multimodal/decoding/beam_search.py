@@ -64,7 +64,7 @@ def beam_search(
     every = [*processors, log_softmax] if early_stopping is None else [log_softmax, *processors]
     none = [([], 0.0)] * keep
     prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in length_limits(max_new, prompt, cache)]
-    delay = STEPS_AHEAD if prompt.device.type in ASYNC_DEVICES and scorer is None else 0
+    delay = STEPS_AHEAD if prompt.device.type in ASYNC_DEVICES else 0
     search = beams_of(step, prompt, cache, eos, beams, every if scorer is None else [*every, scorer])
     shrinks, active, last = search.shrinks and scorer is None, prompts, max(one.limit for one in prompts)
     notes = deque[_Note]()

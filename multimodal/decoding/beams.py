@@ -68,6 +68,7 @@ class Beams:
         self.step, self.cache, self.eos, self.beams, self.processors = step, cache, eos, beams, processors
         self.prompts, self.ids, self.new = len(prompt), prompt, prompt
         self.sums = torch.zeros(len(prompt), device=prompt.device)
+        self.followers = [one for one in processors if hasattr(one, "reorder_rows")]
 
     def next(self) -> Float[Tensor, "B N"]:
         """Make the next token of each beam, and return the note of the `BeamChoice`."""
@@ -75,6 +76,8 @@ class Beams:
         rows, tokens, self.sums, note = choose(scores, self.sums, self.eos, self.beams, self.prompts)
         if rows.device.type != "cpu" or rows.tolist() != list(range(len(self.ids))):
             self.cache.reorder_rows(rows)
+        for one in self.followers:
+            one.reorder_rows(rows)
         self.ids, self.new = torch.cat([self.ids[rows], tokens[:, None]], 1), tokens[:, None]
         return note
 

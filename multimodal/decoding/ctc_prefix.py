@@ -22,14 +22,16 @@ class CTCPrefixScorer:
         frames = logprobs.double().masked_fill(past[..., None], -torch.inf)
         self.past, self.tokens = past, frames[..., :-1]
         self.chances, self.blank_sum = self.tokens.exp(), frames[..., -1].masked_fill(past, 0).cumsum(1)
-        self.rows: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.parents: Tensor | None = None
+
+    def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:
+        """The rows whose texts those of the next call continue."""
+        self.parents = rows
 
     def __call__(self, ids: Int[Tensor, "R N"], attention: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
         beams = len(ids) // len(self.tokens)
-        made = [(row // beams, tuple(own)) for row, own in enumerate(ids[:, self.prompt :].tolist())]
         source = torch.arange(len(ids), device=ids.device) // beams
-        whole = self._first(source) if not made[0][1] else self._extend(made, source, ids)
-        self.rows = {name: row for row, name in enumerate(made)}
+        whole = self._first(source) if ids.shape[1] == self.prompt else self._extend(source, ids)
         self.scores = self._continuations(ids, beams)
         ctc = self.scores - whole[:, None]
         mixed = (1 - self.weight) * attention.double() + self.weight * ctc
@@ -41,9 +43,11 @@ class CTCPrefixScorer:
         self.token = torch.full_like(self.blank, -torch.inf)
         return self.blank.new_zeros(len(source))
 
-    def _extend(self, made: list, source: Int[Tensor, "R"], ids: Int[Tensor, "R N"]) -> Float[Tensor, "R"]:
+    def _extend(self, source: Int[Tensor, "R"], ids: Int[Tensor, "R N"]) -> Float[Tensor, "R"]:
         """States of texts one token longer than before; returns log p(text …) of each."""
-        parents = torch.tensor([self.rows[group, text[:-1]] for group, text in made], device=ids.device)
+        parents, self.parents = self.parents, None
+        if parents is None:
+            raise RuntimeError("expected reorder_rows before each call but the first")
         last, empty = ids[:, -1], ids.shape[1] == self.prompt + 1
         any_end, blank_end = (part[parents] for part in self._before(empty))
         repeat = (last == ids[:, -2]) & (not empty)  # a repeat needs a blank between

@@ -15,27 +15,36 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 LanguageModel = Callable[[Tensor], Tensor]
 
 
-def shallow_fusion(
-    scorer: LogitsProcessor | None, lm: LanguageModel, weight: float, prompt: int, eos: int, bonus: float = 0.0,
-    starts: Bool[Tensor, "V"] | None = None,
-) -> LogitsProcessor:  # fmt: skip
+class ShallowFusion:
     """A `scorer` for `beam_search`: scores of `scorer` (None: the step's) + `weight`·log p_lm(token | text) + `bonus`
     for each token that begins a word (`starts`; None: all but the end), since every word costs probability.
 
     `prompt`: ids before the text. With a bonus the score of an active beam can rise, so the search may stop before a
     longer and better text; small bonuses do not show it."""
 
-    def score(ids: Int[Tensor, "R N"], logprobs: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-        scores = logprobs if scorer is None else scorer(ids, logprobs)
-        if weight:
-            scores = scores + weight * lm(ids[:, prompt:]).to(scores)
-        if bonus:
-            tokens = torch.arange(scores.shape[1], device=scores.device)
-            begins = (tokens != eos) if starts is None else starts.to(scores.device)
-            scores = scores + bonus * begins
+    def __init__(
+        self, scorer: LogitsProcessor | None, lm: LanguageModel, weight: float, prompt: int, eos: int,
+        bonus: float = 0.0, starts: Bool[Tensor, "V"] | None = None,
+    ):  # fmt: skip
+        self.scorer, self.lm, self.weight, self.prompt = scorer, lm, weight, prompt
+        self.eos, self.bonus, self.starts = eos, bonus, starts
+
+    def __call__(self, ids: Int[Tensor, "R N"], logprobs: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        scores = logprobs if self.scorer is None else self.scorer(ids, logprobs)
+        if self.weight:
+            scores = scores + self.weight * self.lm(ids[:, self.prompt :]).to(scores)
+        if self.bonus:
+            if self.starts is None:
+                self.starts = torch.arange(scores.shape[1], device=scores.device) != self.eos
+            self.starts = self.starts.to(scores.device)
+            scores = scores + self.bonus * self.starts
         return scores
 
-    return score
+    def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:
+        """The rows whose texts those of the next call continue."""
+        for part in (self.scorer, self.lm):
+            if (reorder := getattr(part, "reorder_rows", None)) is not None:
+                reorder(rows)
 
 
 def word_starts(tokenizer: Tokenizer) -> Bool[Tensor, "V"]:
@@ -47,26 +56,41 @@ def word_starts(tokenizer: Tokenizer) -> Bool[Tensor, "V"]:
 class NeuralScorer:
     """A `LanguageModel` from a causal `TextTransformer` with logits, whose texts begin with `bos`.
 
-    It caches keys and values of the last texts and continues texts that are one token longer. A text that fills the
-    context continues from its last half."""
+    It caches keys and values of the last texts and continues texts that are one token longer: in a beam search those
+    that `reorder_rows` names, else it compares texts, on the host. A text that fills the context continues from its
+    last half."""
 
     def __init__(self, model: TextTransformer, bos: int):
         self.model, self.bos = model, bos
-        self.rows: dict[tuple[int, ...], int] = {}
+        self.texts: Tensor | None = None
+        self.parents: Tensor | None = None
         self.cache = Cache(0)
+
+    def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:
+        """The rows whose texts those of the next call continue."""
+        self.parents = rows
 
     @torch.inference_mode()
     def __call__(self, ids: Int[Tensor, "R N"]) -> Float[Tensor, "R V"]:
-        texts = [tuple(text) for text in ids.tolist()]
-        parents = [self.rows.get(text[:-1], -1) if text else -1 for text in texts]
-        context = self.model.config.context
-        if min(parents) < 0 or self.cache.length == context:
+        parents, context = self._parents(ids), self.model.config.context
+        if parents is None or self.cache.length == context:
             self.cache = self.model.new_cache()
             # half, or each further step would recompute the whole context
             kept = ids if ids.shape[1] < context else ids[:, -(context // 2) :]
             new = torch.cat([ids.new_full((len(ids), 1), self.bos), kept], 1)
         else:
-            self.cache.reorder(torch.tensor(parents, device=ids.device))
+            self.cache.reorder(parents)
             new = ids[:, -1:]
-        self.rows = {text: row for row, text in enumerate(texts)}
+        self.texts = ids
         return self.model(new, cache=self.cache, last=1)[:, -1].float().log_softmax(-1)
+
+    def _parents(self, ids: Int[Tensor, "R N"]) -> Int[Tensor, "R"] | None:
+        """The rows of the last texts that these continue by a token; None if one continues none."""
+        told, self.parents = self.parents, None
+        if self.texts is None or ids.shape[1] != self.texts.shape[1] + 1:
+            return None
+        if told is not None and len(told) == len(ids):
+            return told
+        rows = {tuple(text): row for row, text in enumerate(self.texts.tolist())}
+        found = [rows.get(tuple(text[:-1])) for text in ids.tolist()]
+        return None if None in found else torch.tensor(found, device=ids.device)

@@ -1,4 +1,4 @@
-"""Word n-gram language models from ARPA files, and scores of sub-word tokens by them (`lm_fusion.shallow_fusion`)."""
+"""Word n-gram language models from ARPA files, and scores of sub-word tokens by them (`lm_fusion.ShallowFusion`)."""
 
 import gzip
 import math

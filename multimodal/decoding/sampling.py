@@ -3,7 +3,8 @@
 A step is `step(ids [B T], cache) -> logits [B N V]` of the last N ≥ 1 of T positions. The caller owns the cache and the
 step appends to it. A step depends on ids and cache alone, so rows can be copied, and dropped once they have ended. A
 logits processor is `processor(ids so far [B T], next logits [B V]) -> logits [B V]`; it forbids tokens with -inf and
-may write in place.
+may write in place. One that keeps a state of each row has `reorder_rows(rows [R])`, called between two steps of a beam
+search: the rows that those of the next call continue.
 
 Prompts of different length are left-padded (`left_pad`), with a cache made for their `start`; processors see `PADDING`
 there. Each prompt then gets the result that it gets alone."""

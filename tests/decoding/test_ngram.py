@@ -15,7 +15,7 @@ import torch
 from multimodal.blocks.cache import Cache
 from multimodal.data.sources import ListColumns
 from multimodal.decoding.beam_search import beam_search
-from multimodal.decoding.lm_fusion import shallow_fusion
+from multimodal.decoding.lm_fusion import ShallowFusion
 from multimodal.decoding.ngram import WordScorer, ngram_scorer, read_arpa
 from multimodal.errors import CheckpointError, DataError
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -215,7 +215,7 @@ def test_in_a_beam_the_most_probable_text_of_the_model_wins(recipe, tmp_path):
     texts = ["we went home"] * 9 + ["we went out", "rain fell"]
     tokenizer = BytePairTokenizer.train(texts, 270)
     scorer = ngram_scorer(made(recipe, tmp_path, texts, 3), tokenizer)
-    rule = shallow_fusion(None, scorer, 1.0, 1, tokenizer.eos_id)
+    rule = ShallowFusion(None, scorer, 1.0, 1, tokenizer.eos_id)
     heard = torch.full((tokenizer.vocab_size,), -math.inf)
     heard[[tokenizer.eos_id, *tokenizer.encode("we went home")]] = 0  # these in any order
     prompt = torch.tensor([[tokenizer.bos_id]])

@@ -18,7 +18,7 @@ from tests.helpers.paths import ROOT
 SOME = [
     "train CLIP softmax Muon", "train CLIP aug", "train captioner aug", "train CoCa", "train language model alibi",
     "train Conformer joint", "train Whisper", "train BERT", "train any", "infer CLIP images",
-    "infer language model rotary", "infer m2m100",
+    "infer language model rotary", "infer m2m100", "infer Conformer's joint search",
 ]  # fmt: skip
 # a scaler's scale and its overflows are read on the host; a text without an end is an error outside of training; rows
 # that have ended are looked for every eight steps, and read at the end

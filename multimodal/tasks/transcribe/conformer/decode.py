@@ -18,7 +18,7 @@ from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.ctc import ctc_greedy
 from multimodal.decoding.ctc_prefix import CTCPrefixScorer
-from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, shallow_fusion, word_starts
+from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, ShallowFusion, word_starts
 from multimodal.decoding.ngram import ngram_scorer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
@@ -48,7 +48,7 @@ class Fusion(NamedTuple):
 
 class HybridBeam(NamedTuple):
     """Beam search settings: `ctc_weight` of the CTC prefix score (0.3 in Watanabe et al. 2017); `length_penalty` as in
-    `beam_search`; `lm`, `lm_weight` and `lm_bonus` (per word) as in `lm_fusion.shallow_fusion`."""
+    `beam_search`; `lm`, `lm_weight` and `lm_bonus` (per word) as in `lm_fusion.ShallowFusion`."""
 
     size: int = 10
     ctc_weight: float = 0.3
@@ -227,7 +227,7 @@ def hybrid_beam_search(
         scorer = CTCPrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
     if options.lm is not None:
         lm, starts = options.lm
-        scorer = shallow_fusion(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
+        scorer = ShallowFusion(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
     if options.ctc_weight == 1:
         step, cache = partial(_uniform, tokenizer.vocab_size), Cache(0)
     else:

@@ -1,6 +1,7 @@
 """Inference and decoding of every family on a pretended GPU, with the function that a CUDA graph captures."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -9,15 +10,18 @@ from torch import Tensor, nn
 
 from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import beam_search
+from multimodal.decoding.lm_fusion import NeuralScorer
 from multimodal.inference import cuda_graphs
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.static_cache import MovingCache
 from multimodal.models.presets import whisper
+from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
+from multimodal.tasks.transcribe.conformer.decode import Fusion, HybridBeam, hybrid_beam_search
 from multimodal.weights.folder import Checkpoint
 
 from .device import waits
-from .training import KINDS, Scenario, clip, conformer, encoder_decoder, text
+from .training import KINDS, Marks, Scenario, clip, conformer, encoder_decoder, text, transformer
 
 SETTLED = 3  # replays until only what comes back in each step is counted
 RULES = (logits.suppress_first([4], 3), logits.suppress([5, 6]), logits.timestamps(20, 1, 19, 3))
@@ -97,6 +101,19 @@ SEARCHES: dict[str, Callable[..., Any]] = {
 }
 
 
+def joint_search() -> None:
+    """The recogniser's beams with CTC prefix scores and a language model, each step of them."""
+    model = prepared(conformer())
+    lm = prepared(TextTransformer(replace(model.decoder.config, stack=transformer(64, 2, 2, 128))))
+    starts = torch.ones(31, dtype=torch.bool, device="cuda")
+    options = HybridBeam(4, lm=Fusion(NeuralScorer(lm, Marks.bos_id), starts), lm_bonus=0.5)
+    frames, logprobs = torch.randn(2, 12, 64, device="cuda"), torch.randn(2, 12, 32, device="cuda")
+    lengths, checkpoint = torch.tensor([12, 9], device="cuda"), Checkpoint(model, Marks())
+    with torch.no_grad():
+        waits().found.clear()
+        hybrid_beam_search(frames, logprobs, lengths, checkpoint, options)
+
+
 def scenarios() -> Iterator[tuple[str, Scenario]]:
     gpu = {"device": "cuda"}
     images, tokens = lambda: torch.randn(4, 3, 32, 32, **gpu), lambda: torch.randint(6, 99, (4, 16), **gpu)
@@ -126,4 +143,5 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     yield "Whisper", captured(spoken, 128)
     for name in ("t5", "bart", "m2m100"):
         yield name, captured(lambda name=name: encoder_decoder(name), 64)
+    yield "Conformer's joint search", joint_search
     yield "Conformer's decoder", captured(conformer, 64)

@@ -138,7 +138,7 @@ def any_to_text() -> AnyToText:
 
 
 class Marks:
-    bos_id, eos_id = 0, 1
+    bos_id, eos_id, vocab_size = 0, 1, 31
 
 
 def speech() -> SpeechBatch:
