@@ -22,7 +22,7 @@ of 0.98. So train first with `--chunk 1000 --dynamic`, which holds any utterance
 `--init` a model of whole utterances, whose convolutions keep what they weigh of earlier frames.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
-Batches are 6.5 % padding. The shipped asr-conformer-en had three runs more, from the result of these, for streams too:
+Batches are 6.5 % padding. The shipped asr-conformer-en had four runs more, from the result of these, for streams too:
 
     ... --init asr-conformer-en --chunk 16 --dynamic --train $data/speechocean762/train.jsonl=3 \
         $data/an4/train.jsonl=4 $data/fsdd/train.jsonl speech/s1.jsonl --easy 0 --rate 1e-3 --schedule wsd --decay 0.3 \
@@ -30,15 +30,17 @@ Batches are 6.5 % padding. The shipped asr-conformer-en had three runs more, fro
     ... the same with --init from it, speechocean762=4, AN4=4, FSDD=4, speech/s1.jsonl speech/s2.jsonl, --decay 0.4
         --steps 6500
     ... the same with --init from it, speechocean762=4, AN4=4, FSDD=4, speech/s1.jsonl=0.3 speech/s3.jsonl --steps 5600
-    python recipes/average.py --models asr-2 asr-3 --out asr-conformer-en
+    python recipes/average.py --models asr-2 asr-3 --out asr-mean
+    ... the same with --init asr-mean, AN4=5, FSDD=6, speech/s3.jsonl=0.3 speech/s4.jsonl
+    python recipes/average.py --models asr-mean asr-4 --out asr-conformer-en
 
-`s1`, `s2`, `s3`: 24, 6 and 14 h by speak.py; `average.py` takes the last two results. They took 1.7, 1.2 and 1.1 hours
-of a core of an AMD EPYC with AVX2 alone (each resumed with fewer steps). Word error rates in percent (`multimodal
-evaluate asr --whole_recordings`, whole test splits, weights in 8 bits), CTC prefix beam / attention / joint / joint
-with the language model asr-lm-en (`train_lm.py`): AN4 8.8 / 7.2 / 4.7 / 5.0, FSDD 3.3 / 1.3 / 1.0 / 1.0, speechocean762
-55.1 / 42.5 / 42.3 / 38.5, LJSpeech (never seen) 74.2 / 67.0 / 61.2 / 56.4; joint before the last run 6.3, 0.7, 44.0
-and 63.5, before all three 6.1, 1.0, 47.3 and 74.0. In a stream, validation and AN4: 36.4 and 5.9 (as recordings
-32.4 and 5.0).
+`s1` to `s4`: 24, 6, 14 and 14 h by speak.py; `average.py` takes the last two results. They took 1.7, 1.2, 1.1 and 0.9
+hours of a core of an AMD EPYC with AVX2 alone (the first three resumed with fewer steps). Word error rates in percent
+(`multimodal evaluate asr --whole_recordings`, whole test splits, weights in 8 bits), CTC prefix beam / attention /
+joint / joint with the language model asr-lm-en (`train_lm.py`): AN4 9.0 / 5.9 / 4.3 / 4.5, FSDD 1.7 / 0.7 / 0.3 / 0.3,
+speechocean762 54.0 / 41.4 / 41.2 / 37.5, LJSpeech (never seen) 71.0 / 65.5 / 58.8 / 53.5; joint of `asr-mean` 4.7,
+1.0, 42.3 and 61.2, before all four 6.1, 1.0, 47.3 and 74.0. In a stream, validation and AN4: 36.8 and 6.3 (as
+recordings 32.1 and 4.5).
 """
 
 from dataclasses import dataclass, replace
