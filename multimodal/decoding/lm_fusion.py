@@ -34,10 +34,9 @@ class ShallowFusion:
         if self.weight:
             scores = scores + self.weight * self.lm(ids[:, self.prompt :]).to(scores)
         if self.bonus:
-            if self.starts is None:
-                self.starts = torch.arange(scores.shape[1], device=scores.device) != self.eos
-            self.starts = self.starts.to(scores.device)
-            scores = scores + self.bonus * self.starts
+            tokens = torch.arange(scores.shape[1], device=scores.device)
+            begins = (tokens != self.eos) if self.starts is None else self.starts.to(scores.device)
+            scores = scores + self.bonus * begins
         return scores
 
     def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:

@@ -165,9 +165,9 @@ def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
         prompt_of(checkpoint.model, tokenizer_of(checkpoint), options)
     if options.lm is None or isinstance(options.lm, Fusion):
         return options
-    tokenizer = search_tokenizer(checkpoint)
-    lm = language_model(str(options.lm), tokenizer, next(checkpoint.model.parameters()).device)
-    return options.replace(lm=Fusion(lm, word_starts(tokenizer)))
+    tokenizer, device = search_tokenizer(checkpoint), next(checkpoint.model.parameters()).device
+    lm = language_model(str(options.lm), tokenizer, device)
+    return options.replace(lm=Fusion(lm, word_starts(tokenizer).to(device)))
 
 
 def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:
