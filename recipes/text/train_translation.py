@@ -38,6 +38,7 @@ from torch import nn
 from multimodal.data.loader import unchanged
 from multimodal.data.mixture import direction_repeats
 from multimodal.errors import UsageError, demand
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
@@ -54,6 +55,7 @@ from multimodal.train.objectives.text.translation import (
     translator,
 )
 from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
 
 JUDGED = 40  # batches of validation pairs in the logged loss
 
@@ -63,6 +65,7 @@ class TranslationRun:
     train: str  # PREFIX of files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz, one sentence per line
     val: str
     out: Path  # folder for the checkpoint
+    init: str | None = None  # translator of these languages to train further, which keeps its tokenizer and sizes
     test: str | None = None
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
     temperature: float = 0.0  # of M2M100's sampling of directions by their pairs (5 there); 0: each pair once an epoch
@@ -146,19 +149,33 @@ class TranslationValidation:
         return {"loss": loss / count, "bleu": score}
 
 
+def fresh(s: TranslationRun, lines: list[str]) -> tuple[EncoderDecoder, BytePairTokenizer]:
+    """Build a new model, with a tokenizer trained on the lines."""
+    tokenizer = BytePairTokenizer.train(lines, s.vocabulary, languages=s.languages)
+    layers, groups = (s.encoder_layers, s.decoder_layers), [group.split(",") for group in s.groups]
+    model = translator(tokenizer, s.width, layers, s.heads, s.hidden, s.context, s.dropout, groups, s.grouped)
+    return model, tokenizer
+
+
+def trained(s: TranslationRun) -> tuple[EncoderDecoder, BytePairTokenizer]:
+    """Load `--init`. Raises UsageError for a checkpoint that this recipe cannot train."""
+    known = load(s.init)
+    if not isinstance(known.model, EncoderDecoder) or not isinstance(known.tokenizer, BytePairTokenizer):
+        raise UsageError(f"--init {s.init}: expected a model of this recipe, got {known.kind}")
+    if missing := [name for name in s.languages if name not in known.tokenizer.language_ids]:
+        raise UsageError(f"--init {s.init}: has no language {', '.join(missing)}")
+    return known.model, known.tokenizer
+
+
 def main(s: TranslationRun) -> None:
     loop = s.loop
     torch.manual_seed(loop.seed)
     pairs, often = directions(s)
+    initial = trained(s) if s.init else None
     texts, val = (read_parallel(prefix, s.languages) for prefix in (s.train, s.val))
-    lines = [line for part in texts.values() for line in part]
-    tokenizer = BytePairTokenizer.train(lines, s.vocabulary, languages=s.languages)
-    model = translator(
-        tokenizer, s.width, (s.encoder_layers, s.decoder_layers), s.heads, s.hidden, s.context, s.dropout,
-        [group.split(",") for group in s.groups], s.grouped,
-    )  # fmt: skip
-    begin = model.config.start_id
-    source, held = (ParallelTexts(part, tokenizer, pairs, begin, s.context) for part in (texts, val))
+    model, tokenizer = initial or fresh(s, [line for part in texts.values() for line in part])
+    begin, context = model.config.start_id, model.config.decoder.context
+    source, held = (ParallelTexts(part, tokenizer, pairs, begin, context) for part in (texts, val))
     log.info("pairs: %d, skipped: %d", len(source), source.left_out)
     shares = []
     if s.temperature:

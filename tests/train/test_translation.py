@@ -141,7 +141,22 @@ def test_the_recipe_makes_a_translator(recipe, tmp_path):
     assert (tmp_path / "run" / "report" / "report.md").is_file()
 
 
+@pytest.mark.ci
+def test_a_translator_is_trained_further(recipe, tmp_path):
+    run(recipe, tmp_path, "--steps", "2")
+    given = load_folder(tmp_path / "out")
+    more = ["--run", str(tmp_path / "run-2"), "--out", str(tmp_path / "out-2"), "--rate", "1e-9"]
+    run(recipe, tmp_path, "--init", str(tmp_path / "out"), "--steps", "1", *more)
+    made = load_folder(tmp_path / "out-2")
+    assert made.tokenizer.encode("a cat sleeps") == given.tokenizer.encode("a cat sleeps")
+    # weights are stored in 16 bits
+    for name, weight in given.model.state_dict().items():
+        assert_close(made.model.state_dict()[name], weight, atol=1e-3, rtol=1e-2)
+
+
 @pytest.mark.parametrize(("flags", "says"), [
+    (("--init", "whisper-mini"), "--init whisper-mini: expected a model of this recipe, got speech_to_text"),
+    (("--init", "translator-mini", "--languages", "en", "it", "--judge", "en-it"), "-mini: has no language it"),
     (("--often", "en-xx=2"), "--often en-xx=2: is no DIRECTION=NUMBER"),
     (("--often", "en-de=often"), "--often en-de=often: is no DIRECTION=NUMBER"),
     (("--judge", "en-cs"), "--judge en-cs: must be one of en-de, en-fr"),
