@@ -22,14 +22,16 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.audio.log_mel import HOP, RATE
 
+CHUNKED = 0.7  # share of a `dynamic` model's training batches that are seen in chunks, which is the harder task
+
 
 @dataclass(frozen=True)
 class ConformerEncoderConfig:
     """`subsample`: 2, 4 or 8 frames become one (convolutions with `channels`); 1: no stem, features are as wide as the
     model. `rotary`: RoPE in attention. `chunk`: frames after the stem that see each other (0: all); it needs causal
-    convolutions. `left`: earlier frames that a chunk sees (0: all). `dynamic`: chunks in a stream and in half of the
-    training, else the whole input (Zhang et al. 2020, "Unified streaming and non-streaming"). `near`: frames before and
-    after that each sees (-1: all). `input_scale`: of the stem's output. `features`: see
+    convolutions. `left`: earlier frames that a chunk sees (0: all). `dynamic`: chunks in a stream and in most of
+    the training, else the whole input (Zhang et al. 2020, "Unified streaming and non-streaming"). `near`: frames before
+    and after that each sees (-1: all). `input_scale`: of the stem's output. `features`: see
     `tokens.audio.features.speech_features`."""
 
     bands: int
@@ -113,7 +115,7 @@ class ConformerEncoder(nn.Module):
             return valid, Local(*self.config.near, valid)
         whole = eager and not self.training and valid.is_cpu and bool(valid.all())
         masks = [] if whole else [key_mask(valid)]
-        if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < 0.5):
+        if self.chunked or (self.training and self.config.dynamic and torch.rand(()) < CHUNKED):
             masks.append(self._seen(frames, lengths.device))
         if self.config.near != (-1, -1):
             left, right = (frames if side < 0 else side for side in self.config.near)

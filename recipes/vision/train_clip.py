@@ -37,10 +37,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from multimodal.data.datasets.class_names import CaptionSampler, class_names
+from multimodal.data.datasets.class_names import CaptionSampler, class_names, unseen_words
 from multimodal.data.datasets.images import LabelledImageSource
 from multimodal.data.loader import shuffled
-from multimodal.data.manifests import repeated
+from multimodal.data.manifests import read_text, repeated
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError, demand
@@ -49,6 +49,7 @@ from multimodal.tasks.evaluate.zero_shot import accuracy, examples, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.lora import freeze
 from multimodal.train.objectives.contrastive import Contrastive
 from multimodal.train.objectives.contrastive_model import (
     TEMPLATES,
@@ -82,6 +83,8 @@ class CLIPRun:
     test_image: int = 0  # pixels per side in use (0: as in training, whose crops enlarge things: Touvron et al. 2019)
     cache: int = 2000  # megabytes of decoded images kept in memory
     hold_out: float = 0.0  # share of the classes that are not trained on
+    unseen: tuple[Path, ...] = ()  # texts: words of theirs that no caption has are wrong captions of every image
+    freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     columns: ListColumns = ListColumns()
     trust: Trust = Trust()
     loop: LoopSettings = LoopSettings(
@@ -127,14 +130,19 @@ def main(s: CLIPRun) -> None:
     images = LabelledImageSource(paths, names, side, s.hold_out, s.cache, times=times, columns=s.columns, trust=s.trust)
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
+    known = [*captions.texts(), *images.held]
+    unseen = unseen_words((line for path in s.unseen for line in read_text(path).splitlines()), known)
+    if s.unseen:
+        log.info("%d unseen words: %s ...", len(unseen), ", ".join(unseen[:: len(unseen) // 8 or 1][:8]))
     initial = initial or fresh(s, captions)
+    freeze(initial.model, s.freeze)
     initial = replace(initial, card=initial.card | ({"held_out": images.held} if images.held else {}))
     image, text = initial.model.config.image, initial.model.config.text
     if s.test_image < 0 or s.test_image % image.patch:
         raise UsageError(f"--test_image {s.test_image}: expected a multiple of the patch of {image.patch} pixels")
     loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
-        PrepareContrastive(captions, (side // image.patch) ** 2),
+        PrepareContrastive(captions, (side // image.patch) ** 2, unseen),
         CollateContrastive(
             initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength, s.coarse
         ),

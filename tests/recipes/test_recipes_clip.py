@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_names, held_out
+from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_names, held_out, unseen_words
 from multimodal.data.datasets.images import DRAWS, LabelledImageSource, augment, softened
 from multimodal.data.loader import Loader, generator, shuffled
 from multimodal.errors import DataError, ImageError, UsageError
@@ -146,6 +146,41 @@ def test_micro_batches_see_what_the_whole_batch_sees(recipe, squares):
         ), field
         for half, other in zip(halves, parts[2, 2], strict=True):
             assert torch.equal(getattr(half, field), getattr(other, field)), field
+
+
+def test_words_of_no_caption_are_found():
+    captions = ["a photo of a poodle.", "A dog runs beside two cars", "a shrub"]
+    texts = ["Deer and dogs, poodles, a Car.", "An ox runs, 3 miles", "shrubs: the deer"]
+    # other forms of known words are none, nor words of fewer than three letters
+    assert unseen_words(texts, captions) == ["and", "deer", "miles", "the"]
+
+
+def test_words_without_an_image_win_no_image(recipe, squares, tmp_path):
+    (tmp_path / "words.txt").write_text("violet orange\nviolet circle\n")
+    labels = [*(f"{name} square" for name in COLOURS), "violet"]
+
+    def violets(folder, **changes):
+        recipe.main(settings(recipe, squares, tmp_path / folder, {"steps": 40}, **changes))
+        rows = ZeroShotClassifier(load_folder(tmp_path / folder / "model"), labels).results(
+            [Image.new("RGB", (50, 40), colour) for colour in COLOURS.values()])  # fmt: skip
+        return max(one["score"] for row in rows for one in row["scores"] if one["label"] == "violet")
+
+    without = violets("without")
+    assert violets("with", unseen=(tmp_path / "words.txt",)) < min(0.1, without / 2)
+    images, captions = LabelledImageSource([str(squares)], {}, 32), {"red square", "blue square"}
+    prepared = PrepareContrastive(CaptionSampler(images.concepts, ["a {}"]), 4, ["violet"])
+    assert prepared(images.read(0), generator(0)).wrong == "a violet"
+    assert captions <= {concept.names[0] for concept in images.concepts}
+
+
+def test_a_frozen_tower_keeps_its_weights(recipe, squares, tmp_path):
+    recipe.main(settings(recipe, squares, tmp_path, {"steps": 2}))
+    more = settings(recipe, squares, tmp_path / "more", {"steps": 2}, init=str(tmp_path / "model"), freeze=("image",))
+    recipe.main(more)
+    first, second = (load_folder(folder / "model").model for folder in (tmp_path, tmp_path / "more"))
+    same = lambda part: all(map(torch.equal, getattr(first, part).parameters(), getattr(second, part).parameters()))
+    assert same("image")
+    assert not same("text")
 
 
 def test_caption_of_one_class_fits_the_classes_below_it():

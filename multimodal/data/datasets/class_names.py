@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ VAGUE = frozenset({
 })  # fmt: skip
 HYPERNYMS = 6  # levels above a class that captions use
 MOST = 1 << 32  # bytes of the table of matches
+WORD = re.compile(r"[^\W\d_]{3,}")
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,11 @@ class CaptionSampler:
         self.index = {term: i for i, term in enumerate(sorted({t for c in concepts if not c.whole for t in c.terms()}))}
 
     def fits(self) -> Bool[Tensor, "N C"] | None:
-        """Return the table of matching concepts and terms; None if concepts have captions alone. Raises DataError for a
-        table over `MOST` bytes."""
+        """Return the table of matching concepts and terms, the last of which (-1) matches none; None if concepts have
+        captions alone. Raises DataError for a table over `MOST` bytes."""
         if not self.index:
             return None
-        count, terms = len(self.concepts), len(self.index) + len(self.concepts)
+        count, terms = len(self.concepts), len(self.index) + len(self.concepts) + 1
         if count * terms > MOST:
             raise DataError(
                 f"holds {count} captioned images and classes, too many for one run with class names", argument="data"
@@ -93,6 +95,16 @@ class CaptionSampler:
         else:
             term = concept.names[0] if chance < 0.75 else name
         return self.index[term.lower()], self.templates[int(template_at * len(self.templates))].format(term)
+
+
+def unseen_words(texts: Iterable[str], captions: Iterable[str]) -> list[str]:
+    """Words of `texts` that are no word of `captions`, nor another form of one: none there starts with such a word
+    without its last three letters (of at least four), or is it without up to three."""
+    words = lambda lines: {word for line in lines for word in WORD.findall(line.lower())}
+    known = words(captions)
+    starts = {word[:length] for word in known for length in range(3, len(word) + 1)}
+    another = lambda word: word[: max(4, len(word) - 3)] in starts or any(word[:-cut] in known for cut in (1, 2, 3))
+    return sorted(word for word in words(texts) if not another(word))
 
 
 def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0) -> dict[str, Concept]:

@@ -64,6 +64,7 @@ class DrawnImage(NamedTuple):
     caption: str
     draws: Tensor  # [DRAWS]
     order: Tensor  # [N], the patches
+    wrong: str | None = None  # a caption of no image
 
 
 @torch.no_grad()
@@ -78,16 +79,24 @@ def with_image_size(model: CLIP, side: int) -> CLIP:
 
 
 class PrepareContrastive:
-    """Draws a caption and augmentation for (square, concept number) from the item's generator alone."""
+    """Draws a caption and augmentation for (square, concept number) from the item's generator alone, and with `unseen`
+    words a caption with one of them, which matches no image."""
 
-    def __init__(self, captions: CaptionSampler, patches: int):
-        self.captions, self.patches = captions, patches
+    def __init__(self, captions: CaptionSampler, patches: int, unseen: Sequence[str] = ()):
+        self.captions, self.patches, self.unseen = captions, patches, unseen
 
     def __call__(self, item: tuple[Tensor, int], random: torch.Generator) -> DrawnImage:
         pixels, concept = item
         term, caption = self.captions.draw(concept, random)
         draws, order = torch.rand(DRAWS, generator=random), torch.randperm(self.patches, generator=random)
-        return DrawnImage(pixels, concept, term, caption, draws, order)
+        wrong = self._wrong(random) if self.unseen else None
+        return DrawnImage(pixels, concept, term, caption, draws, order, wrong)
+
+    def _wrong(self, random: torch.Generator) -> str:
+        word, template = (
+            one[int(torch.randint(len(one), (), generator=random))] for one in (self.unseen, self.captions.templates)
+        )
+        return template.format(word)
 
 
 class CollateContrastive:
@@ -107,9 +116,11 @@ class CollateContrastive:
         images = [torch.stack([item.pixels for item in group]) for group in alike]
         draws = [torch.stack([item.draws for item in group]) for group in alike]
         soft = [softened(own, self.coarse) for own in draws]
+        wrong = [item.wrong for item in items if item.wrong is not None]
         with warnings.catch_warnings(action="ignore"):  # long captions are cut
-            texts = self.tokenizer.batch([item.caption for item in items], self.context)
-        concepts, terms = torch.tensor([[item.concept, item.term] for item in items]).T
+            texts = self.tokenizer.batch([*(item.caption for item in items), *wrong], self.context)
+        concepts = torch.tensor([item.concept for item in items])
+        terms = torch.tensor([*(item.term for item in items), *[-1] * len(wrong)])
         order = torch.stack([item.order for item in items])
         finish = partial(_augmented, record=self.record, smallest=self.smallest, strength=self.strength)
         return Deferred(finish, (images, draws, soft, (texts.ids, texts.mask, concepts, terms, order)))

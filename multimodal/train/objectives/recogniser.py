@@ -27,7 +27,7 @@ def joint_config(
 ) -> ConformerCTCConfig:  # fmt: skip
     """Configure a Conformer with 4-fold subsampling, and a decoder of `context` positions unless it has 0 layers.
     Frames of 40 ms attend to their `chunk` (0: all; Chen et al. 2021) and to `left` frames before it (0: all), with
-    `dynamic` in streams and half of the training alone."""
+    `dynamic` in streams and in most batches of the training."""
     attention = AttentionConfig(width, heads=4)
     block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer", conv_causal=chunk > 0)
     encoder = ConformerEncoderConfig(
