@@ -15,14 +15,14 @@ trains one output alone; `--no-cache` computes features in `--workers` during tr
 depends on the epoch and its number alone, so a resumed run ends with the same weights.
 
 `--chunk 16` trains a streaming model, whose frames wait for at most 0.64 s of audio (and see 2.56 s before with
-`--left 64`): live transcription runs it chunk by chunk. With `--dynamic` half of the batches are seen whole: the same
+`--left 64`): live transcription runs it chunk by chunk. With `--dynamic` 3 of 10 batches are seen whole: the same
 model transcribes recordings and ends a stream's utterances as well as one without chunks (`multimodal evaluate asr
 --chunked` measures its streams). Small chunks keep CTC on its plateau: 11,000 steps from nothing left a validation WER
 of 0.98. So train first with `--chunk 1000 --dynamic`, which holds any utterance, then `--init` with `--chunk 16`; or
 `--init` a model of whole utterances, whose convolutions keep what they weigh of earlier frames.
 
 Cost: 46 minutes of one core (AMD EPYC with AVX-512 bf16) for the first command, 48 for the second, 3 GB of memory.
-Batches are 6.5 % padding. The shipped asr-conformer-en had four runs more, from the result of these, for streams too:
+Batches are 6.5 % padding. The shipped asr-conformer-en had five runs more, from the result of these, for streams too:
 
     ... --init asr-conformer-en --chunk 16 --dynamic --train $data/speechocean762/train.jsonl=3 \
         $data/an4/train.jsonl=4 $data/fsdd/train.jsonl speech/s1.jsonl --easy 0 --rate 1e-3 --schedule wsd --decay 0.3 \
@@ -32,15 +32,18 @@ Batches are 6.5 % padding. The shipped asr-conformer-en had four runs more, from
     ... the same with --init from it, speechocean762=4, AN4=4, FSDD=4, speech/s1.jsonl=0.3 speech/s3.jsonl --steps 5600
     python recipes/average.py --models asr-2 asr-3 --out asr-mean
     ... the same with --init asr-mean, AN4=5, FSDD=6, speech/s3.jsonl=0.3 speech/s4.jsonl
-    python recipes/average.py --models asr-mean asr-4 --out asr-conformer-en
+    python recipes/average.py --models asr-mean asr-4 --out asr-mean-2
+    ... the same with --init asr-mean-2, speech/s5.jsonl
+    python recipes/average.py --models asr-mean-2 asr-5 --weights 0.15 0.85 --out asr-conformer-en
 
-`s1` to `s4`: 24, 6, 14 and 14 h by speak.py; `average.py` takes the last two results. They took 1.7, 1.2, 1.1 and 0.9
-hours of a core of an AMD EPYC with AVX2 alone (the first three resumed with fewer steps). Word error rates in percent
+`s1` to `s5`: 24, 6, 14, 14 and 11 h by speak.py; the first `average.py` takes the last two results. They took 1.7, 1.2,
+1.1 and 0.9 hours of a core of an AMD EPYC with AVX2 alone (the first three resumed with fewer steps), the last 25
+minutes of one with AVX-512 bf16. Half of the batches of the first four were seen whole. Word error rates in percent
 (`multimodal evaluate asr --whole_recordings`, whole test splits, weights in 8 bits), CTC prefix beam / attention /
-joint / joint with the language model asr-lm-en (`train_lm.py`): AN4 9.0 / 5.9 / 4.3 / 4.5, FSDD 1.7 / 0.7 / 0.3 / 0.3,
-speechocean762 54.0 / 41.4 / 41.2 / 37.5, LJSpeech (never seen) 71.0 / 65.5 / 58.8 / 53.5; joint of `asr-mean` 4.7,
-1.0, 42.3 and 61.2, before all four 6.1, 1.0, 47.3 and 74.0. In a stream, validation and AN4: 36.8 and 6.3 (as
-recordings 32.1 and 4.5).
+joint / joint with the language model asr-lm-en (`train_lm.py`): AN4 5.9 / 5.4 / 4.1 / 3.9, FSDD 1.3 / 1.0 / 0.7 / 0.7,
+speechocean762 54.1 / 41.5 / 41.3 / 36.9, LJSpeech (never seen) 70.7 / 63.0 / 59.3 / 53.0; joint of `asr-mean-2` 4.3,
+0.3, 41.2 and 58.8, before all five 6.1, 1.0, 47.3 and 74.0. In a stream, validation and AN4: 33.5 and 5.9 (as
+recordings 31.4 and 3.9).
 """
 
 from dataclasses import dataclass, replace
@@ -80,7 +83,7 @@ class RecogniserModelSettings:
     drop_path: float = 0.05
     chunk: int = 0  # frames of 40 ms that a stream waits for (16 is good); 0: whole utterances, or as --init has it
     left: int = 0  # earlier frames that each frame of a chunk sees (0: all)
-    dynamic: bool = False  # chunks in half of the batches alone: one model for recordings and streams
+    dynamic: bool = False  # chunks in 7 of 10 batches alone: one model for recordings and streams
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_a_dynamic_encoder_sees_the_whole_and_streams_in_chunks():
         assert_close(dynamic.stream().push(features[:1], last=True), as_chunks[:1], atol=1e-5, rtol=0)
         drawn = [dynamic.train()(features, lengths)[0] for _ in range(20)]
     kinds = [(one - as_chunks).abs().max() < (one - as_whole).abs().max() for one in drawn]
-    assert 3 < sum(kinds) < 17  # half of the training
+    assert 6 < sum(kinds) < 20  # most of the training
 
 
 def pcm(wave):
