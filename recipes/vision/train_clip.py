@@ -147,6 +147,8 @@ def main(s: CLIPRun) -> None:
     known = [*captions.texts(), *images.held]
     unseen = unseen_words((line for path in s.unseen for line in read_text(path).splitlines()), known)
     if s.unseen:
+        if not unseen:
+            raise UsageError(f"--unseen {' '.join(map(str, s.unseen))}: captions have all its words")
         log.info("%d unseen words: %s ...", len(unseen), ", ".join(unseen[:: len(unseen) // 8 or 1][:8]))
     initial = initial or fresh(s, captions)
     freeze(initial.model, s.freeze)

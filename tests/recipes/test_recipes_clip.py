@@ -167,6 +167,9 @@ def test_words_without_an_image_win_no_image(recipe, squares, tmp_path):
 
     without = violets("without")
     assert violets("with", unseen=(tmp_path / "words.txt",)) < min(0.1, without / 2)
+    (tmp_path / "known.txt").write_text("Red squares")
+    with pytest.raises(UsageError, match=r"--unseen .*known\.txt: captions have all its words"):
+        violets("none", unseen=(tmp_path / "known.txt",))
     images, captions = LabelledImageSource([str(squares)], {}, 32), {"red square", "blue square"}
     prepared = PrepareContrastive(CaptionSampler(images.concepts, ["a {}"]), 4, ["violet"])
     assert prepared(images.read(0), generator(0)).wrong == "a violet"
