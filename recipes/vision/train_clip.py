@@ -45,13 +45,14 @@ top-1 among all names 2.4 % of 500 and 2.5 % of 40; among the held-out names alo
 27.5 % (8 classes, chance 12.5 %): the model knows little about a class that it has never seen named.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from multimodal.data.datasets.class_names import CaptionSampler, class_names, unseen_words
+from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_names, unseen_words
 from multimodal.data.datasets.images import LabelledImageSource
 from multimodal.data.loader import shuffled
 from multimodal.data.manifests import read_text, repeated
@@ -128,6 +129,17 @@ def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:
     return Checkpoint(build(s.model, tokenizer), tokenizer, record, "", {"templates": ZERO_SHOT})
 
 
+def words_of_no_image(s: CLIPRun, captions: CaptionSampler, held: Sequence[Concept]) -> list[str]:
+    """Words of `--unseen` that neither a caption nor a held-out class has. Raises UsageError where there are none."""
+    lines = [line for path in s.unseen for line in read_text(path).splitlines()]
+    words = unseen_words(lines, [*captions.texts(), *(name for concept in held for name in concept.names)])
+    if s.unseen and not words:
+        raise UsageError(f"--unseen {' '.join(map(str, s.unseen))}: captions have all its words")
+    if words:
+        log.info("%d unseen words: %s ...", len(words), ", ".join(words[:: len(words) // 8 or 1][:8]))
+    return words
+
+
 def whole_repeats(spec: str) -> tuple[str, int]:
     """Path and TIMES of `--data PATH=TIMES`."""
     path, times = repeated(spec)
@@ -144,15 +156,11 @@ def main(s: CLIPRun) -> None:
     images = LabelledImageSource(paths, names, side, s.hold_out, s.cache, times=times, columns=s.columns, trust=s.trust)
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
     captions = CaptionSampler(images.concepts, TEMPLATES)
-    known = [*captions.texts(), *images.held]
-    unseen = unseen_words((line for path in s.unseen for line in read_text(path).splitlines()), known)
-    if s.unseen:
-        if not unseen:
-            raise UsageError(f"--unseen {' '.join(map(str, s.unseen))}: captions have all its words")
-        log.info("%d unseen words: %s ...", len(unseen), ", ".join(unseen[:: len(unseen) // 8 or 1][:8]))
+    unseen = words_of_no_image(s, captions, images.held)
     initial = initial or fresh(s, captions)
     freeze(initial.model, s.freeze)
-    initial = replace(initial, card=initial.card | ({"held_out": images.held} if images.held else {}))
+    held = {"held_out": [concept.names[0] for concept in images.held]} if images.held else {}
+    initial = replace(initial, card=initial.card | held)
     image, text = initial.model.config.image, initial.model.config.text
     if s.test_image < 0 or s.test_image % image.patch:
         raise UsageError(f"--test_image {s.test_image}: expected a multiple of the patch of {image.patch} pixels")

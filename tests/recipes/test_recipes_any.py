@@ -165,16 +165,18 @@ def test_a_captioner_describes_labelled_images(load_recipe, tmp_path):
         (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), COLOURS[number]).save(tmp_path / "set" / name / f"{number}.png")
     (tmp_path / "set" / "cat" / "3.png").write_bytes(b"no image")
-    # the model names squares ("a photo of a …"), which is left out, and describes the photograph
+    # squares are mostly named ("a photo of a …"), which is left out; this is described
     shutil.copy(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False), tmp_path / "set" / "ship")
     lines = [{"id": name, "names": [name]} for name in ("cat", "ship")]
     (tmp_path / "names.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     args = ["--labelled", str(tmp_path / "set"), "--classes", str(tmp_path / "names.jsonl")]
     more = ["--captioner", "captioner-mini", "--described", "5"]
-    start(load_recipe("ask_images").main, [str(tmp_path / "q"), *args, *more])
+    recipe = load_recipe("ask_images")
+    start(recipe.main, [str(tmp_path / "q"), *args, *more])
     rows = [json.loads(line) for line in (tmp_path / "q" / "described.jsonl").read_text().splitlines()]
     assert "grace_hopper.jpg" in {Path(row["messages"][0]["content"][0]["path"]).name for row in rows}
-    assert len(rows) < 4
+    assert len(rows) <= 4  # one of five is broken
+    assert not any(row["answers"][0].startswith(recipe.NAMING) for row in rows)
     said = {Path(row["messages"][0]["content"][0]["path"]): row["answers"][0] for row in rows}
     for path, caption in said.items():
         assert caption == multimodal.caption(path, beam_size=4)[0]["caption"]

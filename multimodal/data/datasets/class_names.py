@@ -98,13 +98,14 @@ class CaptionSampler:
 
 
 def unseen_words(texts: Iterable[str], captions: Iterable[str]) -> list[str]:
-    """Words of `texts` that are no word of `captions`, nor another form of one: none there starts with such a word
-    without its last three letters (of at least four), or is it without up to three."""
+    """Words of `texts` that are neither in `captions` nor a form of a word there: a form is that word and up to three
+    letters more ("dogs" of "dog"), or shares with it all but the last three letters, at least four ("dances" of
+    "dancing")."""
     words = lambda lines: {word for line in lines for word in WORD.findall(line.lower())}
     known = words(captions)
     starts = {word[:length] for word in known for length in range(3, len(word) + 1)}
-    another = lambda word: word[: max(4, len(word) - 3)] in starts or any(word[:-cut] in known for cut in (1, 2, 3))
-    return sorted(word for word in words(texts) if not another(word))
+    is_form = lambda word: word[: max(4, len(word) - 3)] in starts or any(word[:-more] in known for more in (1, 2, 3))
+    return sorted(word for word in words(texts) if not is_form(word))
 
 
 def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0) -> dict[str, Concept]:

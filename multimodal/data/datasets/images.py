@@ -28,13 +28,12 @@ DRAWS = 12  # random numbers in [0, 1) per image for crop and colours
 
 
 class ConceptImages(NamedTuple):
-    """Concepts, and for each image its place in the sources and its concept number. `held`: first names of the held-out
-    classes."""
+    """Concepts, and for each image its place in the sources and its concept number. `held`: those that are held out."""
 
     concepts: list[Concept]
     places: list[int]
     groups: list[int]
-    held: list[str]
+    held: list[Concept]
 
 
 class DecodedImages:
@@ -104,7 +103,7 @@ def _named(
     held = held_out(sets, hold_out)
     trained = {label: concept for one in sets for label, concept in one.items() if label not in held}
     numbers = {label: number for number, label in enumerate(trained)}
-    named = ConceptImages([*trained.values()], [], [], sorted(concept.names[0] for concept in held.values()))
+    named = ConceptImages([*trained.values()], [], [], sorted(held.values(), key=lambda concept: concept.names))
     often = chain(*([count] * len(own) for count, own in zip(times, rows, strict=True)))
     for place, (row, count) in enumerate(zip(chain(*rows), often, strict=True)):
         number = numbers.get(row.label)

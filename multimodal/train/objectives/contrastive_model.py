@@ -89,14 +89,9 @@ class PrepareContrastive:
         pixels, concept = item
         term, caption = self.captions.draw(concept, random)
         draws, order = torch.rand(DRAWS, generator=random), torch.randperm(self.patches, generator=random)
-        wrong = self._wrong(random) if self.unseen else None
+        pick = lambda options: options[int(torch.randint(len(options), (), generator=random))]
+        wrong = pick(self.captions.templates).format(pick(self.unseen)) if self.unseen else None
         return DrawnImage(pixels, concept, term, caption, draws, order, wrong)
-
-    def _wrong(self, random: torch.Generator) -> str:
-        word, template = (
-            one[int(torch.randint(len(one), (), generator=random))] for one in (self.unseen, self.captions.templates)
-        )
-        return template.format(word)
 
 
 class CollateContrastive:
