@@ -35,7 +35,7 @@ class Subsample(nn.Module):
             return self._in_parts(features, lengths)
         x = features[:, None]
         for stage in range(len(self.depthwise) + 1):
-            x = self.halve(stage, F.pad(self._zeroed(x, lengths), (0, 0, 1, 1)))
+            x = self.halve(stage, self._zeroed(x, lengths), 1)
             lengths = (lengths + 1) // 2
         return self.flat(x), lengths
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from multimodal.blocks.subsample import Subsample
 from multimodal.data.batching import map_tensors, tensors_in
 from multimodal.data.loader import finished
 from multimodal.errors import UsageError
@@ -121,15 +122,16 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile each block in place: blocks are alike and most of the work, and parameter names stay. On a GPU compile
-    the loss over a vocabulary too. Raises UsageError for a model without blocks."""
+    """Compile each block in place: blocks are alike and most of the work, and parameter names stay. Compile a stem
+    that subsamples speech, whose maps are large, and on a GPU the loss over a vocabulary. Raises UsageError for a model
+    without blocks."""
     inner = list(blocks(model))
     if not inner:
         raise UsageError("needs a model with blocks", argument="compile")
     # each drop path rate makes a variant of a block
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(inner))
-    for block in inner:
-        block.compile()
+    for part in [*inner, *(module for module in model.modules() if isinstance(module, Subsample))]:
+        part.compile()
     compile_loss()
 
 

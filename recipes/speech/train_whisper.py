@@ -129,10 +129,12 @@ class WhisperValidation:
     def __call__(self, model: LetterCTC, step: int) -> dict[str, float]:
         scores: dict[str, float] = {}
         hits, silent, self.examples = [], [], []
+        device = next(model.parameters()).device
         for language, own in self.sets.items():
             clips, mels = [self.data.clips[i] for i in own], [self.data.mels[i].float() for i in own]
             with torch.inference_mode():
-                frames = model.speech.encoder(torch.stack([F.pad(m, (0, self.window - m.shape[1])) for m in mels]))
+                padded = torch.stack([F.pad(mel, (0, self.window - mel.shape[1])) for mel in mels])
+                frames = model.speech.encoder(padded.to(device))
             result = whisper_windows.identify(model.speech, self.tokenizer, frames)
             hits += [guess == language for guess in result.languages]
             silent += [share > 0.6 for share in result.no_speech]

@@ -19,7 +19,7 @@ from tests.helpers import tiny
 GPU = torch.device("cuda")
 
 
-def test_cudnn_is_asked_for_first_and_only_where_it_runs_and_nothing_is_ruled_out(monkeypatch):
+def test_cudnn_is_asked_for_first_where_it_runs_and_shapes_are_steady(monkeypatch):
     monkeypatch.setattr(sdpa, "has_cudnn_attention", lambda device: True)
     x = torch.zeros(1, 9, 8)
     assert isinstance(sdpa.preferred_kernels(x), nullcontext)
@@ -35,8 +35,12 @@ def test_cudnn_is_asked_for_first_and_only_where_it_runs_and_nothing_is_ruled_ou
     assert torch._C._get_sdp_priority_order() == before
     with sdpa_kernel(SDPBackend.MATH):
         assert isinstance(sdpa.preferred_kernels(x), nullcontext)
-    monkeypatch.setattr(sdpa, "has_cudnn_attention", lambda device: False)
-    assert isinstance(sdpa.preferred_kernels(x), nullcontext)
+    for steady, found in ((False, True), (True, False)):
+        monkeypatch.setattr(sdpa, "has_cudnn_attention", lambda device, found=found: found)
+        with sdpa.preferred_kernels(x, steady):  # a plan for every new length, or none
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert_close(F.scaled_dot_product_attention(query, query, query), right)
+    assert sdpa.all_kernels_enabled()
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

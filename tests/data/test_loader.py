@@ -5,15 +5,17 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections import namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data._utils import signal_handling
 
-from multimodal.data.loader import Loader, generator, shuffled
+from multimodal.data.loader import Loader, _end, generator, shuffled
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, TrainingError
 from multimodal.tokens.image.reading import read_image
@@ -272,3 +274,21 @@ def test_workers_compute_after_the_parent_has_used_its_threads():
     loader = Loader(Numbers(8), shuffled(8, 2, 0), heavy, list, workers=2)
     assert [step.batches for step in take(loader, 4)] == [[[1, 1]]] * 4
     assert logging.getLogger("multimodal.data.loader").level == logging.NOTSET
+
+
+def test_workers_end_after_the_thread_that_reads_from_them_for_a_gpu():
+    """Else that thread writes a traceback about a connection."""
+    done, results, alive = threading.Event(), multiprocessing.Queue(), []
+
+    def read() -> None:  # as `torch.utils.data._utils.pin_memory`
+        while not done.is_set():
+            results.get(timeout=30)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    worker = SimpleNamespace(kill=lambda: alive.append(thread.is_alive()), join=lambda: None)
+    _end(SimpleNamespace(
+        _pin_memory=True, _pin_memory_thread_done_event=done, _pin_memory_thread=thread, _worker_result_queue=results,
+        _workers=[worker], _index_queues=[], _worker_pids_set=False,
+    ))  # fmt: skip
+    assert alive == [False]

@@ -370,6 +370,7 @@ def test_graphs_find_what_dynamic_steps_find(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @torch.inference_mode()
 def test_a_replayed_step_and_the_processors_never_wait_for_the_device():
     model = decoder(context=64, to="cuda")

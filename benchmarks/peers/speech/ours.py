@@ -26,7 +26,7 @@ def loaded(folder: Path, device: str, kind: str) -> Checkpoint:
 
 def log_mel(folder: Path, device: str, **other: Any) -> Callable[[], Tensor]:
     samples = torch.from_numpy(wave(folder)).to(device)
-    return lambda: mel_of(samples)
+    return torch.inference_mode()(lambda: mel_of(samples))
 
 
 def encoder(folder: Path, device: str, kind: str = "float32", **other: Any) -> Callable[[], Tensor]:

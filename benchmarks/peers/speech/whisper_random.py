@@ -68,7 +68,7 @@ def prepare(
 
 
 def sizes(size: str, tiny: bool = False) -> WhisperConfig:
-    return whisper(64, 1, 1, 51865) if tiny else preset(f"whisper_{size.replace('-', '_')}")
+    return whisper(64, 1, 1, 51865) if tiny else preset(f"whisper_{size}")
 
 
 def checkpoint(config: WhisperConfig, device: str = "cpu", seed: int = 0) -> Checkpoint:

@@ -68,9 +68,11 @@ def _on_device(
     keep_freed_memory()
     with torch.inference_mode(False):  # the cache must be usable outside inference mode
         groups = []
-        for filters in mel_filters(bands, fft).chunk(BAND_GROUPS if device.type == "cpu" else 1):
+        whole = mel_filters(bands, fft)
+        for filters in whole.chunk(BAND_GROUPS) if device.type == "cpu" else ():
             used = filters.any(0).nonzero()[:, 0].tolist() or [0]
-            groups.append((used[0], filters[:, used[0] : used[-1] + 1].T.contiguous().to(device)))
+            groups.append((used[0], filters[:, used[0] : used[-1] + 1].T.contiguous()))
+        groups = groups or [(0, whole.T.contiguous().to(device))]
         return torch.hann_window(WINDOW, periodic, device=device), groups
 
 
@@ -87,8 +89,13 @@ def mel_power(
         spectrum = torch.fft.rfft(frames * window, n=fft)
         power = spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)
         parts = [power[..., first : first + len(filters)] @ filters for first, filters in groups]
-        blocks.append(torch.cat(parts, dim=-1))
-    return torch.cat(blocks, dim=-2)
+        blocks.append(_joined(parts, -1))
+    return _joined(blocks, -2)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """`torch.cat`, which copies a single part too."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def log10_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:
@@ -98,7 +105,7 @@ def log10_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, ".
 
 def scaled_mel(log: Float[Tensor, "... M F"], peak: Float[Tensor, "... 1 1"] | float) -> Float[Tensor, "... M F"]:
     """`log10_mel` clamped to 8 decades below the recording's `peak`, scaled to about [-1, 1]."""
-    return (log.clamp(min=peak - 8) + 4) / 4
+    return log.clamp(min=peak - 8).add_(4).div_(4)
 
 
 def log_mel(wave: Float[Tensor, "... T"], bands: int = 80) -> Float[Tensor, "... M F"]:

@@ -111,6 +111,7 @@ def test_steps_have_the_losses_of_a_cpu_and_go_on(name: str, device: str, comman
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 @pytest.mark.parametrize("name", ["clip", "train_lm", "asr"])
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of its own calls
 def test_compiled_steps_have_nearly_the_same_losses(name: str, device: str, command, texts: Path):
     recipe, flags = command(name)
     steps = [*flags, "--steps", "3", "--device", device]
