@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -47,10 +47,12 @@ class CaptionedImages:
 
 @dataclass(frozen=True)
 class ClassNames:
-    """Class names, and the number of each class id among them. Several ids may share a name."""
+    """Class names, and the number of each class id among them. Several ids may share a name. `above`: hypernyms of a
+    name, from near to far."""
 
     names: list[str]
     numbers: dict[str, int]
+    above: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def open_images(
@@ -97,13 +99,15 @@ def captioned(images: ImageSet, count: int | None = None) -> CaptionedImages:
 def named_classes(images: ImageSet, known: Mapping[str, Concept]) -> ClassNames:
     """Name each class by the first name known for its id (see `class_names`), else by the id. Ids with the same name
     count as one class, with a warning. Raises UsageError for an id that is not a name, such as a number."""
-    found = {identity: concept.names[0].strip() for identity, concept in _concepts(images, known).items()}
+    concepts = _concepts(images, known)
+    found = {identity: concept.names[0].strip() for identity, concept in concepts.items()}
     names = list(dict.fromkeys(found.values()))
     if len(names) < len(found):
         owner = {name: identity for identity, name in reversed(found.items())}
         identity, name = next((i, n) for i, n in found.items() if owner[n] != i)
         warnings.warn(f"classes {owner[name]} and {identity} are both called {name!r} and count as one", stacklevel=2)
-    return ClassNames(names, {identity: names.index(name) for identity, name in found.items()})
+    above = {found[identity]: concept.hypernyms for identity, concept in reversed(concepts.items())}
+    return ClassNames(names, {identity: names.index(name) for identity, name in found.items()}, above)
 
 
 def listed_classes(

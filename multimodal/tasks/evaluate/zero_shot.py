@@ -5,16 +5,19 @@ The protocol is that of CLIP_benchmark: unit vectors, their mean over the templa
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.data.datasets.class_names import class_names, evenly
 from multimodal.data.datasets.image_sets import ClassNames, ImageSet, labelled, named_classes, open_images
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.errors import UsageError
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.encode.features import Features, image_features
 from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
@@ -22,6 +25,9 @@ from multimodal.tasks.evaluate.scores import top_shares
 from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
+
+LEVELS = 3  # hypernyms that describe a class which the model has never seen named
+WEIGHT = 0.5  # of their vector; that of the name has 1
 
 
 @torch.inference_mode()
@@ -35,6 +41,25 @@ def zero_shot_scores(
     if calibration is not None:
         logits = calibration.unbounded(logits)
     return class_scores(classifier.labels, images.labels(features.keys, dict(numbers)), logits, shares)
+
+
+@torch.inference_mode()
+def described(classifier: ZeroShotClassifier, above: Mapping[str, Sequence[str]], levels: int) -> ZeroShotClassifier:
+    """A copy that knows each label also by its `levels` nearest hypernyms: to the vector of the label comes, with half
+    of its weight, the mean of theirs. A label without hypernyms stays as it is. Raises UsageError where none has any.
+
+    A name that the model has never read says little to it, and those of larger groups more."""
+    terms = [tuple(dict.fromkeys(map(str.strip, islice(above.get(label, ()), levels)))) for label in classifier.labels]
+    places = {term: place for place, term in enumerate(dict.fromkeys(term for own in terms for term in own))}
+    if not places:
+        raise UsageError("needs class names with hypernyms, and these have none", argument="hypernyms")
+    vectors, weights = ZeroShotClassifier(classifier.checkpoint, list(places), classifier.templates).weights, []
+    for own, name in zip(terms, classifier.weights, strict=True):
+        mean = vectors[[places[term] for term in own]].mean(0) if own else torch.zeros_like(name)
+        weights.append(name + WEIGHT * F.normalize(mean, dim=0))
+    return ZeroShotClassifier(
+        classifier.checkpoint, classifier.labels, classifier.templates, weights=F.normalize(torch.stack(weights), dim=1)
+    )
 
 
 class NamedImages(NamedTuple):
@@ -52,22 +77,22 @@ def read_named(
     return NamedImages(images, named_classes(images, class_names(classes, [source])))
 
 
-def logits(
+def vectors(
     checkpoint: Checkpoint, named: NamedImages, batch_size: int = 100
-) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N"]]:
-    """Logits and labels of the readable images; the others are logged."""
+) -> tuple[Float[Tensor, "N D"], Int[Tensor, "N"]]:
+    """Vectors and labels of the readable images; the others are logged."""
     features = image_features(checkpoint, named.images, batch_size=batch_size)
     for cause in features.broken:
         log.warning("broken item skipped: %s", cause)
-    classifier = ZeroShotClassifier(checkpoint, named.classes.names)
-    return classifier.vector_logits(features.vectors), named.images.labels(features.keys, named.classes.numbers)
+    return features.vectors, named.images.labels(features.keys, named.classes.numbers)
 
 
 def examples(checkpoint: Checkpoint, named: NamedImages, count: int = 10) -> list[str]:
     """Label and top-3 predictions of a few images."""
     few = replace(named.images, keys=list(evenly(named.images.keys, count)))
-    scores, labels = logits(checkpoint, named._replace(images=few))
+    shown, labels = vectors(checkpoint, named._replace(images=few))
     names = named.classes.names
+    scores = ZeroShotClassifier(checkpoint, names).vector_logits(shown)
     rows = zip(labels.tolist(), scores.topk(min(3, len(names))).indices.tolist(), strict=True)
     return [f"{names[label]} | {', '.join(names[i] for i in best)}" for label, best in rows]
 
@@ -75,14 +100,23 @@ def examples(checkpoint: Checkpoint, named: NamedImages, count: int = 10) -> lis
 def accuracy(checkpoint: Checkpoint, named: NamedImages) -> dict[str, float]:
     """Top-1 and top-5 among the names of all classes, with the templates of the checkpoint's card.
 
-    Where the card lists `held_out` class names, also for the images of those: among all names (`unseen_top1`) and
-    among the unseen names only (`unseen_apart_top1`)."""
-    scores, labels = logits(checkpoint, named)
+    Where the card lists `held_out` class names, also for the images of those: among all names (`unseen_top1`), among
+    the unseen names only (`unseen_apart_top1`), and among these with their hypernyms (`unseen_described_top1`; see
+    `described`)."""
+    shown, labels = vectors(checkpoint, named)
+    classifier = ZeroShotClassifier(checkpoint, named.classes.names)
+    scores = classifier.vector_logits(shown)
     figures = top_shares(scores, labels)
     unseen = torch.tensor([name in checkpoint.card.get("held_out", ()) for name in named.classes.names])
     rows = unseen[labels]
-    if rows.any():
-        apart = top_shares(scores[rows][:, unseen], (unseen.cumsum(0) - 1)[labels[rows]])
-        figures |= {f"unseen_{name}": share for name, share in top_shares(scores[rows], labels[rows]).items()}
-        figures |= {f"unseen_apart_{name}": share for name, share in apart.items()}
-    return figures
+    if not rows.any():
+        return figures
+    kinds = {"unseen": (scores[rows], labels[rows])}
+    among = (unseen.cumsum(0) - 1)[labels[rows]]
+    kinds["unseen_apart"] = scores[rows][:, unseen], among
+    if any(named.classes.above.values()):
+        more = described(classifier, named.classes.above, LEVELS).vector_logits(shown[rows])
+        kinds["unseen_described"] = more[:, unseen], among
+    return figures | {
+        f"{kind}_{name}": share for kind, own in kinds.items() for name, share in top_shares(*own).items()
+    }

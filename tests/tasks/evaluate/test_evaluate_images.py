@@ -15,7 +15,7 @@ from multimodal.tasks.classify.classify import classifier_of
 from multimodal.tasks.encode.features import image_features, model_digest
 from multimodal.tasks.encode.native import native_features
 from multimodal.tasks.encode.prompts import prompt_functions
-from multimodal.tasks.evaluate.zero_shot import accuracy, read_named
+from multimodal.tasks.evaluate.zero_shot import accuracy, described, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.vision import clip_openai, vit_timm
@@ -116,6 +116,27 @@ def test_names_of_classes_come_from_a_table_or_a_list(capsys, models, images, tm
     for bad, cause in (("azure\nlime\n", "none of its 2 labels"), ("red square\na\nb\nc\n", "'blue_square'")):
         (tmp_path / "names.txt").write_text(bad)
         code, out, err = run(capsys, "evaluate", *common, "--labels_file", tmp_path / "names.txt")
+        assert (code, out) == (1, "")
+        assert cause in one_line(err)
+
+
+def test_hypernyms_describe_classes(capsys, models, images, tmp_path):
+    checkpoint, above = load_folder(models / "clip"), {"tench": ("cyprinid", "fish"), "blue square": ("figure",)}
+    plain = ZeroShotClassifier(checkpoint, CLASSES)
+    vectors = {term: ZeroShotClassifier(checkpoint, [term]).weights[0] for term in ("cyprinid", "fish", "figure")}
+    for levels, tench in ((1, vectors["cyprinid"]), (2, vectors["cyprinid"] + vectors["fish"])):
+        found = described(plain, above, levels)
+        named = plain.weights[4] + 0.5 * tench / tench.norm()
+        torch.testing.assert_close(found.weights[4], named / named.norm())
+        torch.testing.assert_close(found.weights[[1, 2, 3, 5]], plain.weights[[1, 2, 3, 5]])
+        assert found.labels == plain.labels
+    rows = [{"id": "red_square", "names": ["red square"], "hypernyms": ["square", "figure"]}]
+    common = ["zeroshot", images, "-m", models / "clip", "--hypernyms", 2]
+    made = evaluated(capsys, *common, "--classes", lines(tmp_path / "classes.jsonl", rows))
+    assert (made["hypernyms"], made["classes"]) == (2, 4)
+    (tmp_path / "names.txt").write_text("azure\nlime\ncrimson\nlemon\n")
+    for more, cause in (([], "have none"), (["--labels_file", tmp_path / "names.txt"], "not the labels of --labels_")):
+        code, out, err = run(capsys, "evaluate", *common, *more)
         assert (code, out) == (1, "")
         assert cause in one_line(err)
 

@@ -9,7 +9,8 @@ from multimodal.tasks.report.page import Section, aligned, facts_section, percen
 
 SHARES = ("acc1", "acc5", "mean_per_class_recall")
 TABLES = ("per_class", "confused", "sweep", "shots", "image_to_text", "text_to_image", "zeroshot", "left_out")
-FACTS = ("data", "limit", "train", "model", "templates", "classifier", "preprocessing", "native", "device",
+FACTS = ("data", "limit", "train", "model", "templates", "hypernyms", "classifier",
+         "preprocessing", "native", "device",
          "compute_type")  # fmt: skip
 
 
