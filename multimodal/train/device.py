@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from multimodal.blocks.conformer import ConformerBlock
 from multimodal.blocks.subsample import Subsample
 from multimodal.data.batching import map_tensors, tensors_in
 from multimodal.data.loader import finished
@@ -19,6 +20,10 @@ Result = TypeVar("Result")
 
 # dense bfloat16 matrix FLOP/s without sparsity, from the vendors' data sheets
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
+
+# The compiler would lay out everything around a convolution with its channels last, with strides of the first length
+# (torch 2.11, on a CPU): the next length ends with an AssertionError.
+STEADY = {"layout_optimization": False}
 
 
 class StepFlops(NamedTuple):
@@ -131,7 +136,7 @@ def compile_blocks(model: nn.Module) -> None:
     # each drop path rate makes a variant of a block
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(inner))
     for part in [*inner, *(module for module in model.modules() if isinstance(module, Subsample))]:
-        part.compile()
+        part.compile(options=STEADY if isinstance(part, ConformerBlock) else None)
     compile_loss()
 
 

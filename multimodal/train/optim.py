@@ -118,6 +118,7 @@ def _stacked(matrices: list[Tensor]) -> Tensor:
 
 
 def _unstacked(stacked: Tensor, like: list[Tensor]) -> list[Tensor]:
+    stacked = stacked.to(like[0].dtype)  # one launch on a GPU, in place of one a matrix
     return [
         (one.mT if old.shape[0] > old.shape[1] else one).to(old.dtype)
         for one, old in zip(stacked.unbind(), like, strict=True)

@@ -132,11 +132,38 @@ assert loop.trained()(torch.zeros(1, 3, 8, 12)).shape == (1, 5)
 print("compiled", compiled)
 """
 
+LENGTHS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests.helpers import tiny
+from multimodal.models.conformer import ConformerCTC
+from multimodal.train.device import compile_blocks
+torch.set_num_threads(1)
+torch.manual_seed(0)
+encoder = ConformerCTC(tiny.JOINT).encoder.eval()  # without dropout
+found = []
+for compiled in (False, True):
+    if compiled:
+        compile_blocks(encoder)
+    for frames in (104, 44, 60, 200, 48):
+        torch.manual_seed(frames)
+        features = torch.randn(2 + frames % 5, frames, tiny.JOINT.encoder.bands)
+        lengths = torch.tensor([frames - 9] + [frames] * (len(features) - 1))
+        encoder.zero_grad()
+        encoder(features, lengths)[0].square().mean().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in encoder.parameters()]))
+for plain, made in zip(found[:5], found[5:], strict=True):
+    torch.testing.assert_close(made, plain, atol=1e-5, rtol=1e-3)
+print("compiled", torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
 
 @pytest.mark.slow
-def test_compiled_blocks_train_alike(tmp_path):
+@pytest.mark.parametrize("program", [COMPILED, LENGTHS], ids=["images", "speech of several lengths"])
+def test_compiled_blocks_train_alike(program, tmp_path):
     """In a process without the checker of shapes, under which tracing fails."""
-    command = [sys.executable, "-c", COMPILED, ROOT, tmp_path]
+    command = [sys.executable, "-c", program, ROOT, tmp_path]
     run = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
     )
