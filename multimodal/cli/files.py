@@ -16,6 +16,7 @@ from multimodal.system.assets import shipped
 from multimodal.system.outputs import Outputs
 
 if TYPE_CHECKING:
+    from multimodal.cli.parser import Parser
     from multimodal.data.remote.trust import Trust
 
 # what commands write; every other text among their options may name an input
@@ -85,6 +86,15 @@ def read_lines(path: str, flag: str) -> list[str]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
+
+
+def check_texts(p: "Parser", texts: list[str], read: str = "--file reads") -> None:
+    """Refuse - among other texts, and the name of a file, which is no text. `read`: the flag that reads it."""
+    if "-" in texts and len(texts) > 1:
+        p.error("-: stands alone, for the lines of stdin")
+    for text in texts:
+        if Path(text).suffix and os.path.isfile(text):
+            p.error(f"{text}: is a file, which {read}; - takes such a text from stdin")
 
 
 def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | bytes]]:

@@ -25,8 +25,8 @@ of one core, and the mean of the weights after 6,000, 7,000 and 8,400 (`average.
 others in its card. That mean went on with larger batches, first on a GPU for 150 s (1,443 steps, one of three runs):
 
     python recipes/text/train_translation.py --train $data/train --val $data/val --often en-de=3 \
-        --init translator-mini --budget 24000 --dropout 0.15 --rate 3e-3 --seed 3 --warmup 100 --schedule wsd --decay 0.25 --steps 1443 \
-        --device cuda --run translation-run-2 --out translator-2
+        --init translator-mini --budget 24000 --dropout 0.15 --rate 3e-3 --seed 3 --warmup 100 --schedule wsd \
+        --decay 0.25 --steps 1443 --device cuda --run translation-run-2 --out translator-2
     ... --init translator-2 --budget 6000 --dropout 0.15 --rate 2.5e-3 --warmup 100 --schedule wsd --decay 0.35 \
         --steps 4000 --run translation-run-3 --out translator-3
 

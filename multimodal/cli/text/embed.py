@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import output_file, outputs_of, text_lines
+from multimodal.cli.files import check_texts, output_file, outputs_of, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
@@ -73,11 +72,7 @@ def check(p: Parser, options: Namespace) -> None:
         p.error(f"--output {options.output}: must end in .jsonl, .csv or .npy, or --format says what it holds")
     if options.format == "npy" and options.output is None:
         p.error("--format npy: needs --output FILE")
-    if "-" in options.texts and len(options.texts) > 1:
-        p.error("-: stands alone, for the lines of stdin")
-    for text in options.texts:
-        if Path(text).suffix and os.path.isfile(text):
-            p.error(f"{text}: is a file, which --images or --file read; - takes such a text from stdin")
+    check_texts(p, options.texts, "--images or --file read")
 
 
 class _Input(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import text_lines
+from multimodal.cli.files import check_texts, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, plain, print_json, printable
 from multimodal.cli.parser import Parser, boolean
@@ -66,8 +66,7 @@ def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     if sum([bool(options.texts), options.prompt is not None, options.file is not None]) != 1:
         p.error("give one of TEXT, --prompt and --file")
-    if "-" in options.texts and len(options.texts) > 1:
-        p.error("-: stands alone, for the lines of stdin")
+    check_texts(p, options.texts)
     if options.choices and (given := [name for name in SEARCH if name in options]):
         p.error(f"--{given[0]}: has no part in a choice of --choices")
     several = len(options.texts) > 1 or options.texts == ["-"] or options.file is not None

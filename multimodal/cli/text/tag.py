@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from multimodal.cli import flags
-from multimodal.cli.files import text_lines
+from multimodal.cli.files import check_texts, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
@@ -31,8 +31,7 @@ def add_flags(p: Parser) -> None:
 def check(p: Parser, options: Namespace) -> None:
     if bool(options.texts) == (options.file is not None):
         p.error("give one of TEXT and --file")
-    if "-" in options.texts and len(options.texts) > 1:
-        p.error("-: stands alone, for the lines of stdin")
+    check_texts(p, options.texts)
 
 
 def run(options: Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import output_file, outputs_of, text_lines
+from multimodal.cli.files import check_texts, output_file, outputs_of, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json
 from multimodal.cli.parser import Parser
@@ -53,8 +53,7 @@ def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     if bool(options.texts) == (options.file is not None):
         p.error("TEXT, --file: name one of them" if options.texts else "names no text (TEXT, --file FILE, or -)")
-    if "-" in options.texts and len(options.texts) > 1:
-        p.error("-: stands alone, for the lines of stdin")
+    check_texts(p, options.texts)
     if options.format is None:
         suffix = "" if options.output is None else Path(options.output).suffix.lower()
         options.format = BY_SUFFIX.get(suffix, "txt")

@@ -248,6 +248,7 @@ def test_what_does_not_translate_is_refused(own, references, root, tmp_path):
         ([], "names no text"),
         (["a", "--file", "b"], "name one of them"),
         (["-", "a"], "-: stands alone"),
+        (["a", __file__], "test_translate.py: is a file, which --file reads"),
         (["a", "--on_long", "x"], "must be one of cut, error (got 'x')"),
         (["a", "--beam_size", "0"], "--beam_size"),
     ],
