@@ -279,7 +279,7 @@ def _end(micros: Any) -> None:
         micros._pin_memory_thread_done_event.set()
         results = micros._worker_result_queue
         results.put((None, None))  # wakes the thread
-        micros._pin_memory_thread.join(POLL)  # a worker that ends while it reads from it would be an error there
+        micros._pin_memory_thread.join(5)  # seconds; a worker that ended while it reads from it would be an error there
         results.cancel_join_thread()
         results.close()
     for worker in micros._workers:
