@@ -48,7 +48,7 @@ With `--hold_out 0.1 --steps 1500` and the first command's other flags (28 of th
 name; 15 minutes of a core): on all classes Tiny ImageNet 9.9 %, Caltech-101 24.0 %. On images of the held-out classes,
 top-1 among all names 1.4 % of 500 and 5.0 % of 40; among the held-out names alone 9.4 % (20 classes, chance 5.0 %) and
 15.0 % (8 classes, chance 12.5 %). A name never read says little; with its three nearest hypernyms (`evaluate zeroshot
---hypernyms 3`; figures `unseen_described`) 11.8 and 30.0 %.
+--hypernyms 3`; figures `unseen_described`) 11.4 and 30.0 %.
 """
 
 from collections.abc import Sequence

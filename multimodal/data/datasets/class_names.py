@@ -41,6 +41,10 @@ class Concept:
         """Return names, hypernyms and gloss in lower case."""
         return {term.lower() for term in (*self.names, *self.hypernyms, self.gloss) if term}
 
+    def above(self) -> tuple[str, ...]:
+        """Return the nearest hypernyms that say something visible, which captions use."""
+        return tuple(term for term in self.hypernyms if term not in VAGUE)[:HYPERNYMS]
+
     def extended(self, extra: "Concept | None") -> "Concept":
         """Merge `extra`: its names, if any, replace these, its hypernyms come first."""
         if extra is None:
@@ -55,7 +59,7 @@ class CaptionSampler:
 
     def __init__(self, concepts: list[Concept], templates: list[str]):
         self.concepts, self.templates = concepts, templates
-        self.above = [[h for h in c.hypernyms if h not in VAGUE][:HYPERNYMS] for c in concepts]
+        self.above = [concept.above() for concept in concepts]
         self.index = {term: i for i, term in enumerate(sorted({t for c in concepts if not c.whole for t in c.terms()}))}
 
     def fits(self) -> Bool[Tensor, "N C"] | None:

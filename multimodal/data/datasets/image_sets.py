@@ -106,7 +106,7 @@ def named_classes(images: ImageSet, known: Mapping[str, Concept]) -> ClassNames:
         owner = {name: identity for identity, name in reversed(found.items())}
         identity, name = next((i, n) for i, n in found.items() if owner[n] != i)
         warnings.warn(f"classes {owner[name]} and {identity} are both called {name!r} and count as one", stacklevel=2)
-    above = {found[identity]: concept.hypernyms for identity, concept in reversed(concepts.items())}
+    above = {found[identity]: concept.above() for identity, concept in reversed(concepts.items())}
     return ClassNames(names, {identity: names.index(name) for identity, name in found.items()}, above)
 
 

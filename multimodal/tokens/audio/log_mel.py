@@ -67,13 +67,13 @@ def _on_device(
     GPU."""
     keep_freed_memory()
     with torch.inference_mode(False):  # the cache must be usable outside inference mode
-        groups = []
-        whole = mel_filters(bands, fft)
-        for filters in whole.chunk(BAND_GROUPS) if device.type == "cpu" else ():
+        window, whole, groups = torch.hann_window(WINDOW, periodic, device=device), mel_filters(bands, fft), []
+        if device.type != "cpu":
+            return window, [(0, whole.T.contiguous().to(device))]
+        for filters in whole.chunk(BAND_GROUPS):
             used = filters.any(0).nonzero()[:, 0].tolist() or [0]
             groups.append((used[0], filters[:, used[0] : used[-1] + 1].T.contiguous()))
-        groups = groups or [(0, whole.T.contiguous().to(device))]
-        return torch.hann_window(WINDOW, periodic, device=device), groups
+        return window, groups
 
 
 def mel_power(
