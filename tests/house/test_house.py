@@ -135,6 +135,18 @@ def test_the_front_door_is_light():
     assert min(seconds) < 0.3
 
 
+def test_the_garbage_collector_spares_the_time_of_a_command():
+    program = (
+        "import atexit, gc, sys; from multimodal.cli.main import main; sys.argv[1:] = ['info', 'gpt-mini'];"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 100_000, gc.get_threshold()[0] > 5_000));"
+        "main()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert run.stdout.splitlines()[-1] == "True True"
+
+
 def test_nothing_runs_code_from_data():
     for name, file in sources().items():
         names = file.names.union(file.imports)

@@ -10,6 +10,7 @@ from multimodal.errors import AudioError
 from multimodal.system.assets import model_path
 from multimodal.system.files import open_media
 from multimodal.system.journal import Journal
+from multimodal.system.records import to_record
 from multimodal.system.signals import at_stop
 from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.loaded import device_of
@@ -38,7 +39,7 @@ class Journals:
         chosen |= {"device": str(device_of(chosen["device"], checkpoint))}
         if lm := chosen.get("lm"):
             chosen["lm"] = _stamps(model_path(lm))
-        self.settings = {"multimodal": __version__, "model": model_digest(checkpoint), "options": chosen}
+        self.settings = {"multimodal": __version__, "model": _identity(checkpoint), "options": chosen}
         self.opened: dict[Path, Journal] = {}
 
     def __enter__(self) -> "Journals":
@@ -74,6 +75,12 @@ class Journals:
                 lines.append(f"multimodal: {printable(kept)}; the same command continues after them")
             journal.close(finished=False)
         return "\n".join(lines) or None
+
+
+def _identity(checkpoint: Checkpoint) -> list[Any]:
+    """Stamps of the model's files, since a digest of its tensors takes a second for 2 GB, and its configuration."""
+    path = model_path(checkpoint.source)
+    return [_stamps(path) if path.exists() else model_digest(checkpoint), to_record(checkpoint.model.config)]
 
 
 def _stamps(path: Path) -> list[Any]:
