@@ -22,7 +22,7 @@ from multimodal.weights.table import NO_LAST, NameRow, Op, Tensors, linears, und
 
 ALTERNATING = Op(
     lambda t: [torch.cat([t[:, 0::2], t[:, 1::2]], 1)],
-    lambda ours: torch.stack(ours[0].chunk(2, 1), -1).flatten(1),
+    lambda ours: ours[0].unflatten(1, (2, -1)).transpose(1, 2).flatten(1),
 )
 ONLY = {"hidden_act": "silu", "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2}
 # of preprocessor_config.json

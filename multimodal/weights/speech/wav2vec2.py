@@ -17,7 +17,7 @@ from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import NameRow, Op, Tensors, linears, under, weight_and_bias
+from multimodal.weights.table import NameRow, Op, Tensors, joined, linears, under, weight_and_bias
 
 ONLY = {
     "feat_extract_activation": "gelu", "conv_pos_batch_norm": False, "add_adapter": False, "adapter_attn_dim": None,
@@ -104,7 +104,7 @@ def _blank_last(row: int) -> Op:
     """The blank's row moves to the end."""
     return Op(
         lambda t: [torch.cat([t[:row], t[row + 1 :], t[row : row + 1]])],
-        lambda ours: torch.cat([ours[0][:row], ours[0][-1:], ours[0][row:-1]]),
+        lambda ours: joined([ours[0][:row], ours[0][-1:], ours[0][row:-1]]),
     )
 
 

@@ -5,14 +5,13 @@ Traps: queries, keys and values are one map, with zeros as the keys' bias; numbe
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.weights.family import Family
 from multimodal.weights.speech.whisper import released_tokenizer, whisper_config
-from multimodal.weights.table import HALVES, THIRDS, NameRow, Op, Tensors, qkv, repeat, under
+from multimodal.weights.table import HALVES, THIRDS, NameRow, Op, Tensors, joined, qkv, repeat, under
 
 ONLY = {
     "spec": "WhisperSpec", "decoder/pre_norm": 1, "decoder/activation": 3, "decoder/scale_embeddings": 0,
@@ -29,8 +28,12 @@ def _without_key(bias: Tensor, parts: int, key: int) -> list[Tensor]:
     return chunks
 
 
-QUERY_VALUE = Op(lambda t: _without_key(t, 3, 1), lambda ours: torch.cat([ours[0], torch.zeros_like(ours[0]), ours[1]]))
-VALUE = Op(lambda t: _without_key(t, 2, 0), lambda ours: torch.cat([torch.zeros_like(ours[0]), ours[0]]))
+def _zeros(bias: Tensor) -> Tensor:
+    return bias.new_zeros(bias.shape)  # torch.zeros_like imports sympy for meta tensors
+
+
+QUERY_VALUE = Op(lambda t: _without_key(t, 3, 1), lambda ours: joined([ours[0], _zeros(ours[0]), ours[1]]))
+VALUE = Op(lambda t: _without_key(t, 2, 0), lambda ours: joined([_zeros(ours[0]), ours[0]]))
 
 
 def _layers(tensors: Tensors, part: str) -> int:

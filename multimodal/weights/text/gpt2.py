@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
@@ -17,7 +15,18 @@ from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import THIRDS, TRANSPOSE, NameRow, Op, Tensors, qkv, repeat, under, weight_and_bias
+from multimodal.weights.table import (
+    THIRDS,
+    TRANSPOSE,
+    NameRow,
+    Op,
+    Tensors,
+    joined,
+    qkv,
+    repeat,
+    under,
+    weight_and_bias,
+)
 from multimodal.weights.text import bert
 
 # GPT2Config's defaults
@@ -29,7 +38,7 @@ ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu"
                "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu", "tanh": "tanh"}  # fmt: skip
 OFF = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 PREFIX, EMBEDDING, HEAD = "transformer.", "wte.weight", "lm_head.weight"
-TURNED_THIRDS = Op(lambda t: list(t.T.chunk(3)), lambda ours: torch.cat(ours).T)
+TURNED_THIRDS = Op(lambda t: list(t.T.chunk(3)), lambda ours: joined(ours).T)
 
 
 def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:

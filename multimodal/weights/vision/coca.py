@@ -8,14 +8,12 @@ open_clip ignores its `mlp_ratio`."""
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.stack import StackConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.weights.family import Family
-from multimodal.weights.table import TRANSPOSE, NameRow, Op, Tensors, in_proj, under, weight_and_bias
+from multimodal.weights.table import TRANSPOSE, NameRow, Op, Tensors, in_proj, joined, under, weight_and_bias
 from multimodal.weights.vision.clip_openai import block_rows, text_rows, vision_part, vision_rows
 from multimodal.weights.vision.open_clip import (
     MODEL,
@@ -33,7 +31,7 @@ CLASS = {"embed_cls": False}
 DECODER = {"context_length": 77, "width": 512, "heads": 8, "layers": 12, "ls_init_value": None}
 # keys of the decoder that open_clip ignores
 UNREAD = ("mlp_ratio", "dim_head", "n_queries", "vocab_size")
-LAST_APART = Op(lambda t: [t[:-1], t[-1]], lambda ours: torch.cat([ours[0], ours[1][None]]))
+LAST_APART = Op(lambda t: [t[:-1], t[-1]], lambda ours: joined([ours[0], ours[1][None]]))
 
 
 def _split(record: dict[str, Any], own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

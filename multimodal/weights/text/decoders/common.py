@@ -16,7 +16,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
 from multimodal.weights.folder import MOST_LAYERS
-from multimodal.weights.table import NameRow, Op, Tensors, linears, qkv, repeat, under, weight_and_bias
+from multimodal.weights.table import NameRow, Op, Tensors, joined, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.text.sentence import sentence_card, sentence_length
 from multimodal.weights.vision import clip_hf
@@ -113,7 +113,7 @@ def fused_qkv(foreign: str, groups: int, queries: int, keys: int, width: int) ->
         return [part.flatten(0, 2) for part in parts]
 
     def export(ours: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([part.unflatten(0, (groups, -1, width)) for part in ours], 1).flatten(0, 2)
+        return joined([part.unflatten(0, (groups, -1, width)) for part in ours], 1).flatten(0, 2)
 
     return weight_and_bias(foreign, qkv("attention"), Op(load, export))
 

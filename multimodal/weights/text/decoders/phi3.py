@@ -5,10 +5,8 @@ beyond `original_max_position_embeddings`. Phi-4 mini turns three quarters of ea
 
 from typing import Any
 
-import torch
-
 from multimodal.models.text_config import TextConfig
-from multimodal.weights.table import NameRow, Op, weight_and_bias
+from multimodal.weights.table import HALVES, NameRow, weight_and_bias
 from multimodal.weights.text import llama
 from multimodal.weights.text.decoders.common import (
     NORMS,
@@ -21,8 +19,6 @@ from multimodal.weights.text.decoders.common import (
     windowed,
 )  # fmt: skip
 from multimodal.weights.text.decoders.llama_kin import DEFAULTS
-
-HALVES = Op(lambda t: list(t.chunk(2)), torch.cat)
 
 
 def _config(text: dict[str, Any]) -> TextConfig:
