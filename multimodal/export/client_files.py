@@ -15,7 +15,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
-from multimodal.tasks.classify.head import head_labels
+from multimodal.tasks.classify.head import head_labels, head_scores
 from multimodal.tasks.encode.prompts import prompts_of
 from multimodal.tasks.text.generate import end_ids
 from multimodal.tasks.transcribe.whisper.decode import model_and_tokenizer
@@ -62,7 +62,7 @@ def _image_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     made: dict[str, Any] = {"image": _edges(record)} if record is not None and _plain(record) else {}
     if isinstance(model, ViT):
         labels = {"labels": head_labels(checkpoint)} if checkpoint.card.get("labels") and model.config.classes else {}
-        return made | labels | {"scores": "softmax"}
+        return made | labels | {"scores": head_scores(checkpoint)}
     bias = 0.0 if model.logit_bias is None else model.logit_bias.item()
     made |= {"scores": model.config.loss, "logit_scale": model.logit_scale.exp().item(), "logit_bias": bias}
     if (tokenizer := checkpoint.tokenizer) is None:

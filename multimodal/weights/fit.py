@@ -38,7 +38,16 @@ def check_size(record: Preprocessing, config: Any, where: str, error: type[Multi
 
 
 def check_vocabulary(tokenizer: Tokenizer | None, config: Any, where: str) -> None:
-    """Raise CheckpointError for a tokenizer with more ids than the model embeds."""
+    """Raise CheckpointError for a tokenizer with more ids than the model embeds, and one that ends or pads texts with
+    another id than a contrastive model expects."""
     size = vocabulary_of(config)
-    if tokenizer is not None and size is not None and tokenizer.vocab_size > size:
+    if tokenizer is None or size is None:
+        return
+    if tokenizer.vocab_size > size:
         raise CheckpointError(f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, the model embeds {size}")
+    if getattr(config, "text_pool", "") == "eos" and tokenizer.eos_id != config.eos_id:
+        told = f"the tokenizer ends texts with id {tokenizer.eos_id}, the model reads them at id {config.eos_id}"
+        raise CheckpointError(f"{where}: {told}")
+    pad = getattr(config, "pad_id", tokenizer.pad_id)
+    if pad != tokenizer.pad_id:
+        raise CheckpointError(f"{where}: the tokenizer pads with id {tokenizer.pad_id}, the model expects {pad}")

@@ -1,21 +1,30 @@
 """Configurations, preprocessing and tokenizers of the vision families."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.presets import preset
-from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.image.preprocessing import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    OPENAI_MEAN,
+    OPENAI_STD,
+    Preprocessing,
+    preprocess,
+)
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.weights.folder import build
 from multimodal.weights.load import load, recognise
 from multimodal.weights.table import export_tensors
 from multimodal.weights.vision import clip_hf, clip_openai, open_clip_trunk, siglip, vit_timm
-from multimodal.weights.vision.open_clip import open_clip_architecture
+from multimodal.weights.vision.open_clip import open_clip_architecture, open_clip_preprocessing
 from tests.helpers.counting import undrawn
 from tests.helpers.references.vision import case
 
@@ -146,6 +155,27 @@ def test_steps_of_an_image_processor_that_are_not_known_are_refused(tmp_path):
         write(tmp_path / "preprocessor_config.json", record | change)
         with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: these steps are not supported"):
             clip_hf.preprocessing(tmp_path, {})
+
+
+def test_a_broken_image_processor_is_one_line_with_file_key_and_value(tmp_path):
+    record = {"size": 256, "crop_size": 224, "image_mean": OPENAI_MEAN, "image_std": OPENAI_STD}
+    cases = [("size", [64, 64]), ("size", {"height": 0, "width": 0}), ("size", {"longest_edge": 64}), ("size", None),
+             ("image_mean", None), ("image_std", [1, "2", 3]), ("rescale_factor", None)]  # fmt: skip
+    for key, value in cases:
+        write(tmp_path / "preprocessor_config.json", record | {key: value})
+        with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {key}: .*{re.escape(repr(value))}"):
+            clip_hf.preprocessing(tmp_path, {})
+
+
+def test_open_clip_resizes_to_a_rectangle_by_bicubic_interpolation_alone(tmp_path):
+    import open_clip
+
+    image = Image.effect_mandelbrot((61, 43), (-2, -1, 1, 1), 40).convert("RGB")
+    for size in ([48, 32], [32, 32]):
+        pixels = {"size": size, "mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bilinear"}
+        own = preprocess(image, open_clip_preprocessing(None, {"preprocess_cfg": pixels}))
+        other = open_clip.image_transform(tuple(size), False, OPENAI_MEAN, OPENAI_STD, "shortest", "bilinear")
+        assert own.equal(other(image)), size
 
 
 def test_a_folder_as_open_clip_pushes_it(tmp_path):

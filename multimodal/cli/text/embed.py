@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -125,9 +124,9 @@ def _write(
         for record in records:
             print_json(record, indent=None)
         return
-    data = _npy(count, good, made) if options.format == "npy" else WRITERS[options.format](records).encode()
+    data = _npy(count, good, made) if options.format == "npy" else WRITERS[options.format](records)
     if output is None:
-        sys.stdout.write(data.decode())
+        sys.stdout.write(data.decode("utf-8", "surrogateescape"))
         return
     write_output(output, data)
     print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
@@ -221,17 +220,19 @@ def _records(inputs: Sequence[_Input], made: "np.ndarray", images: bool) -> Iter
         yield facts | {"vector": _numbers(vector)}
 
 
-def _jsonl(records: Iterator[dict[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+def _jsonl(records: Iterator[dict[str, Any]]) -> bytes:
+    from multimodal.tasks.encode.results import json_line
+
+    return b"".join(map(json_line, records))
 
 
-def _csv(records: Iterator[dict[str, Any]]) -> str:
+def _csv(records: Iterator[dict[str, Any]]) -> bytes:
     rows, file = list(records), io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     *names, vector = rows[0]
     writer.writerow([*names, *range(1, len(rows[0][vector]) + 1)])
     writer.writerows([*(row[name] for name in names), *row[vector]] for row in rows)
-    return file.getvalue()
+    return file.getvalue().encode("utf-8", "surrogateescape")  # file names may not be UTF-8
 
 
 WRITERS = {"jsonl": _jsonl, "csv": _csv}

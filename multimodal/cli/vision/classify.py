@@ -290,13 +290,14 @@ def _drawing(
     if plain is None:
         return lambda result: None
     from multimodal.inference.prepare import prepare_for_inference
-    from multimodal.tasks.encode.native import tokens_of
+    from multimodal.tasks.encode.native import native_limit
     from multimodal.tasks.inspect.heatmap import HeatMaps
 
-    most = None if options.native is None else tokens_of(classifier.model, options.native or None)
+    record = classifier.preprocessing
+    most = None if options.native is None else native_limit(classifier.model, options.native, record)
     if classifier.device.type != "cpu":
         plain = prepare_for_inference(plain, "float32", classifier.device)
-    maps = HeatMaps(plain.model, classifier.preprocessing, classifier.labels, classifier.weights, options.heatmap,
+    maps = HeatMaps(plain.model, record, classifier.labels, classifier.weights, options.heatmap,
                     options.heatmap_top or 3, most, outputs)  # fmt: skip
     return lambda result: maps.write(result["file"], result)
 

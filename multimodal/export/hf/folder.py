@@ -72,6 +72,8 @@ def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]
         names = checkpoint.card.get("names") or checkpoint.card.get("labels") or ()
         names = list(names) if len(names) == count else [f"LABEL_{i}" for i in range(count)]
         made |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        if checkpoint.card.get("scores") == "sigmoid":
+            made["problem_type"] = "multi_label_classification"
     if isinstance(model, TextTransformer | EncoderDecoder | Whisper):
         pad = config.get("decoder_start_token_id", 0)
         ids = {"pad_token_id": pad}

@@ -15,16 +15,18 @@ from multimodal.weights.folder import Checkpoint
 
 
 class HeadClassifier(ImageClassifier):
-    """ViT with a head, whose labels are the names of its classes. Scores are softmax.
+    """ViT with a head, whose labels are the names of its classes. Scores are softmax, or sigmoid where the card's
+    `scores` says so, of a model that finds several labels in an image.
 
     Raises UsageError, CheckpointError."""
 
-    templates, calibration, scores = "none", None, "softmax"
+    templates, calibration = "none", None
 
     def __init__(self, checkpoint: Checkpoint, threshold: float | None = None, scores: str | None = None):
         self.checkpoint, self.model = checkpoint, checkpoint.model
         self.preprocessing, self.labels = known_preprocessing(checkpoint), head_labels(checkpoint)
         ClassifyOptions.checked({"threshold": threshold, "scores": scores})
+        self.scores = head_scores(checkpoint)
         if scores not in (None, self.scores):
             raise UsageError(f"{scores}: a ViT's head has {self.scores} scores", argument="scores")
         self.check_threshold(threshold, self.scores)
@@ -41,7 +43,17 @@ class HeadClassifier(ImageClassifier):
         return self.model(images.to(self.device, non_blocking=True))
 
     def scored(self, logits: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
-        return logits.softmax(-1)
+        return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
+
+
+def head_scores(checkpoint: Checkpoint) -> str:
+    """Raises CheckpointError."""
+    scores = checkpoint.card.get("scores", "softmax")
+    if scores not in ("softmax", "sigmoid"):
+        raise CheckpointError(
+            f"model {checkpoint.source}: its card's scores are neither softmax nor sigmoid ({scores!r})"
+        )
+    return scores
 
 
 def has_head(checkpoint: Checkpoint) -> bool:

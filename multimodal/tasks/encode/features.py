@@ -21,7 +21,7 @@ from multimodal.system.files import write_whole
 from multimodal.system.records import to_record
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.images import batches, name_of
-from multimodal.tasks.encode.native import encode_native, native_batches, tokens_of, vision
+from multimodal.tasks.encode.native import encode_native, native_batches, native_limit, vision
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.folder import Checkpoint
@@ -117,7 +117,7 @@ def _encoding(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[C
         device = next(model.parameters()).device
         return lambda pixels: encode(pixels.to(device, non_blocking=True)), batches
     seen = vision(model) if kind == "pooled" and type(model) is CLIP else model
-    most = tokens_of(model, native or None)
+    most = native_limit(model, native, known_preprocessing(checkpoint))
     return lambda pixels: encode_native(seen, pixels).features, partial(native_batches, seen, max_tokens=most)
 
 

@@ -44,7 +44,7 @@ def native_features(
     token_budget: int = TOKENS, workers: int | None = None,
 ) -> Float[Tensor, "N D"]:  # fmt: skip
     """CLIP embeddings (unit vectors) or pooled ViT features of images, resized at their aspect ratio to at most
-    `max_tokens` patches (default: as many as the model learned).
+    `max_tokens` patches (default: as many as the preprocessing makes).
 
     The result does not depend on the batch; an image of the learned shape gets the vector of the usual preprocessing.
     Raises ImageError for the first image that is unreadable or does not fit, UsageError."""
@@ -62,7 +62,7 @@ def native_batches(
 ) -> Iterator[NativeImages]:  # fmt: skip
     """Batches in order, decoded ahead by threads. `source_of`: the image of an item. Raises UsageError for a model of
     one image size, or a limit below 1."""
-    most, patch = tokens_of(model, max_tokens), vision(model).config.patch
+    most, patch = tokens_of(model, max_tokens, record), vision(model).config.patch
     work = lambda image: native_pixels(source_of(image), record, patch, most)
     for items in ahead(images, work, batch_size, workers):
         read, refused = settled(items)
@@ -71,7 +71,7 @@ def native_batches(
 
 def native_frames(model: nn.Module, record: Preprocessing, max_tokens: int | None, batch_size: int) -> FramePreparation:
     """Frames of videos for `encode_native`."""
-    most, patch = tokens_of(model, max_tokens), vision(model).config.patch
+    most, patch = tokens_of(model, max_tokens, record), vision(model).config.patch
     return FramePreparation(lambda image: native_pixels(image, record, patch, most), batch_size, tuple)
 
 
@@ -145,9 +145,18 @@ def vision(model: nn.Module) -> ViT:
     return tower
 
 
-def tokens_of(model: nn.Module, max_tokens: int | None) -> int:
-    """The limit, by default as many patches as the model learned. Raises UsageError if out of range."""
-    rows, columns = vision(model).config.grid
+def native_limit(model: nn.Module, native: int, record: Preprocessing) -> int:
+    """The most patches of `native`. Raises UsageError."""
+    if isinstance(native, bool):
+        expected = "a number of patches, 0 (as many as in training) or None (the model's own size)"
+        raise UsageError(f"expected {expected} (got {native})", argument="native")
+    return tokens_of(model, native or None, record)
+
+
+def tokens_of(model: nn.Module, max_tokens: int | None, record: Preprocessing) -> int:
+    """The limit, by default as many patches as the preprocessing makes. Raises UsageError if out of range."""
+    patch = vision(model).config.patch
+    rows, columns = (side // patch for side in record.size)
     if max_tokens is not None and not 1 <= max_tokens <= MOST:
         raise UsageError(f"max_tokens must be in [1, {MOST}] (got {max_tokens})")
     return rows * columns if max_tokens is None else max_tokens

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -73,7 +73,7 @@ class Results:
 
     def append(self, file: str, rows: Sequence[Sequence[Any]], record: dict[str, Any]) -> None:
         """Append one image atomically: `rows` in CSV, `record` in JSON lines. Raises UsageError, e.g. disk full."""
-        data = _csv(rows) if self.style == "csv" else [_line(record)]
+        data = _csv(rows) if self.style == "csv" else [json_line(record)]
         try:
             with unbroken():
                 self._write(data)
@@ -270,7 +270,8 @@ def _csv(rows: Sequence[Sequence[Any]]) -> list[bytes]:
     return [part.encode("utf-8", "surrogateescape") for part in parts]  # file names may not be UTF-8
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """UTF-8, or ASCII with escapes for a file name that is not UTF-8."""
     try:
         return (json.dumps(record, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError:

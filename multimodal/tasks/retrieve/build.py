@@ -21,7 +21,7 @@ from multimodal.system.files import path_of
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.features import encoder, kind_of
 from multimodal.tasks.encode.images import batches
-from multimodal.tasks.encode.native import encode_pixels, native_batches, native_frames, tokens_of
+from multimodal.tasks.encode.native import encode_pixels, native_batches, native_frames, native_limit
 from multimodal.tasks.encode.prompts import open_clip_prompts
 from multimodal.tasks.encode.reader import clip_result
 from multimodal.tasks.encode.videos import Clip, checked_batches, clip_mean, plain_frames, with_videos
@@ -107,9 +107,9 @@ def _new_record(
     checkpoint: Checkpoint, name: str, architecture: str | None, dtype: str, native: int | None
 ) -> IndexRecord:  # fmt: skip
     encoder(checkpoint, kind_of(checkpoint))  # checks the model
-    if native is not None:
-        tokens_of(checkpoint.model, native or None)
     preprocessing = known_preprocessing(checkpoint)
+    if native is not None:
+        native_limit(checkpoint.model, native, preprocessing)
     return IndexRecord(
         name, architecture, index_digest(checkpoint), preprocessing, vector_width(checkpoint.model), dtype,
         native=native,

@@ -26,7 +26,7 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
-from multimodal.tasks.encode.native import NativeImages, encode_pixels, tokens_of
+from multimodal.tasks.encode.native import NativeImages, encode_pixels, native_limit
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_text, embed
@@ -49,7 +49,7 @@ class Embedder(LoadedModel):
     `batch_tokens`: most tokens of texts side by side. `device`: `auto` is a GPU if there is one; `compute_type`: see
     `prepare_for_inference`. `urls`: read http and https URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`:
     frames of videos, see `ClipOptions`. `prompt`: of texts, see `EmbedOptions`. `native`: images keep their aspect
-    ratio, with at most so many patches (0: as many as the model learned).
+    ratio, with at most so many patches (0: as many as in training).
 
     Raises UsageError, CheckpointError."""
 
@@ -132,8 +132,9 @@ class Embedder(LoadedModel):
         def whole(clip: Clip) -> np.ndarray:
             return self._unit(clip_mean(clip.batches, unit), checkpoint).cpu().numpy()[0]
 
-        native = None if self.native is None else (model, tokens_of(model, self.native or None))
-        reader = ImageReader(known_preprocessing(checkpoint), *self._images, native)
+        record = known_preprocessing(checkpoint)
+        native = None if self.native is None else (model, native_limit(model, self.native, record))
+        reader = ImageReader(record, *self._images, native)
         return (reader.one_each() if one_each else reader).results(sources, work, whole)
 
     def _of_texts(self, sources: Items) -> Iterator[tuple[Any, Any]]:

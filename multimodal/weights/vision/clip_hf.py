@@ -149,6 +149,7 @@ def preprocessing_of(
     path: Path, record: dict[str, Any], crops: bool = True, squares: bool = False, resample: int = 3
 ) -> Preprocessing:
     """`preprocessing` from a record. Raises CheckpointError that names `path`."""
+    _check_record(path, record)
     size, cropped = record["size"], record.get("do_center_crop", crops)
     if isinstance(size, int):
         size = {"height": size, "width": size} if squares or not cropped else {"shortest_edge": size}
@@ -169,6 +170,24 @@ def preprocessing_of(
         tuple(after), "shortest" if edge is not None else "squash", RESAMPLE[record.get("resample", resample)],
         mean, std, 0, ratio, "floor",
     )  # fmt: skip
+
+
+def _check_record(path: Path, record: dict[str, Any]) -> None:
+    """Raise CheckpointError that names `path`, the key and its value."""
+    for key in ("size", "crop_size"):
+        value = record.get(key)
+        sides = value if isinstance(value, dict) else {"shortest_edge": value}
+        known = "shortest_edge" in sides or {"height", "width"} <= sides.keys()
+        used = [sides[name] for name in ("shortest_edge", "height", "width") if name in sides]
+        if (value is not None or key == "size") and not (known and all(type(n) is int and n > 0 for n in used)):
+            expected = 'a positive number, {"shortest_edge": number} or {"height": number, "width": number}'
+            raise CheckpointError(f"{path}: {key}: expected {expected} (got {value!r})")
+    for key in ("image_mean", "image_std"):
+        value = record.get(key)
+        if not isinstance(value, list) or len(value) != 3 or not all(isinstance(n, int | float) for n in value):
+            raise CheckpointError(f"{path}: {key}: expected three numbers (got {value!r})")
+    if not isinstance(factor := record.get("rescale_factor", 1 / 255), int | float):
+        raise CheckpointError(f"{path}: rescale_factor: expected a number (got {factor!r})")
 
 
 FAMILY = Family(

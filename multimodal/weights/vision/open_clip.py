@@ -98,9 +98,12 @@ def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Prep
     record = config.get("preprocess_cfg")
     if record is None:
         return None
-    size = record.get("size", config.get("model_cfg", {}).get("vision_cfg", {}).get("image_size", 224))
+    size = pair(record.get("size", config.get("model_cfg", {}).get("vision_cfg", {}).get("image_size", 224)))
+    mode, interpolation = record.get("resize_mode", "shortest"), record.get("interpolation", "bicubic")
+    if mode == "shortest" and size[0] != size[1]:
+        interpolation = "bicubic"  # open_clip's ResizeKeepRatio gets no other
     return Preprocessing(
-        pair(size), record.get("resize_mode", "shortest"), record.get("interpolation", "bicubic"),
+        size, mode, interpolation,
         tuple(map(float, record.get("mean", OPENAI_MEAN))), tuple(map(float, record.get("std", OPENAI_STD))),
         record.get("fill_color", 0), 1.0,
     )  # fmt: skip

@@ -83,6 +83,8 @@ def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTCon
     if f"{spec.type}.embeddings.cls_token" in tensors and not len(head):
         raise CheckpointError(f"architectures {config.get('architectures')}: expected a classifier or a model alone")
     pooler = "pooler.dense.weight" in tensors
+    if len(head) and config.get("problem_type") == "regression":
+        raise CheckpointError("config.json: problem_type 'regression' is not supported: its outputs are no classes")
     if pooler and config["pooler_act"] not in ACTIVATIONS:
         raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r} is not supported")
     if pooler and config["pooler_output_size"] not in (None, config["hidden_size"]):
@@ -180,9 +182,12 @@ def _preprocessing(spec: ViTSpec, folder: Path | None, config: dict[str, Any]) -
 
 
 def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Names of the classes; numbers stand for them where a name is given twice, as in ImageNet."""
+    """Names of the classes, for which numbers stand where a name is given twice, as in ImageNet, and the scores of
+    transformers' pipeline."""
     names = class_names(config)
-    return {"labels": names if len({*names}) == len(names) else [*map(str, range(len(names)))], "names": names}
+    labels = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
+    several = config.get("problem_type") == "multi_label_classification" or len(names) == 1
+    return {"labels": labels, "names": names} | ({"scores": "sigmoid"} if several else {})
 
 
 def _family(spec: ViTSpec) -> Family:

@@ -84,11 +84,12 @@ def test_clip_of_any_token_budget_is_that_of_each_alone(name):
 def test_learned_shape_equals_the_usual_path_to_the_bit(tmp_path):
     model = made("clip-softmax")  # learned at 8x12 pixels, six patches
     paths = files(tmp_path, [(90, 60), (45, 30), (12, 8), (300, 200)])
-    usual = model.encode_image(pixels_of(paths, RECORD.replace(size=(8, 12))))
-    assert torch.equal(native_features(model, paths, RECORD), usual)
+    record = RECORD.replace(size=(8, 12))
+    usual = model.encode_image(pixels_of(paths, record))
+    assert torch.equal(native_features(model, paths, record), usual)
     others = [path.rename(path.with_stem(f"other{path.stem}")) for path in files(tmp_path, [(60, 90), (50, 50)])]
     paths = files(tmp_path, [(90, 60), (45, 30), (12, 8), (300, 200)])
-    mixed = native_features(model, [*paths, *others], RECORD)
+    mixed = native_features(model, [*paths, *others], record)
     assert_close(mixed[:4], usual, atol=1e-6, rtol=0)
 
 

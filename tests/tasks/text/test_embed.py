@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -365,6 +366,12 @@ def test_command_for_images(capsys, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
     assert [row["file"] for row in rows] == [str(tmp_path / f"{name}.png") for name in "ac"]
     assert (tmp_path / "vectors.csv").read_text().startswith("file,1,2,3,")
+    (tmp_path / "b.png").rename(os.fsdecode(bytes(tmp_path / "b") + b"\xff.png"))  # a name that is not UTF-8
+    write_image(os.fsdecode(bytes(tmp_path / "b") + b"\xff.png"), "blue")
+    for ending, name in (("jsonl", b"b\\udcff.png"), ("csv", b"b\xff.png")):
+        output = tmp_path / f"vectors.{ending}"
+        code, _, err = run(capsys, "embed", "--images", tmp_path, "-o", output, "--quiet", "--overwrite")
+        assert (code, err, name in output.read_bytes()) == (0, "", True)
     assert run(capsys, "embed", "--images", tmp_path / "none.png")[0] == 1
     code, _, err = run(capsys, "embed", "a", "--images", tmp_path)
     assert (code, "give one of TEXT, --file, --images" in err) == (2, True)

@@ -1,6 +1,8 @@
 """Images in memory: each form gives the pixels of the file that holds it; what could mean two things is refused."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -44,6 +46,15 @@ def test_equal_to_the_png_file(form, channels, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(png(array))
     assert np.array_equal(rgb(FORMS[form](array)), rgb(path))
+
+
+def test_16_bit_colours_equal_the_png_file():
+    array = np.random.default_rng(1).integers(0, 65536, (7, 9, 3), np.uint16)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)  # Pillow does not write them
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    head = struct.pack(">IIBBBBB", 9, 7, 16, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    assert np.array_equal(rgb(array), rgb(b"\x89PNG\r\n\x1a\n" + parts))
 
 
 def test_a_channel_axis_of_one_is_grey():

@@ -1,6 +1,7 @@
 """SigLIP 2 for images of their own aspect (NaFlex), beside transformers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from multimodal.errors import UsageError
 from multimodal.tasks.encode.native import encode_native, native_features, native_record
+from multimodal.tasks.text.embedder import Embedder
 from multimodal.tokens.image.preprocessing import native_size, preprocess
 from multimodal.weights.load import load
 from tests.helpers.commands import run
@@ -52,6 +55,20 @@ def test_images_at_their_aspect_and_texts_equal_transformers(folder):
     assert_close(texts, expected.text_embeds, atol=1e-5, rtol=0)
     assert_close(checkpoint.model.logits(found, texts), expected.logits_per_image, atol=2e-5, rtol=0)
     assert preprocess(images[0], record).equal(pixels[0])  # a square is the same without it
+
+
+def test_the_native_size_is_that_of_the_image_processor(folder, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    path = other / "preprocessor_config.json"
+    path.write_text(path.read_text().replace(f'"max_num_patches": {PATCHES}', '"max_num_patches": 9'))
+    image = Image.effect_mandelbrot((61, 33), (-2, -1, 1, 1), 40).convert("RGB")
+    vectors = [Embedder(other, native=limit).images([image])[0] for limit in (0, 9, PATCHES)]
+    assert np.array_equal(vectors[0], vectors[1])
+    assert not np.allclose(vectors[0], vectors[2], atol=1e-3)
+    for wrong in (True, False):
+        with pytest.raises(UsageError, match=f"^native expected a number of patches.* \\(got {wrong}\\)"):
+            Embedder(other, native=wrong).images([image])
 
 
 def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, capsys):

@@ -2,12 +2,15 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from multimodal.errors import CheckpointError
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.weights.fit import check_vocabulary
 from multimodal.weights.vision.open_clip import open_clip_tokenizer
 from tests.helpers.data.gemma_text import gemma_tokenizer
 
@@ -47,6 +50,20 @@ def words(folder: Path) -> dict:
     vocab = {token: i for i, token in enumerate([*special, *letters])}
     BertTokenizerFast(vocab=vocab).save_pretrained(folder)
     return {"tokenizer_kwargs": {"strip_sep_token": True}}
+
+
+def test_a_tokenizer_that_ends_or_pads_texts_otherwise_than_the_model_expects_is_refused():
+    from tests.helpers import tiny
+
+    tokenizer = CLIPTokenizer(12)
+    clip, coca = (replace(config, text=replace(config.text, vocabulary=49408))
+                  for config in (tiny.CLIPS["softmax"], tiny.COCA))  # fmt: skip
+    check_vocabulary(tokenizer, replace(clip, eos_id=49407), "model")
+    check_vocabulary(tokenizer, replace(coca, pad_id=0), "model")
+    with pytest.raises(CheckpointError, match=r"^model: the tokenizer ends texts with id 49407, the model .* at id 2$"):
+        check_vocabulary(tokenizer, replace(clip, eos_id=2), "model")
+    with pytest.raises(CheckpointError, match=r"^model: the tokenizer pads with id 0, the model expects 1$"):
+        check_vocabulary(tokenizer, replace(coca, pad_id=1), "model")
 
 
 @pytest.mark.parametrize("make", [gemma, pieces, words])

@@ -43,6 +43,29 @@ def test_pixels_equal_the_image_processors(name, processor, options, limit, tmp_
     assert load(tmp_path).preprocessing == record
 
 
+def test_scores_of_a_classifier_of_several_labels_equal_the_pipelines(tmp_path, capsys):
+    import transformers
+
+    made = case("ViT").reference
+    made.config.problem_type = "multi_label_classification"
+    made.save_pretrained(tmp_path)
+    transformers.ViTImageProcessorPil(size=SQUARE).save_pretrained(tmp_path)
+    photo = next(squares(tmp_path / "images", 1).rglob("*.png"))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    pipeline = transformers.pipeline("image-classification", model=str(tmp_path), image_processor=processor, top_k=99)
+    expected = {row["label"]: row["score"] for row in pipeline(str(photo))}
+    capsys.readouterr()  # what transformers says
+    code, out, err = run(capsys, "classify", photo, "-m", tmp_path, "--format", "json", "--scores", "sigmoid")
+    assert (code, err) == (0, "")
+    found = {row["label"]: row["score"] for row in json.loads(out)[0]["scores"]}
+    assert found == pytest.approx(expected, abs=1e-2)  # bfloat16
+    (tmp_path / "config.json").write_text(
+        (tmp_path / "config.json").read_text().replace("multi_label_classification", "regression")
+    )
+    code, _, err = run(capsys, "classify", photo, "-m", tmp_path)
+    assert (code, "problem_type 'regression' is not supported" in err, err.count("\n")) == (1, True, 1)
+
+
 @pytest.mark.parametrize("name", ["DINOv3", "BEiT", "DeiT"])
 def test_folders_embed_index_inspect_and_probe(name, capsys, tmp_path):
     from transformers import BeitImageProcessorPil
