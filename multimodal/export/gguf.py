@@ -146,6 +146,8 @@ def _bytes(tokenizer: Tokenizer, pipeline: dict[str, Any], size: int) -> dict[st
     for token, i in control_names(tokenizer).items():
         names[i], kinds[i] = token, CONTROL
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in pipeline["model"]["merges"]]
+    if not merges:
+        raise UsageError("GGUF has no vocabulary of bytes alone, which the tokenizer has")
     return {"model": "gpt2", "tokens": names, "token_type": kinds, "merges": merges}
 
 

@@ -9,11 +9,14 @@ from typing import Any
 from torch import nn
 
 from multimodal.errors import CheckpointError
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
 from multimodal.system.files import optional_json
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.weights.fit import check_size, check_vocabulary
+from multimodal.weights.card import searched
+from multimodal.weights.fit import check_size, check_values, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
 
@@ -64,6 +67,7 @@ class Family:
                 config = ({self.beside: optional_json(folder / self.beside)} if folder else {}) | config
             config = self.completed(config, tensors)
             ours = self.config_from(config, tensors)
+            check_values(ours, where)
             model = build(self.model, ours, len(tensors))
             rows = self.rows(ours)
             check(rows, model.state_dict(), tensors, where)
@@ -73,6 +77,8 @@ class Family:
             if preprocessing is not None:
                 check_size(preprocessing, ours, where)
             card = {"format": self.name, **self.card(folder, config)}
+            if folder and self.model in (TextTransformer, EncoderDecoder) and (asked := searched(folder)):
+                card["generation"] = asked
             chat = self.chat(folder, tokenizer)
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)
 

@@ -1,8 +1,10 @@
 """Checks that preprocessing and tokenizer fit a model's configuration, before memory is allocated."""
 
+import dataclasses
 from typing import Any
 
 from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.system.records import from_record, to_record
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -35,6 +37,17 @@ def check_size(record: Preprocessing, config: Any, where: str, error: type[Multi
         raise error(f"{where}: size {record.size} must be a multiple of the patch ({patch})")
     if height * width > MOST_TIMES * own_height * own_width:
         raise error(f"{where}: size {record.size} is too large for a model of {own_height} x {own_width} pixels")
+
+
+def check_values(config: Any, where: str) -> None:
+    """Raise CheckpointError for a value of another type than the field's, and for a number that must be above 0."""
+    from_record(type(config), to_record(config), where)
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), field.name
+        if dataclasses.is_dataclass(value):
+            check_values(value, where)
+        elif (name.endswith("norm_eps") or name == "context") and value is not None and not value > 0:
+            raise CheckpointError(f"{where}: {name} must be above 0 (got {value!r})")
 
 
 def check_vocabulary(tokenizer: Tokenizer | None, config: Any, where: str) -> None:

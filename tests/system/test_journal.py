@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import wave as wav
 from types import SimpleNamespace
@@ -179,6 +180,14 @@ def test_a_full_disk_loses_nothing(call, monkeypatch, tmp_path, capfd):
     assert "continuing after 5 finished windows" in run(capfd, *call, "-o", out)[2]
     assert run(capfd, *call, "-o", tmp_path / "whole")[0] == 0
     assert_same_files(out, tmp_path / "whole", call)
+
+
+def test_a_name_as_long_as_a_file_system_takes_has_a_journal(models, talk, tmp_path, capfd):
+    long = tmp_path / f"{'語' * 79}.wav"  # 237 bytes and 4
+    shutil.copyfile(talk, long)
+    call = ["transcribe", long, "-m", models / "asr", "-o", tmp_path / "out", "-f", "txt", "--overwrite"]
+    assert run(capfd, *call)[0] == 0
+    assert files(tmp_path / "out").keys() == {f"{long.stem}.txt"}
 
 
 def test_ctrl_c_says_what_was_kept(models, talk, tmp_path):

@@ -1,6 +1,7 @@
 """Journals of transcriptions, beside their outputs: a stopped command continues after the last finished window."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ from multimodal.tasks.encode.loaded import device_of
 from multimodal.tasks.transcribe.whisper.options import options_for
 from multimodal.weights.folder import Checkpoint
 
+LONGEST = 200  # bytes of a stem; names of files have up to 255, with .transcript.part.lock
 ANY_VALUE = ("batch_size", "on_truncated")  # the text does not depend on these
 
 
 def journal_path(folder: Path, file: Path) -> Path:
+    name = os.fsencode(file.stem)
+    if len(name) > LONGEST:
+        return folder / f"{hashlib.sha256(name).hexdigest()[:32]}.transcript.part"
     return folder / f"{file.stem}.transcript.part"
 
 

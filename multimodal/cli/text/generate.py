@@ -77,7 +77,7 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.tasks.text import choices as generate_choices
     from multimodal.tasks.text.examples import STOP, read_examples
-    from multimodal.tasks.text.generate import TextWriter, prepared
+    from multimodal.tasks.text.generate import TextWriter, prepared, warn_of_search
 
     chosen = PromptOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
@@ -92,6 +92,8 @@ def run(options: Namespace) -> int:
     if not lines:
         raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
     checkpoint = prepared(loaded(options, "generate"), options.compute_type, options.device)
+    if not choices:
+        warn_of_search(checkpoint, chosen)
     write = TextWriter(checkpoint, settings)
     asked = _Asked(write, examples, lone=len(lines) == 1)
     if choices:

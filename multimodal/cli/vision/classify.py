@@ -293,11 +293,10 @@ def _drawing(
     from multimodal.tasks.encode.native import native_limit
     from multimodal.tasks.inspect.heatmap import HeatMaps
 
-    record = classifier.preprocessing
-    most = None if options.native is None else native_limit(classifier.model, options.native, record)
-    if classifier.device.type != "cpu":
-        plain = prepare_for_inference(plain, "float32", classifier.device)
-    maps = HeatMaps(plain.model, record, classifier.labels, classifier.weights, options.heatmap,
+    record, most = classifier.preprocessing, options.native
+    most = most if most is None else native_limit(classifier.model, most, record)
+    own = plain if classifier.device.type == "cpu" else prepare_for_inference(plain, "float32", classifier.device)
+    maps = HeatMaps(own.model, record, classifier.labels, classifier.weights, options.heatmap,
                     options.heatmap_top or 3, most, outputs)  # fmt: skip
     return lambda result: maps.write(result["file"], result)
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Unpack
@@ -39,6 +39,7 @@ from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
 from multimodal.tokens.chat.messages import read_messages
+from multimodal.weights.card import SEARCH
 from multimodal.weights.folder import Checkpoint
 
 
@@ -65,6 +66,7 @@ class Generator(LoadedModel):
         **options: Unpack[PromptArguments],
     ):  # fmt: skip
         self.writer = TextWriter(prepared(model, compute_type, device), prompt_options(options))
+        warn_of_search(self.writer.checkpoint, options)
 
     def __call__(self, prompt: str) -> str:
         """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_new_tokens`
@@ -122,6 +124,15 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
         raise UsageError(f"model {checkpoint.source}: needs a target language: use translate")
     checkpoint.required_tokenizer()
     return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
+
+
+def warn_of_search(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
+    """Warn of what the checkpoint's generation_config.json asks for and the options do not say."""
+    asked = checkpoint.card.get("generation") or {}
+    left = [f"{name} {value!r:.40}" for name, value in asked.items() if SEARCH.get(name, ((), ""))[1] not in given]
+    if left:
+        told = f"its generation_config.json asks for {', '.join(left)}, which is not taken from there"
+        warnings.warn(f"{checkpoint.source}: {told}", stacklevel=3)
 
 
 def end_ids(checkpoint: Checkpoint) -> list[int]:

@@ -57,14 +57,21 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tupl
         if options.word_timestamps:
             alignment_heads(checkpoint)  # report a faulty card before reading anything
         return partial(_open_whisper, checkpoint, options, language, serve), serve
-    own = checkpoint.card.get("language")
-    if options.language is not None and own is not None and options.language != own:
-        raise UsageError(f"language {options.language!r}: {checkpoint.source} knows {own!r} only")
-    if options.task != "transcribe" and not isinstance(checkpoint.model, Canary):
-        raise UsageError(f"task {options.task!r}: {checkpoint.source} can only transcribe")
+    own = only_language(checkpoint, options.language, options.task)
     options = with_language_model(checkpoint, options)  # refuse an unfit one before reading anything
     open_ = partial(_open_conformer, checkpoint, options, own or options.language)
     return open_, partial(decode_windows, checkpoint=checkpoint, options=options)
+
+
+def only_language(checkpoint: Checkpoint, language: str | None, task: str) -> str | None:
+    """The language of a model that is no Whisper, if its card states it. Raises UsageError for another language, and
+    for a task that it does not have."""
+    own = checkpoint.card.get("language")
+    if language is not None and own is not None and language != own:
+        raise UsageError(f"language {language!r}: {checkpoint.source} knows {own!r} only")
+    if task != "transcribe" and not isinstance(checkpoint.model, Canary):
+        raise UsageError(f"task {task!r}: {checkpoint.source} can only transcribe")
+    return own
 
 
 def _check_tokens(checkpoint: Checkpoint, options: WhisperOptions) -> None:

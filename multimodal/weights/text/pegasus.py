@@ -31,5 +31,6 @@ PEGASUS = replace(
 BLENDERBOT = replace(
     PEGASUS, name="blenderbot", has=(*_TOWERS, "model.encoder.embed_positions.weight"), types=("blenderbot",),
     config_from=partial(config_from, positions=PositionConfig()), rows=bart.rows,
-    defaults=bart.DEFAULTS | {"decoder_start_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 128},
+    defaults=bart.DEFAULTS | {"decoder_start_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 128,
+                              "encoder_attention_heads": 32, "decoder_attention_heads": 32},
 )  # fmt: skip

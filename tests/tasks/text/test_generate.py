@@ -20,6 +20,7 @@ from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer
+from multimodal.weights.card import searched
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.byte_models import byte_model
@@ -42,6 +43,19 @@ SEARCHES = [
 def letters(size: int) -> CharacterTokenizer:
     """One id a letter, 0 for begin and end."""
     return CharacterTokenizer("".join(chr(ord("a") + i) for i in range(size - 1)))
+
+
+def test_what_a_checkpoint_asks_of_the_search_is_named(tmp_path):
+    told = {"num_beams": 4, "repetition_penalty": 1.0, "bad_words_ids": [[5]], "forced_bos_token_id": None, "top_k": 9}
+    (tmp_path / "generation_config.json").write_text(json.dumps(told))
+    asked = searched(tmp_path)
+    assert asked == {"num_beams": 4, "bad_words_ids": [[5]]}
+    checkpoint = byte_model()
+    checkpoint.card["generation"] = asked
+    with pytest.warns(UserWarning, match=r"asks for num_beams 4, bad_words_ids \[\[5\]\], which is not taken"):
+        generate("a", checkpoint, max_new_tokens=1)
+    with pytest.warns(UserWarning, match=r"asks for bad_words_ids"):
+        generate("a", checkpoint, max_new_tokens=1, beam_size=2)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SEARCHES)

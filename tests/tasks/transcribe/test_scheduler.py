@@ -4,6 +4,7 @@ import pytest
 
 from multimodal.errors import AudioError
 from multimodal.tasks.transcribe.scheduler import run
+from multimodal.tasks.transcribe.whisper.windows import within_clip
 
 
 def count(name, requests, log=None):
@@ -41,6 +42,22 @@ def test_results_are_the_same_whatever_the_width(width):
     assert sorted(result for result in found if result is not error) == [("a", 14), ("b", 0), ("c", 16), ("d", 61)]
     assert max(map(len, serve.batches)) == min(width, 4)
     assert sorted(request for batch in serve.batches for request in batch) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([(5, 7), (7, 9)], [(5, 7), (7, 8)]),
+        ([(5, 6), (8, 9)], [(5, 6), (6, 8)]),  # in the padding after the clip: between the last end and the clip's
+        ([(5, 9), (9, 9.5)], [(5, 6.5), (6.5, 8)]),
+        ([(8, 9), (9, 10)], [(4, 6), (6, 8)]),
+        ([], []),
+    ],
+)
+def test_segments_in_the_padding_after_a_clip_keep_a_duration(given, expected):
+    segments = [{"start": start, "end": end} for start, end in given]
+    within_clip(segments, 4.0, 8.0)
+    assert [(own["start"], own["end"]) for own in segments] == expected
 
 
 def test_a_result_is_there_as_soon_as_its_stream_has_ended():

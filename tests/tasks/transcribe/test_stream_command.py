@@ -74,6 +74,9 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     code, out, _ = say("--stream", "-", "--vad_threshold", "0", "--rate", "8000")
     assert code == 0
     assert re.search(r"^final   \[00:0\d\.\d{3} --> 00:0\d\.\d{3}\] \(\d+\.\d\d s\)  ", out, re.M)
+    piped(tone.read_bytes()[44:])
+    code, out, err = say("--stream", "--task", "translate")
+    assert (code, out, "task 'translate': " in one_line(err)) == (1, "", True)
     piped(b"")
     assert "no samples" in one_line(say("--stream")[2])
     piped(bytes(3200))

@@ -49,6 +49,7 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
     [
         ({"beams": 3}, "'beams': unknown"),
         ({"patience": 2.0}, "patience 2 needs a beam_size"),
+        ({"patience": 0.01, "beam_size": 5}, "patience 0.01 of beam_size 5 waits for no beam"),
         ({"patience": 0.0, "beam_size": 2}, r"patience must be a number above 0 \(got 0.0\)"),
         ({"temperature": ()}, "temperature needs at least one"),
         ({"temperature": "warm"}, "temperature must be a list"),

@@ -165,6 +165,18 @@ REFUSED = [
     ("Qwen3", {"rope_parameters": {"rope_type": "mrope", "factor": 4}}, "kind 'mrope' is not supported (one of"),
     ("Phi-3, longrope", {"rope_parameters": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]}},
      "short_factor and long_factor: expected 2 positive numbers each"),
+    ("Qwen3, yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 32}},
+     "beta_slow 32.0 to beta_fast 1.0"),
+    ("Qwen3, yarn", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+     "rope_parameters has rope_theta 500.0: put it in rope_scaling"),
+    ("Qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+     "partial_rotary_factor 0.5 is not supported: qwen3 turns whole heads"),
+    ("Gemma 3", {"attn_logit_softcapping": 1.0}, "attn_logit_softcapping 1.0 is not supported"),
+    ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
+    ("Qwen3", {"rms_norm_eps": "1e-6"}, "'1e-6'"),
+    ("Qwen3", {"rms_norm_eps": -1}, "norm_eps must be above 0 (got -1)"),
+    ("Qwen3", {"max_position_embeddings": -5}, "context must be above 0 (got -5)"),
+    ("Granite", {"embedding_multiplier": "12"}, "'12'"),
 ]  # fmt: skip
 
 
@@ -211,6 +223,24 @@ def test_no_option_of_the_reference_is_ignored(name):
 
 
 @torch.no_grad()
+def test_options_that_a_configuration_leaves_out_are_the_references():
+    made = case("Gemma")
+    assert made.config["hidden_act"] == "gelu_pytorch_tanh"
+    left = {key: value for key, value in made.config.items() if key != "hidden_act"}
+    own = [families()["gemma"].config_from(families()["gemma"].completed(config, made.tensors), made.tensors)
+           for config in (made.config, left)]  # fmt: skip
+    assert own[0] == own[1]
+
+
+def test_rope_scaling_goes_before_rope_parameters():
+    """As in transformers, whose folders have the latter: people add the former for YaRN."""
+    made, family = case("Qwen3, yarn"), families()["qwen3"]
+    plain = made.config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    both = plain | {"rope_scaling": made.config["rope_parameters"]}
+    wanted, found = (family.load(made.tensors, config, "file").model.config for config in (made.config, both))
+    assert found == wanted != family.load(made.tensors, plain, "file").model.config
+
+
 def test_a_text_does_not_grow_beyond_a_change_of_its_positions():
     model, ids = load("Phi-3, longrope"), texts(17)
     assert (model.config.limit_from(16), model.config.limit_from(17)) == (16, None)

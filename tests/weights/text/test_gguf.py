@@ -20,6 +20,7 @@ gguf = pytest.importorskip("gguf")
 # of causal.CASES, with options that a GGUF can state; and if transformers reads it
 CASES = {
     "llama": ("Llama", {}), "qwen2": ("Qwen2", {}), "qwen3": ("Qwen3", {"head_dim": 8}),
+    "gemma": ("Gemma", {"head_dim": 6}),
     "gemma2": ("Gemma2", causal.GEMMA | {"query_pre_attn_scalar": 6, "layer_types": None, "head_dim": 6}),
     "gemma3": ("Gemma3Text", causal.GEMMA | {"query_pre_attn_scalar": 6, "layer_types": None, "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

@@ -312,6 +312,8 @@ def _check_combination(result: WhisperOptions | CtcOptions) -> None:
     o = result
     if o.patience is not None and o.beam_size is None:
         raise UsageError(f"{o.patience:g} needs a beam_size", argument="patience")
+    if o.patience is not None and round(o.beam_size * o.patience) < 1:
+        raise UsageError(f"{o.patience:g} of beam_size {o.beam_size} waits for no beam", argument="patience")
     if o.hallucination_silence_threshold is not None and not o.word_timestamps:
         raise UsageError(
             f"{o.hallucination_silence_threshold:g} needs word_timestamps", argument="hallucination_silence_threshold"

@@ -78,7 +78,7 @@ class WhisperTranscriber:
                 end = min(seek, stop)
                 self.result.coverage += overlaid(before * HOP, end * HOP, None, skipped)
                 if self.options.vad_filter or self.options.batched:
-                    _clamp(segments, stop / FRAMES_PER_SECOND)
+                    within_clip(segments, before / FRAMES_PER_SECOND, stop / FRAMES_PER_SECOND)
                 self.result.segments += segments
                 self._keep(end, lengths)
                 self.report(end, segments)
@@ -210,11 +210,16 @@ class DecoderPrompt(NamedTuple):
         return lead + _end(text, capacity - len(lead))
 
 
-def _clamp(segments: Segments, latest: float) -> None:
-    """Limit times that lie in the padding after a clip, which would overlap the next clip's."""
-    for segment in segments:
+def within_clip(segments: Segments, earliest: float, latest: float) -> None:
+    """Limit times that lie in the padding after a clip, which would overlap the next clip's. Segments that lie there
+    wholly share the time since the last one that ends before, or that one's own."""
+    group = [segment for segment in segments if segment["start"] >= latest]
+    for segment in (own for own in segments if own["start"] < latest):
         segment["end"] = min(segment["end"], latest)
-        segment["start"] = min(segment["start"], segment["end"])
+        earliest = max(earliest, segment["end"] if segment["end"] < latest else segment["start"])
+    group = [own for own in segments if own["start"] < latest == own["end"]] + group if group else []
+    for i, segment in enumerate(group):
+        segment["start"], segment["end"] = (earliest + (latest - earliest) * n / len(group) for n in (i, i + 1))
 
 
 def _end(tokens: list[int], count: int) -> list[int]:

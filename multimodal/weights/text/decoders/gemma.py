@@ -29,7 +29,7 @@ NORMS = {
     "pre_feedforward_layernorm": "feed_branch.norm", "post_feedforward_layernorm": "feed_branch.out_norm",
 }  # fmt: skip
 SIZES = DEFAULTS | {"vocab_size": 256000, "head_dim": 256, "tie_word_embeddings": True, "num_key_value_heads": 16,
-                    "max_position_embeddings": 8192}  # fmt: skip
+                    "max_position_embeddings": 8192, "hidden_act": "gelu_pytorch_tanh"}  # fmt: skip
 LATER = SIZES | {"num_key_value_heads": 4, "num_attention_heads": 8, "hidden_size": 2304, "num_hidden_layers": 26,
                  "intermediate_size": 9216, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
                  "sliding_window": 4096, "final_logit_softcapping": None, "attn_logit_softcapping": None}  # fmt: skip
@@ -37,8 +37,9 @@ CAPS = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 
 
 def _gemma(text: dict[str, Any]) -> TextConfig:
-    own = activation(text, "hidden_activation", "hidden_act")
-    own = "gelu_tanh" if own == "gelu" and text["model_type"] == "gemma" else own
+    first = text["model_type"] == "gemma"
+    own = activation(text, "hidden_act") if first else activation(text, "hidden_activation", "hidden_act")
+    own = "gelu_tanh" if own == "gelu" and first else own
     made = changed(llama.hf_body(text), {"norm": "rms_plus", "activation": own})
     return replace(made, embed_scale=text["hidden_size"] ** 0.5)
 
@@ -65,10 +66,12 @@ def _gemma3(text: dict[str, Any]) -> TextConfig:
 
 
 ONE_WAY = {"use_bidirectional_attention": (None, False)}
-GEMMA, GEMMA_MODEL = families(DecoderSpec(("gemma",), _gemma, LLAMA, SIZES, only=ONE_WAY))
+TANH = {"hidden_activation": (None, "gelu", "gelu_pytorch_tanh")}  # in Gemma 1 transformers reads hidden_act alone
+GEMMA, GEMMA_MODEL = families(DecoderSpec(("gemma",), _gemma, LLAMA, SIZES, only=ONE_WAY | TANH))
 GEMMA2, GEMMA2_MODEL = families(DecoderSpec(("gemma2",), _gemma2, SELF | GATED | NORMS, LATER | CAPS, only=ONE_WAY))
 GEMMA3, GEMMA3_MODEL = families(DecoderSpec(
     ("gemma3_text",), _gemma3, SELF | GATED | NORMS | QK_NORMS,
     LATER | {"vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6,
              "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6, "use_bidirectional_attention": False},
+    only={"attn_logit_softcapping": (None,)},  # transformers does not apply it
 ))  # fmt: skip

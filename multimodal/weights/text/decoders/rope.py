@@ -18,14 +18,15 @@ KEYS = {
                         "long_factor", "short_mscale", "long_mscale"},
 }  # fmt: skip
 ALIASES = {"su": "longrope"}  # Phi-3's first files
+WHOLE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3", "olmo2", "olmo3",
+         "granite", "starcoder2")  # fmt: skip
 TRAINED = "original_max_position_embeddings"
 
 
 def positions(text: dict[str, Any], rope: dict[str, Any] | None = None) -> PositionConfig:
     """`rope`: of layers that have their own. Raises CheckpointError for an unknown kind, an unknown key, and values
     that are no scaling."""
-    if rope is None:
-        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    rope = _stated(text) if rope is None else rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     kind = ALIASES.get(kind, kind)
     if kind not in KEYS:
@@ -35,6 +36,9 @@ def positions(text: dict[str, Any], rope: dict[str, Any] | None = None) -> Posit
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     part = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", text.get("rotary_pct", 1.0)))
     width = int(head * part)
+    if part != 1 and text.get("model_type") in WHOLE:
+        kind = text["model_type"]
+        raise CheckpointError(f"config.json: partial_rotary_factor {part!r} is not supported: {kind} turns whole heads")
     if not 0 < width <= head or width % 2:
         raise CheckpointError(
             f"config.json: partial_rotary_factor {part!r} of head width {head}: {width} numbers must be even, to rotate"
@@ -42,6 +46,19 @@ def positions(text: dict[str, Any], rope: dict[str, Any] | None = None) -> Posit
     theta = rope.get("rope_theta", text.get("rope_theta", text.get("rotary_emb_base", 10000.0)))
     made = PositionConfig("rotary", theta=float(theta), share=None if width == head else width)
     return made if kind == "default" else SCALINGS[kind](made, text, rope, width)
+
+
+def _stated(text: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`, or `rope_scaling`, which goes first in transformers, with the base that stands beside it."""
+    own, scaling = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
+    if not (own and scaling):
+        return own or scaling
+    used, told = (part.get("rope_theta", text.get("rope_theta")) for part in (scaling, own))
+    if used != told:
+        raise CheckpointError(
+            f"config.json: rope_scaling goes first, and rope_parameters has rope_theta {told!r}: put it in rope_scaling"
+        )
+    return scaling
 
 
 def _factor(rope: dict[str, Any], own: float | None = None) -> float:
@@ -85,7 +102,8 @@ def _yarn(made: PositionConfig, text: dict[str, Any], rope: dict[str, Any], widt
     if gain is None:
         gain = mscale(part) / mscale(whole) if part and whole else mscale(1.0)
     fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-    if not 0 < slow < fast or type(truncate := rope.get("truncate", True)) is not bool:
+    truncate = rope.get("truncate", True)
+    if not 0 < slow < fast or type(truncate) is not bool:
         raise CheckpointError(f"config.json: beta_slow {slow} to beta_fast {fast}, truncate {truncate!r} are no range")
     return replace(made, scale=1 / factor, gain=float(gain), yarn=(fast, slow, trained, truncate))
 

@@ -17,6 +17,7 @@ DEFAULTS = {"vocab_size": 128100, "type_vocab_size": 0, "layer_norm_eps": 1e-7, 
             "position_buckets": -1, "norm_rel_ebd": "none", "pooler_hidden_act": "gelu"}  # fmt: skip
 ONLY = {"relative_attention": True, "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0,
         "legacy": True}  # fmt: skip
+ABSENT = {"relative_attention": False, "share_att_key": False, "position_biased_input": True}  # transformers' defaults
 BLOCK = {f"attention.self.{part}_proj": f"attention.{part}" for part in ("query", "key", "value")} | bert.FEED | {
     "attention.output.dense": "attention.out", "attention.output.LayerNorm": "attention_branch.norm"}  # fmt: skip
 PRETRAINING = ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "mask_predictions.dense",
@@ -26,7 +27,7 @@ PRETRAINING = ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError for unsupported options, by name and value."""
     for key, value in ONLY.items():
-        if (own := config.get(key, True if key == "legacy" else value)) != value:
+        if (own := config.get(key, ABSENT.get(key, value))) != value:
             raise CheckpointError(f"config.json: {key} {own!r} is not supported")
     kinds = config.get("pos_att_type") or ()
     if set(kinds.split("|") if isinstance(kinds, str) else kinds) != {"p2c", "c2p"}:
