@@ -48,10 +48,9 @@ def create(options: ServeOptions) -> Guard:
     app.state.server = server
     for part in (audio, chat, embeddings, live, system, vision):
         app.include_router(part.router)
-    for kind in (MultimodalError, HttpError, OSError, ClientDisconnect, Exception):
+    invalid = (RequestValidationError, ValidationError)
+    for kind in (MultimodalError, HttpError, *invalid, OSError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _answer)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     if options.page:
         system.add_page(app)
@@ -65,14 +64,6 @@ def create(options: ServeOptions) -> Guard:
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     told = as_http(error)
     return JSONResponse(told.body, told.status, told.headers)
-
-
-async def _invalid(request: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
-    first = error.errors()[0]
-    place = ".".join(str(one) for one in first["loc"] if one != "body")
-    got = "" if first["type"] == "missing" else f" (got {str(first.get('input'))[:40]!r})"
-    told = HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)
-    return JSONResponse(told.body, told.status)
 
 
 async def _http(request: Request, error: HTTPException) -> JSONResponse:

@@ -4,6 +4,8 @@ import errno
 import logging
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from multimodal.errors import MultimodalError, UsageError
@@ -47,6 +49,10 @@ def as_http(error: Exception) -> HttpError:
             return HttpError(400, "the client has gone")
         case CancelledJobError():
             return HttpError(504, "the request took longer than the server allows", "timeout")
+        case RequestValidationError() | ValidationError():
+            return _invalid(error)
+        case UsageError(argument="initial_prompt"):  # a client calls it prompt
+            return HttpError(400, text.replace("initial_prompt", "prompt", 1), None, "prompt")
         case NoModelError():
             return HttpError(404, text, "model_not_found", "model")
         case MultimodalError():
@@ -55,3 +61,10 @@ def as_http(error: Exception) -> HttpError:
             return HttpError(507, "the server's disk is full", "disk_full")
     log.error("%s: %s", type(error).__name__, text, exc_info=error)
     return HttpError(500, "the server has failed; its log tells why", "internal_error")
+
+
+def _invalid(error: RequestValidationError | ValidationError) -> HttpError:
+    first = error.errors()[0]
+    place = ".".join(str(one) for one in first["loc"] if one != "body")
+    got = "" if first["type"] == "missing" else f" (got {first.get('input')!r:.40})"
+    return HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)

@@ -107,14 +107,19 @@ class Models:
             if not able:
                 raise NoModelError(f"no model of this server can {task} ({', '.join(self.served)})", argument="model")
             return next(iter(able.values()))
+        found = self.named(name)
+        if task not in found.tasks:
+            others = ", ".join(able) or "none"
+            raise NoModelError(f"{name!r:.80}: cannot {task} (able: {others})", argument="model")
+        return found
+
+    def named(self, name: str) -> ServedModel:
+        """The model of a name or alias. Raises NoModelError."""
         found = self.served.get(self.aliases.get(name, name))
         if found is None:
             known = [*self.served, *self.aliases]
             raise NoModelError(f"{name!r:.80}: not served{did_you_mean(name, known)} (served: {', '.join(known)})",
-                          argument="model")  # fmt: skip
-        if task not in found.tasks:
-            others = ", ".join(able) or "none"
-            raise NoModelError(f"{name!r:.80}: cannot {task} (able: {others})", argument="model")
+                               argument="model")  # fmt: skip
         return found
 
     def lanes(self) -> Iterable[Lane]:

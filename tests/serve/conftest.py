@@ -1,7 +1,9 @@
 """A server of the small shipped models, in a thread."""
 
+import io
 import threading
 import time
+import wave as wav
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +14,15 @@ from multimodal.serve.options import ServeOptions
 from multimodal.serve.run import ServerProcess, configuration, listening
 
 MODELS = ("asr-conformer-en", "clip-vit-16", "sentence-mini", "gpt-mini", "translator-mini", "any-mini")
+
+
+def recorded(wave) -> bytes:
+    """A WAV file of samples at 16 kHz."""
+    file = io.BytesIO()
+    with wav.open(file, "wb") as made:
+        made.setparams((1, 2, 16_000, 0, "NONE", ""))
+        made.writeframes((wave * 32767).short().numpy().tobytes())
+    return file.getvalue()
 
 
 class Served(NamedTuple):

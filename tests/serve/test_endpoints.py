@@ -17,9 +17,10 @@ from PIL import Image
 import multimodal
 from multimodal.cli.main import main
 from multimodal.system.assets import asset
+from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.load import load
 from tests.helpers.data.video_files import ramp, video
-from tests.serve.conftest import MODELS
+from tests.serve.conftest import MODELS, recorded
 
 SPEECH = asset("sample", "speech.flac")
 
@@ -67,6 +68,18 @@ def test_transcriptions_have_openais_forms(asked, client, heard):
     done = json.loads(streamed.strip().rpartition("data: ")[2])
     assert [one["text"] for one in done["segments"]] == [one["text"] for one in heard["segments"]]
     assert [one["word"] for one in done["words"]] == [one.word for one in verbose.words]
+
+
+@pytest.mark.filterwarnings("ignore:.*ends early")
+def test_a_truncated_recording_tells_its_damage(client):
+    whole = recorded(read_audio(SPEECH))
+    cut = whole[: len(whole) // 2]
+    form = {"response_format": "verbose_json"}
+    ask = lambda data: client.post("/v1/audio/transcriptions", data=form, files={"file": data}).json()
+    (span,) = ask(cut)["damaged"]
+    assert [span] == multimodal.transcribe(cut, "asr-conformer-en", compute_type="float32")["damaged"]
+    assert span["what"] == "missing: the recording ends early"
+    assert ask(whole)["damaged"] == []
 
 
 def test_transcriptions_have_log_probabilities(asked, heard):
@@ -254,6 +267,8 @@ def test_the_server_tells_what_it_has(client):
     listed = client.get("/v1/models").json()["data"]
     assert {one["id"]: one["tasks"] for one in listed}["clip-vit-16"] == ["classify", "embed-images", "embed"]
     assert {one["id"]: one["media"] for one in listed}["any-mini"] == ["image", "audio", "video"]
+    assert [client.get(f"/v1/models/{one['id']}").json() for one in listed] == listed
+    assert client.get("/v1/models/").json()["data"] == listed
     assert client.get("/health").json() == {"status": "ready", "models": list(MODELS), "loading": []}
     assert 'multimodal_requests_total{path="/v1/models",status="200"}' in client.get("/metrics").text
     paths = client.get("/openapi.json").json()["paths"]

@@ -44,7 +44,7 @@ def refused(answer: httpx.Response, status: int, *parts: str) -> None:
         ({"colour": "red"}, ["colour: unknown field"]),
         ({"include[]": "words"}, ["include: must be logprobs"]),
         ({"include[]": "logprobs", "response_format": "srt"}, ["need response_format json"]),
-        ({"prompt": "names"}, ["initial_prompt", "Whisper"]),
+        ({"prompt": "names"}, ["prompt is for Whisper models", "(got 'names')"]),
     ],
 )
 def test_fields_are_checked(client, fields, parts):
@@ -70,6 +70,7 @@ def test_models_and_paths_that_are_not_there(client):
             "'whisper-1': not served", *MODELS)  # fmt: skip
     refused(client.post("/v1/embeddings", json={"input": "a", "model": "gpt-mini"}), 404, "cannot embed")
     refused(client.get("/v1/nothing"), 404, "not found")
+    refused(client.get("/v1/models/whisper-1"), 404, "'whisper-1': not served", *MODELS)
     refused(client.get(AUDIO), 405, "method not allowed")
     refused(client.get("/page/../../../etc/passwd"), 404)
     refused(client.post("/v1/search", json={"text": "a"}), 404, "no index")

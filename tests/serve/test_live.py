@@ -1,6 +1,7 @@
 """Live sound over sockets."""
 
 import base64
+import contextlib
 import json
 import time
 
@@ -121,3 +122,88 @@ def test_messages_that_are_no_samples_are_refused(served):
     with socket(served, "/v1/audio/stream") as own:
         own.send("hello")
         assert "expected samples" in json.loads(own.recv(30))["error"]["message"]
+
+
+@contextlib.contextmanager
+def session(served):
+    """A realtime session: a function that sends an event, and one that gives the next answer."""
+    with socket(served, "/v1/realtime?intent=transcription") as own:
+        take = lambda: json.loads(own.recv(60))
+        assert take()["type"] == "session.created"
+        yield lambda kind, **fields: own.send(json.dumps({"type": kind} | fields)), take
+
+
+def append(ask, data: bytes) -> None:
+    ask("input_audio_buffer.append", audio=base64.b64encode(data).decode())
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "got"),
+    [
+        ("str", "session", "'str'"),
+        ([1], "session", "[1]"),
+        ({"audio": "x"}, "session.audio", "'x'"),
+        ({"audio": {"input": [1]}}, "session.audio.input", "[1]"),
+        ({"audio": {"input": {"format": "pcm16"}}}, "session.audio.input.format", "'pcm16'"),
+        ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, "session.audio.input.format.type", "'audio/pcmu'"),
+        ({"audio": {"input": {"format": {"rate": 7}}}}, "rate", "7"),
+        ({"input_audio_format": "g711_ulaw"}, "session.input_audio_format", "'g711_ulaw'"),
+        ({"turn_detection": "server_vad"}, "session.turn_detection", "'server_vad'"),
+        ({"turn_detection": {"silence_duration_ms": "500"}}, "session.turn_detection.silence_duration_ms", "'500'"),
+        ({"input_audio_transcription": {"model": 5}}, "session.input_audio_transcription.model", "5"),
+        ({"input_audio_transcription": {"model": ["a"]}}, "session.input_audio_transcription.model", "['a']"),
+        ({"input_audio_transcription": {"model": "whisper-9"}}, "model", "'whisper-9'"),
+        ({"input_audio_transcription": {"prompt": "names"}}, "prompt", "'names'"),
+    ],
+)
+def test_refused_settings_are_named(served, settings, key, got):
+    with session(served) as (ask, take):
+        ask("session.update", session=settings)
+        error = take()["error"]
+        assert (error["param"], got in error["message"]) == (key, True), error
+        ask("transcription_session.update", session={"input_audio_format": "pcm16", "turn_detection": None})
+        assert take()["session"]["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 24_000}
+
+
+def test_refused_settings_change_nothing(served, expected):
+    with session(served) as (ask, take):
+        wrong = {"format": {"rate": 8000}, "transcription": {"model": "whisper-9"}}
+        ask("session.update", session={"audio": {"input": wrong}})
+        assert take()["error"]["code"] == "model_not_found"
+        append(ask, samples(24_000))
+        ask("input_audio_buffer.commit")
+        said = ""
+        while len(words(said) & words(expected)) < 0.7 * len(words(expected)):
+            event = take()
+            assert event["type"] != "error", event
+            said += f" {event['transcript']}" if event["type"].endswith("completed") else ""
+
+
+def test_each_commit_is_answered(served):
+    with session(served) as (ask, take):
+        items = []
+        for _ in range(2):
+            ask("input_audio_buffer.commit")
+            assert take()["error"]["code"] == "input_audio_buffer_commit_empty"
+            append(ask, bytes(48_000))
+            ask("input_audio_buffer.commit")
+            committed, completed = take(), take()
+            assert committed["type"] == "input_audio_buffer.committed"
+            assert committed["previous_item_id"] == (items[-1] if items else None)
+            assert completed["type"] == "conversation.item.input_audio_transcription.completed"
+            assert (completed["item_id"], completed["transcript"]) == (committed["item_id"], "")
+            items.append(completed["item_id"])
+        assert items[0] != items[1]
+        append(ask, bytes(4800))
+        ask("input_audio_buffer.clear")
+        assert take()["type"] == "input_audio_buffer.cleared"
+        ask("input_audio_buffer.commit")
+        assert take()["error"]["code"] == "input_audio_buffer_commit_empty"
+
+
+def test_messages_that_are_no_json_are_refused(served):
+    with socket(served, "/v1/realtime") as own:
+        own.recv(30)
+        for text in ("[" * 100_000, "9" * 5000, "{", "[1]", b"\0\0"):
+            own.send(text)
+            assert "expected a JSON object" in json.loads(own.recv(30))["error"]["message"]

@@ -1,9 +1,7 @@
 """A Whisper model behind the server: its own fields, and live sound."""
 
 import base64
-import io
 import json
-import wave as wav
 
 import httpx
 import pytest
@@ -12,6 +10,7 @@ from websockets.sync.client import connect
 from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.weights.folder import save_folder
 from tests.helpers.tiny_whisper import THEIR_WARNINGS, sound, whispers
+from tests.serve.conftest import recorded
 
 pytestmark = THEIR_WARNINGS
 
@@ -21,14 +20,6 @@ def whisper(serve, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whisper")
     save_folder(whispers()[1], folder / "tiny")
     return serve(models=(str(folder / "tiny"),), alias=(f"whisper-1={folder / 'tiny'}",))
-
-
-def recorded(wave) -> bytes:
-    file = io.BytesIO()
-    with wav.open(file, "wb") as made:
-        made.setparams((1, 2, 16_000, 0, "NONE", ""))
-        made.writeframes((wave * 32767).short().numpy().tobytes())
-    return file.getvalue()
 
 
 def test_whisper_is_transcribed_translated_and_scored(whisper):

@@ -172,10 +172,10 @@ def logprobs(checkpoint: Checkpoint, segments: list[dict[str, Any]]) -> dict[str
 
 
 def verbose(result: dict[str, Any], task: str, granularities: list[str]) -> dict[str, Any]:
-    """OpenAI's verbose_json. Segments have what the model gives."""
+    """OpenAI's verbose_json and the damaged spans. Segments have what the model gives."""
     language = result["language"]
     told = {"task": task, "language": LANGUAGES.get(language, language), "duration": result["duration"],
-            "text": result["text"].strip()}  # fmt: skip
+            "text": result["text"].strip(), "damaged": result["damaged"]}  # fmt: skip
     if "word" in granularities:
         words = [word for segment in result["segments"] for word in segment.get("words", [])]
         told["words"] = [{"word": one["word"].strip(), "start": one["start"], "end": one["end"]} for one in words]

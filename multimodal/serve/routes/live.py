@@ -5,9 +5,10 @@ import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.errors import HttpError, as_http
@@ -15,7 +16,7 @@ from multimodal.serve.guard import PROTOCOL_KEY
 from multimodal.serve.jobs.live import LiveRecording
 from multimodal.serve.media import base64_bytes
 from multimodal.serve.state import Server
-from multimodal.tasks.transcribe.live import Event
+from multimodal.tasks.transcribe.live import Event, live_options
 from multimodal.tasks.transcribe.whisper.options import LiveOptions, options_for
 
 router = APIRouter()
@@ -115,14 +116,61 @@ async def _send_events(own: Socket) -> None:
                 return
 
 
+class ClientSettings(BaseModel):
+    """Part of a session.update; keys that are not listed are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class FormatSettings(ClientSettings):
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: int = REALTIME_RATE
+
+
+class TurnSettings(ClientSettings):
+    silence_duration_ms: FiniteFloat | None = None
+    threshold: FiniteFloat | None = None
+
+
+class TranscriptionSettings(ClientSettings):
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+class InputSettings(ClientSettings):
+    format: FormatSettings | None = None
+    turn_detection: TurnSettings | None = None
+    transcription: TranscriptionSettings | None = None
+
+
+class AudioSettings(ClientSettings):
+    input: InputSettings | None = None
+
+
+class SessionSettings(ClientSettings):
+    """OpenAI's present form under `audio`, and its earlier one."""
+
+    audio: AudioSettings | None = None
+    input_audio_format: Literal["pcm16"] | None = None
+    input_audio_transcription: TranscriptionSettings | None = None
+    turn_detection: TurnSettings | None = None
+
+
+class SessionUpdate(ClientSettings):
+    session: SessionSettings | None = None
+
+
 class Realtime:
     """OpenAI's events of a transcription session."""
 
     def __init__(self, own: Socket, model: str | None):
-        self.own, self.model, self.values = own, model, {"rate": REALTIME_RATE}
+        self.own, self.model = own, model
+        self.values: dict[str, Any] = {"rate": REALTIME_RATE}
         self.decoding: dict[str, Any] = {}
         self.item, self.before, self.said = _id("item"), None, ""
         self.finals = 0  # since the last commit
+        self.filled = False  # sound has come since the last commit
 
     def session(self) -> dict[str, Any]:
         rate = {"type": "audio/pcm", "rate": self.values["rate"]}
@@ -133,20 +181,27 @@ class Realtime:
         await self.own.socket.send_json({"type": kind, "event_id": _id("event"), **fields})
 
     async def take(self, message: Any) -> None:
-        """Act on a client's event. Raises UsageError, HttpError."""
+        """Act on a client's event. Raises UsageError, HttpError, ValidationError."""
         event = _parsed(message)
         match event.get("type"):
             case "session.update" | "transcription_session.update":
-                self._update(event.get("session") or {})
+                self._update(SessionUpdate.model_validate_json(message["text"]).session or SessionSettings())
                 await self.send("session.updated", session=self.session())
             case "input_audio_buffer.append":
-                self._recording().push(base64_bytes(event.get("audio"), "audio"))
+                samples = base64_bytes(event.get("audio"), "audio")
+                self._recording().push(samples)
+                self.filled |= bool(samples)
             case "input_audio_buffer.commit":
+                if not self.filled:
+                    problem = "expected sound before a commit (got an empty buffer)"
+                    raise HttpError(400, problem, "input_audio_buffer_commit_empty")
                 self._recording().commit()
+                self.filled = False
             case "input_audio_buffer.clear":
                 if self.own.recording is not None:
                     self.own.recording.drop()
                     self.own.recording = None
+                self.item, self.said, self.finals, self.filled = _id("item"), "", 0, False
                 await self.send("input_audio_buffer.cleared")
             case other:
                 raise UsageError(f"{str(other)[:60]!r} is not an event of a transcription session", argument="type")
@@ -154,25 +209,24 @@ class Realtime:
     def _recording(self) -> LiveRecording:
         return self.own.recording or self.own.open(self.model, self.values, self.decoding)
 
-    def _update(self, session: dict[str, Any]) -> None:
-        """Settings in OpenAI's present or earlier form."""
+    def _update(self, session: SessionSettings) -> None:
+        """Take the settings, or none of them if one is refused."""
         if self.own.recording is not None:
             raise UsageError("settings must come before the first sound", argument="session")
-        given = (session.get("audio") or {}).get("input") or {}
-        rate = (given.get("format") or {}).get("rate", REALTIME_RATE)
-        turns = given.get("turn_detection", session.get("turn_detection", {})) or {}
-        told = given.get("transcription") or session.get("input_audio_transcription") or {}
-        self.model = told.get("model", self.model)
-        self.values = {"rate": rate}
-        if (silence := turns.get("silence_duration_ms")) is not None:
-            self.values["silence"] = silence / 1000
-        if (threshold := turns.get("threshold")) is not None:
-            self.values["threshold"] = threshold
-        LiveOptions(**self.values)
-        served = self.own.server.of("transcribe", self.model)
-        given = {"language": told.get("language"), "initial_prompt": told.get("prompt")}
-        self.decoding = {name: value for name, value in given.items() if value}
-        options_for(served.checkpoint, self.decoding)
+        given = (session.audio or AudioSettings()).input or InputSettings()
+        turns = given.turn_detection or session.turn_detection or TurnSettings()
+        told = given.transcription or session.input_audio_transcription or TranscriptionSettings()
+        model = self.model if told.model is None else told.model
+        values: dict[str, Any] = {"rate": (given.format or FormatSettings()).rate}
+        if turns.silence_duration_ms is not None:
+            values["silence"] = turns.silence_duration_ms / 1000
+        if turns.threshold is not None:
+            values["threshold"] = turns.threshold
+        asked = {"language": told.language, "initial_prompt": told.prompt}
+        decoding = {name: value for name, value in asked.items() if value}
+        checkpoint = self.own.server.of("transcribe", model).checkpoint
+        live_options(checkpoint, LiveOptions(decode=options_for(checkpoint, decoding), **values))
+        self.model, self.values, self.decoding = model, values, decoding
 
     async def tell(self, one: Any) -> None:
         """Send what the recording gave. Raises its errors."""
@@ -180,21 +234,21 @@ class Realtime:
             raise one
         if one is None:  # after a commit
             if not self.finals:
-                await self._committed()
+                await self._completed("")
             self.finals = 0
         elif one.kind == "partial":
             await self._delta(one.stable)
         elif one.kind == "final":
-            await self._committed()
-            if one.text.startswith(self.said):
-                await self._delta(one.text)
-            await self.send("conversation.item.input_audio_transcription.completed", item_id=self.item, content_index=0,
-                            transcript=one.text)  # fmt: skip
-            self.before, self.item, self.said = self.item, _id("item"), ""
+            await self._completed(one.text)
             self.finals += 1
 
-    async def _committed(self) -> None:
+    async def _completed(self, text: str) -> None:
+        """End the item; the next line gets another."""
         await self.send("input_audio_buffer.committed", item_id=self.item, previous_item_id=self.before)
+        await self._delta(text)
+        await self.send("conversation.item.input_audio_transcription.completed", item_id=self.item, content_index=0,
+                        transcript=text)  # fmt: skip
+        self.before, self.item, self.said = self.item, _id("item"), ""
 
     async def _delta(self, text: str) -> None:
         """Send what is new in a text that begins with what was sent."""
@@ -211,7 +265,7 @@ def _id(kind: str) -> str:
 def _parsed(message: Any) -> dict[str, Any]:
     try:
         event = json.loads(message.get("text") or "")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
         raise UsageError("expected a JSON object", argument="message")
@@ -232,7 +286,7 @@ async def realtime(socket: WebSocket, intent: str = "transcription", model: str 
             while (message := await _received(socket, sending)) is not None:
                 try:
                     await session.take(message)
-                except (MultimodalError, HttpError) as error:  # the session goes on
+                except (MultimodalError, HttpError, ValidationError) as error:  # the session goes on
                     await session.send("error", **as_http(error).body)
             await sending
         finally:

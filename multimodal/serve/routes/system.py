@@ -21,6 +21,7 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
 
 
 @router.get("/v1/models")
+@router.get("/v1/models/", include_in_schema=False)
 async def models(request: Request) -> dict[str, Any]:
     """The models, with the tasks of each, the media of a chat and the languages among which a recogniser chooses; the
     first of a task answers where none is named."""
@@ -35,6 +36,14 @@ async def models(request: Request) -> dict[str, Any]:
     data += [{"id": alias, "object": "model", "created": 0, "owned_by": "multimodal", "alias_of": name}
              for alias, name in served.aliases.items()]  # fmt: skip
     return {"object": "list", "data": data, "indexes": list(server_of(request).indexes)}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """One of the models, as in their list."""
+    listed = (await models(request))["data"]
+    server_of(request).models.named(name)
+    return next(one for one in listed if one["id"] == name)
 
 
 @router.get("/health")

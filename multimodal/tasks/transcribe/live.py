@@ -22,10 +22,10 @@ from multimodal.tasks.transcribe.conformer.decode import (
 from multimodal.tasks.transcribe.conformer.windows import is_unlikely
 from multimodal.tasks.transcribe.live_recognizers import Recognizer, new_recognizer
 from multimodal.tasks.transcribe.segmentation import LevelMeter, cut
-from multimodal.tasks.transcribe.sessions import whisper_language
+from multimodal.tasks.transcribe.sessions import only_language, whisper_language
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector
 from multimodal.tasks.transcribe.whisper.decode import model_and_tokenizer
-from multimodal.tasks.transcribe.whisper.options import HybridOptions, LiveOptions, options_for
+from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, LiveOptions, options_for
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
@@ -72,7 +72,10 @@ def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> 
         return options.replace(decode=decode)
     if not isinstance(checkpoint.model, ConformerCTC | Transducer | SpeechSeq2Seq):
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
-    return options.replace(decode=with_language_model(checkpoint, options.decode or options_for(checkpoint, {})))
+    decode = options.decode or options_for(checkpoint, {})
+    if isinstance(decode, CtcOptions):
+        only_language(checkpoint, decode.language, decode.task)
+    return options.replace(decode=with_language_model(checkpoint, decode))
 
 
 class LiveSession:
