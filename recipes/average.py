@@ -10,14 +10,15 @@ and the fourth 36.1 %, its halves 37.2 and 36.2 % (5 beams). Runs from different
 comes from the first model.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from multimodal.errors import UsageError
 from multimodal.train import log, start
+from multimodal.train.checkpoint.best import save_checkpoint
 from multimodal.weights.card import inherited
-from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 
 
@@ -31,8 +32,9 @@ class AverageRun:
     def __post_init__(self):
         if len(self.models) < 2:
             raise UsageError(f"expected two models or more (got {len(self.models)})", argument="models")
-        if self.weights and (len(self.weights) != len(self.models) or min(self.weights) < 0 or not sum(self.weights)):
-            expected = f"expected {len(self.models)} numbers of 0 or more, not all 0"
+        good = all(0 <= weight < math.inf for weight in self.weights) and any(self.weights)
+        if self.weights and (len(self.weights) != len(self.models) or not good):
+            expected = f"expected {len(self.models)} finite numbers of 0 or more, not all 0"
             raise UsageError(f"{expected} (got {' '.join(map(str, self.weights))})", argument="weights")
 
 
@@ -48,7 +50,7 @@ def main(s: AverageRun) -> None:
                 mean[key] += share * own
     first.model.load_state_dict(mean)
     card = inherited(first.card) | {"mean_of": dict(zip(s.models, shares, strict=True))}
-    save_folder(replace(first, card=card), s.out, s.store)
+    save_checkpoint(replace(first, card=card), s.out, s.store)
     log.info("%s: the mean of %d models", s.out, len(s.models))
 
 

@@ -93,7 +93,8 @@ def main(s: FinetuningRun) -> dict[str, Any]:
         return made.measure(model.eval().to(s.loop.device), None) if made.measure else None
 
     figures = {"before": whole(made.objective.model)}
-    trained = merge(Loop(s.loop, made.objective, loader, watch if made.measure else None).fit())
+    begun = made.finish(made.objective.model)
+    trained = merge(Loop(s.loop, made.objective, loader, watch if made.measure else None, begun).fit())
     figures |= {"after": whole(trained)}
     done = made.finish(trained.cpu())
     card = inherited(done.card) | {

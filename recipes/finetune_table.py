@@ -94,7 +94,7 @@ def main(s: TableFinetuning) -> dict[str, Any]:
     loader = loop.loader(source, shuffled(len(source), s.batch, loop.seed), unchanged, stack_fields)
     start_from = Checkpoint(model, card={"table": columns.card()})
     judge = KeepBest(loop, lambda model: table_figures(outputs(model, val), val), better, start_from)
-    Loop(loop, Tabular(model), loader, judge).fit()
+    Loop(loop, Tabular(model), loader, judge, start_from).fit()
     best = judge.load()
     figures: dict[str, Any] = {"ft_transformer": table_figures(outputs(best.model, test), test)}
     if s.trees:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.data.loader import Loader, Step
-from multimodal.errors import CheckpointError, TrainingError, UsageError
+from multimodal.errors import CheckpointError, TrainingError
 from multimodal.system.records import from_record
-from multimodal.train.checkpoint.atomic import newest, read_state, save_state, saved_states
+from multimodal.train.checkpoint.atomic import newest, read_state, refuse_states, save_state
+from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
 from multimodal.train.checkpoint.sharded import SHARDS, load_shards, save_shards
 from multimodal.train.checkpoint.state import StateRecord, TrainingState, random_state, seed, set_random_state
 from multimodal.train.device import (
@@ -39,6 +40,7 @@ from multimodal.train.progress import TrainingLog, is_logged
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped, StopSignal
 from multimodal.train.step_metrics import MetricsQueue
+from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ Evaluate = Callable[[nn.Module, int], dict[str, float]]
 class Loop:
     """Model, optimizers, average and step count, which change and are saved together.
 
+    `start`: checkpoint whose labels and tokenizer a state to resume from must share.
     `evaluate(model, step)` gets the averaged model (the trained one without an average) in eval mode on the device; a
     signal ends it (Stopped) at the next forward of a module. `precision`:
     - auto: autocast where the device multiplies bfloat16 quicker (GPUs, most newer CPUs), else float32;
@@ -55,7 +58,10 @@ class Loop:
     - bfloat16: weights and optimizer in bfloat16 too (small updates are lost), the average in float32;
     - float16: as autocast, with a scaled loss. A step that overflows lowers the scale and does not count as failed."""
 
-    def __init__(self, settings: LoopSettings, objective: Objective, loader: Loader, evaluate: Evaluate | None = None):
+    def __init__(
+        self, settings: LoopSettings, objective: Objective, loader: Loader, evaluate: Evaluate | None = None,
+        start: Checkpoint | None = None,
+    ):  # fmt: skip
         s = settings
         if loader.micro != s.accumulate:
             raise ValueError(f"loader.micro must equal settings.accumulate ({loader.micro}, {s.accumulate})")
@@ -78,7 +84,7 @@ class Loop:
         self.parallel = DataParallel(objective, self.processes, s.shard, s.hybrid, *types)
         scaled = s.precision == "float16"
         self.state = TrainingState(objective.model, s.optim, torch.amp.GradScaler(self.kind, enabled=scaled))
-        self.states = s.run / "states"
+        self.states, self.meaning = s.run / "states", meaning_of(start) if start else {}
         self.done = self.first = 0  # completed steps, now and at the start of this process
         self.forward_flops: int | None = None  # of the first micro-batch
         self.flops: StepFlops | None = None
@@ -267,11 +273,9 @@ class Loop:
         if logged or number % s.save_every == 0 or number % s.evaluate_every == 0:
             self.read_metrics()
         if self.in_row >= s.most_not_finite:
-            newest = f"the newest state is of step {self.saved}" if self.saved >= 0 else "no state was saved"
-            last = number - len(self.pending.waiting)
-            raise TrainingError(
-                f"step {last}: {self.in_row} steps in a row were not finite (most_not_finite); {newest}"
-            )
+            kept = f"the newest state is of step {self.saved}" if self.saved >= 0 else "no state was saved"
+            problem = f"{self.in_row} steps in a row were not finite (most_not_finite)"
+            raise TrainingError(f"step {number - len(self.pending.waiting)}: {problem}; {kept}")
 
     def _evaluate(self, stop: StopSignal) -> None:
         s = self.settings
@@ -313,13 +317,8 @@ class Loop:
         if self.settings.resume:
             self.resume()
         else:
-            self.processes.on_main(self._refuse_old_states)
+            self.processes.on_main(lambda: refuse_states(self.states))
         self.first = self.done
-
-    def _refuse_old_states(self) -> None:
-        if old := saved_states(self.states):
-            more = "continue it with --resume or name a new folder"
-            raise UsageError(f"{self.settings.run}: already holds {old[-1].name}; {more}", argument="run")
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the run depends on; the order of the data follows from `done`. All processes call this."""
@@ -328,7 +327,7 @@ class Loop:
             "done": self.done, "settings": self.settings.flat(), **self.state.state_dict(),
             "counters": {"read": read, "broken": broken, "not_finite": self.not_finite, "in_row": self.in_row,
                          "evaluated": self.evaluated},
-            "random": random_state(),
+            "random": random_state(), "meaning": self.meaning,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,6 +345,7 @@ class Loop:
 
     def _restore(self, path: Path, state: dict[str, Any]) -> None:
         from_record(StateRecord, state, str(path / "state.pt"), others=True)
+        check_meaning(state.get("meaning", {}), self.meaning)  # states of older versions have none
         if (path / SHARDS).is_dir():
             load_shards(path, state, self.state, self.processes)
             self._load_counters(state)

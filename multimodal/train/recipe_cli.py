@@ -44,6 +44,7 @@ def start(main: Callable[[Any], Any], args: Sequence[str] | None = None) -> Any:
     try:
         if isinstance(out := getattr(values, "out", None), Path):
             check_place(out)
+            _check_parents(out, getattr(getattr(values, "loop", None), "run", None))
             Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}", folder=True)
         with _ending(prog) if args is None else contextlib.nullcontext():
             return main(values)
@@ -55,6 +56,16 @@ def start(main: Callable[[Any], Any], args: Sequence[str] | None = None) -> Any:
         if error.filename is None:
             raise
         _end(1, f"{prog}: error: {error.filename}: {error.strerror or error}")
+
+
+def _check_parents(out: Path, run: Path | None) -> None:
+    """Raise UsageError for an output that would hold the run, or whose nearest existing folder cannot be written."""
+    full = Path(os.path.realpath(out))
+    if run is not None and full in ((whole := Path(os.path.realpath(run))), *whole.parents):
+        raise UsageError(f"{out}: expected a folder for the checkpoint alone, got one that holds --run {run}", "out")
+    near = next(path for path in full.parents if os.path.lexists(path))
+    if not near.is_dir() or not os.access(near, os.W_OK | os.X_OK):
+        raise UsageError(f"{out}: cannot be written, since {near} is not a folder that may be written", "out")
 
 
 def _in_flags(error: MultimodalError) -> str:

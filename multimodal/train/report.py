@@ -23,8 +23,9 @@ from multimodal.tasks.figures import contact_sheet, new_figure, png
 from multimodal.tasks.report.media import grid, thumbnail
 from multimodal.tasks.report.page import Section, data_uri, escaped, facts_section, pre, write_page
 from multimodal.tokens.image.reading import read_image
+from multimodal.train.checkpoint.best import save_checkpoint
 from multimodal.weights.files.store_options import Store
-from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def finish(
 ) -> None:  # fmt: skip
     """Save the checkpoint of a recipe to `settings.out`, log its figures, and write the report of `settings.loop.run`
     or `run`. Sources that are None are skipped."""
-    save_folder(checkpoint, settings.out, store)
+    save_checkpoint(checkpoint, settings.out, store)
     if figures:
         log.info("%s: %s", settings.out, figures)
     sources = [source for source in sources if source is not None]

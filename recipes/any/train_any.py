@@ -178,7 +178,7 @@ def main(s: AnyRun) -> None:
 
     card = (read_json(s.card) if s.card else inherited(known.card)) | {"ask": {"max_frames": s.frames}}
     judge = KeepBest(s.loop, measure, lambda found: -found["loss"], replace(known, card=card), newest=True)
-    Loop(s.loop, objective, s.loop.loader(source, plan, prepare, collate), judge).fit()
+    Loop(s.loop, objective, s.loop.loader(source, plan, prepare, collate), judge, judge.start).fit()
     finish(s, judge.load(), [one.rpartition("=")[0] for one in s.data], store="float16")
 
 

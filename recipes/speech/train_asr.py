@@ -163,7 +163,7 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     items = evenly(range(len(valid)), s.valid_count)
     decoder = "attention" if s.terms == "attention" else "greedy"
     watch = ErrorRates(initial, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
-    trained = Loop(s.loop, objective, loader, watch).fit()
+    trained = Loop(s.loop, objective, loader, watch, initial).fit()
     figures = watch(trained, s.loop.steps)
     card = read_json(s.card) if s.card else inherited(initial.card)
     checkpoint, sources = (

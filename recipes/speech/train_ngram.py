@@ -71,9 +71,14 @@ class NgramEntry(NamedTuple):
 
 
 def sentences(path: Path, columns: ListColumns, spelled: bool = False) -> Iterator[list[str]]:
-    """Yield the words of each text; with `spelled` as `plain` writes them. Raises DataError, naming the line."""
-    for text in _texts(path, columns):
-        if words := (plain(text) if spelled else text).split():
+    """Yield the words of each text; with `spelled` as `plain` writes them. Raises DataError, naming the line, for one
+    that cannot be read or holds `<s>` or `</s>`."""
+    unit = "text" if path.name.lower().endswith((*TARS, *CSV, *JSONL)) else "line"
+    for number, text in enumerate(_texts(path, columns), 1):
+        words = (plain(text) if spelled else text).split()
+        if reserved := [word for word in words if word in (START, END)]:
+            raise DataError(f"{path}: {unit} {number}: expected words, got {reserved[0]}, which marks a text's ends")
+        if words:
             yield words
 
 
@@ -117,7 +122,7 @@ def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, NgramEntry]
     counts = adjusted_counts(texts, order)
     if not counts[0]:
         raise DataError("--texts: no words in them")
-    even = 1 / (len(counts[0]) + 1)  # <unk> is a word too
+    even = 1 / len({*counts[0], (UNKNOWN,)})  # <unk> is a word too, inside a text or not
     lower: dict[Gram, float] = {(): even}
     tables: list[dict[Gram, float]] = []
     shares: list[dict[Gram, float]] = []
@@ -133,7 +138,7 @@ def train(texts: Iterable[list[str]], order: int) -> list[dict[Gram, NgramEntry]
         }
         tables.append(table)
         lower = table
-    tables[0] |= {(START,): 0.0, (UNKNOWN,): shares[0][()] * even}
+    tables[0] = {(UNKNOWN,): shares[0][()] * even} | tables[0] | {(START,): 0.0}
     return [
         {gram: NgramEntry(value, after.get(gram, 1.0)) for gram, value in table.items()}
         for table, after in zip(tables, [*shares[1:], {}], strict=True)

@@ -165,7 +165,7 @@ def main(s: WhisperRun) -> None:
     prepare = PrepareWindow(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
     loader = s.loop.loader(data, plan, prepare, collate)
     scores = WhisperValidation(held_out, tokenizer, window, s.most_valid)
-    trained = Loop(s.loop, Multitask(model), loader, scores).fit()
+    trained = Loop(s.loop, Multitask(model), loader, scores, Checkpoint(model, tokenizer)).fit()
     checkpoint = Checkpoint(trained.speech, tokenizer, card=read_json(s.card) if s.card else {})
     finish(s, checkpoint, [*s.train, *s.valid], scores.examples, store="float16")
 

@@ -58,7 +58,8 @@ def main(s: TextFinetuning) -> dict[str, Any]:
     def measure(net: nn.Module, step: int) -> dict[str, float]:
         return job.measure(net)
 
-    trained = merge(Loop(loop, job.objective, loader, measure).fit())
+    begun = Checkpoint(job.objective.model, known.tokenizer, card=dict(job.card))
+    trained = merge(Loop(loop, job.objective, loader, measure, begun).fit())
     initial = "random" if d.random else s.model
     figures = {f"from {initial}": job.measure(trained), **job.baseline}
     tuned = {"task": d.task, "from": initial, "data": str(d.data), str(d.val): figures}

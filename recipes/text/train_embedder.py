@@ -169,7 +169,8 @@ def main(s: EmbedderRun) -> dict[str, Any]:
         return {"recall@1": sum(found) / len(found), "worst": min(found)}
 
     best = KeepBest(loop, measure, lambda figures: figures["recall@1"], initial, newest=True)
-    Loop(loop, SentencePairs(SentenceEncoder(initial.model)), loader, lambda model, step: best(model.text, step)).fit()
+    evaluate = lambda model, step: best(model.text, step)
+    Loop(loop, SentencePairs(SentenceEncoder(initial.model)), loader, evaluate, initial).fit()
     made = best.load()
     vectors = vectors_of(made, held[-1])
     name = Path(prefixes[-1]).name

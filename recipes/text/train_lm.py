@@ -227,7 +227,7 @@ def main(s: LanguageModelRun) -> None:
     def evaluate(net: nn.Module, step: int) -> dict[str, float]:
         return judge(net, step) | (heads(net, step) if heads else {})
 
-    Loop(loop, Language(model, balance=s.balance), loader, evaluate).fit()
+    Loop(loop, Language(model, balance=s.balance), loader, evaluate, judge.start).fit()
     best = judge.load()
     lines, images = [*shares, *samples(s, best.model, tokenizer, prompt)], []
     if heads:

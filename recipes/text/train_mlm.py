@@ -145,7 +145,8 @@ def main(s: MaskedModelRun) -> dict[str, Any]:
     batches = fixed_batches(lambda number, random: val.prepare((0, number), random), collate, numbers)
     objective = begin(s, tokenizer.vocab_size)
     loader = loop.loader(source, source.plan(s.budget * loop.accumulate), source.prepare, collate)
-    trained = Loop(loop, objective, loader, lambda model, step: measure(s, model, batches)).fit()
+    begun = Checkpoint(objective.model, tokenizer)
+    trained = Loop(loop, objective, loader, lambda model, step: measure(s, model, batches), begun).fit()
     figures = measure(s, trained, batches)
     files = [str(path) for path in (*s.data, *s.lines)]
     card = {"objective": s.objective, "data": files, "figures": {" ".join(map(str, (*s.val, *s.val_lines))): figures}}

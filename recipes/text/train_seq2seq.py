@@ -111,7 +111,7 @@ def main(s: EncoderDecoderRun) -> dict[str, float]:
         return denoising_figures(model, batches, val.vocabulary.ordinary)
 
     loader = loop.loader(source, source.plan(s.budget * loop.accumulate, loop.seed), source.prepare, collate)
-    trained = Loop(loop, Denoising(made), loader, measure).fit()
+    trained = Loop(loop, Denoising(made), loader, measure, Checkpoint(made, tokenizer)).fit()
     figures = measure(trained, loop.steps)
     files = [str(path) for path in (*s.data, *s.lines)]
     card = {"objective": s.objective, "data": files, "figures": {" ".join(map(str, s.val)): figures}}

@@ -198,7 +198,7 @@ def main(s: TranslationRun) -> None:
     loader = loop.loader(source, plan, unchanged, CollatePairs(tokenizer.pad_id))
     objective = Translating(model, s.smoothing)
     judge = TranslationValidation(s, tokenizer, val, held)
-    made = Checkpoint(Loop(loop, objective, loader, judge).fit(), tokenizer)
+    made = Checkpoint(Loop(loop, objective, loader, judge, Checkpoint(model, tokenizer)).fit(), tokenizer)
     scores = {}
     if s.test:
         test = read_parallel(s.test, s.languages)

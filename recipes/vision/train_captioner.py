@@ -180,7 +180,7 @@ def main(settings: CaptionerRun) -> None:
         initial = replace(initial, shared=(SharedPart("image", settings.init, "image"),))
     kept = replace(initial, card={name: initial.card[name] for name in ("templates",) if name in initial.card})
     judge = KeepBest(loop, measure, lambda scores: scores["cider"], kept, {"images": len(val.keys)}, newest=True)
-    Loop(loop, objective, loader, judge).fit()
+    Loop(loop, objective, loader, judge, initial).fit()
     best = judge.load()
     facts = read_json(settings.card) if settings.card else {}
     examples = zip(val.keys, captions(images, best, settings.beams), strict=True)

@@ -193,7 +193,7 @@ def main(s: CLIPRun) -> None:
     objective = Contrastive(
         initial.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
     )
-    trained = Loop(s.loop, objective, loader, evaluate if watched else None).fit()
+    trained = Loop(s.loop, objective, loader, evaluate if watched else None, initial).fit()
     done = in_use(trained)
     shown = [line for labelled in watched.values() for line in examples(done, labelled)]
     finish(s, done, [*paths, *s.val], shown, store="float16")

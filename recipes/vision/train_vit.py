@@ -92,7 +92,7 @@ def main(s: ViTRun) -> dict[str, float]:
     source = open_source(s.data, columns=s.columns, trust=s.trust)
     labels = class_labels(source, " ".join(s.data))
     names = names_of(labels, s.classes, s.data)
-    initial = begin(s, labels)
+    initial = replace(begin(s, labels), card={"labels": labels, "names": names})
     loader = s.loop.loader(
         source, shuffled(len(source), s.batch, s.loop.seed), ImageAugment(labels, initial.preprocessing, s.augment),
         MixImages(len(labels), initial.preprocessing, s.augment),
@@ -100,10 +100,10 @@ def main(s: ViTRun) -> dict[str, float]:
     log.info("%d images of %d classes", len(source), len(labels))
     val = open_source(s.val, columns=s.columns, trust=s.trust) if s.val else None
     watch = ImageAccuracy(val, labels, initial.preprocessing, s.val, s.count) if val else None
-    trained = Loop(s.loop, SoftTargets(initial.model), loader, watch).fit()
+    trained = Loop(s.loop, SoftTargets(initial.model), loader, watch, initial).fit()
     whole = ImageAccuracy(val, labels, initial.preprocessing, s.val) if val else None
     figures = whole(trained.to(s.loop.device)) if whole else {}
-    card = {"labels": labels, "names": names, "figures": {s.val: figures | {"images": len(val)}} if val else {}}
+    card = initial.card | {"figures": {s.val: figures | {"images": len(val)}} if val else {}}
     checkpoint = replace(initial, model=trained.cpu(), card=card)
     finish(s, checkpoint, [*s.data, s.val], whole.examples if whole else (), figures=figures, store="float16")
     return figures

@@ -1,6 +1,8 @@
-"""Recipes train on every layout of data that `multimodal validate` passes."""
+"""Recipes and their data: they train on every layout that `multimodal validate` passes, resume on no other classes or
+tokens, and say what a disk or a text cannot hold."""
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from PIL import Image
 from multimodal.data.sources import open_source
 from multimodal.data.validate import validate
 from multimodal.train.recipe_cli import start
-from tests.helpers.data.sets import COLOURS, tar, wav
+from tests.helpers.data.sets import COLOURS, squares, tar, wav
+from tests.helpers.folders import every_kind, files_of_at_most
 
 SHORT = ["--steps", "1", "--threads", "1", "--log_every", "1"]
 TINY = ["--width", "32", "--layers", "1", "--heads", "2"]
@@ -21,6 +24,9 @@ PIXELS = ["--side", "4", "--colours", "4", *TINY, "--batch", "4", "--probe_c", "
 ASR = ["--width", "32", "--layers", "1", "--decoder_layers", "1", "--vocabulary", "270", "--budget", "400"]
 WHISPER = [*TINY, "--words", "1", "--vocabulary", "280", "--window", "200", "--budget", "400", "--epoch", "4"]
 CLIP_16 = ["--model", "clip-vit-16", "--batch", "4"]
+LOOP = ["--precision", "float32", "--threads", "1", "--steps"]
+IMAGES = [*("--image", "16", "--width", "16", "--layers", "1", "--heads", "1"), *LOOP]
+LM = [*("--width", "16", "--layers", "1", "--heads", "1", "--context", "16", "--tokenizer", "bpe"), *LOOP]
 RECIPES = {
     "vit": ("train_vit", "image", ["--data", "DATA", "--val", "DATA", *VIT]),
     "clip": ("train_clip", "image", ["--data", "DATA", "--val", "DATA", *CLIP]),
@@ -90,3 +96,99 @@ def test_what_validate_passes_makes_ngrams(layout, tmp_path, load_recipe):
     data = dataset(tmp_path, "audio", layout)
     start(load_recipe("train_ngram").main, [str(tmp_path / "lm.arpa"), "--order", "2", "--texts", str(data)])
     assert "one two" in (tmp_path / "lm.arpa").read_text()
+
+
+@pytest.fixture
+def outputs(tmp_path) -> list[str]:
+    return ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+
+
+def renamed(folder) -> None:
+    old = min(folder.iterdir())
+    old.rename(folder / "zebra")
+
+
+@pytest.mark.parametrize("name", ["train_vit", "finetune"])
+def test_a_renamed_class_is_refused(load_recipe, tmp_path, outputs, last_line, name):
+    data = squares(tmp_path / "data")
+    first, second = sorted(path.name for path in data.iterdir())[:2]
+    own = (
+        IMAGES if name == "train_vit" else ["--task", "classify", "--model", str(every_kind(tmp_path) / "clip"), *LOOP]
+    )
+    flags = [*outputs, "--data", str(data), "--batch", "8", *own]
+    recipe = load_recipe(name)
+    start(recipe.main, [*flags, "1"])
+    renamed(data)
+    line = last_line(lambda: start(recipe.main, [*flags, "2", "--resume"]))
+    assert f"state-000000001: does not fit this run: classes were {first}, {second}, " in line
+    assert f", now {second}, " in line
+
+
+def test_a_renamed_class_of_texts_is_refused(load_recipe, tmp_path, outputs, last_line):
+    recipe, data = load_recipe("finetune_text"), tmp_path / "rows.tsv"
+    flags = [*outputs, *("--model", str(every_kind(tmp_path) / "encoder"), "--data", str(data), "--val", str(data))]
+    data.write_text("the dog\tdry\nthe sea\twet\n" * 8)
+    start(recipe.main, [*flags, *LOOP, "1"])
+    data.write_text(data.read_text().replace("dry", "zoo"))
+    line = last_line(lambda: start(recipe.main, [*flags, *LOOP, "2", "--resume"]))
+    assert "does not fit this run: classes were dry, wet, now wet, zoo" in line
+
+
+def test_a_renamed_class_of_a_table_is_refused(load_recipe, tmp_path, outputs, last_line):
+    recipe, data = load_recipe("finetune_table"), tmp_path / "table.csv"
+    data.write_text("x,y\n" + "".join(f"{i % 7},{'low' if i % 7 < 3 else 'high'}\n" for i in range(60)))
+    flags = [*outputs, "--data", str(data), "--target", "y", "--trees", "0", "--batch", "8", *LOOP]
+    start(recipe.main, [*flags, "1"])
+    data.write_text(data.read_text().replace("high", "over"))
+    line = last_line(lambda: start(recipe.main, [*flags, "2", "--resume"]))
+    assert "does not fit this run: classes were high, low, now low, over" in line
+
+
+def test_a_tokenizer_learned_again_is_refused(load_recipe, tmp_path, outputs, last_line):
+    recipe, data = load_recipe("train_lm"), tmp_path / "text.txt"
+    data.write_text("the cat sat on the mat\n" * 40)
+    flags = [*outputs, "--data", str(data), "--vocabulary", "262", *LM]
+    start(recipe.main, [*flags, "1"])
+    data.write_text(data.read_text() + "dogs and dogs and dogs\n" * 400)
+    line = last_line(lambda: start(recipe.main, [*flags, "2", "--resume"]))
+    assert "does not fit this run: tokenizer files" in line
+
+
+def test_a_full_disk_at_the_end_is_one_line(load_recipe, tmp_path, last_line):
+    recipe, model = load_recipe("average"), every_kind(tmp_path) / "lm"
+    with files_of_at_most(1000):
+        line = last_line(lambda: start(recipe.main, ["--models", *[str(model)] * 2, "--out", str(tmp_path / "out")]))
+    assert line == f"average.py: error: {tmp_path / 'out'}: the checkpoint cannot be saved: File too large"
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "-1"])
+def test_shares_of_an_average_are_finite(load_recipe, tmp_path, capsys, weight):
+    with pytest.raises(SystemExit) as end:
+        start(load_recipe("average").main, ["--models", "a", "b", "--out", "c", "--weights", "1", weight])
+    assert end.value.code == 2
+    assert "--weights expected 2 finite numbers of 0 or more, not all 0 (got 1.0 " in capsys.readouterr().err
+
+
+def unigrams(path: Path) -> dict[str, float]:
+    rows = path.read_text().partition("\\1-grams:\n")[2].partition("\n\n")[0].splitlines()
+    return {row.split("\t")[1]: 10 ** float(row.split("\t")[0]) for row in rows}
+
+
+def test_unknown_words_of_a_text_count_and_the_unigrams_sum_to_1(load_recipe, tmp_path):
+    recipe, made = load_recipe("train_ngram"), {}
+    for name, word in (("known", "mat"), ("unknown", "<unk>")):
+        (text := tmp_path / f"{name}.txt").write_text(f"a cat sat on the {word}\nthe {word} sat\n" * 3)
+        start(recipe.main, [str(tmp_path / f"{name}.arpa"), "--texts", str(text), "--order", "2"])
+        made[name] = unigrams(tmp_path / f"{name}.arpa")
+        assert math.fsum(made[name].values()) == pytest.approx(1, abs=1e-5)
+    assert made["unknown"]["<unk>"] > made["known"]["<unk>"]
+
+
+@pytest.mark.parametrize("word", ["<s>", "</s>"])
+def test_the_ends_of_a_text_are_no_words(load_recipe, tmp_path, last_line, word):
+    recipe = load_recipe("train_ngram")
+    (text := tmp_path / "text.txt").write_text(f"a cat\n\na {word} cat\n")
+    line = last_line(lambda: start(recipe.main, [str(tmp_path / "lm.arpa"), "--texts", str(text)]))
+    problem = f"{text}: line 3: expected words, got {word}, which marks a text's ends"
+    assert line == f"train_ngram.py: error: {problem}"
+    start(recipe.main, [str(tmp_path / "lm.arpa"), "--texts", str(text), "--plain"])  # spelled as the word s

@@ -118,3 +118,30 @@ def test_warnings_are_one_line(caplog):
     with warnings.catch_warnings():
         start(warning, BASE)
     assert caplog.messages == ["two lines"]
+
+
+@dataclass
+class WithOut(Settings):
+    out: Path = Path("made")
+
+
+def never(settings: WithOut):
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("out", "line"),
+    [
+        ("runs/one", "expected a folder for the checkpoint alone, got one that holds --run runs/one"),
+        ("runs", "expected a folder for the checkpoint alone, got one that holds --run runs/one"),
+        ("file/deep/out", "cannot be written, since {here}/file is not a folder that may be written"),
+    ],
+)
+def test_an_output_that_cannot_be_saved_is_refused_at_the_start(tmp_path, monkeypatch, capsys, out, line):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        start(never, ["--run", "runs/one", "--steps", "5", "--data", "a", "--out", out])
+    assert end.value.code == 1
+    expected = line.format(here=tmp_path.resolve())
+    assert capsys.readouterr().err == f"test_recipe_cli.py: error: --out {out}: {expected}\n"

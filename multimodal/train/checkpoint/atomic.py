@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from multimodal.errors import CheckpointError, TrainingError
+from multimodal.errors import CheckpointError, TrainingError, UsageError
 from multimodal.system.files import inside, read_json
 from multimodal.system.records import from_record
 from multimodal.weights.files.archives import read_archive
@@ -93,6 +93,13 @@ def save_state(folder: Path, step: int, state: dict[str, Any], keep: int = 2) ->
 def saved_states(folder: Path) -> list[Path]:
     """Return the folders of states by step, unchecked."""
     return sorted(path for path in folder.glob("state-*") if path.is_dir())
+
+
+def refuse_states(folder: Path) -> None:
+    """Raise UsageError if a run has saved states, which a new run would mix with its own."""
+    if old := saved_states(folder):
+        more = "continue it with --resume or name a new folder"
+        raise UsageError(f"{folder.parent}: already holds {old[-1].name}; {more}", argument="run")
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
