@@ -34,7 +34,7 @@ class AverageRun:
             raise UsageError(f"expected two models or more (got {len(self.models)})", argument="models")
         good = all(0 <= weight < math.inf for weight in self.weights) and any(self.weights)
         if self.weights and (len(self.weights) != len(self.models) or not good):
-            expected = f"expected {len(self.models)} finite numbers of 0 or more, not all 0"
+            expected = f"expected {len(self.models)} numbers of 0 or more, not all 0"
             raise UsageError(f"{expected} (got {' '.join(map(str, self.weights))})", argument="weights")
 
 

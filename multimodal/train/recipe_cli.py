@@ -62,7 +62,7 @@ def _check_parents(out: Path, run: Path | None) -> None:
     """Raise UsageError for an output that would hold the run, or whose nearest existing folder cannot be written."""
     full = Path(os.path.realpath(out))
     if run is not None and full in ((whole := Path(os.path.realpath(run))), *whole.parents):
-        raise UsageError(f"{out}: expected a folder for the checkpoint alone, got one that holds --run {run}", "out")
+        raise UsageError(f"{out}: expected a folder for the checkpoint alone, got one that holds the run {run}", "out")
     near = next(path for path in full.parents if os.path.lexists(path))
     if not near.is_dir() or not os.access(near, os.W_OK | os.X_OK):
         raise UsageError(f"{out}: cannot be written, since {near} is not a folder that may be written", "out")

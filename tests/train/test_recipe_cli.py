@@ -132,8 +132,8 @@ def never(settings: WithOut):
 @pytest.mark.parametrize(
     ("out", "line"),
     [
-        ("runs/one", "expected a folder for the checkpoint alone, got one that holds --run runs/one"),
-        ("runs", "expected a folder for the checkpoint alone, got one that holds --run runs/one"),
+        ("runs/one", "expected a folder for the checkpoint alone, got one that holds the run runs/one"),
+        ("runs", "expected a folder for the checkpoint alone, got one that holds the run runs/one"),
         ("file/deep/out", "cannot be written, since {here}/file is not a folder that may be written"),
     ],
 )
