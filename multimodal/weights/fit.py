@@ -42,10 +42,14 @@ def check_size(record: Preprocessing, config: Any, where: str, error: type[Multi
 def check_values(config: Any, where: str) -> None:
     """Raise CheckpointError for a value of another type than the field's, and for a number that must be above 0."""
     from_record(type(config), to_record(config), where)
+    _check_positive(config, where)
+
+
+def _check_positive(config: Any, where: str) -> None:
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), field.name
         if dataclasses.is_dataclass(value):
-            check_values(value, where)
+            _check_positive(value, where)
         elif (name.endswith("norm_eps") or name == "context") and value is not None and not value > 0:
             raise CheckpointError(f"{where}: {name} must be above 0 (got {value!r})")
 

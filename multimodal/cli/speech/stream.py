@@ -45,18 +45,13 @@ def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, A
 
 
 def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> "LiveOptions":
-    from multimodal.tasks.transcribe.sessions import only_language
-    from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, LiveOptions, options_for
+    from multimodal.tasks.transcribe.whisper.options import LiveOptions, options_for
 
     chosen = options_for(checkpoint, {**api, "vad_filter": False})  # live sound has its own
-    ctc = isinstance(chosen, CtcOptions)
-    if ctc:
-        only_language(checkpoint, chosen.language, chosen.task)
-    decode = HybridOptions(**HybridOptions.among(vars(chosen))) if ctc else chosen
     spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}
     rate = {"rate": given["rate"]} if "rate" in given else {}
     try:
-        return LiveOptions(decode=decode, threshold=chosen.vad_threshold, **spans, **rate)
+        return LiveOptions(decode=chosen, threshold=chosen.vad_threshold, **spans, **rate)
     except UsageError as error:
         raise UsageError(f"{error.args[0]}, in seconds", argument=SPANS[error.argument][0]) from None
 
