@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Never, dataclass_transform, get_args, get_origin
 
@@ -122,7 +123,7 @@ class OptionSet:
             try:
                 made[name] = cls.declared[name].checked(value)
             except UsageError as error:
-                raise UsageError(error, argument=name) from None
+                raise error if error.argument == name else UsageError(error, argument=name) from None
         return made
 
     @classmethod
@@ -171,8 +172,8 @@ def one_of(value: Any, choices: Iterable[str]) -> str:
 def number(
     value: Any, kind: type = float, low: float | int = -math.inf, high: float | int = math.inf, above: bool = False
 ) -> Any:
-    """Check a number. An integer may stand for a float; a bool is no number."""
-    real = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    """Check a number. An integer may stand for a float, numpy's numbers for Python's; a bool is no number."""
+    real = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if real and low <= value <= high and not (above and value == low):
         return kind(value)
     limits = ""

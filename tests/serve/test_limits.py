@@ -42,6 +42,8 @@ def refused(answer: httpx.Response, status: int, *parts: str) -> None:
         ({"timestamp_granularities[]": "letter"}, ["timestamp_granularities: must be word or segment"]),
         ({"stream": "perhaps"}, ["stream: must be true or false"]),
         ({"colour": "red"}, ["colour: unknown field"]),
+        ({"stream": "true", "response_format": "srt"}, ["events are json, text or verbose_json (got srt)"]),
+        ({"chunking_strategy": "bogus"}, ["chunking_strategy: must be auto (got 'bogus')"]),
         ({"include[]": "words"}, ["include: must be logprobs"]),
         ({"include[]": "logprobs", "response_format": "srt"}, ["need response_format json"]),
         ({"prompt": "names"}, ["prompt is for Whisper models", "(got 'names')"]),

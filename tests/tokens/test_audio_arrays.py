@@ -90,6 +90,7 @@ WRONG = {
     "empty dict": ({}, "(got none)"),
     "other dict": ({"audio": 1}, "expected 'array', 'bytes' or 'path' (got audio)"),
     "text file": (io.StringIO("a"), "opened in binary mode (got str)"),
+    "sparse": (torch.zeros(900).to_sparse(), "expected a dense tensor of numbers (got torch.sparse_coo"),
     "number": (3, "<int>: expected a path, bytes"),
     "list": ([0.0, 0.1], "<list>: expected a path, bytes"),
 }  # fmt: skip

@@ -251,9 +251,6 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
         if len(files) > 1 and which not in ("txt", "json"):
             raise UsageError(f"--format {which}: stdout takes one recording so, not {len(files)}")
         return _Outputs(None, which, layout, False)
-    if same := next((stem for stem, count in Counter(file.stem for file in files).items() if count > 1), None):
-        both = " and ".join(str(file) for file in [file for file in files if file.stem == same][:2])
-        raise UsageError(f"{target}: {both} would both be written as {same}.*; use a run and folder for each")
     if not target:
         raise UsageError("--output: an empty name ('')")
     folder = output_folder(Path(target), "--output")
@@ -263,6 +260,7 @@ def _outputs(given: Mapping[str, Any], files: Collection[Path]) -> _Outputs:
 def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -> tuple[dict[Path, str], int]:
     """Files to transcribe: all but those whose outputs are there, or may not be written. Before any work."""
     places, kept, code = outputs_of(options, names, but=("audio",)), dict[Path, str](), 0
+    stems = Counter(file.stem for file in names)
     if log := getattr(options, "decode_log", None):
         if not os.path.isdir(os.path.dirname(log) or "."):
             raise UsageError(f"--decode_log {log}: cannot be written (no such folder)")
@@ -271,6 +269,9 @@ def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -
         paths = outputs.paths(file) if outputs.folder is not None else []
         try:
             path_of(file, UsageError, "audio")
+            if paths and stems[file.stem] > 1:
+                other = next(one for one in names if one.stem == file.stem and one != file)
+                raise UsageError(f"{name}: would be written as {file.stem}.*, as {other} would; use a folder for each")
             there = [places.spare(path) is not None and path.exists() for path in paths]
             if getattr(options, "skip_existing", False) and all(there):
                 console.note(f"skipped {name}: {paths[0].name} is there")

@@ -80,6 +80,11 @@ def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     if style not in FORMATS:
         raise HttpError(400, f"response_format: must be one of {', '.join(FORMATS)} (got {style[:40]!r})",
                         param="response_format")  # fmt: skip
+    if _flag(form, "stream") and style in ("srt", "vtt"):
+        problem = f"response_format: events are json, text or verbose_json (got {style})"
+        raise HttpError(400, problem, param="response_format")
+    if (strategy := form.text("chunking_strategy") or "auto") != "auto":
+        raise HttpError(400, f"chunking_strategy: must be auto (got {strategy[:40]!r})", param="chunking_strategy")
     include = form.texts.get("include", [])
     if wrong := [one for one in include if one != "logprobs"]:
         raise HttpError(400, f"include: must be logprobs (got {wrong[0][:40]!r})", param="include")

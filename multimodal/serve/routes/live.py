@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.errors import HttpError, as_http
@@ -21,6 +21,7 @@ from multimodal.tasks.transcribe.whisper.options import LiveOptions, options_for
 
 router = APIRouter()
 REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16
+SILENCE = LiveOptions.declared["silence"]
 
 
 class Socket:
@@ -66,11 +67,12 @@ async def accepted(socket: WebSocket) -> AsyncIterator[Socket]:
 
 
 @router.websocket("/v1/audio/stream")
-async def stream(socket: WebSocket, model: str | None = None, rate: int = 16_000, language: str | None = None) -> None:
+async def stream(socket: WebSocket, model: str | None = None, rate: str = "16000", language: str | None = None) -> None:
     """Binary messages hold 16-bit samples of one channel, a text message "end" ends them; answers are JSON messages
     of type partial, final and summary."""
     async with accepted(socket) as own:
-        recording = own.open(model, {"rate": rate}, {} if language is None else {"language": language})
+        values = {"rate": int(rate) if rate.isdecimal() else rate}
+        recording = own.open(model, values, {} if language is None else {"language": language})
         sending = asyncio.create_task(_send_events(own))
         try:
             while not sending.done():
@@ -128,14 +130,14 @@ class FormatSettings(ClientSettings):
 
 
 class TurnSettings(ClientSettings):
-    silence_duration_ms: FiniteFloat | None = None
+    silence_duration_ms: FiniteFloat | None = Field(default=None, ge=1000 * SILENCE.low, le=1000 * SILENCE.high)
     threshold: FiniteFloat | None = None
 
 
 class TranscriptionSettings(ClientSettings):
     model: str | None = None
     language: str | None = None
-    prompt: str | None = None
+    initial_prompt: str | None = Field(default=None, alias="prompt")
 
 
 class InputSettings(ClientSettings):
@@ -210,19 +212,20 @@ class Realtime:
         return self.own.recording or self.own.open(self.model, self.values, self.decoding)
 
     def _update(self, session: SessionSettings) -> None:
-        """Take the settings, or none of them if one is refused."""
+        """Change the settings that are named, or none of them if one is refused."""
         if self.own.recording is not None:
             raise UsageError("settings must come before the first sound", argument="session")
         given = (session.audio or AudioSettings()).input or InputSettings()
         turns = given.turn_detection or session.turn_detection or TurnSettings()
         told = given.transcription or session.input_audio_transcription or TranscriptionSettings()
         model = self.model if told.model is None else told.model
-        values: dict[str, Any] = {"rate": (given.format or FormatSettings()).rate}
+        changes: dict[str, Any] = {} if given.format is None else {"rate": given.format.rate}
         if turns.silence_duration_ms is not None:
-            values["silence"] = turns.silence_duration_ms / 1000
+            changes["silence"] = turns.silence_duration_ms / 1000
         if turns.threshold is not None:
-            values["threshold"] = turns.threshold
-        asked = {"language": told.language, "initial_prompt": told.prompt}
+            changes["threshold"] = turns.threshold
+        values = self.values | changes
+        asked = self.decoding | told.model_dump(include={"language", "initial_prompt"}, exclude_unset=True)
         decoding = {name: value for name, value in asked.items() if value}
         checkpoint = self.own.server.of("transcribe", model).checkpoint
         live_options(checkpoint, LiveOptions(decode=options_for(checkpoint, decoding), **values))

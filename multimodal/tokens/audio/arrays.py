@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.tokens.arrays import numpy_of
 from multimodal.tokens.audio.levels import Levels
 from multimodal.tokens.audio.offset import without_offset
 from multimodal.tokens.audio.reading import SAMPLE_RATE, as_floats, chunked, converted
@@ -124,9 +124,7 @@ def _same_rate(own: Any, sampling_rate: int | None) -> Any:
 
 def _channels(source: np.ndarray | Tensor) -> np.ndarray:
     """Samples [C T] of an array [T], [C T] or [T C]: the longer axis is time."""
-    array = source.detach().cpu() if isinstance(source, Tensor) else source
-    if isinstance(array, Tensor):
-        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    array = numpy_of(source, "samples", AudioError) if isinstance(source, Tensor) else source
     if array.dtype.name not in TYPES:
         raise AudioError(f"samples: expected {', '.join(TYPES)} (got {array.dtype})")
     if array.ndim == 1:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import ImageError
+from multimodal.tokens.arrays import numpy_of
 from multimodal.tokens.image.reading import EIGHT_BITS, ImageLimits, check_size, read_image
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
@@ -51,7 +51,7 @@ def _content(read: Any, name: str) -> bytes:
 def _of_array(source: np.ndarray | Tensor) -> Image.Image:
     tensor = isinstance(source, Tensor)
     name = "<Tensor>" if tensor else "<ndarray>"
-    array: np.ndarray = _numpy(source) if isinstance(source, Tensor) else source
+    array: np.ndarray = numpy_of(source, name, ImageError) if isinstance(source, Tensor) else source
     where = 0 if tensor else array.ndim - 1
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[where] not in MODES):
         expected = "[3 H W]" if tensor else "[H W], [H W 3] or [H W 4]"
@@ -60,11 +60,6 @@ def _of_array(source: np.ndarray | Tensor) -> Image.Image:
     check_size((planes.shape[1], planes.shape[0]), ImageLimits(), name)
     pixels = _eight_bits(planes, name)
     return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _hint(array: np.ndarray, tensor: bool) -> str:

@@ -55,7 +55,8 @@ def language_code(language: str) -> str:
         return name
     if name in _CODES:
         return _CODES[name]
-    raise UsageError(f"language {language!r} is not one of Whisper's {len(LANGUAGES)}{did_you_mean(name, _CODES)}")
+    problem = f"{language!r} is not one of Whisper's {len(LANGUAGES)}{did_you_mean(name, _CODES)}"
+    raise UsageError(problem, argument="language")
 
 
 LANGUAGE = re.compile(

@@ -152,6 +152,18 @@ def test_what_failed_is_named_and_the_others_are_kept(say, fake, clips, tmp_path
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["c.txt"]
 
 
+def test_two_recordings_of_one_output_are_refused_and_the_others_are_done(say, fake, clips, tmp_path):
+    (clips / "a.flac").write_bytes(wav(0.5))
+    code, _, err = say(clips, "-o", tmp_path / "out", "-f", "txt")
+    assert code == 1
+    lines = [line for line in err.splitlines() if "would be written as a.*" in line]
+    assert [line.count("a.wav") and line.count("a.flac") for line in lines] == [1, 1]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.txt", "c.txt"]
+    code, out, _ = say(clips, "-o", "-")  # of one name each on stdout
+    assert code == 0
+    assert out.count("a") >= 2
+
+
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from multimodal.errors import CheckpointError, UsageError
@@ -42,6 +43,9 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
     assert isinstance(found.no_speech_threshold, float)
     assert whisper(suppress_tokens="").suppress_tokens == ()
     assert whisper(clip_timestamps="").clip_timestamps == (0.0,)
+    given = whisper(beam_size=np.int64(2), patience=np.float32(1.5), temperature=np.float64(0))
+    assert (given.beam_size, given.patience, given.temperature) == (2, 1.5, (0.0,))
+    assert type(given.beam_size) is int
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
         ({"beam_size": 2.5}, "beam_size must be an integer .*2.5"),
         ({"best_of": True}, "best_of"),
         ({"task": "summarise"}, "summarise"),
-        ({"language": "klingon"}, "klingon"),
+        ({"language": "klingon"}, "^language 'klingon' is not one of Whisper's 100"),
         ({"languages": []}, "languages needs at least one"),
         ({"language": "en", "languages": "de,fr"}, "language 'en' is not one of"),
         ({"language": "en", "multilingual": True}, "multilingual"),

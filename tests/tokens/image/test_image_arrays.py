@@ -83,6 +83,7 @@ WRONG = {
     "thin": (np.zeros((1, 500), np.uint8), "too long and thin (500x1"),
     "text file": (io.StringIO("a"), "opened in binary mode (got str)"),
     "empty file": (io.BytesIO(), "empty (0 bytes)"),
+    "no values": (torch.zeros(3, 4, 4, device="meta"), "a dense tensor of numbers (got torch.float32 on meta)"),
     "number": (3, "<int>: expected a path, bytes, a file object"),
     "none": (None, "<NoneType>: expected a path"),
 }  # fmt: skip

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def _languages(value: Any) -> tuple[str, ...]:
 
 
 def _temperatures(value: Any) -> tuple[float, ...]:
-    single = isinstance(value, int | float)
+    single = isinstance(value, Real)
     return _nonempty(entries([value] if single else value, float, partial(number, low=0, high=100)), value)
 
 
