@@ -75,7 +75,7 @@ class Outputs:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write atomically. Raises OSError that names `path`."""
-    with _naming(path), opened_output(path) as file:
+    with naming(path), opened_output(path) as file:
         file.write(data)
 
 
@@ -85,14 +85,14 @@ def opened_output(path: Path, stopped: Literal["drop", "keep", "place"] = "drop"
     partial file, keep it beside `path` with a warning, or place it. Raises OSError that names `path`."""
     import tempfile  # slow: not for --help
 
-    with _naming(path):
+    with naming(path):
         name = f"{path.name[:60]}."
         part = tempfile.NamedTemporaryFile(dir=path.parent, prefix=name, suffix=".part", delete=False)  # noqa: SIM115
         give_mode(part.name)
     try:
         with at_stop(partial(_stopped, part, path, stopped)):
             yield part
-        with _naming(path):
+        with naming(path):
             place(part, path)
     except BaseException:
         if line := _stopped(part, path, stopped):
@@ -127,7 +127,8 @@ def place(part: IO[bytes], path: Path) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError of the block."""
     try:
         yield
     except OSError as error:

@@ -104,9 +104,11 @@ def masked_parts(s: DistillationRun, teacher: Checkpoint) -> tuple[Callable[[], 
     )
 
 
-def trained(s: DistillationRun, name: str, objective: Objective, loader: Loader, figures: Figures) -> TextTransformer:
+def trained(
+    s: DistillationRun, name: str, objective: Objective, loader: Loader, figures: Figures, teacher: Checkpoint
+) -> TextTransformer:  # fmt: skip
     loop = replace(s.loop, run=s.loop.run / name)
-    return Loop(loop, objective, loader, lambda model, step: figures(model)).fit()
+    return Loop(loop, objective, loader, lambda model, step: figures(model), teacher).fit()
 
 
 def main(s: DistillationRun) -> dict[str, dict[str, float]]:
@@ -120,13 +122,13 @@ def main(s: DistillationRun) -> dict[str, dict[str, float]]:
     weights = {"soft": s.soft, "task": s.task, "cosine": s.cosine}
     log.info("teacher: %s; student of %d layers", scores["teacher"], layers)
     objective = Distillation(student, teacher, s.temperature, weights)
-    student = trained(s, "student", objective, loader(), figures)
+    student = trained(s, "student", objective, loader(), figures, known)
     scores["student"] = figures(student)
     if s.alone:
         fresh = TextTransformer(config)
         gpt2_weights(fresh)
         scores["alone"] = figures(
-            trained(s, "alone", (Language if causal else MaskedLanguage)(fresh), loader(), figures)
+            trained(s, "alone", (Language if causal else MaskedLanguage)(fresh), loader(), figures, known)
         )
     card = {"teacher": str(s.teacher), "figures": scores}
     lines = [f"{who}: perplexity {own['perplexity']:.4g}" for who, own in scores.items()]

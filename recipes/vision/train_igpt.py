@@ -155,13 +155,15 @@ def main(s: ImageGPTRun) -> dict[str, float]:
         stack_fields,
     )  # fmt: skip
     some = held_ids[torch.randperm(len(held_ids), generator=torch.Generator().manual_seed(0))[: s.count]]
-    trained = Loop(s.loop, Language(model), loader, lambda model, step: {"bits": bits(model, some, begin)}).fit()
+    watch = lambda model, step: {"bits": bits(model, some, begin)}
+    colours = {"palette": palette.colours.tolist()}
+    trained = Loop(s.loop, Language(model), loader, watch, Checkpoint(model, card=colours)).fit()
     figures = {
         "bits": bits(trained, held_ids, begin), "bits_uniform": float(torch.tensor(float(begin)).log2()),
         "bits_marginal": marginal_bits(ids, held_ids, begin),
     }  # fmt: skip
     figures |= probes(s, trained, palette, own, unseen)
-    card = {"side": s.side, "palette": palette.colours.tolist(), "figures": figures}
+    card = {"side": s.side, **colours, "figures": figures}
     made = completed(trained, some[: s.sheet], begin, s.completions, s.loop.seed)
     sheet(palette, some[: s.sheet], made, s.loop.run / "report" / "completions.png")
     lines = [f"{name}: {value:.4g}" for name, value in figures.items()]

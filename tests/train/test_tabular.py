@@ -170,7 +170,8 @@ def test_a_table_that_does_not_fit_the_columns_is_refused(tmp_path):
     columns = Columns.of(table, "y")
     for change, line in (
         ({"y": ["maybe"] * 4}, "test: label 'maybe' is not in the training part (no, yes)"),
-        ({"age": ["old"] * 4}, "test: column age must hold numbers, got 'old'"),
+        ({"age": ["old"] * 4}, "test: column age must hold numbers up to 3.4e38, got 'old'"),
+        ({"age": ["1e39"] * 4}, "test: column age must hold numbers up to 3.4e38, got '1e39'"),
         ({"town": None}, "test: lacks the column town (age, job, y)"),
     ):
         other = {name: cells for name, cells in (table | change).items() if cells is not None}

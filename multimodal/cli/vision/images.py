@@ -3,6 +3,7 @@
 import csv
 import os
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
@@ -161,10 +162,14 @@ def append_to(
 ) -> int:  # fmt: skip
     """To the file `--output`, with which a second call goes on. `work(files, add, there)` makes the records; those of
     images and frames that are `there` are not added. `whole`: whether all else that belongs to an image is there."""
+    written = _changed_at(options.output)
     with Results(options.output, options.format, header, settings, options.overwrite) as results:
         there = {file for file in files if results.has(file) and whole(file)}
         if there:
             console.note(f"{options.output}: {len(there)} of {len(files)} images are there already")
+            if newer := sorted(file for file in there if _changed_at(file) > written):
+                warnings.warn(f"{options.output}: keeps the rows of {len(newer)} images that have changed since, such "
+                              f"as {newer[0]}; --overwrite replaces them", stacklevel=1)  # fmt: skip
 
         def add(record: Record) -> None:
             if not results.has(record["file"]):
@@ -179,6 +184,14 @@ def append_to(
         with at_stop(stopped):
             parts = remaining(files, there, options.batch_size)
             return max([work(part, add, There(there, results)) for part in parts])
+
+
+def _changed_at(path: str) -> float:
+    """Seconds since 1970; 0 for what is not there."""
+    try:
+        return os.stat(path).st_mtime
+    except (OSError, ValueError):
+        return 0.0
 
 
 class There:

@@ -6,7 +6,7 @@ from typing import IO
 
 from multimodal.data.cleaning.compression import compressed
 from multimodal.errors import UsageError
-from multimodal.system.outputs import place
+from multimodal.system.outputs import naming, place
 
 
 class Target:
@@ -30,12 +30,14 @@ class Target:
 
     def write(self, data: bytes) -> None:
         if data:
-            self._file.write(compressed(self.path, data))
+            with naming(self.part):
+                self._file.write(compressed(self.path, data))
 
     def flushed(self) -> int:
         """Bring all to disk; return the bytes so far."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self.part):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def place(self) -> None:

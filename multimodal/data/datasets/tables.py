@@ -21,6 +21,7 @@ from multimodal.errors import CheckpointError, DataError
 log = logging.getLogger(__name__)
 
 MISSING = ("", "?")
+LARGEST = torch.finfo(torch.float32).max
 MOST_KINDS = 20  # a numeric target with more distinct values is regression
 
 Table = dict[str, list[str]]  # columns as text, all of one length
@@ -64,12 +65,12 @@ def split(table: Table, shares: Sequence[float], seed: int) -> list[Table]:
 
 
 def _number(text: str) -> float:
-    """Parse a finite number, else NaN."""
+    """Parse a number in float32's range, else NaN."""
     try:
         value = float(text)
     except ValueError:
         return math.nan
-    return value if math.isfinite(value) else math.nan
+    return value if abs(value) <= LARGEST else math.nan
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def encode(table: Table, columns: Columns, where: str) -> TableData:
         cells = table[name]
         numbers[:, i] = torch.tensor([_number(cell) for cell in cells], dtype=torch.float32)
         if wrong := [cell for cell in cells if cell not in MISSING and math.isnan(_number(cell))]:
-            raise DataError(f"{where}: column {name} must hold numbers, got {wrong[0]!r:.40}")
+            raise DataError(f"{where}: column {name} must hold numbers up to 3.4e38, got {wrong[0]!r:.40}")
     ids = torch.zeros(count, len(columns.categories), dtype=torch.long)
     unknown: set[str] = set()
     for i, (name, known) in enumerate(columns.categories.items()):
@@ -160,10 +161,11 @@ def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
     if not columns.labels:
         found = torch.tensor([_number(cell) for cell in cells], dtype=torch.float32)
         if found.isnan().any():
-            raise DataError(f"{where}: column {columns.target} must hold numbers, got "
+            raise DataError(f"{where}: column {columns.target} must hold numbers up to 3.4e38, got "
                             f"{cells[int(found.isnan().int().argmax())]!r:.40}")  # fmt: skip
         return found
     index = {cell: number for number, cell in enumerate(columns.labels)}
     if wrong := [cell for cell in cells if cell not in index]:
-        raise DataError(f"{where}: label {wrong[0]!r:.40} is not in the training part ({', '.join(columns.labels)})")
+        known = ", ".join(columns.labels[:5]) + (", …" if len(columns.labels) > 5 else "")
+        raise DataError(f"{where}: label {wrong[0]!r:.40} is not in the training part ({known})")
     return torch.tensor([index[cell] for cell in cells])

@@ -11,10 +11,11 @@ Meaning = Mapping[str, Sequence[str]]
 
 
 def meaning_of(start: Checkpoint) -> dict[str, list[str]]:
-    """Return the labels and table columns of the card, in order, and the sums of the tokenizer's files."""
+    """Return the labels, colours and table columns of the card, in order, and the sums of the tokenizer's files."""
     table = start.card.get("table", {})
     parts = {
         "classes": start.card.get("labels") or table.get("labels"),
+        "colours": start.card.get("palette"),
         "target": [table["target"]] if table else [],
         "columns": [*table.get("numbers", ()), *table.get("categories", ())],
         **{f"categories of {name}": known for name, known in table.get("categories", {}).items()},

@@ -13,6 +13,7 @@ from multimodal.data.cleaning import pages as reading
 from multimodal.data.cleaning.clean import clean
 from multimodal.data.cleaning.compression import zstd
 from multimodal.data.cleaning.options import CleanOptions
+from multimodal.data.cleaning.targets import Target
 from tests.data.cleaning import written_out
 from tests.helpers.commands import one_line, run
 
@@ -231,3 +232,12 @@ def test_what_must_not_be_written_is_refused(capsys, tmp_path):
         assert (code, (tmp_path / name).read_text()) == (1, "mine")
         assert "move it away" in one_line(err)
         (tmp_path / name).unlink()
+
+
+def test_a_full_disk_is_named(tmp_path):
+    target = Target(tmp_path / "o.txt", is_ours=True)
+    target.open(0)
+    target.close(remove=True)
+    with open("/dev/full", "wb", buffering=0) as target._file, pytest.raises(OSError, match="No space") as failed:
+        target.write(b"text")
+    assert failed.value.filename == str(target.part)

@@ -65,6 +65,18 @@ def test_a_second_call_does_what_is_missing_and_says_so(capsys, models, folder, 
         assert [len(record["scores"]) for record in records] == [3] * 10
 
 
+@pytest.mark.filterwarnings("default:.*that have changed since")
+def test_rows_of_an_image_that_has_changed_since_are_told(capsys, models, folder, tmp_path):
+    arguments = ["classify", folder / "part0", *LABELS, "-m", models / "clip", "-o", tmp_path / "o.csv"]
+    run(capsys, *arguments)
+    image = sorted((folder / "part0").iterdir())[0]
+    later = (tmp_path / "o.csv").stat().st_mtime + 10
+    os.utime(image, (later, later))
+    code, _, err = run(capsys, *arguments)
+    assert code == 0
+    assert f"keeps the rows of 1 images that have changed since, such as {image};" in err
+
+
 def test_good_images_are_done_and_broken_ones_told_at_each_call(capsys, models, folder, tmp_path):
     causes = breakages(folder)
     arguments = ["classify", folder, *LABELS, "-m", models / "clip", "-o", tmp_path / "o.csv", "--batch_size", 4]

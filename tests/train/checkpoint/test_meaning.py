@@ -41,6 +41,12 @@ def test_a_tokenizer_learned_again_differs(tmp_path):
         check_meaning(learned("a cat sat on the mat"), learned("dogs ran to dogs and dogs"))
 
 
+def test_other_colours_of_an_image_model_are_refused():
+    old, new = (meaning_of(Checkpoint(tiny_run.model(), card={"palette": [[0, 0], [x, 0]]})) for x in (1, 2))
+    with pytest.raises(ValueError, match=r"colours from number 2 were \[1, 0\], now \[2, 0\]"):
+        check_meaning(old, new)
+
+
 @pytest.mark.parametrize(("changes", "line"), [
     ({"target": "age"}, "target were price, now age"),
     ({"numbers": ["y", "x"]}, "columns were x, y, kind, now y, x, kind"),
