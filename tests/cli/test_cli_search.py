@@ -60,6 +60,16 @@ def test_formats_name_each_query_its_kind_and_the_best_first(capsys, made, photo
     assert all(f"{score:.4f}" in page.text for each in scores for score in each)
 
 
+def test_files_that_are_gone_are_told(capsys, made, photos):
+    (photos / "3.png").rename(photos.parent / "3.png")
+    code, out, err = run(capsys, "search", "a red square", "--index", made, "--top", 8)
+    assert code == 0
+    assert f"made: 1 of 8 files found are not there, such as {photos / '3.png'};" in err
+    assert "3.png" in out
+    (photos.parent / "3.png").rename(photos / "3.png")
+    assert run(capsys, "search", "a red square", "--index", made, "--top", 8) == (0, out, "")
+
+
 def test_a_gallery_is_escaped_bounded_and_says_what_is_gone(photos, recwarn):
     evil = "javascript:alert(1)//<b>.png"
     hits = [{"file": str(photos / f"{n % 8}.png"), "score": 0.5} for n in range(MOST + 20)]

@@ -1,5 +1,6 @@
 """`multimodal search`: search an image index by text, by image or by video."""
 
+import os
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
@@ -80,12 +81,23 @@ def run(options: Namespace) -> int:
         for line in gallery(results, options.index):
             print(line)
         return code
+    _tell_of_missing(results, options.index)
     if options.format == "csv":
         rows = ([r["query"], r["kind"], hit["file"], hit["score"]] for r in results for hit in r["results"])
     else:
         rows = ([f"{r['kind']}: {r['query']}", hit["file"], hit["score"]] for r in results for hit in r["results"])
     print_results(results, rows, ["query", "kind", "file", "score"], options.format)
     return code
+
+
+def _tell_of_missing(results: list[dict[str, Any]], index: str) -> None:
+    """Warn of results whose files were moved or deleted."""
+    files = {hit["file"] for result in results for hit in result["results"]}
+    gone = sorted(file for file in files if not os.path.exists(getattr(file, "path", file)))
+    if gone:
+        cure = "multimodal index of their folder drops them, with --overwrite if it moved"
+        found = f"{len(gone)} of {len(files)} files found are not there, such as {gone[0]}"
+        warnings.warn(f"{index}: {found}; {cure}", stacklevel=1)
 
 
 def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> Iterator[dict[str, Any]]:
