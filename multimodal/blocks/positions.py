@@ -31,13 +31,6 @@ def sinusoids(
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def sinusoids_2d(rows: int, columns: int, width: int) -> Float[Tensor, "N D"]:
-    """Half of the width for the column, half for the row (MAE, MoCo v3, SimpleViT)."""
-    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    parts = [sinusoids(axis.flatten(), width // 2, offset=0) for axis in (column, row)]
-    return torch.cat(parts, -1)
-
-
 def interpolate_grid(
     table: Float[Tensor, "N D"],
     old: tuple[int, int],

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import IO, Literal
 
@@ -32,9 +31,6 @@ class Outputs:
         self._inputs, self.overwrite = iter(inputs), overwrite
         self._ids: dict[Id, str] = {}
         self._claimed: dict[str, str] = {}
-
-    def add_inputs(self, inputs: Iterable[str | Path]) -> None:
-        self._inputs = chain(self._inputs, inputs)
 
     def claim(self, path: Path, name: str = "") -> Path:
         """Return `path` if it may be written. `name`: for messages. Raises UsageError."""

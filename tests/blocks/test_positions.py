@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -17,7 +16,6 @@ from multimodal.blocks.positions import (
     relative_distances,
     rotary,
     sinusoids,
-    sinusoids_2d,
 )
 from tests.helpers.tiny import randomized
 
@@ -39,16 +37,6 @@ def test_sinusoids_equal_vaswanis_formula():
             angle = position / 10000 ** (2 * i / 12)
             assert_close(table[position, i].item(), math.sin(angle), atol=1e-5, rtol=0)
             assert_close(table[position, 6 + i].item(), math.cos(angle), atol=1e-5, rtol=0)
-
-
-def test_sinusoids_2d_equal_maes_formula():
-    table, half = sinusoids_2d(3, 5, 16), 8
-    rates = 1 / 10000 ** (np.arange(half // 2) / (half / 2))
-    for row in range(3):
-        for column in range(5):
-            parts = [f(axis * rates) for axis in (column, row) for f in (np.sin, np.cos)]
-            expected = torch.tensor(np.concatenate(parts), dtype=torch.float32)
-            assert_close(table[row * 5 + column], expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
