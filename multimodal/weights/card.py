@@ -2,32 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from multimodal.system.files import optional_json
 from multimodal.system.records import from_record
 
 OF_ONE = ("name", "summary", "figures", "command", "training_note", "storage")  # facts of one checkpoint alone
 
 
-# of a generation_config.json, what changes the text of a search without sampling, with the values that do not, and our
-# option for it
+# of a generation_config.json, what changes the text of a search without sampling, with the values that do not
 SEARCH = {
-    "num_beams": ((1,), "beam_size"), "length_penalty": ((1.0,), "length_penalty"),
-    "repetition_penalty": ((1.0,), "repetition_penalty"), "no_repeat_ngram_size": ((0,), "no_repeat_ngram"),
-    "min_length": ((0,), "min_tokens"), "min_new_tokens": ((0,), "min_tokens"),
-    "encoder_repetition_penalty": ((1.0,), ""), "encoder_no_repeat_ngram_size": ((0,), ""),
-    "suppress_tokens": (([],), ""), "begin_suppress_tokens": (([],), ""), "bad_words_ids": (([],), ""),
-    "forced_bos_token_id": ((), ""), "forced_eos_token_id": ((), ""), "sequence_bias": (({},), ""),
-    "exponential_decay_length_penalty": ((), ""),
+    "num_beams": (1,), "length_penalty": (1.0,), "early_stopping": (False,), "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,), "max_length": (20,), "max_new_tokens": (),
+    "encoder_repetition_penalty": (1.0,), "encoder_no_repeat_ngram_size": (0,), "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],), "bad_words_ids": ([],), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "sequence_bias": ({},), "exponential_decay_length_penalty": (),
 }  # fmt: skip
 
 
-def searched(folder: Path) -> dict[str, Any]:
-    """Settings of the folder's generation_config.json that change a search and are not taken from there."""
-    told = optional_json(folder / "generation_config.json")
-    return {name: told[name] for name, (neutral, _) in SEARCH.items() if told.get(name) not in (None, *neutral)}
+def searched(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a generation_config.json, or of an older config.json, that change a search."""
+    return {name: told[name] for name, neutral in SEARCH.items() if told.get(name) not in (None, *neutral)}
 
 
 @dataclass(frozen=True)

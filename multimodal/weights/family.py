@@ -65,6 +65,11 @@ class Family:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             if self.beside:
                 config = ({self.beside: optional_json(folder / self.beside)} if folder else {}) | config
+            search: dict[str, Any] = {}
+            if folder and self.model in (TextTransformer, EncoderDecoder):
+                search = optional_json(folder / "generation_config.json") or config
+                if (start := search.get("decoder_start_token_id")) is not None:
+                    config = config | {"decoder_start_token_id": start}
             config = self.completed(config, tensors)
             ours = self.config_from(config, tensors)
             check_values(ours, where)
@@ -77,7 +82,7 @@ class Family:
             if preprocessing is not None:
                 check_size(preprocessing, ours, where)
             card = {"format": self.name, **self.card(folder, config)}
-            if folder and self.model in (TextTransformer, EncoderDecoder) and (asked := searched(folder)):
+            if asked := searched(search):
                 card["generation"] = asked
             chat = self.chat(folder, tokenizer)
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)

@@ -77,7 +77,8 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.tasks.text import choices as generate_choices
     from multimodal.tasks.text.examples import STOP, read_examples
-    from multimodal.tasks.text.generate import TextWriter, prepared, warn_of_search
+    from multimodal.tasks.text.generate import TextWriter, prepared
+    from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
 
     chosen = PromptOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
@@ -93,7 +94,8 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
     checkpoint = prepared(loaded(options, "generate"), options.compute_type, options.device)
     if not choices:
-        warn_of_search(checkpoint, chosen)
+        settings = prompt_options(search_defaults(checkpoint, chosen, GenerateOptions))
+        warn_of_search(checkpoint, chosen, GenerateOptions)
     write = TextWriter(checkpoint, settings)
     asked = _Asked(write, examples, lone=len(lines) == 1)
     if choices:

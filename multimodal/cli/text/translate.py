@@ -62,14 +62,17 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.encode.attempts import item_error
-    from multimodal.tasks.text.translate import TranslationWriter, warn_of_cuts
+    from multimodal.tasks.text.search_defaults import warn_of_search
+    from multimodal.tasks.text.translate import TranslationWriter, asked_of, warn_of_cuts
 
     if options.output is not None and not Path(options.output).parent.is_dir():
         raise UsageError(f"--output {options.output}: cannot be written (no such folder)")
     output = output_file(options.output, "--output", (), outputs_of(options, but=("texts", "source", "target")))
     lines = list(text_lines(options.texts, options.file))
     checkpoint = prepare_for_inference(loaded(options, "translate"), options.compute_type, options.device)
-    chosen = TranslateOptions(**TranslateOptions.among(vars(options)))
+    given = TranslateOptions.among(vars(options))
+    chosen = asked_of(checkpoint, given)
+    warn_of_search(checkpoint, given, TranslateOptions)
     translator = TranslationWriter(checkpoint, options.source, options.target, chosen)
     told: list[tuple[str, SourceText, Translation]] = []
     code, size, shown = 0, BATCHES * chosen.batch_size, Progress("texts")

@@ -16,8 +16,9 @@ from multimodal.tasks.ask.writer import AnswerWriter
 from multimodal.tasks.text.detokenize import token_texts
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Continuation, TextWriter
-from multimodal.tasks.text.options import TranslateOptions, options_for
-from multimodal.tasks.text.translate import Translation, TranslationWriter
+from multimodal.tasks.text.options import GenerateOptions, options_for
+from multimodal.tasks.text.search_defaults import search_defaults
+from multimodal.tasks.text.translate import Translation, TranslationWriter, asked_of
 from multimodal.tokens.chat.messages import Message
 
 LONGEST_TOKEN = 256  # characters
@@ -46,7 +47,8 @@ class ChatModel:
             made = AnswerWriter(checkpoint, *settings(checkpoint, options))
             self.media = made.media = self.media or made.media  # keeps what was encoded
         else:
-            made = TextWriter(checkpoint, options_for(options))
+            asked = search_defaults(checkpoint, {"beam_size": 1, **options}, GenerateOptions)
+            made = TextWriter(checkpoint, options_for(asked))
         size = made.tokenizer.vocab_size
         if wrong := [token for token, _ in (penalties or Penalties()).bias if not 0 <= token < size]:
             raise UsageError(f"{wrong[0]} is not among the {size} tokens of the model", argument="logit_bias")
@@ -160,7 +162,7 @@ def ids_of(prompt: Any) -> list[int]:
 
 def translations(served: ServedModel, texts: Sequence[str], source: str | None, target: str | None) -> Job:
     """A job with a `Translation` of each text. Raises UsageError, TextError."""
-    writer = TranslationWriter(served.checkpoint, source, target, TranslateOptions())
+    writer = TranslationWriter(served.checkpoint, source, target, asked_of(served.checkpoint, {}))
     sources = [writer.read(text) for text in texts]
 
     def serve(payloads: list[Any]) -> list[list[Translation]]:

@@ -36,6 +36,7 @@ class GenerateArguments(DecodingArguments, total=False):
     """`GenerateOptions`."""
 
     min_p: float
+    early_stopping: bool
     num_return: int
     batch_size: int
     stop: str | Sequence[str]
@@ -142,6 +143,9 @@ class TranslateArguments(TypedDict, total=False):
 
     beam_size: int
     length_penalty: float
+    early_stopping: bool
+    repetition_penalty: float
+    no_repeat_ngram: int
     max_new_tokens: int | None
     batch_size: int
     on_long: str

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Unpack
@@ -38,8 +38,8 @@ from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArgument
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
+from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
 from multimodal.tokens.chat.messages import read_messages
-from multimodal.weights.card import SEARCH
 from multimodal.weights.folder import Checkpoint
 
 
@@ -65,8 +65,9 @@ class Generator(LoadedModel):
         self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
         **options: Unpack[PromptArguments],
     ):  # fmt: skip
-        self.writer = TextWriter(prepared(model, compute_type, device), prompt_options(options))
-        warn_of_search(self.writer.checkpoint, options)
+        checkpoint = prepared(model, compute_type, device)
+        self.writer = TextWriter(checkpoint, prompt_options(search_defaults(checkpoint, options, GenerateOptions)))
+        warn_of_search(checkpoint, options, GenerateOptions)
 
     def __call__(self, prompt: str) -> str:
         """The continuation of a prompt, or an encoder-decoder's answer, up to the end-of-text token, `max_new_tokens`
@@ -124,15 +125,6 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
         raise UsageError(f"model {checkpoint.source}: needs a target language: use translate")
     checkpoint.required_tokenizer()
     return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
-
-
-def warn_of_search(checkpoint: Checkpoint, given: Mapping[str, Any]) -> None:
-    """Warn of what the checkpoint's generation_config.json asks for and the options do not say."""
-    asked = checkpoint.card.get("generation") or {}
-    left = [f"{name} {value!r:.40}" for name, value in asked.items() if SEARCH.get(name, ((), ""))[1] not in given]
-    if left:
-        told = f"its generation_config.json asks for {', '.join(left)}, which is not taken from there"
-        warnings.warn(f"{checkpoint.source}: {told}", stacklevel=3)
 
 
 def end_ids(checkpoint: Checkpoint) -> list[int]:
@@ -257,7 +249,7 @@ class TextWriter:
         limits = [self.max_new(row) for row in rows]
         step, cache, ids = self.start(rows, max(limits))
         common = {
-            "eos": self.eos, "max_new": limits, "processors": self._processors(ids.shape[1]),
+            "eos": self.eos, "max_new": limits, "processors": self._processors(ids.shape[1], max(limits)),
             "interrupt": self.interrupt,
         }  # fmt: skip
         if options.temperature > 0:
@@ -266,8 +258,8 @@ class TextWriter:
                            copies=options.num_return, narrow=self.narrow, **common)  # fmt: skip
         elif options.beam_size > 1:
             decoded = beam_search(step, ids, cache, beams=options.beam_size, keep=options.num_return,
-                                early_stopping=False, length_penalty=per_token(options.length_penalty),
-                                **common)  # fmt: skip
+                                early_stopping=options.early_stopping,
+                                length_penalty=per_token(options.length_penalty), **common)  # fmt: skip
         else:
             decoded = greedy(step, ids, cache, **common)
         each, results = options.num_return, list(zip(*decoded, strict=True))
@@ -290,13 +282,14 @@ class TextWriter:
     def check_stream(self) -> None:
         """Raise UsageError for options whose text is known only at the end."""
         if self.options.beam_size > 1 or self.options.num_return > 1:
-            raise UsageError("stream: expected beam_size 1 and num_return 1")
+            got = f"{self.options.beam_size} and {self.options.num_return}"
+            raise UsageError(f"stream: expected beam_size 1 and num_return 1 (got {got})")
 
     @torch.inference_mode()
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
         step, cache, ids = self.start([row], limit)
-        steps = generate_steps(step, ids, cache, eos=self.eos, max_new=limit, processors=self._processors(ids.shape[1]),
-                         choose=self._choice())  # fmt: skip
+        chosen = self._processors(ids.shape[1], limit)
+        steps = generate_steps(step, ids, cache, eos=self.eos, max_new=limit, processors=chosen, choose=self._choice())
         detokenizer = IncrementalDetokenizer(self.tokenizer, self._before(row), self.options.stop)
         while True:
             try:
@@ -319,7 +312,7 @@ class TextWriter:
         generator = torch.Generator(self.decoder.device).manual_seed(options.seed)
         return MultinomialSampler(options.temperature, [generator], narrow=self.narrow)
 
-    def _processors(self, start: int) -> list[LogitsProcessor]:
+    def _processors(self, start: int, limit: int) -> list[LogitsProcessor]:
         options = self.options
         chosen: list[LogitsProcessor] = [] if self.penalties is None else [self.penalties.processor(start)]
         chosen += [one_end(self.ends, options.temperature > 0)] if len(self.ends) > 1 else []
@@ -332,8 +325,16 @@ class TextWriter:
             return chosen
         if options.min_tokens:
             chosen.append(processors.suppress_first([self.eos], start, options.min_tokens))
+        chosen += self._forced(start, limit)
         chosen += [processors.end_if_all_forbidden(self.eos)] if len(chosen) > free else []
         return chosen + ([ends_at(options.stop, self.tokenizer, start)] if options.stop else [])
+
+    def _forced(self, start: int, limit: int) -> list[LogitsProcessor]:
+        """The first and last token that an encoder-decoder asks for, such as BART for summaries. Its answers have one
+        limit, whatever their prompts."""
+        asked = (self.checkpoint.card.get("generation") or {}) if self.encoder is not None else {}
+        places = {"forced_bos_token_id": start, "forced_eos_token_id": start + limit - 1}
+        return [processors.force([asked[name]], at) for name, at in places.items() if type(asked.get(name)) is int]
 
     @property
     def narrow(self) -> processors.SamplingFilter:

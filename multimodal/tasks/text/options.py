@@ -23,10 +23,11 @@ def _stops(value: Any) -> tuple[str, ...]:
 class GenerateOptions(DecodingOptions):
     """`num_return`: that many of the beam, the best first, or that many samples. `stop`: a text ends before any of
     these. `on_long`: a prompt beyond the context is an "error" (where the model cannot compute it), or "cut" from the
-    left. Beams as transformers' `early_stopping=False`."""
+    left."""
 
     min_p: float = option(0.0, "sample from the tokens with this share of the most probable one's probability "
                           "(default: 0)", "P", low=0, high=1)  # fmt: skip
+    early_stopping: bool = option(False, "end a beam search with its first beam_size endings, as transformers'")
     num_return: int = option(1, "the N best of the beam, or N samples", "N", low=1, high=1000)
     batch_size: int = option(8, "prompts per batch", "N", low=1)
     stop: tuple[str, ...] = option((), "end a text before any of these", "TEXT", read=_stops)
@@ -65,6 +66,9 @@ class TranslateOptions(OptionSet):
 
     beam_size: int = DecodingOptions.beam_size.but(5)
     length_penalty: float = DecodingOptions.length_penalty
+    early_stopping: bool = GenerateOptions.early_stopping
+    repetition_penalty: float = DecodingOptions.repetition_penalty
+    no_repeat_ngram: int = DecodingOptions.no_repeat_ngram
     max_new_tokens: int | None = option(
         None, "cut a translation there (default: twice the source's tokens and 50)", "N", low=1, also=("max_tokens",)
     )

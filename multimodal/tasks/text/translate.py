@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, overload
@@ -22,6 +22,7 @@ from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArgu
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.languages import direction, is_language, task_prefix
 from multimodal.tasks.text.options import TranslateOptions
+from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from multimodal.weights.folder import Checkpoint
 
@@ -70,6 +71,11 @@ class TranslationWriter:
             warnings.warn(f"max_new_tokens {most}: the model's context leaves {self.capacity}", stacklevel=3)
         never = {tokenizer.pad_id} - {tokenizer.eos_id}
         self.processors = [logits.suppress(sorted(never))] if never else []
+        if self.options.repetition_penalty != 1:
+            self.processors.append(logits.repetition_penalty(self.options.repetition_penalty))
+        if self.options.no_repeat_ngram:
+            ends = logits.end_if_all_forbidden(tokenizer.eos_id)
+            self.processors += [logits.no_repeat_ngram(self.options.no_repeat_ngram), ends]
 
     def read(self, text: str) -> SourceText:
         """Encode a text. Raises TextError for invalid Unicode, and with `on_long` "error" for one that is too long."""
@@ -105,7 +111,7 @@ class TranslationWriter:
             decoded = greedy(step, prompt, cache, **common)
         else:
             decoded = beam_search(step, prompt, cache, beams=options.beam_size, length_penalty=self._norm,
-                               early_stopping=False, **common)  # fmt: skip
+                               early_stopping=options.early_stopping, **common)  # fmt: skip
         return [self._result(*row) for row in zip(decoded.ids, decoded.logprobs, limits, strict=True)]
 
     def _limit(self, size: int) -> int:
@@ -139,13 +145,14 @@ class Translator(LoadedModel):
         self, model: Model | None = None, source: str | None = None, target: str | None = None, *,
         device: str | torch.device | None = "auto", compute_type: str = "auto", **options: Unpack[TranslateArguments],
     ):  # fmt: skip
-        chosen = TranslateOptions(**options)
+        TranslateOptions(**options)  # refuses what cannot be before the model is loaded
         if isinstance(model, str) and is_language(model) and not Path(model).exists():
             raise UsageError(f"model {model!r}: is a language; name languages as source=, target= (model comes first)")
         checkpoint = loaded(model, "translate")
         check_translator(checkpoint)
         checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
-        self.writer = TranslationWriter(checkpoint, source, target, chosen)
+        self.writer = TranslationWriter(checkpoint, source, target, asked_of(checkpoint, options))
+        warn_of_search(checkpoint, options, TranslateOptions)
 
     @overload
     def __call__(self, texts: str) -> str: ...
@@ -170,6 +177,14 @@ def translate(
 ) -> str | list[str]:  # fmt: skip
     """Translate with a new `Translator`, which see. Each call loads the model."""
     return Translator(model, source, target, **options)(texts)
+
+
+def asked_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> TranslateOptions:
+    """Options of a translation, by default those that the checkpoint asks for. Raises UsageError, CheckpointError."""
+    options = search_defaults(checkpoint, given, TranslateOptions)
+    if "max_new_tokens" not in given:
+        options.pop("max_new_tokens", None)  # twice the source is nearer to a translation's length
+    return TranslateOptions(**options)
 
 
 def check_translator(checkpoint: Checkpoint) -> None:

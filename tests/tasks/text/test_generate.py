@@ -15,7 +15,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.tasks.text.choices import choose
 from multimodal.tasks.text.detokenize import IncrementalDetokenizer, continuation
 from multimodal.tasks.text.examples import Demonstration, read_examples, with_examples
-from multimodal.tasks.text.generate import TextWriter, generate, generate_many, stream
+from multimodal.tasks.text.generate import Generator, TextWriter, generate, generate_many, stream
 from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
@@ -45,17 +45,52 @@ def letters(size: int) -> CharacterTokenizer:
     return CharacterTokenizer("".join(chr(ord("a") + i) for i in range(size - 1)))
 
 
-def test_what_a_checkpoint_asks_of_the_search_is_named(tmp_path):
+def test_what_a_checkpoint_asks_for_and_we_cannot_do_is_named():
     told = {"num_beams": 4, "repetition_penalty": 1.0, "bad_words_ids": [[5]], "forced_bos_token_id": None, "top_k": 9}
-    (tmp_path / "generation_config.json").write_text(json.dumps(told))
-    asked = searched(tmp_path)
-    assert asked == {"num_beams": 4, "bad_words_ids": [[5]]}
     checkpoint = byte_model()
-    checkpoint.card["generation"] = asked
-    with pytest.warns(UserWarning, match=r"asks for num_beams 4, bad_words_ids \[\[5\]\], which is not taken"):
-        generate("a", checkpoint, max_new_tokens=1)
-    with pytest.warns(UserWarning, match=r"asks for bad_words_ids"):
-        generate("a", checkpoint, max_new_tokens=1, beam_size=2)
+    checkpoint.card["generation"] = searched(told)
+    with pytest.warns(UserWarning, match=r"asks for bad_words_ids \[\[5\]\], which is not followed"):
+        writer = Generator(checkpoint, max_new_tokens=1).writer
+    assert writer.options.beam_size == 4
+    with pytest.warns(UserWarning, match="bad_words_ids"):
+        writer = Generator(checkpoint, max_new_tokens=1, temperature=1.0, seed=1).writer  # no beams
+    assert writer.options.beam_size == 1
+
+
+ASKED = [
+    {"num_beams": 3, "early_stopping": True, "no_repeat_ngram_size": 2, "length_penalty": 2.0},
+    {"num_beams": 2, "min_length": 5, "max_length": 7, "forced_bos_token_id": 5, "forced_eos_token_id": 0},
+    {"repetition_penalty": 1.8, "decoder_start_token_id": 7, "max_new_tokens": 6, "min_new_tokens": 6},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("name", ["Hugging Face T5", "Hugging Face BART"])
+def test_what_the_files_of_a_checkpoint_ask_for_is_the_default(name, file, asked, tmp_path):
+    """As of `generate()` without arguments. Old folders have it in config.json."""
+    made = seq2seq_references.case(name)
+    forced = {"forced_bos_token_id": None, "forced_eos_token_id": None}
+    asked = {"max_length": MOST, "decoder_start_token_id": 4, **forced, **asked}
+    theirs = {"eos_token_id": 0, "pad_token_id": 0, **asked}
+    if file == "generation_config.json":
+        (tmp_path / file).write_text(json.dumps(asked))
+    config = made.config | (asked if file == "config.json" else {})
+    checkpoint = made.family.load(made.tensors, config, "file", tmp_path)
+    tokenizer = letters(made.config["vocab_size"])
+    found = list(generate_many(TEXT, Checkpoint(checkpoint.model, tokenizer, card=checkpoint.card)))
+    for text, (own, *_) in zip(TEXT, found, strict=True):
+        ids = torch.tensor([[0, *tokenizer.encode(text), 0]])
+        row = made.reference.generate(ids, attention_mask=torch.ones_like(ids), **theirs)[0, 1:].tolist()
+        assert own.text == tokenizer.decode(row[: row.index(0)] if 0 in row else row)
+        assert own.tokens == len(row)
+
+
+def test_a_value_that_cannot_be_is_refused():
+    checkpoint = byte_model()
+    checkpoint.card["generation"] = {"num_beams": "four"}
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: num_beams: beam_size must be an integer"):
+        generate("a", checkpoint)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SEARCHES)

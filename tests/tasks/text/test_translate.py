@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference import cuda_graphs
-from multimodal.tasks.text.translate import TranslateOptions, TranslationWriter, translate
+from multimodal.tasks.text.translate import TranslateOptions, TranslationWriter, Translator, translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.train.objectives.text.translation import translator
@@ -84,13 +85,21 @@ def own(root) -> Checkpoint:
     return load(root / "own")
 
 
+RULES = [
+    ({}, {}),
+    ({"early_stopping": True, "repetition_penalty": 1.3, "no_repeat_ngram": 2},
+     {"early_stopping": True, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("beams", [1, 5])
+@pytest.mark.parametrize(("rules", "asked"), RULES)
 @pytest.mark.parametrize("name", ["m2m100", "mbart", "many", "marian"])
-def test_tokens_equal_transformers_generate(references, root, name, beams):
+def test_tokens_equal_transformers_generate(references, root, name, rules, asked, beams):
     reference, checkpoint = references[name], load(root / name)
     tokenizer, most = checkpoint.tokenizer, 9
     way = {"m2m100": ("de", "fr"), "mbart": ("de", "fr"), "many": (None, "nds"), "marian": ("en", "de")}[name]
-    options = TranslateOptions(beam_size=beams, length_penalty=0.7, max_new_tokens=most)
+    options = TranslateOptions(beam_size=beams, length_penalty=0.7, max_new_tokens=most, **rules)
     made = TranslationWriter(checkpoint, *way, options)
     before = {"m2m100": ["de"], "mbart": ["de_DE"], "many": ["nds"], "marian": []}[name]
     french = {"m2m100": "fr", "mbart": "fr_XX"}.get(name)
@@ -100,8 +109,8 @@ def test_tokens_equal_transformers_generate(references, root, name, beams):
         ids = [*(tokenizer.language_ids[code] for code in before), *tokenizer.encode(text), tokenizer.eos_id]
         expected = reference.generate(
             input_ids=torch.tensor([ids]), num_beams=beams, max_new_tokens=most + len(forced), length_penalty=0.7,
-            early_stopping=False, forced_eos_token_id=None, suppress_tokens=[tokenizer.pad_id], do_sample=False,
-            output_scores=True, return_dict_in_generate=True, **forced,
+            forced_eos_token_id=None, suppress_tokens=[tokenizer.pad_id], do_sample=False, output_scores=True,
+            return_dict_in_generate=True, **{"early_stopping": False, **asked, **forced},
         )  # fmt: skip
         row = expected.sequences[0, 1:].tolist()
         assert one.text == tokenizer.decode(row), text
@@ -109,6 +118,15 @@ def test_tokens_equal_transformers_generate(references, root, name, beams):
         assert one.tokens == (row.index(tokenizer.eos_id) + 1 if one.finished else len(row)) - len(forced)
         if beams > 1:
             assert abs(one.score - expected.sequences_scores.item()) < 1e-4
+
+
+def test_a_checkpoint_chooses_beams_and_not_the_length(own):
+    asked = {"num_beams": 2, "length_penalty": 0.4, "no_repeat_ngram_size": 3, "max_length": 5, "min_length": 3}
+    checkpoint = replace(own, card={**own.card, "generation": asked})
+    with pytest.warns(UserWarning, match="asks for min_length 3, which is not followed"):
+        options = Translator(checkpoint, "en", "de", length_penalty=1.0).writer.options
+    assert (options.beam_size, options.length_penalty, options.no_repeat_ngram) == (2, 1.0, 3)
+    assert options.max_new_tokens is None
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -1,0 +1,60 @@
+"""Search settings of a checkpoint's generation_config.json, as defaults of our options.
+
+As in transformers, a caller's option comes before them. Its settings of sampling are not followed."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.system.options import OptionSet
+from multimodal.weights.folder import Checkpoint
+
+TAKEN = {
+    "num_beams": "beam_size", "length_penalty": "length_penalty", "early_stopping": "early_stopping",
+    "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram",
+}  # fmt: skip
+LENGTHS = {
+    "max_length": "max_new_tokens", "min_length": "min_tokens", "max_new_tokens": "max_new_tokens",
+    "min_new_tokens": "min_tokens",
+}  # fmt: skip
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")  # which an encoder-decoder follows
+LIMITS = ("max_length", "max_new_tokens")  # cut a text and change no other: no warning
+SAMPLED = ("temperature", "top_k", "top_p", "min_p")
+
+
+def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> dict[str, Any]:
+    """The options of `kind` that the checkpoint asks for, replaced by those `given`. Where these sample, no beams.
+
+    Raises CheckpointError for a value that cannot be."""
+    asked, found = checkpoint.card.get("generation") or {}, dict[str, Any]()
+    for name, own in _taken(checkpoint, kind).items():
+        try:
+            # a length includes the id that a decoder begins with
+            found |= kind.checked({own: asked[name] - 1 if name in ("max_length", "min_length") else asked[name]})
+        except (UsageError, TypeError) as error:
+            raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name}: {error}") from None
+    if any(given.get(name) for name in SAMPLED):
+        found = {name: value for name, value in found.items() if name not in ("beam_size", "early_stopping")}
+    if "min_tokens" in found and found["min_tokens"] > given.get("max_new_tokens", found["min_tokens"]):
+        del found["min_tokens"]
+    return found | given
+
+
+def warn_of_search(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> None:
+    """Warn of what the checkpoint asks for and neither it nor an option of `given` brings."""
+    asked, known = checkpoint.card.get("generation") or {}, {**TAKEN, **LENGTHS}
+    done = {*_taken(checkpoint, kind), *LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
+    left = [f"{name} {asked[name]!r:.40}" for name in asked if name not in done and known.get(name) not in given]
+    if left:
+        told = f"its generation_config.json asks for {', '.join(left)}, which is not followed"
+        warnings.warn(f"{checkpoint.source}: {told}", stacklevel=3)
+
+
+def _taken(checkpoint: Checkpoint, kind: type[OptionSet]) -> dict[str, str]:
+    """Our option for each name of the file that is followed; a decoder's lengths are the caller's."""
+    asked = checkpoint.card.get("generation") or {}
+    known = {**TAKEN, **(LENGTHS if isinstance(checkpoint.model, EncoderDecoder) else {})}
+    followed = [name for name in known if asked.get(name) not in (None, "never")]
+    return {name: known[name] for name in followed if known[name] in kind.declared}
