@@ -109,10 +109,10 @@ class WaveEncoder(nn.Module):
         if not len(config.channels) == len(config.kernels) == len(config.strides):
             raise ValueError("channels, kernels and strides must be equally many")
         self.stem = nn.ModuleList(WaveConvolution(sources[i], config, i) for i in range(len(config.channels)))
-        self.project_norm = nn.LayerNorm(config.channels[-1]) if config.project_norm else None
+        block = config.stack.block
+        self.project_norm = nn.LayerNorm(config.channels[-1], block.norm_eps) if config.project_norm else None
         self.project = nn.Linear(config.channels[-1], config.width)
         self.positions = PositionConvolution(config.width, config.position_kernel, config.position_groups)
-        block = config.stack.block
         self.norm = nn.LayerNorm(config.width, block.norm_eps) if block.post_norm else None
         heads = block.attention.heads
         self.bias = BucketBias(heads, config.buckets, config.furthest) if config.buckets else None

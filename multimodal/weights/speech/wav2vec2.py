@@ -117,6 +117,9 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     if [vocab[token] for token in tokens] != list(range(config["vocab_size"])):
         raise CheckpointError(f"{folder / VOCABULARY}: ids must be 0 to {config['vocab_size'] - 1}, each once")
     stated, blank = optional_json(folder / TOKENIZER), tokens[config["pad_token_id"]]
+    for name, only in {"do_lower_case": False, "replace_word_delimiter_char": " "}.items():
+        if stated.get(name, only) != only:
+            raise CheckpointError(f"{folder / TOKENIZER}: {name} must be {only!r} (got {stated[name]!r})")
     named = {name: stated.get(f"{name}_token") for name in ("bos", "eos", "unk", "word_delimiter")}
     named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     space, unknown = named["word_delimiter"] or "|", named["unk"] or "<unk>"

@@ -11,11 +11,13 @@ from multimodal.errors import CheckpointError
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
 from multimodal.system.files import optional_json
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 
+PREPROCESSOR = "preprocessor_config.json"
 DIMENSIONS = (
     "n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer",
     "n_vocab", "n_text_ctx", "n_text_state", "n_text_head", "n_text_layer",
@@ -97,6 +99,10 @@ def _hf_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
     for key, only in {"activation_function": "gelu", "scale_embedding": False}.items():
         if config.get(key, only) != only:
             raise CheckpointError(f"whisper config: {key} must be {only!r} (got {config[key]!r})")
+    computed = {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000, "feature_size": config["num_mel_bins"]}
+    for key, only in computed.items():
+        if (got := config.get(PREPROCESSOR, {}).get(key, only)) != only:
+            raise CheckpointError(f"{PREPROCESSOR}: {key} must be {only} (got {got!r})")
     tied = config.get("tie_word_embeddings", True)
     head, embedding = tensors.get("proj_out.weight"), tensors.get("model.decoder.embed_tokens.weight")
     if tied and head is not None and embedding is not None and not head.equal(embedding):
@@ -132,9 +138,32 @@ def _hf_rows(config: WhisperConfig) -> list[NameRow]:
 
 
 def _hf_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Attention heads for word timestamps, which Hugging Face stores beside the weights."""
-    heads = optional_json(folder / "generation_config.json").get("alignment_heads") if folder else None
-    return {} if heads is None else {"alignment_heads": heads}
+    """Attention heads for word timestamps and options of transcription, which Hugging Face stores beside the
+    weights."""
+    told = optional_json(folder / "generation_config.json") if folder else {}
+    tokenizer = released_tokenizer(config["vocab_size"])
+    card = {"alignment_heads": told.get("alignment_heads"), "transcribe": tokenizer and _asked(told, tokenizer)}
+    return {name: value for name, value in card.items() if value}
+
+
+def _asked(told: dict[str, Any], t: WhisperTokenizer) -> dict[str, Any]:
+    """Options that a fine-tuned model asks for where they are not those of the released models."""
+    found: dict[str, Any] = {}
+    never, first = told.get("suppress_tokens"), told.get("begin_suppress_tokens")
+    usual = {*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech}
+    if isinstance(never, list) and set(never) != usual:
+        found["suppress_tokens"] = never
+    if first == []:
+        found["suppress_blank"] = False
+    if t.multilingual:
+        names = {i: name.strip("<|>") for name, i in t.control_ids.items()}
+        old = {place: names.get(token) for place, token in told.get("forced_decoder_ids") or []}  # older files
+        language, task = told.get("language") or old.get(1), told.get("task") or old.get(2)
+        if language:
+            found["language"] = language.strip("<|>")
+        if task == "translate":
+            found["task"] = task
+    return found
 
 
 WHISPER_OPENAI = Family(
@@ -144,4 +173,5 @@ WHISPER_OPENAI = Family(
 WHISPER_HF = Family(
     "whisper-hf", Whisper, ("model.encoder.conv1.weight", "model.decoder.embed_tokens.weight"), _hf_config, _hf_rows,
     lambda folder, config: released_tokenizer(config["vocab_size"]), card=_hf_card, types=("", "whisper"),
+    beside=PREPROCESSOR,
 )  # fmt: skip

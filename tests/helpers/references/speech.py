@@ -32,7 +32,7 @@ LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias"
 WAV2VEC2 = {
     "wav2vec2": ("Wav2Vec2", {}, True),
     "wav2vec2 large": ("Wav2Vec2", LARGE, True),
-    "hubert": ("Hubert", {}, True),
+    "hubert": ("Hubert", {"layer_norm_eps": 1e-3}, True),
     "hubert large": ("Hubert", LARGE | {"pad_token_id": 3}, False),
     "wavlm": ("WavLM", {"num_buckets": 16, "max_bucket_distance": 30}, False),
     "wavlm large": ("WavLM", LARGE | {"num_buckets": 16, "max_bucket_distance": 30}, True),

@@ -152,6 +152,11 @@ def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
         "adapters": ({"config.json": {"adapter_attn_dim": 16}}, "adapter_attn_dim must be None .got 16"),
         "blank": ({"config.json": {"pad_token_id": 9}}, "must be a whole number below vocab_size 9 .got 9"),
         "layers": ({"config.json": {"num_hidden_layers": 999}}, "layers: 999 in all, more than the"),
+        "case": ({"tokenizer_config.json": {"do_lower_case": True}}, "do_lower_case must be False .got True"),
+        "blanks": (
+            {"tokenizer_config.json": {"replace_word_delimiter_char": "_"}},
+            "replace_word_delimiter_char must be ' ' .got '_'",
+        ),
         "letters": ({"vocab.json": '{"<pad>": 0, "a": 2}'}, "ids must be 0 to 8, each once"),
     }
     for number, (files, cause) in enumerate(cases.values()):

@@ -1,14 +1,19 @@
 """Parity of Whisper and torchaudio's Conformer with the original libraries."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerEncoder
+from multimodal.tasks.transcribe.whisper.options import options_for
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
-from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
+from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI, released_tokenizer
 from tests.helpers.parity import record
 from tests.helpers.references.speech import check_layout, on_meta
+from tests.helpers.tiny_whisper import whispers
 
 DIMS = {
     "n_mels": 8, "n_audio_ctx": 20, "n_audio_state": 32, "n_audio_head": 2, "n_audio_layer": 2,
@@ -250,6 +255,39 @@ def test_heads_for_word_times_come_from_the_folder(hf, tmp_path):
     config = hf.config.to_dict()
     assert WHISPER_HF.load(tensors(hf), config, "tiny", tmp_path).card["alignment_heads"] == [[1, 0]]
     assert "alignment_heads" not in WHISPER_HF.load(tensors(hf), config, "tiny").card
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ({"language": "hindi", "suppress_tokens": []}, {"language": "hindi", "suppress_tokens": []}),
+        ({"language": "<|de|>", "begin_suppress_tokens": []}, {"language": "de", "suppress_blank": False}),
+        ({"forced_decoder_ids": [[1, 50261], [2, 50358]]}, {"language": "de", "task": "translate"}),
+        ({"forced_decoder_ids": [[1, None], [2, 50359]], "begin_suppress_tokens": [220, 50257]}, None),
+    ],
+)
+def test_what_a_fine_tuned_whisper_asks_for_is_its_default(told, asked, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(told))
+    card = WHISPER_HF.card(tmp_path, {"vocab_size": 51865})
+    assert card.get("transcribe") == asked
+    if asked:
+        options = options_for(replace(whispers()[1], card=card), {})
+        assert options.language == {"hindi": "hi", "de": "de"}[asked["language"]]
+
+
+def test_the_released_list_of_suppressed_tokens_is_ours(tmp_path):
+    t = released_tokenizer(51865)
+    never = sorted([*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"suppress_tokens": never}))
+    assert WHISPER_HF.card(tmp_path, {"vocab_size": 51865}) == {}
+
+
+@pytest.mark.parametrize("change", [{"n_fft": 512}, {"hop_length": 80}, {"sampling_rate": 8000}, {"feature_size": 9}])
+def test_other_spectrograms_are_refused(hf, change, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(change))
+    (name, got), *_ = change.items()
+    with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {name} must be .* \(got {got}\)"):
+        WHISPER_HF.load(tensors(hf), hf.config.to_dict(), "tiny", tmp_path)
 
 
 def test_hf_head_that_is_no_repeat_is_refused(hf):
