@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from multimodal import load as load_path
 from multimodal.errors import CheckpointError
+from multimodal.tasks.caption.caption import CaptionWriter, prepared
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
@@ -123,6 +124,39 @@ def test_what_is_done_to_images_may_stand_in_the_file_of_the_whole_processor(fol
     whole.write_text(json.dumps({"image_processor": images | {"rescale_factor": 1 / 127.5}}))
     with pytest.raises(CheckpointError, match=r"processor_config\.json: these steps are not supported"):
         load_path(tmp_path)
+
+
+SEARCHES = [
+    ({}, {}),
+    ({"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
+    ({"repetition_penalty": 1.4, "num_captions": 3}, {"repetition_penalty": 1.4, "num_return_sequences": 3}),
+    ({"min_tokens": 6, "length_penalty": 2.0}, {"min_new_tokens": 6, "length_penalty": 2.0}),
+    ({"num_captions": 3, "length_penalty": 0.0}, {"num_return_sequences": 3, "length_penalty": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("options", "theirs"), SEARCHES)
+@pytest.mark.parametrize("name", ["blip", "git"])
+@torch.no_grad()
+def test_beams_have_the_texts_and_scores_of_transformers(folders, name, options, theirs):
+    from transformers import BlipForConditionalGeneration, GitForCausalLM
+
+    kind = BlipForConditionalGeneration if name == "blip" else GitForCausalLM
+    reference, ours = kind.from_pretrained(folders / name).eval(), load_path(folders / name)
+    write = CaptionWriter(*prepared(ours, "float32", None, {"beam_size": 4, "max_new_tokens": 8, **options}))
+    pixels = torch.randn(6, 3, 24, 24, generator=torch.Generator().manual_seed(7)) * 3
+    for one, found in zip(pixels, write(pixels), strict=True):
+        prompt = {} if name == "blip" else {"input_ids": torch.tensor([write.prompt])}
+        made = reference.generate(
+            pixel_values=one[None], **prompt, num_beams=4, max_new_tokens=8, do_sample=False,
+            return_dict_in_generate=True, output_scores=True, **theirs,
+        )  # fmt: skip
+        expected: dict[str, float] = {}  # of equal texts the best
+        for row, score in zip(made.sequences.tolist(), made.sequences_scores.tolist(), strict=True):
+            ids = row[1 : row.index(3)] if 3 in row else row[1:]
+            expected.setdefault(ours.tokenizer.decode([*write.prompt, *ids]).strip(), score)
+        assert [caption.text for caption in found] == [*expected]
+        assert [caption.score for caption in found] == pytest.approx([*expected.values()], abs=1e-5)
 
 
 def test_coca_classifies_and_gives_text_vectors(capsys, folders, pair):

@@ -227,7 +227,6 @@ class CaptionWriter:
     def _processors(self, eos: int) -> list[processors.LogitsProcessor]:
         options, found = self.options, []
         if options.repetition_penalty != 1:
-            found += [processors.log_softmax] if options.beam_size > 1 else []
             found.append(processors.repetition_penalty(options.repetition_penalty))
         if options.no_repeat_ngram:
             found.append(processors.no_repeat_ngram(options.no_repeat_ngram))
@@ -247,7 +246,7 @@ class CaptionWriter:
             found = sample(step, prompt, cache, temperature=options.temperature, generators=chance,
                            copies=options.num_captions, narrow=narrow, **common)  # fmt: skip
         elif options.beam_size > 1:
-            found = beam_search(step, prompt, cache, beams=options.beam_size, patience=math.inf,
+            found = beam_search(step, prompt, cache, beams=options.beam_size, early_stopping=False,
                                 keep=options.num_captions, length_penalty=per_token(options.length_penalty),
                                 **common)  # fmt: skip
         else:
@@ -262,12 +261,14 @@ class CaptionWriter:
         return self.network.decoding(source)
 
     def _captions(self, rows: list[tuple[list[int], float]]) -> list[Caption]:
-        """Captions of one image; of equal texts the best."""
+        """Captions of one image; of equal texts the best. A beam ranks by score, of draws finished ones come first."""
         texts: dict[str, Caption] = {}
         rows = [row for row in rows if row[1] != -math.inf] or rows
         if not all(math.isfinite(logprob) for _, logprob in rows):
             raise CheckpointError(f"model {self.checkpoint.source}: gives logits that are not finite")
-        for one in sorted((self._caption(*row) for row in rows), key=lambda one: (not one.finished, -one.score)):
+        draws = self.options.temperature > 0
+        captions = [self._caption(*row) for row in rows]
+        for one in sorted(captions, key=lambda one: (draws and not one.finished, -one.score)):
             held = texts.setdefault(one.text, one._replace(count=0))
             texts[one.text] = held._replace(count=held.count + 1)
         return list(texts.values())

@@ -10,8 +10,6 @@ import torch
 from PIL import Image
 
 from multimodal import caption
-from multimodal.decoding import logits as processors
-from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.inference import cuda_graphs
 from multimodal.tasks.caption.caption import CaptionWriter, caption_many, prepared
@@ -120,21 +118,6 @@ def test_what_a_caption_says_of_itself(captioner, images, way):
         assert [one.score for one in found if one.finished] == sorted(
             (one.score for one in found if one.finished), reverse=True
         )
-
-
-def test_beams_are_penalised_on_log_probabilities_as_transformers_does(captioner, images):
-    pixels = pixels_of(images, RECORD)
-    write = CaptionWriter(*prepared(captioner, "float32", None, {"beam_size": 3, "repetition_penalty": 1.4}))
-    with torch.no_grad():
-        step, cache = captioner.model.decoding(captioner.model.encode(pixels))
-        found = beam_search(
-            step, torch.full((5, 1), captioner.tokenizer.bos_id), cache, eos=captioner.tokenizer.eos_id, beams=3,
-            max_new=CONTEXT - 1, patience=math.inf, length_penalty=per_token(1.0),
-            processors=[processors.log_softmax, processors.repetition_penalty(1.4)],
-        )  # fmt: skip
-    made = [own[0] for own in write(pixels)]
-    assert [one.ids for one in made] == found.ids
-    assert [one.logprob for one in made] == pytest.approx(found.logprobs, abs=1e-4)
 
 
 def test_logprob_is_the_models_own_whatever_was_narrowed(captioner, images):
