@@ -15,6 +15,7 @@ import whisper
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.tokens.audio.damage import DamagedSpan
+from multimodal.tokens.audio.downmix import shares_of
 from multimodal.tokens.audio.log_mel import (
     BANK_FLOOR,
     BANK_MEAN,
@@ -100,6 +101,17 @@ def test_every_channel_counts(gains):
     least = 0.9 / len(gains) if 0 in gains else 0.8
     assert abs(correlation(sound, chirp(16000))) > 0.999
     assert sound.std() > least * chirp(16000).std()
+
+
+def test_a_film_is_mixed_as_ffmpeg_does():
+    """`ffmpeg -ac 1`, which openai-whisper reads by: the bass of 5.1 left out, the surrounds below the centre."""
+    film = np.zeros((6, 48000), np.float32)
+    film[2], film[3] = chirp(16000), np.sin(np.arange(48000) / 40)
+    sound = read_audio(encode(film, 16000, "wav", "pcm_s16le", layout="5.1")).numpy()
+    assert np.abs(sound - (1 - 0.5**0.5) * film[2]).max() < 1e-3
+    shares = [0.2071, 0.2071, 0.2929, 0, 0.1464, 0.1464]
+    assert list(shares_of(av.AudioLayout("5.1"))) == pytest.approx(shares, abs=1e-4)
+    assert shares_of(av.AudioLayout("stereo")) is None
 
 
 def test_plain_stereo_is_the_mean():

@@ -106,11 +106,12 @@ def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> It
     from multimodal.tasks.encode.videos import time_of
 
     scores, rows = index.search(torch.stack([query.vector for query in queries]), top, exact)
-    for query, own, best in zip(queries, scores.tolist(), rows, strict=True):
+    for query, own, found in zip(queries, scores.tolist(), rows, strict=True):
         # six digits, which is what float32 has; a stored unit vector may be a little longer than 1
         scores = [float(f"{min(score, 1.0):.6g}") for score in own]
-        files = index.files(best)
-        hits = [{"file": file, **time_of(file), "score": score} for file, score in zip(files, scores, strict=True)]
+        files = index.files(found)
+        best = sorted(zip(files, scores, strict=True), key=lambda hit: (-hit[1], hit[0]))  # equal scores by name
+        hits = [{"file": file, **time_of(file), "score": score} for file, score in best]
         yield {"query": query.text, "kind": query.kind, "results": hits}
 
 

@@ -4,23 +4,48 @@ The mean of the channels fails where they cancel: a microphone with swapped pole
 each block of 0.1 s is checked: where the mean keeps less than a quarter of the power that uncorrelated channels would
 (for a pair of equal power: correlation below -0.75), channels are first given the sign that aligns them with the
 loudest one. Weights fade over 10 ms, and blocks lie on a fixed grid, so the result does not depend on the chunking.
+Of a film's 5.1 channels the mean is FFmpeg's weighted one, without the bass.
 """
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32
+
+if TYPE_CHECKING:
+    from av import AudioLayout
 
 BLOCK_SECONDS = 0.1
 FADE_SECONDS = 0.01
 CANCELLED = 0.25
 
 
+def shares_of(layout: "AudioLayout") -> Float32[np.ndarray, "C"] | None:
+    """Share of each channel in FFmpeg's mono mix (-ac 1) of more than two channels: of 5.1 the centre 0.29, left and
+    right 0.21, the surrounds 0.15, the bass 0. None for channels without places, such as microphones: equal shares."""
+    import av
+
+    count = layout.nb_channels
+    if count <= 2 or any(channel.name == "NONE" for channel in layout.channels):
+        return None
+    units = np.eye(count, dtype=np.float32).reshape(1, -1) / 2
+    frame = av.AudioFrame.from_ndarray(units, format="flt", layout=layout)
+    frame.sample_rate = 16_000
+    mixer = av.AudioResampler(format="s32", layout="mono", rate=16_000)  # integers: the shares add up to 1
+    try:
+        made = [one.to_ndarray()[0] for one in [*mixer.resample(frame), *mixer.resample(None)]]
+    except (ValueError, av.error.FFmpegError):  # places that FFmpeg cannot mix
+        return None
+    return (np.concatenate(made) / 2**30).astype(np.float32)
+
+
 class MonoMixer:
     """Mix a stream of (channels, samples) chunks; `flush` returns the last partial block."""
 
-    def __init__(self, channels: int, rate: int):
+    def __init__(self, channels: int, rate: int, shares: Float32[np.ndarray, "C"] | None = None):
         self.block = max(1, round(BLOCK_SECONDS * rate))
         self.fade = max(1, round(FADE_SECONDS * rate))
-        self.mean = np.full(channels, 1 / channels, np.float32)
+        self.mean = np.full(channels, 1 / channels, np.float32) if shares is None else shares
         self.weights = self.mean
         self.waiting = np.zeros((channels, 0), np.float32)
 
@@ -39,8 +64,8 @@ class MonoMixer:
     def _mix_blocks(self, sound: Float32[np.ndarray, "C n"]) -> Float32[np.ndarray, "n"]:
         blocks = sound.reshape(len(sound), -1, self.block)
         mean = np.tensordot(self.mean, blocks, axes=1)
-        power, kept = np.square(blocks).mean(axis=(0, 2)), np.square(mean).mean(axis=1)
-        if self.weights is self.mean and not (kept * len(sound) < CANCELLED * power).any():
+        power, kept = np.square(self.mean) @ np.square(blocks).mean(axis=2), np.square(mean).mean(axis=1)
+        if self.weights is self.mean and not (kept < CANCELLED * power).any():
             return mean.reshape(-1)
         return np.concatenate([self._mix_block(blocks[:, i]) for i in range(blocks.shape[1])])
 
@@ -54,10 +79,10 @@ class MonoMixer:
 
     def _choose(self, block: Float32[np.ndarray, "C n"]) -> Float32[np.ndarray, "C"]:
         gram = block @ block.T
-        power, kept = gram.trace() / len(block), self.mean @ gram @ self.mean
+        power, kept = np.square(self.mean) @ gram.diagonal(), self.mean @ gram @ self.mean
         if power == 0:
             return self.weights
-        if kept * len(block) >= CANCELLED * power:
+        if kept >= CANCELLED * power:
             return self.mean
         signs = np.where(gram[gram.diagonal().argmax()] < 0, -1, 1).astype(np.float32)
         # Overall polarity is inaudible, but flipping it between blocks would fade through silence.

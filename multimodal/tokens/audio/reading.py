@@ -23,7 +23,7 @@ from multimodal.errors import AudioError, MultimodalError, UsageError
 from multimodal.system.walk import matches, walk
 from multimodal.tokens.audio.container import ends_inside, promised_seconds
 from multimodal.tokens.audio.damage import HOLE_SECONDS, JITTER_SECONDS, TIMELESS, WHOLE, DamagedSpan, DecoderClock
-from multimodal.tokens.audio.downmix import MonoMixer, Resampler
+from multimodal.tokens.audio.downmix import MonoMixer, Resampler, shares_of
 from multimodal.tokens.audio.levels import SILENT, Levels
 from multimodal.tokens.audio.offset import without_offset
 from multimodal.tokens.audio.packets import tell_place
@@ -208,7 +208,8 @@ def _samples(
         if clock.timeless and clock.promised:
             clock.scale = cache(reading.scale)
         pieces = _gathered(_sounds(container, stream, file, clock), clock, reading.channel)
-        for piece in converted(without_offset(pieces, reading.pieces, levels), rate):
+        shares = shares_of(stream.codec_context.layout)
+        for piece in converted(without_offset(pieces, reading.pieces, levels), rate, shares):
             made += len(piece)
             yield np.clip(piece, -1, 1)
         taken, tracks = number_of(container, stream), tracks_of(container)
@@ -309,16 +310,18 @@ def _gathered(
 
 
 def converted(
-    pieces: Iterable[tuple[int, Float32[np.ndarray, "C n"]]], rate: int
-) -> Iterator[Float32[np.ndarray, "n"]]:
-    """Convert chunks to mono at `rate`; a change of rate or channels starts a new mixer."""
+    pieces: Iterable[tuple[int, Float32[np.ndarray, "C n"]]], rate: int,
+    shares: Float32[np.ndarray, "C"] | None = None,
+) -> Iterator[Float32[np.ndarray, "n"]]:  # fmt: skip
+    """Convert chunks to mono at `rate`; a change of rate or channels starts a new mixer. `shares`: see `shares_of`."""
     kind = mixer = resampler = None
     for source_rate, sound in pieces:
         if (source_rate, len(sound)) != kind:
             if kind:
                 yield from (resampler.push(mixer.flush()), resampler.flush())
             kind = source_rate, len(sound)
-            mixer, resampler = MonoMixer(len(sound), source_rate), Resampler(source_rate, rate)
+            fitting = shares if shares is not None and len(shares) == len(sound) else None
+            mixer, resampler = MonoMixer(len(sound), source_rate, fitting), Resampler(source_rate, rate)
         yield resampler.push(mixer.mix(sound))
     if kind:
         yield from (resampler.push(mixer.flush()), resampler.flush())
