@@ -9,6 +9,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
 FEW = 8  # languages listed in full
+THREE_LETTERS = {code.partition("_")[0]: known for known, code in NLLB.items()}  # ISO 639-3
 
 
 def direction(checkpoint: Checkpoint, source: str | None, target: str | None) -> tuple[list[int], list[int]]:
@@ -28,14 +29,15 @@ def direction(checkpoint: Checkpoint, source: str | None, target: str | None) ->
 
 
 def language_id(tokenizer: Tokenizer, asked: str | None, name: str) -> int:
-    """The token id of a language, given as the model's code, as Whisper's ("en" for NLLB's "eng_Latn" and mBART's
-    "en_XX") or as an English name. Raises UsageError with close matches."""
+    """The token id of a language, given as the model's code, as Whisper's ("en" for NLLB's "eng_Latn", mBART's "en_XX"
+    and Marian's "eng"), as ISO 639-3's or as an English name. Raises UsageError with close matches."""
     ids = tokenizer.language_ids
     if asked is None:
         raise UsageError(f"is required, the model knows {_some(list(ids))}", argument=name)
     by_code = {code.lower(): i for code, i in ids.items()}
     known = _code(asked)
-    for code in (asked.strip().lower(), known, NLLB.get(known, "").lower()):
+    nllb = NLLB.get(known, "").lower()
+    for code in (asked.strip().lower(), known, nllb, nllb.partition("_")[0]):
         if code in by_code:
             return by_code[code]
     if len(regions := [i for code, i in ids.items() if known == code.partition("_")[0]]) == 1:
@@ -71,10 +73,11 @@ def _fits(model: str, card: object, source: str | None, target: str | None) -> N
 
 def _code(language: str) -> str:
     """Whisper's code of a language if it has one, else the input in lower case."""
+    name = language.strip().lower()
     try:
-        return language_code(language)
+        return language_code(THREE_LETTERS.get(name, name))
     except UsageError:
-        return language.strip().lower()
+        return name
 
 
 def is_language(name: str) -> bool:

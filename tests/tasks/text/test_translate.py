@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference import cuda_graphs
+from multimodal.tasks.text.languages import direction, language_id
 from multimodal.tasks.text.translate import TranslateOptions, TranslationWriter, Translator, translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
@@ -236,6 +237,18 @@ def test_refusals_are_one_line(capsys, references, own, root, model, flags, caus
     code, out, err = run(capsys, "translate", "sea", *flags, "-m", root / model)
     assert (code, out) == (1, "")
     assert cause in one_line(err)
+
+
+@pytest.mark.parametrize("asked", ["deu", "de", "German", "DEU"])
+def test_three_letter_codes_are_languages(own, references, root, asked):
+    """As many of Marian's models name theirs."""
+    assert direction(own, "eng", asked)[1] == [own.tokenizer.language_ids["de"]]
+    card = {"translation": {"from": "zho", "to": "deu"}}
+    one = replace(load(root / "marian"), card=card)
+    assert direction(one, "Chinese", asked) == direction(one, "zho", None) == ([], [])
+    many = load(root / "many").tokenizer
+    many.language_ids["deu"] = 7
+    assert language_id(many, asked, "target") == 7
 
 
 def test_what_does_not_translate_is_refused(own, references, root, tmp_path):
