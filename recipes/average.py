@@ -6,8 +6,8 @@ r"""Average the weights of models that began from the same weights: a model soup
 Two runs, of which the second went on from the first on other data, often have a mean that is better than both: of the
 second and third runs of asr-conformer-en it has 36.8 % word errors on validation, they 38.0 and 37.8 %; of this mean
 and the fourth 36.1 %, its halves 37.2 and 36.2 % (5 beams). Runs from different random weights have a useless mean.
-`--weights 0.7 0.3` counts them unequally. All else (tokenizer, preprocessing, card but for facts of one checkpoint)
-comes from the first model.
+`--weights 0.7 0.3` counts them unequally. Models whose labels, table columns, tokenizer or preprocessing differ are
+refused. All else (the card but for facts of one checkpoint) comes from the first model.
 """
 
 import math
@@ -18,7 +18,9 @@ from typing import Literal
 from multimodal.errors import UsageError
 from multimodal.train import log, start
 from multimodal.train.checkpoint.best import save_checkpoint
+from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
 from multimodal.weights.card import inherited
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 
@@ -38,6 +40,17 @@ class AverageRun:
             raise UsageError(f"{expected} (got {' '.join(map(str, self.weights))})", argument="weights")
 
 
+def check_alike(first: Checkpoint, other: Checkpoint) -> None:
+    """Raise UsageError for models whose inputs or outputs mean different things."""
+    one, two = meaning_of(first), meaning_of(other)
+    try:
+        check_meaning(dict.fromkeys(two, ()) | one, dict.fromkeys(one, ()) | two)
+    except ValueError as difference:
+        raise UsageError(f"{other.source}: differs from {first.source}: {difference}", argument="models") from None
+    if other.preprocessing != first.preprocessing:
+        raise UsageError(f"{other.source}: its preprocessing differs from that of {first.source}", argument="models")
+
+
 def main(s: AverageRun) -> None:
     first, *others = (load(name) for name in s.models)
     shares = [weight / sum(s.weights) for weight in s.weights] or [1 / len(s.models)] * len(s.models)
@@ -45,6 +58,7 @@ def main(s: AverageRun) -> None:
     for name, other, share in zip(s.models[1:], others, shares[1:], strict=True):
         if other.model.config != first.model.config:
             raise UsageError(f"{name}: its configuration differs from that of {s.models[0]}", argument="models")
+        check_alike(first, other)
         for key, own in other.model.state_dict().items():
             if own.is_floating_point():
                 mean[key] += share * own

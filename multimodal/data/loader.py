@@ -180,6 +180,7 @@ class Loader:
         self.plan, self.micro, self.rank, self.world, self.most_broken = plan, micro, rank, world, most_broken
         self.jobs, self.workers = _Jobs(source, prepare, collate, seed, finish), workers
         self.read = self.broken = 0  # totals, saved in the run's state
+        self.epoch = ""  # counts of the first epoch, once it is planned; those of the state in a resumed run
 
     def _batches(self, step: int) -> Iterator[tuple[int, Sequence[Key]]]:
         """Yield (epoch, global batch) from number `step` on, without end."""
@@ -187,8 +188,16 @@ class Loader:
             batches = [batch for batch in self.plan(epoch) if len(batch)]
             if not batches:
                 raise DataError(f"epoch {epoch} has no batches (0 planned)")
+            if not epoch:
+                self._compare(f"{len(self.jobs.source)} items in {len(batches)} batches")
             yield from ((epoch, batch) for batch in batches[step:])
             step = max(0, step - len(batches))
+
+    def _compare(self, epoch: str) -> None:
+        if self.epoch not in ("", epoch) and not self.rank:
+            problem = "continues at its step of other batches, so that items may repeat or be left out"
+            log.warning("an epoch had %s before, now %s: the run %s", self.epoch, epoch, problem)
+        self.epoch = epoch
 
     def _orders(self, step: int) -> Iterator[_LoaderJob]:
         parts = self.world * self.micro

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimodal.errors import UsageError
+from multimodal.system.locks import lock, unlock
 from multimodal.system.signals import unbroken
 
 FORMAT = "multimodal journal"
@@ -27,11 +28,11 @@ class Journal:
     def __init__(self, path: Path, settings: Mapping[str, Any]):
         self.path, self.count = path, 0
         self._head = BEGIN + json.dumps(settings, sort_keys=True).removeprefix("{").encode() + b"\n"
-        self._lock = _locked(path)
+        self._lock = lock(path, path.with_name(f"{path.name}.lock"))
         try:
             self.records, self._size = self._read()
         except BaseException:
-            self._unlock()
+            unlock(self._lock)
             raise
 
     def _read(self) -> tuple[Records, int]:
@@ -89,29 +90,7 @@ class Journal:
         if finished:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            with suppress(OSError):
-                os.unlink(self._lock.lock_file)
-            self._lock.release()
-
-
-def _locked(path: Path) -> Any:
-    """The lock of a journal; None where the file system has no locks."""
-    from filelock import FileLock, Timeout  # slow: not for --help
-
-    lock = FileLock(f"{path}.lock", timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UsageError(f"{path}: in use by another process, which writes the same output") from None
-    except NotImplementedError:
-        return None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
-    return lock
+        unlock(self._lock)
 
 
 class JournalPart(NamedTuple):

@@ -119,6 +119,11 @@ def moved(batch: Any, device: str | torch.device, floating: torch.dtype | None =
     return map_tensors(batch, lambda x: x.to(floating) if x.is_floating_point() else x) if floating else batch
 
 
+def sizes(model: nn.Module) -> tuple[int, int]:
+    """Count all parameters, and those that are trained."""
+    return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the blocks of all stacks and encoders: members of module lists named `blocks`."""
     for name, module in model.named_modules():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.data.loader import Loader, Step
-from multimodal.errors import CheckpointError, TrainingError
+from multimodal.errors import CheckpointError, TrainingError, demand
 from multimodal.system.records import from_record
 from multimodal.train.checkpoint.atomic import newest, read_state, refuse_states, save_state
 from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
@@ -29,10 +29,12 @@ from multimodal.train.device import (
     peak_flops,
     recompute_blocks,
     running_statistics,
+    sizes,
     tf32,
 )
 from multimodal.train.distributed.gradients import DataParallel, gradients, norm
 from multimodal.train.distributed.processes import Processes
+from multimodal.train.lora import adapters
 from multimodal.train.losses import forward_only
 from multimodal.train.objective import Objective
 from multimodal.train.optim import guard_step, set_learning_rate, share_of_peak
@@ -84,7 +86,7 @@ class Loop:
         self.parallel = DataParallel(objective, self.processes, s.shard, s.hybrid, *types)
         scaled = s.precision == "float16"
         self.state = TrainingState(objective.model, s.optim, torch.amp.GradScaler(self.kind, enabled=scaled))
-        self.states, self.meaning = s.run / "states", meaning_of(start) if start else {}
+        self.states, self.meaning = s.run / "states", adapters(objective.model) | (meaning_of(start) if start else {})
         self.done = self.first = 0  # completed steps, now and at the start of this process
         self.forward_flops: int | None = None  # of the first micro-batch
         self.flops: StepFlops | None = None
@@ -218,10 +220,8 @@ class Loop:
         if s.threads:
             torch.set_num_threads(s.threads)
         reduced = self.kind == "cuda" and s.precision != "float32"
-        with deterministic(s.deterministic), tf32(reduced), StopSignal() as stop, self.processes.together():
-            sizes = [(p.numel(), p.requires_grad) for p in self.objective.model.parameters()]
-            total, trained = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
-            log.info("%d parameters, %d of them trained", total, trained)
+        with deterministic(s.deterministic), tf32(reduced), StopSignal() as stop, self.processes.together(s.run):
+            log.info("%d parameters, %d of them trained", *sizes(self.objective.model))
             self.begin()
             if self.rank == 0:
                 self.log = TrainingLog(s.run, s.steps, s.log_every, self.done, s.device, self.world)
@@ -327,7 +327,7 @@ class Loop:
             "done": self.done, "settings": self.settings.flat(), **self.state.state_dict(),
             "counters": {"read": read, "broken": broken, "not_finite": self.not_finite, "in_row": self.in_row,
                          "evaluated": self.evaluated},
-            "random": random_state(), "meaning": self.meaning,
+            "random": random_state(), "meaning": self.meaning, "epoch": self.loader.epoch,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -339,6 +339,7 @@ class Loop:
         counters = state["counters"]
         if self.rank == 0:  # the others start at 0, so that the sums are right
             self.loader.read, self.loader.broken = counters["read"], counters["broken"]
+        self.loader.epoch = state.get("epoch", "")  # states of older versions have none
         self.not_finite, self.in_row = counters["not_finite"], counters["in_row"]
         self.evaluated, self.done, self.saved = counters["evaluated"], state["done"], state["done"]
         set_random_state(state["random"])
@@ -346,6 +347,7 @@ class Loop:
     def _restore(self, path: Path, state: dict[str, Any]) -> None:
         from_record(StateRecord, state, str(path / "state.pt"), others=True)
         check_meaning(state.get("meaning", {}), self.meaning)  # states of older versions have none
+        demand("steps", last := self.settings.steps, state["done"] <= last, f"that of {path.name} or more")
         if (path / SHARDS).is_dir():
             load_shards(path, state, self.state, self.processes)
             self._load_counters(state)
@@ -395,6 +397,4 @@ class Loop:
         except CheckpointError as cause:
             error = cause
         self.processes.agree(error)
-        old, new = state["settings"], self.settings.flat().items()
-        changes = [f"--{name} {value} (was {old.get(name)})" for name, value in new if old.get(name) != value]
-        log.info("resumed after step %d%s", self.done, f", now with {', '.join(changes)}" if changes else "")
+        log.info("resumed after step %d%s", self.done, self.settings.changes(state["settings"]))

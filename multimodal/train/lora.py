@@ -88,6 +88,17 @@ def _add_lora(model: nn.Module, s: LoraSettings, frozen: Sequence[str], fresh: S
         model.get_parameter(name).requires_grad = True
 
 
+def adapters(model: nn.Module) -> dict[str, list[str]]:
+    """Return the rank, scale and layers of a model's adapters as part of the meaning of its weights."""
+    found = next(
+        (vars(module)["peft_config"]["default"] for module in model.modules() if "peft_config" in vars(module)), None
+    )
+    if found is None:
+        return {"LoRA settings": ["none"]}
+    layers = sorted({name.rpartition(".")[2] for name in found.target_modules})
+    return {"LoRA settings": [f"rank {found.r} and alpha {found.lora_alpha:g} on {' '.join(layers)}"]}
+
+
 def merge(model: nn.Module) -> nn.Module:
     """Merge adapters into the weights, in place, and return the plain model."""
     from peft.tuners.lora import LoraLayer

@@ -1,7 +1,7 @@
 """Settings of the training loop, shared by all recipes as flags."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,3 +72,9 @@ class LoopSettings:
         for name in ("run", "resume"):
             del values[name]
         return values.pop("optim") | values
+
+    def changes(self, old: Mapping[str, Any]) -> str:
+        """Name the flags that differ from `flat()` of an earlier run."""
+        changed = [f"--{name} {value} (was {old.get(name)})" for name, value in self.flat().items()
+                   if old.get(name) != value]  # fmt: skip
+        return f", now with {', '.join(changed)}" if changed else ""

@@ -8,10 +8,10 @@ of a sentence among three others. Writes tagging, qa and choice.train.jsonl and 
 paragraphs).
 """
 
+import argparse
 import json
 import random
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,4 +72,7 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="text, gzip or not")
+    parser.add_argument("target", type=Path, help="folder for the rows")
+    main(**vars(parser.parse_args()))

@@ -6,6 +6,7 @@ Takes a second. The package's TorchScript archive is read as data. Its own safet
 probabilities differ by up to 0.4. tests/tasks/transcribe/test_vad.py holds the asset to the package, to the bit.
 """
 
+import argparse
 import importlib.metadata
 from pathlib import Path
 
@@ -33,4 +34,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -3,6 +3,8 @@ tokens, and say what a disk or a text cannot hold."""
 
 import io
 import math
+import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,14 @@ from PIL import Image
 
 from multimodal.data.sources import open_source
 from multimodal.data.validate import validate
+from multimodal.models.vit import ViT
+from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.train.recipe_cli import start
+from multimodal.weights.folder import Checkpoint, save_folder
+from tests.helpers import tiny
 from tests.helpers.data.sets import COLOURS, squares, tar, wav
 from tests.helpers.folders import every_kind, files_of_at_most
+from tests.helpers.paths import ROOT
 
 SHORT = ["--steps", "1", "--threads", "1", "--log_every", "1"]
 TINY = ["--width", "32", "--layers", "1", "--heads", "2"]
@@ -154,11 +161,40 @@ def test_a_tokenizer_learned_again_is_refused(load_recipe, tmp_path, outputs, la
     assert "does not fit this run: tokenizer files" in line
 
 
+@pytest.mark.parametrize("name", ["annotate_text", "silero_vad"])
+def test_a_script_without_settings_has_help_too(monkeypatch, capsys, name):
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "recipes" / "data" / f"{name}.py"), run_name="__main__")
+    assert end.value.code == 0
+    assert f"python recipes/data/{name}.py" in capsys.readouterr().out
+
+
 def test_a_full_disk_at_the_end_is_one_line(load_recipe, tmp_path, last_line):
     recipe, model = load_recipe("average"), every_kind(tmp_path) / "lm"
     with files_of_at_most(1000):
         line = last_line(lambda: start(recipe.main, ["--models", *[str(model)] * 2, "--out", str(tmp_path / "out")]))
     assert line == f"average.py: error: {tmp_path / 'out'}: the checkpoint cannot be saved: File too large"
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    (lambda c: {"card": {"labels": ["b", "a"]}}, "differs from {}/a: classes were a, b, now b, a"),
+    (lambda c: {"card": {}}, "differs from {}/a: classes were a, b, now none"),
+    (lambda c: {"preprocessing": replace(c.preprocessing, crop=0.9)}, "its preprocessing differs from that of {}/a"),
+])  # fmt: skip
+def test_models_that_mean_different_things_are_not_averaged(load_recipe, tmp_path, capsys, change, line):
+    record = Preprocessing((8, 12), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
+    first = Checkpoint(ViT(replace(tiny.VIT, classes=2)), preprocessing=record, card={"labels": ["a", "b"]})
+    for name, one in (("a", first), ("b", first), ("c", replace(first, **change(first)))):
+        save_folder(one, tmp_path / name)
+    average = lambda other: start(
+        load_recipe("average").main,
+        ["--models", f"{tmp_path}/a", f"{tmp_path}/{other}", "--out", f"{tmp_path}/{other}-out"],
+    )
+    average("b")
+    with pytest.raises(SystemExit):
+        average("c")
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"--models {tmp_path}/c: {line.format(tmp_path)}")
 
 
 @pytest.mark.parametrize("weight", ["nan", "inf", "-1"])

@@ -41,7 +41,7 @@ def clean(
     state = State(output.with_name(f"{output.name}.state"), settings, memory)
     targets: list[Target] = []
     try:
-        targets += (Target(path, is_ours=state.progress is not None) for path in (output, explain) if path)
+        targets += (Target(path, is_ours=state.resumed) for path in (output, explain) if path)
         report = _run(inputs, options, words, workers, state, targets, progress)
         for target in targets:
             target.place()

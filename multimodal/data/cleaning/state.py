@@ -36,8 +36,8 @@ class Near(NamedTuple):
 
 
 class State:
-    """`progress`: of the last `commit` of a run with equal `settings`, or None. sqlite keeps up to `memory` bytes of
-    the tables in memory, the rest on disk. Raises UsageError for a file that is no state, or one in use."""
+    """`progress`: of the last `commit` of a run with equal `settings`, or None; `resumed`: such a run left the file.
+    sqlite keeps up to `memory` bytes of the tables in memory, the rest on disk. Raises UsageError for a file that is no state, or one in use."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], memory: int):
         self.path, self._settings = path, json.dumps(settings, sort_keys=True)
@@ -60,6 +60,7 @@ class State:
             for (table,) in run("select name from sqlite_master where type = 'table'").fetchall():
                 run(f"drop table {table}")
             empty = True
+        self.resumed = not empty
         run(f"pragma cache_size = -{max(1, memory >> 10)}")
         run("pragma journal_mode = wal")
         run("pragma synchronous = normal")

@@ -9,13 +9,15 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from multimodal.errors import TrainingError
+from multimodal.system.locks import lock, unlock
 from multimodal.train.losses import SingleProcess
 from multimodal.train.signals import Stopped
 
@@ -105,10 +107,12 @@ class Processes(SingleProcess):
             raise Stopped(cause) if worst == 1 else TrainingError(f"process {first} ended: {cause}")
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Raise TrainingError if another process was killed or has crashed."""
+    def together(self, run: Path) -> Iterator[None]:
+        """Lock the folder of a run. Raises UsageError, in all processes, if another run is in it; TrainingError if
+        another process was killed or has crashed."""
         try:
-            yield
+            with self._alone_in(run):
+                yield
         except RuntimeError as error:
             text = " ".join(str(error).split())
             if self.world == 1 or not any(sign in text.lower() for sign in LOST):
@@ -137,6 +141,19 @@ class Processes(SingleProcess):
                 error = cause
         self.agree(error)
         return result
+
+    @contextlib.contextmanager
+    def _alone_in(self, run: Path) -> Iterator[None]:
+        def entered() -> Any:
+            with contextlib.suppress(OSError):  # the lock names the cause
+                run.mkdir(parents=True, exist_ok=True)
+            return lock(run, run / "run.lock", "run")
+
+        held = self.on_main(entered)
+        try:
+            yield
+        finally:
+            unlock(held)
 
     def meeting(self, exchange: str) -> SingleProcess:
         """Return the exchange of texts between processes: `gather` or `ring`."""

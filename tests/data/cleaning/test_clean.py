@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import multiprocessing
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -232,6 +234,21 @@ def test_what_must_not_be_written_is_refused(capsys, tmp_path):
         assert (code, (tmp_path / name).read_text()) == (1, "mine")
         assert "move it away" in one_line(err)
         (tmp_path / name).unlink()
+
+
+def test_a_run_killed_before_its_first_state_resumes(files, tmp_path):
+    outputs, whole = (tmp_path / "clean.txt", tmp_path / "why.jsonl"), (tmp_path / "w.txt", tmp_path / "w.jsonl")
+    killed = multiprocessing.get_context("fork").Process(
+        target=clean, args=(files, outputs[0], CleanOptions(), outputs[1]), kwargs={"progress": lambda _: os._exit(9)}
+    )
+    killed.start()
+    killed.join()
+    assert killed.exitcode == 9
+    for output in outputs:
+        output.with_name(f"{output.name}.part").write_text("what a kill left behind")
+    report = clean(files, outputs[0], CleanOptions(), outputs[1])
+    assert report == clean(files, whole[0], CleanOptions(), whole[1])
+    assert [output.read_bytes() for output in outputs] == [output.read_bytes() for output in whole]
 
 
 def test_a_full_disk_is_named(tmp_path):

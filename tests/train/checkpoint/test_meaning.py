@@ -1,6 +1,7 @@
 """Meaning of the outputs, which a state to resume from must share with the run."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from multimodal.errors import CheckpointError
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
 from multimodal.train.loop import Loop
+from multimodal.train.lora import LoraSettings, adapt
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny_run
 
@@ -31,6 +33,27 @@ def test_a_state_without_a_meaning_stays_usable(tmp_path):
     again = loop(tmp_path, "cup dolphin", steps=4, resume=True)
     again.fit()
     assert again.first == 2
+
+
+@pytest.mark.parametrize(("changes", "now"), [
+    ({"lora_alpha": 32.0}, "rank 2 and alpha 32 on query value"),
+    ({"lora_rank": 4}, "rank 4 and alpha 16 on query value"),
+    ({"lora_targets": ("query",)}, "rank 2 and alpha 16 on query"),
+    ({"lora_rank": 0}, "none"),
+])  # fmt: skip
+def test_other_adapters_are_refused(tmp_path, changes, now):
+    settings = LoraSettings(lora_rank=2, lora_targets=("query", "value"))
+
+    def adapted(steps: int, lora: LoraSettings) -> Loop:
+        net = tiny_run.model()
+        adapt(net, lora)
+        return tiny_run.loop(tmp_path, net=net, steps=steps, resume=True)
+
+    adapted(1, settings).fit()
+    line = f"fit this run: LoRA settings were rank 2 and alpha 16 on query value, now {now}"
+    with pytest.raises(CheckpointError, match=re.escape(line) + "$"):
+        adapted(2, replace(settings, **changes)).fit()
+    adapted(2, settings).fit()
 
 
 def test_a_tokenizer_learned_again_differs(tmp_path):
