@@ -135,13 +135,16 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     raise CheckpointError(f"{where}: unknown format ({kind}; {len(tensors)} tensors such as {some}){hint}")
 
 
-def load_foreign(tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
+def load_foreign(
+    tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None, pickled: bool = False
+) -> Checkpoint:
     made = recognise(tensors, config, where).load(tensors, config, where, folder)
     if config.get("auto_map"):
         warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
     card, parts = exported_parts(folder)
     check_vocabulary(parts.get("tokenizer"), made.model.config, where)
-    return replace(made, model=projected(made.model, folder), card=check_card(card | made.card, where), **parts)
+    model = projected(made.model, folder, pickled)
+    return replace(made, model=model, card=check_card(card | made.card, where), **parts)
 
 
 def architecture_config(name: str) -> dict[str, Any]:
@@ -198,7 +201,7 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
     tensors, own = _read(weights, path, pickled)
     if architecture:
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
-    return load_foreign(tensors, config or own or _config_of(folder), str(path), folder)
+    return load_foreign(tensors, config or own or _config_of(folder), str(path), folder, pickled)
 
 
 def _read(weights: Path, source: Path, pickled: bool) -> tuple[Tensors, dict[str, Any]]:

@@ -279,10 +279,13 @@ def test_every_commit_is_one_of_a_listed_model():
     assert len(set(REVISIONS.values())) == len(REVISIONS)
 
 
-def test_shards_and_sentence_pooling_are_wanted_and_copies_are_not():
+def test_shards_and_sentence_modules_are_wanted_and_copies_are_not():
     files = ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
              "model.fp32-00001-of-00001.safetensors", "1_Pooling/config.json", "onnx/model.onnx"]  # fmt: skip
     assert wanted(files) == sorted([*files[:3], files[4]])
+    dense = [f"2_Dense/{name}" for name in ("config.json", "model.safetensors", "pytorch_model.bin", "rust_model.ot")]
+    assert wanted([*files, *dense]) == sorted([*files[:3], files[4], *dense[:2]])
+    assert wanted([*files, *dense], pickled=True) == sorted([*files[:3], files[4], *dense[:3]])
     assert wanted(["open_clip_model.safetensors", "model.safetensors"]) == ["open_clip_model.safetensors"]
     assert wanted(["chat_template.jinja", "model.safetensors"]) == ["chat_template.jinja", "model.safetensors"]
 

@@ -55,7 +55,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     added = [{"id": i, "content": name} | plain for name, i in sorted(names.items(), key=lambda pair: pair[1])]
     causal = isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal
     ends = None if causal and not tokenizer.puts_end else tokenizer.eos_id
-    pipeline |= {"added_tokens": added, "post_processor": _around(names, tokenizer.bos_id, ends)}
+    pipeline |= {"added_tokens": added, "post_processor": _around(names, tokenizer, ends)}
     write_json(folder / "tokenizer.json", pipeline)
     kind = next((name for own, name in CLASSES.items() if isinstance(tokenizer, own)), "PreTrainedTokenizerFast")
     spelled = {i: name for name, i in names.items()}
@@ -76,10 +76,10 @@ def _context(checkpoint: Checkpoint) -> int:
     return getattr(config, "context", None) or getattr(config, "decoder", None).context
 
 
-def _around(names: dict[str, int], bos: int | None, eos: int | None) -> dict[str, Any] | None:
-    """The pipeline's step that puts tokens around a text."""
+def _around(names: dict[str, int], tokenizer: Tokenizer, eos: int | None) -> dict[str, Any] | None:
+    """The pipeline's step that puts tokens around a text, and around the two of a pair."""
     spelled = {i: name for name, i in names.items()}
-    ends = [spelled.get(i) for i in (bos, eos)]
+    ends = [spelled.get(i) for i in (tokenizer.bos_id, eos)]
     if not any(ends):
         return None
     tokens = {name: {"id": name, "ids": [names[name]], "tokens": [name]} for name in ends if name}
@@ -87,10 +87,11 @@ def _around(names: dict[str, int], bos: int | None, eos: int | None) -> dict[str
     def part(name: str | None, kind: int) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": name, "type_id": kind}}] if name else []
 
-    first, second = ({"Sequence": {"id": letter, "type_id": kind}} for kind, letter in enumerate("AB"))
+    own = tokenizer.pair_segment
+    first, second = ({"Sequence": {"id": letter, "type_id": kind}} for letter, kind in (("A", 0), ("B", own)))
     single = [*part(ends[0], 0), first, *part(ends[1], 0)]
-    return {"type": "TemplateProcessing", "single": single, "pair": [*single, second, *part(ends[1], 1)],
-            "special_tokens": tokens}  # fmt: skip
+    pair = [*single, *part(ends[1], 0) * (tokenizer.pair_ends - 1), second, *part(ends[1], own)]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
 def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:

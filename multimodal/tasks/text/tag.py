@@ -23,8 +23,8 @@ from multimodal.weights.folder import Checkpoint
 
 
 class Entity(NamedTuple):
-    """`label`: without B- or I-. `score`: mean probability of its tokens or words. `word`: the tokens as text; the
-    characters `start` to `end` of the text are the entity as written."""
+    """`label`: without its prefix, such as B- or I-. `score`: mean probability of its tokens or words. `word`: the
+    tokens as text; the characters `start` to `end` of the text are the entity as written."""
 
     label: str
     score: float
@@ -121,14 +121,19 @@ def merged(
         else:
             groups.append([one])
     return [
-        Entity(_kind(group[0].label), float(np.mean([one.score for one in group])),
+        Entity(_name(group), float(np.mean([one.score for one in group])),
                tokenizer.joined([one.word for one in group]), group[0].start, group[-1].end)
-        for group in groups if _kind(group[0].label) != OUTSIDE
+        for group in groups if _name(group) != OUTSIDE
     ]  # fmt: skip
 
 
 def _kind(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _name(group: Sequence[Entity]) -> str:
+    """Without a prefix, also one that sets apart neighbours, such as S- or E-."""
+    return group[0].label.split("-", 1)[-1]
 
 
 def _words(pieces: Sequence[Piece]) -> Iterator[list[int]]:

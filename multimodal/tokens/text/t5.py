@@ -19,10 +19,10 @@ class T5Text(SentencePieceTokenizer):
     """SentencePiece model with sentinels: T5's follow its pieces, in descending order; mT5's are pieces. No text yields
     either."""
 
-    def __init__(self, path: Path | str, sentinels: int, vocab_size: int):
+    def __init__(self, path: Path | str, sentinels: int, vocab_size: int, context: int | None = None):
         """`sentinels`: their number if the file has none. Raises CheckpointError if they exceed `vocab_size`, or the
         file has no eos."""
-        super().__init__(path, vocab_size=vocab_size, proto=without_sentinels(Path(path)))
+        super().__init__(path, context=context, vocab_size=vocab_size, proto=without_sentinels(Path(path)))
         if self.eos_id is None:
             raise CheckpointError(f"{self.path}: has no eos id")
         names = map(self._model.id_to_piece, range(self._pieces))
@@ -42,14 +42,15 @@ class T5Text(SentencePieceTokenizer):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, self._model.serialized_model_proto())
         record = {"kind": "t5", "sentinels": len(self.sentinel_ids), "vocab_size": self.vocab_size}
-        write_record(folder, record)
+        write_record(folder, record | ({} if self.context is None else {"context": self.context}))
 
 
 class ByT5Text(ByteTokenizer):
     """ByT5's bytes, then the sentinels as transformers numbers them. (The released models were trained with the bytes
     255, 254, … as sentinels, ids 258, 257, …: Xue et al. 2022, section 3.)"""
 
-    def __init__(self, sentinels: int = 125):
+    def __init__(self, sentinels: int = 125, context: int | None = None):
+        self.context = context
         self.vocab_size = ByteTokenizer.vocab_size + sentinels
         self.sentinel_ids = tuple(range(ByteTokenizer.vocab_size, self.vocab_size))
         self.control = ByteTokenizer.control | frozenset(self.sentinel_ids)
@@ -59,7 +60,8 @@ class ByT5Text(ByteTokenizer):
         return with_names(ids, names, super()._decode)
 
     def save(self, folder: Path | str) -> None:
-        write_record(folder, {"kind": "byt5", "sentinels": len(self.sentinel_ids)})
+        record = {"kind": "byt5", "sentinels": len(self.sentinel_ids)}
+        write_record(folder, record | ({} if self.context is None else {"context": self.context}))
 
 
 def t5_from(folder: Path, settings: dict[str, Any]) -> T5Text:

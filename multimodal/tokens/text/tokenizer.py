@@ -67,6 +67,7 @@ class Tokenizer(ABC):
     sentinel_ids: tuple[int, ...] = ()  # of masked spans, in order
     control: frozenset[int] = frozenset()  # ids that no text yields
     pair_ends: int = 1  # eos between the two texts of a pair
+    pair_segment: int = 1  # of the second text of a pair (RoBERTa: 0)
     context: int | None = None  # default length of a batch
     pad_to_length: bool = False  # pad batches to `context`, else to the longest text
 
@@ -128,8 +129,8 @@ class Tokenizer(ABC):
         ends: int | None = None,
     ) -> tuple[list[int], list[int]]:
         """Ids and segments of two texts, or of their ids, in one row: bos first eos second eos, with the second text
-        and last eos in segment 1 (Devlin et al. 2019, figure 2). `ends`: number of eos between them (default: the
-        tokenizer's own; RoBERTa: 2).
+        and last eos in segment 1 (Devlin et al. 2019, figure 2), or 0 for RoBERTa. `ends`: number of eos between them
+        (default: the tokenizer's own; RoBERTa: 2).
 
         A row longer than `length` (default: `context`) is cut at the end of the longer text, or of both to about equal
         length, with a TextCut warning. Raises TextError."""
@@ -146,7 +147,7 @@ class Tokenizer(ABC):
             a = a[: min(len(a), keep)]
             b = b[: room - len(a)]
         before, after = start + a + end * ends, b + end
-        return before + after, [0] * len(before) + [1] * len(after)
+        return before + after, [0] * len(before) + [self.pair_segment] * len(after)
 
     def batch(self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
         """Ids [B T] of texts between bos and eos (if the vocabulary has them), with mask and counts of cut tokens.

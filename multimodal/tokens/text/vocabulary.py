@@ -47,7 +47,9 @@ _KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _OPTIONAL: dict[str, dict[str, Any]] = {
     "bpe": {"languages": list[str]},
-    "hub": {"pad_to_length": bool, "pair_ends": int, "end_ids": list[int], "puts_end": bool},
+    "t5": {"context": int},
+    "byt5": {"context": int},
+    "hub": {"pad_to_length": bool, "pair_ends": int, "pair_segment": int, "end_ids": list[int], "puts_end": bool},
 }
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {

@@ -16,7 +16,8 @@ from multimodal.weights.hub.registry import find, near
 HUB = "hf-hub:"
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 PARTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.tiktoken")  # configurations, tokenizers, at the top
-POOLING = "1_Pooling/config.json"
+MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers
+PICKLED_MODULE = re.compile(r"\d+_\w+/pytorch_model\.bin")
 
 
 class Cached(NamedTuple):
@@ -94,7 +95,8 @@ def wanted(paths: Iterable[str], pickled: bool = False) -> list[str]:
     if not weights:
         weights = _weights(top, (*(PICKLED_NAMES if pickled else ()), CTRANSLATE2_NAME), ".nemo" if pickled else None)
     parts = [path for path in top if any(fnmatchcase(path, pattern) for pattern in PARTS)]
-    return sorted({*parts, *weights, *(path for path in paths if path == POOLING)})
+    modules = [path for path in paths if MODULE.fullmatch(path) or (pickled and PICKLED_MODULE.fullmatch(path))]
+    return sorted({*parts, *weights, *modules})
 
 
 def cached() -> list[Cached]:

@@ -24,7 +24,7 @@ from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.folder import build
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
-from multimodal.weights.text.sentence import sentence_card, sentence_length
+from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
 from multimodal.weights.vision import clip_hf
 
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
@@ -200,8 +200,11 @@ def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def class_names(config: dict[str, Any]) -> list[str]:
-    """`id2label` in the order of the numbers; [] if it is incomplete."""
+    """`id2label` in the order of the numbers; [] if it is incomplete. A classifier without it has the two names that
+    transformers leaves out."""
     names = config.get("id2label")
+    if names is None and any("Classification" in str(name) for name in config.get("architectures") or ()):
+        names = {"0": "LABEL_0", "1": "LABEL_1"} if config.get("num_labels", 2) == 2 else None
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
         return []
     return [str(names[number]) for number in sorted(names, key=int)]
@@ -220,5 +223,9 @@ def encoder_tokenizer(folder: Path | None, config: dict[str, Any], first: int = 
         return None
     size, context = config["vocab_size"], sentence_length(folder, config["max_position_embeddings"] - first)
     if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
-        return WordPieceTokenizer.from_bert(folder, size, "[CLS]", "[SEP]", context)
-    return hub_tokenizer(folder, config, size, context)
+        made = WordPieceTokenizer.from_bert(folder, size, "[CLS]", "[SEP]", context)
+        if made.lowercase or not lowers(folder):
+            return made
+        return WordPieceTokenizer(made.vocab, size, made.bos_id, made.eos_id, context, True,
+                                  bool(made.strip_accents), made.split_chinese)  # fmt: skip
+    return hub_tokenizer(folder, config, size, context, lowers(folder))

@@ -35,20 +35,24 @@ def rows(config: TextConfig, prefix: str, classes: str | None = None) -> list[Na
     ]
 
 
-def old_rows(config: TextConfig) -> list[NameRow]:
+def old_rows(config: TextConfig, prefix: str) -> list[NameRow]:
     """Rows with the norms in TensorFlow's names, as in the first published files."""
 
     def old(name: str) -> str:
         return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
-    return [replace(row, foreign=old(row.foreign)) for row in rows(config, "bert.")]
+    return [replace(row, foreign=old(row.foreign)) for row in rows(config, prefix)]
 
 
-_HEADS, MODEL = bert.families(("bert",), config_from, rows, {})
-_LOGITS, _NEXT, _GAMMA = f"{HEAD.dense}.weight", f"{NEXT}.weight", "bert.embeddings.LayerNorm.gamma"
-FAMILY = replace(_HEADS, lacks=(_GAMMA,), only=lambda tensors: _NEXT not in tensors or _LOGITS in tensors)
+_HEADS, _MODEL = bert.families(("bert",), config_from, rows, {})
+_LOGITS, _NEXT, _GAMMA = f"{HEAD.dense}.weight", f"{NEXT}.weight", "embeddings.LayerNorm.gamma"
+FAMILY = replace(_HEADS, lacks=(f"bert.{_GAMMA}",), only=lambda tensors: _NEXT not in tensors or _LOGITS in tensors)
 NEXT_SENTENCE = replace(
-    _HEADS, name="bert-next-sentence", has=(*_HEADS.has, _NEXT), lacks=(_GAMMA, _LOGITS),
+    _HEADS, name="bert-next-sentence", has=(*_HEADS.has, _NEXT), lacks=(f"bert.{_GAMMA}", _LOGITS),
     rows=partial(rows, prefix="bert.", classes=NEXT),
 )  # fmt: skip
-OLD = replace(_HEADS, name="bert-old", has=(*_HEADS.has, _GAMMA), rows=old_rows)
+MODEL = replace(_MODEL, lacks=(_GAMMA,))
+OLD, OLD_MODEL = (
+    replace(family, name=name, has=(*family.has, prefix + _GAMMA), rows=partial(old_rows, prefix=prefix))
+    for family, name, prefix in ((_HEADS, "bert-old", "bert."), (_MODEL, "bert-old-model", ""))
+)

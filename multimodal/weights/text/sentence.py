@@ -11,63 +11,90 @@ from multimodal.models.text import Projection, TextTransformer
 from multimodal.models.text_config import ProjectionConfig
 from multimodal.system.files import inside, optional_json, read_json, read_json_value
 from multimodal.system.records import checked
+from multimodal.tokens.text.tokenizer import RECORD
+from multimodal.weights.files.archives import read_pickled
+from multimodal.weights.files.formats import find_weights, is_pickled
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.table import Tensors, check_finite
 
 # names of its Pooling module (flags before version 5), and those of `embed`
 POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last",
             "max": "max", "max_tokens": "max"}  # fmt: skip
-KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
+PACKAGE = "sentence_transformers."
+POOLING = "1_Pooling"  # in a folder that does not list its modules
+# settings of its Transformer module; the first file that says anything counts
+SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in
+                 ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))  # fmt: skip
 # classes of torch.nn that a Dense module names, read as names alone
 FUNCTIONS = {"Identity": None, "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
 
 
 def sentence_card(folder: Path | None) -> dict[str, Any]:
-    """`pooling`, `normalize`, `prompts` and `prompt` for the card; {} for other folders. Unsupported ones keep their
-    foreign name, such as "weightedmean_tokens" or "mean, LSTM", which `embed` refuses. Raises CheckpointError for a
-    prompt that is left out of the mean."""
-    if folder is None or not (path := folder / "1_Pooling" / "config.json").exists():
+    """`pooling`, `normalize`, `prompts` and `prompt` for the card; {} for other folders. Unsupported steps keep their
+    foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses. Raises CheckpointError
+    for a prompt that is left out of the mean."""
+    modules = _modules(folder) if folder is not None else []
+    kinds = [kind for kind, _ in modules]
+    if kinds in ([], ["Transformer"]):
         return {}
+    record = optional_json(folder / "config_sentence_transformers.json")
+    expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense"), "Normalize"]
+    if kinds in (expected, expected[:-1]):
+        steps = _poolings(_config(folder, modules[1][1]))
+    else:
+        steps = [kind for kind in kinds if kind not in expected] or kinds
+    if (size := record.get("truncate_dim")) is not None:
+        steps = [*steps, f"truncate_dim {size!r:.20}"]
+    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | _prompts(folder, record)
+
+
+def _poolings(path: Path) -> list[str]:
     record = read_json(path)
     if record.get("include_prompt", True) is not True:
         raise CheckpointError(f"{path}: include_prompt {record['include_prompt']!r:.40} is not supported")
-    modes = [name.removeprefix("pooling_mode_") for name, value in record.items()
+    flags = [name.removeprefix("pooling_mode_") for name, value in record.items()
              if name.startswith("pooling_mode_") and value is True]  # fmt: skip
-    modes = [record["pooling_mode"]] if isinstance(record.get("pooling_mode"), str) else modes
-    kinds = [kind for kind, _ in _modules(folder)]
-    steps = [*(POOLINGS.get(mode, mode) for mode in modes), *(kind for kind in kinds if kind not in KNOWN)]
-    known = [kind for kind in kinds if kind in KNOWN]
-    if known != sorted(known, key=KNOWN.index):  # such as a Dense after Normalize
-        steps += known
-    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | _prompts(folder)
+    modes = record.get("pooling_mode", flags or "mean")
+    modes = [modes] if isinstance(modes, str) else checked(list[str], modes, f"{path}: pooling_mode")
+    return [POOLINGS.get(mode, mode) for mode in modes]
 
 
-def _prompts(folder: Path) -> dict[str, Any]:
-    path = folder / "config_sentence_transformers.json"
-    record = optional_json(path)
-    prompts = checked(dict[str, str | None], record.get("prompts") or {}, f"{path}: prompts")
-    prompts = {name: text for name, text in prompts.items() if text}
+def _prompts(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    where = f"{folder / 'config_sentence_transformers.json'}: prompts"
+    prompts = checked(dict[str, str | None], record.get("prompts") or {}, where)
     default = record.get("default_prompt_name")
     if not prompts:
         return {}
+    prompts = {name: text or "" for name, text in prompts.items()}
     return {"prompts": prompts} | ({"prompt": default} if default in prompts else {})
 
 
 def sentence_length(folder: Path, context: int) -> int:
-    """Longest text in tokens, at most `context`."""
-    length = optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    """Longest text in tokens, at most `context`: that of the Transformer module, else of the tokenizer."""
+    length = _settings(folder).get("max_seq_length")
+    length = optional_json(folder / RECORD).get("model_max_length") if length is None else length
     return min(context, length) if type(length) is int and length > 2 else context
 
 
-def projected(model: nn.Module, folder: Path | None) -> nn.Module:
-    """The model with the folder's Dense modules, if it has any. Raises CheckpointError for an unusable one."""
+def lowers(folder: Path) -> bool:
+    """Return True if texts get lower case before the tokenizer's own normalisation."""
+    return bool(_settings(folder).get("do_lower_case"))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return next(filter(None, (optional_json(folder / name) for name in SETTINGS)), {})
+
+
+def projected(model: nn.Module, folder: Path | None, pickled: bool = False) -> nn.Module:
+    """The model with the folder's Dense modules, if it has any. `pickled`: read pickled ones too. Raises
+    CheckpointError for an unusable one."""
     places = [place for kind, place in _modules(folder) if kind == "Dense"] if folder is not None else []
     if not places or not isinstance(model, TextTransformer):
         return model
     configs: list[ProjectionConfig] = []
     maps: list[Tensors] = []
     for place in places:
-        path = inside(folder, place, f"{folder / 'modules.json'}: path") / "config.json"
+        path = _config(folder, place)
         record, width = read_json(path), configs[-1].width if configs else model.config.width
         name = str(record.get("activation_function")).rsplit(".", 1)[-1]
         if name not in FUNCTIONS or record.get("in_features") != width:
@@ -75,32 +102,41 @@ def projected(model: nn.Module, folder: Path | None) -> nn.Module:
                 f"{path}: activation_function {name!r}, in_features {record.get('in_features')!r}: expected one of "
                 f"{', '.join(FUNCTIONS)} and {width}"
             )
+        if record.get("use_residual"):
+            raise CheckpointError(f"{path}: use_residual {record['use_residual']!r:.40} is not supported")
         out = checked(int, record.get("out_features"), f"{path}: out_features")
         configs.append(ProjectionConfig(out, FUNCTIONS[name], bool(record.get("bias", True))))
-        maps.append(_map(path.with_name("model.safetensors"), configs[-1], width))
+        maps.append(_map(find_weights(path.parent), configs[-1], width, pickled))
     project = Projection(model.config.width, tuple(configs))
     project.load_state_dict({f"maps.{i}.{name}": t for i, own in enumerate(maps) for name, t in own.items()})
     model.config, model.project = replace(model.config, projections=tuple(configs)), project
     return model.eval()
 
 
-def _map(path: Path, config: ProjectionConfig, width: int) -> Tensors:
+def _map(path: Path, config: ProjectionConfig, width: int, pickled: bool) -> Tensors:
+    if is_pickled(path) and not pickled:
+        folder = path.parent.parent
+        raise CheckpointError(f"{path}: pickled weights; run multimodal convert {folder} FOLDER, and load FOLDER")
     shapes = {"weight": [config.width, width]} | ({"bias": [config.width]} if config.bias else {})
-    tensors = {name.removeprefix("linear."): tensor for name, tensor in read_tensors(path).items()}
-    if (found := {name: list(tensor.shape) for name, tensor in tensors.items()}) != shapes:
-        raise CheckpointError(f"{path}: expected linear maps of shapes {shapes}, got {str(found)[:120]}")
+    found = read_pickled(path)[0] if is_pickled(path) else read_tensors(path)
+    tensors = {name.removeprefix("linear."): tensor for name, tensor in found.items()}
+    if (sizes := {name: list(tensor.shape) for name, tensor in tensors.items()}) != shapes:
+        raise CheckpointError(f"{path}: expected linear maps of shapes {shapes}, got {str(sizes)[:120]}")
     check_finite(tensors, str(path))
     return {name: tensor.float() for name, tensor in tensors.items()}
 
 
+def _config(folder: Path, place: str) -> Path:
+    return inside(folder, place, f"{folder / 'modules.json'}: path") / "config.json"
+
+
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """Kind and folder of each module, in order."""
+    """Kind and folder of each module, in order. A class of the repository itself keeps its full name."""
     path = folder / "modules.json"
     if not path.exists():
-        return []
+        pooled = (folder / POOLING / "config.json").exists()
+        return [("Transformer", ""), ("Pooling", POOLING)] if pooled else []
     modules = checked(list[dict[str, Any]], read_json_value(path), str(path))
-    return [
-        (checked(str, one.get("type"), f"{path}: type").rsplit(".", 1)[-1],
-         checked(str, one.get("path", ""), f"{path}: path"))
-        for one in modules
-    ]  # fmt: skip
+    kinds = [checked(str, one.get("type"), f"{path}: type") for one in modules]
+    kinds = [kind.rsplit(".", 1)[-1] if kind.startswith(PACKAGE) else kind for kind in kinds]
+    return [(kind, checked(str, one.get("path"), f"{path}: path")) for kind, one in zip(kinds, modules, strict=True)]

@@ -18,10 +18,11 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.system.records import checked
 from multimodal.tokens.text.t5 import t5_tokenizer
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bart, bert
-from multimodal.weights.text.sentence import sentence_card
+from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
 
 # T5Config's defaults, and those of MT5Config that differ; mT5 never scales, whatever its files say of ties
 T5 = {
@@ -118,6 +119,16 @@ def encoder_rows(config: TextConfig) -> list[NameRow]:
     ]  # fmt: skip
 
 
+def encoder_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """`t5_tokenizer` with the longest text of a sentence-transformers folder. Raises CheckpointError."""
+    made = t5_tokenizer(folder, config)
+    if folder is not None and made is not None:
+        if lowers(folder):
+            raise CheckpointError(f"{folder}: do_lower_case true with T5's vocabulary is not supported")
+        made.context = sentence_length(folder, config["n_positions"])
+    return made
+
+
 def card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """The words that ask for a translation, by its direction."""
     tasks = config.get("task_specific_params") or {}
@@ -133,5 +144,6 @@ FAMILY = Family(
 )  # fmt: skip
 ENCODER = replace(
     FAMILY, name="t5-encoder", model=TextTransformer, has=FAMILY.has[:2], lacks=FAMILY.has[2:],
-    config_from=encoder_config, rows=encoder_rows, card=lambda folder, config: sentence_card(folder),
+    config_from=encoder_config, rows=encoder_rows, tokenizer=encoder_tokenizer,
+    card=lambda folder, config: sentence_card(folder),
 )  # fmt: skip

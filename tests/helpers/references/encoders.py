@@ -4,11 +4,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.data import wordpieces
 from tests.helpers.references.vision import randomized
 
 VOCABULARY, CONTEXT, PAD = 50, 12, 1
@@ -108,6 +110,7 @@ OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"
 CASES: dict[str, Callable[[], EncoderCase]] = {
     "BERT": _made("bert", "BertForPreTraining", "BertConfig", SIZES),
     "BERT, old names": _made("bert-old", "BertForPreTraining", "BertConfig", SIZES, renamed=OLD),
+    "BERT, old names, encoder": _made("bert-old-model", "BertModel", "BertConfig", SIZES, renamed=OLD),
     "BERT, masked": _made("bert", "BertForMaskedLM", "BertConfig", SIZES | {"hidden_act": "relu"}),
     "BERT, not tied": _made("bert", "BertForMaskedLM", "BertConfig", SIZES | {"tie_word_embeddings": False}),
     "BERT, causal": _made("bert", "BertLMHeadModel", "BertConfig", SIZES | {"is_decoder": True}),
@@ -171,3 +174,14 @@ CASES: dict[str, Callable[[], EncoderCase]] = {
 def case(name: str) -> EncoderCase:
     torch.manual_seed(0)
     return CASES[name]()
+
+
+def bert_folder(folder: Path) -> Path:
+    """Save a BertModel with its pooler and a few words, as transformers writes it."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(**wordpieces.SIZES, vocab_size=len(wordpieces.WORDS), max_position_embeddings=24)
+    randomized(BertModel(config)).save_pretrained(folder)
+    wordpieces.wordpiece(wordpieces.WORDS).save_pretrained(folder)
+    return folder

@@ -1,6 +1,7 @@
 """References of tagging and answering: transformers' token classification pipeline on a folder, and its removed
 question-answering pipeline over the library's own span search."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
 
 
-def wordpiece_folder(folder: Path, head: str, context: int = 512) -> Any:
-    """Save a random BERT with WordPiece of letters and a few words; return transformers' model."""
+def wordpiece_folder(folder: Path, head: str, context: int = 512, labels: Sequence[str] = LABELS) -> Any:
+    """Save a random BERT with WordPiece of letters and a few words; return transformers' model. `labels`: of tokens."""
     import transformers
 
     letters = [chr(i) for i in range(97, 123)]
@@ -46,13 +47,14 @@ def wordpiece_folder(folder: Path, head: str, context: int = 512) -> Any:
     tokenizer.save_pretrained(folder)
     config = transformers.BertConfig(
         vocab_size=len(vocab), max_position_embeddings=context, **SIZES,
-        **_labels(head),
+        **_labels(head, labels),
     )  # fmt: skip
     return _saved(folder, getattr(transformers, f"BertFor{head}")(config))
 
 
-def byte_folder(folder: Path, head: str, context: int = 512) -> Any:
-    """The same with RoBERTa and bytes as tokens, of which a few are merged."""
+def byte_folder(folder: Path, head: str, context: int = 512, segments: int = 1) -> Any:
+    """The same with RoBERTa and bytes as tokens, of which a few are merged. `segments`: embeddings of segments, of
+    which its tokenizer uses one."""
     import transformers
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -63,16 +65,21 @@ def byte_folder(folder: Path, head: str, context: int = 512) -> Any:
     )
     tokenizer.save_pretrained(folder)
     config = transformers.RobertaConfig(
-        vocab_size=len(tokens), max_position_embeddings=context + 2, type_vocab_size=1, pad_token_id=1, **SIZES,
-        **_labels(head),
+        vocab_size=len(tokens), max_position_embeddings=context + 2, type_vocab_size=segments, pad_token_id=1, **SIZES,
+        **_labels(head, LABELS),
     )  # fmt: skip
     return _saved(folder, getattr(transformers, f"RobertaFor{head}")(config))
 
 
-def _labels(head: str) -> dict[str, Any]:
+def byte_folder_of_segments(folder: Path, head: str) -> Any:
+    """`byte_folder` with RobertaConfig's default of two segments."""
+    return byte_folder(folder, head, segments=2)
+
+
+def _labels(head: str, labels: Sequence[str]) -> dict[str, Any]:
     if head != "TokenClassification":
         return {}
-    return {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
+    return {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
 
 
 def _saved(folder: Path, model: Any) -> Any:

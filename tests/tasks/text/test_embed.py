@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, TextError, UsageError
-from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -26,9 +24,10 @@ from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run
-from tests.helpers.data.wordpieces import SIZES, WORDS, wordpiece
+from tests.helpers.data.wordpieces import SIZES
 from tests.helpers.folders import write_image
 from tests.helpers.references.causal import SIZES as CAUSAL
+from tests.helpers.references.encoders import bert_folder
 from tests.helpers.references.hub import hub_folder, pipeline
 from tests.helpers.references.vision import randomized
 from tests.helpers.tiny import TEXT_TO_TEXT
@@ -40,15 +39,7 @@ TEXTS = ["the dog at the sea.", "sea", "a b c d e f g h i", "dogs", "the dog at 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
-    """A BertModel with its pooler, as transformers writes it."""
-    from transformers import BertConfig, BertModel
-
-    folder = tmp_path_factory.mktemp("bert")
-    config = BertConfig(**SIZES, vocab_size=len(WORDS), max_position_embeddings=24)
-    torch.manual_seed(0)
-    randomized(BertModel(config)).save_pretrained(folder)
-    wordpiece(WORDS).save_pretrained(folder)
-    return folder
+    return bert_folder(tmp_path_factory.mktemp("bert"))
 
 
 def pooled(folder: Path, pooling: str) -> torch.Tensor:
@@ -160,79 +151,6 @@ def test_what_cannot_be_used_is_refused(bert):
     with pytest.warns(TextCut, match="is cut to 24 tokens, 11 lost; 1 more of 3 texts were cut too"):
         made = embed(["a " * 33, "a", "b " * 33], checkpoint)
     assert (made[0] - embed(["a " * 22], checkpoint)[0]).abs().max() < 1e-6
-
-
-def sentence_folder(bert: Path, folder: Path, pooling: dict, modules: list[str]) -> Path:
-    """As sentence-transformers writes one."""
-    for path in bert.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 24} | pooling))
-    known = [{"idx": i, "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(modules)]
-    (folder / "modules.json").write_text(json.dumps(known))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6, "do_lower_case": False}))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("record", "pooling"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
-        ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode_max_tokens": True}, "max"),
-    ],
-)
-def test_a_folder_of_sentence_transformers_says_how_vectors_are_made(bert, tmp_path, record, pooling):
-    folder = sentence_folder(bert, tmp_path, record, ["Transformer", "Pooling", "Normalize"])
-    checkpoint, plain = load(folder), load(bert)
-    assert checkpoint.tokenizer.context == 6
-    texts = ["the dog at", "sea"]
-    assert (embed(texts, checkpoint) - embed(texts, plain, pooling, normalize=True)).abs().max() < 1e-6
-    longer = embed(texts, checkpoint, normalize=False)
-    assert (longer - embed(texts, plain, pooling)).abs().max() < 1e-6
-
-
-def test_steps_that_are_not_known_are_refused(bert, tmp_path):
-    folder = sentence_folder(bert, tmp_path, {"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "LSTM"])
-    checkpoint = load(folder)
-    with pytest.raises(UsageError, match=r"pooling must be one of .*'mean, LSTM'"):
-        embed(["a"], checkpoint)
-    assert embed(["a"], checkpoint, "mean").shape == (1, 24)
-    (folder / "modules.json").write_text("[3]")
-    with pytest.raises(CheckpointError, match=r"modules\.json.*: expected"):
-        load(folder)
-
-
-def test_dense_modules_and_prompts_of_a_folder(bert, tmp_path):
-    """As EmbeddingGemma and LaBSE have them: two maps after the mean, then length 1."""
-    folder = sentence_folder(bert, tmp_path, {"pooling_mode_mean_tokens": True},
-                             ["Transformer", "Pooling", "Dense", "Dense", "Normalize"])  # fmt: skip
-    modules = json.loads((folder / "modules.json").read_text())
-    maps = [torch.nn.Linear(24, 40), torch.nn.Linear(40, 7, bias=False)]
-    for place, own, function in zip((2, 3), maps, ("Tanh", "linear.Identity"), strict=True):
-        modules[place]["path"] = f"{place}_Dense"
-        (folder / f"{place}_Dense").mkdir()
-        record = {"in_features": own.in_features, "out_features": own.out_features, "bias": own.bias is not None,
-                  "activation_function": f"torch.nn.modules.{function}"}  # fmt: skip
-        (folder / f"{place}_Dense" / "config.json").write_text(json.dumps(record))
-        tensors = {f"linear.{name}": tensor for name, tensor in own.state_dict().items()}
-        save_file(tensors, folder / f"{place}_Dense" / "model.safetensors")
-    (folder / "modules.json").write_text(json.dumps(modules))
-    prompts = {"prompts": {"query": "dogs the ", "document": ""}, "default_prompt_name": None}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    checkpoint, means = load(folder), embed(["sea", "dogs the sea"], load(bert), "mean")
-    save_folder(checkpoint, tmp_path / "ours")
-    with torch.no_grad():
-        expected = torch.nn.functional.normalize(maps[1](maps[0](means).tanh()), dim=-1)
-    for one in (checkpoint, load(tmp_path / "ours"), prepare_for_inference(checkpoint, "float32")):
-        assert (embed(["sea"], one)[0] - expected[0]).abs().max() < 1e-5
-        assert (embed(["sea"], one, prompt="query")[0] - expected[1]).abs().max() < 1e-5
-    with pytest.raises(UsageError, match=r"'passage': model .* has no such prompt; it has query"):
-        embed(["sea"], checkpoint, prompt="passage")
-    (folder / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 23, "activation_function": "x.Tanh"}))
-    with pytest.raises(CheckpointError, match=r"2_Dense.config\.json: activation_function 'Tanh', in_features 23"):
-        load(folder)
 
 
 def test_a_causal_embedder_reads_the_end_that_its_tokenizer_puts(tmp_path):

@@ -7,13 +7,23 @@ import pytest
 import torch
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.export.export import export
 from multimodal.tasks.text.answer import answer, choose_answer
 from multimodal.tasks.text.tag import Tagger, tag
+from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
-from tests.helpers.references.token_heads import LABELS, TEXT, answers, byte_folder, wordpiece_folder
+from tests.helpers.references.token_heads import (
+    LABELS,
+    TEXT,
+    answers,
+    byte_folder,
+    byte_folder_of_segments,
+    wordpiece_folder,
+)
 
 QUESTION = "Where did the orchestra of Vienna play ?"
 FOLDERS = {"wordpiece": wordpiece_folder, "bytes": byte_folder}
+PAIRS = {**FOLDERS, "bytes, two segments": byte_folder_of_segments}
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -62,20 +72,35 @@ def test_a_long_text_is_tagged_in_windows_as_by_the_pipeline(tmp_path):
     assert mine[-1].end > 150
 
 
+@pytest.mark.parametrize("labels", [["LABEL_0", "LABEL_1"], ["S-ORG", "B-ORG", "E-ORG"], ["O", "X-O", "LOC-X"]])
+def test_labels_of_other_kinds_equal_the_pipeline(tmp_path, labels):
+    """The two that transformers leaves out of config.json, and other prefixes than B- and I-."""
+    from transformers import pipeline
+
+    wordpiece_folder(tmp_path, "TokenClassification", labels=labels)
+    assert ("id2label" in json.loads((tmp_path / "config.json").read_text())) == (labels[0] != "LABEL_0")
+    theirs = pipeline("token-classification", str(tmp_path), aggregation_strategy="simple", device="cpu")(TEXT)
+    (mine,) = tag([TEXT], tmp_path)
+    assert [(e["entity_group"], e["start"], e["end"]) for e in theirs] == [(e.label, e.start, e.end) for e in mine]
+    assert len(mine) > 1
+
+
+@pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize(("length", "overlap", "null", "top_k"),
                          [(384, 128, False, 1), (384, 128, True, 4), (70, 20, True, 3), (60, 8, False, 6)])  # fmt: skip
 def test_answers_equal_the_pipeline(kind, tmp_path, length, overlap, null, top_k):
-    model = FOLDERS[kind](tmp_path, "QuestionAnswering")
+    model = PAIRS[kind](tmp_path, "QuestionAnswering")
     theirs = answers(tmp_path, model, QUESTION, TEXT, length, overlap, 15, top_k, null)
     mine = answer(QUESTION, TEXT, tmp_path, top_k=top_k, null=null, window=length, overlap=overlap)
     assert [(one.text, one.start, one.end) for one in mine] == [(text, *place) for text, _, *place in theirs]
     assert [one.score for one in mine] == pytest.approx([score for _, score, *_ in theirs], abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", PAIRS)
 def test_choices_equal_the_reference(kind, tmp_path):
     from transformers import AutoTokenizer
 
-    model = FOLDERS[kind](tmp_path, "MultipleChoice").eval()
+    model = PAIRS[kind](tmp_path, "MultipleChoice").eval()
     choices = ["in the street", "at the university of the angels", "Zoo"]
     made = AutoTokenizer.from_pretrained(tmp_path)([QUESTION] * 3, choices, padding=True, return_tensors="pt")
     with torch.inference_mode():
@@ -116,11 +141,14 @@ def test_models_and_texts_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_a_saved_folder_keeps_labels_heads_and_the_pair_s_ends(taggers, tmp_path, kind):
-    from multimodal.weights.folder import save_folder
+    from transformers import AutoTokenizer
 
     folder, _ = taggers
     save_folder(load(folder), tmp_path / "ours")
     again = load(tmp_path / "ours")
     assert again.card["labels"] == LABELS
-    assert again.tokenizer.pair_ends == {"wordpiece": 1, "bytes": 2}[kind]
+    assert (again.tokenizer.pair_ends, again.tokenizer.pair_segment) == {"wordpiece": (1, 1), "bytes": (2, 0)}[kind]
     assert tag([TEXT], tmp_path / "ours") == tag([TEXT], folder)
+    export(tmp_path / "ours", tmp_path / "hf", to="hf")
+    made = AutoTokenizer.from_pretrained(tmp_path / "hf")("a dog", "the street", return_token_type_ids=True)
+    assert (made.input_ids, made.token_type_ids) == again.tokenizer.pair("a dog", "the street")

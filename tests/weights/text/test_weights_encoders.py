@@ -229,6 +229,13 @@ def test_a_pooler_beside_a_token_classifier_is_kept_if_the_configuration_names_t
     assert families()["bert"].load(tensors, made.config | {"architectures": None}, "file").model.config.classes == 3
 
 
+def test_answers_after_a_head_are_refused():
+    made = case("ModernBERT, classes")
+    named = made.config | {"architectures": ["ModernBertForQuestionAnswering"]}
+    with pytest.raises(CheckpointError, match="ModernBertForQuestionAnswering, which finds answers after a head"):
+        families()["modernbert"].load(made.tensors, named, "file")
+
+
 def test_answers_need_a_start_and_an_end():
     tensors = case("BERT, answers").tensors
     wide = {"qa_outputs.weight": torch.zeros(3, 24), "qa_outputs.bias": torch.zeros(3)}

@@ -33,24 +33,27 @@ BOS = ("llama", "mistral", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text")
 
 
 def hub_tokenizer(
-    folder: Path | None, config: dict[str, Any], size: int | None = None, context: int | None = None
-) -> Tokenizer | None:
+    folder: Path | None, config: dict[str, Any], size: int | None = None, context: int | None = None,
+    lowercase: bool = False,
+) -> Tokenizer | None:  # fmt: skip
     """From `tokenizer.json`, `vocab.json` with `merges.txt`, or a SentencePiece model; None without them, and if their
     use by the model is unknown.
 
     `config`: the folder's `config.json`. `size`: rows of the model's embedding (default `vocab_size`); those without a
-    token are control ids. `context`: default length of batches. `batch` adds the bos and eos that the folder puts
-    around a text, or else the eos that it names. Raises CheckpointError for an unusable file, or one that does not
-    fit."""
+    token are control ids. `context`: default length of batches. `lowercase`: lower case before the folder's own
+    normalizers. `batch` adds the bos and eos that the folder puts around a text, or else the eos that it names. Raises
+    CheckpointError for an unusable file, or one that does not fit."""
     if folder is None:
         return None
     size = config["vocab_size"] if size is None else size
     if (path := folder / FILE).is_file():
-        return _made(path, read_json(path), {}, config, size, context)
+        return _made(path, read_json(path), {}, config, size, context, lowercase=lowercase)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _from_merges(folder, config, size, context)
+        return _from_merges(folder, config, size, context, lowercase)
     for path in (folder / name for name in PIECES):
         if path.is_file():
+            if lowercase:
+                raise CheckpointError(f"{path}: lower case before a SentencePiece model is not supported")
             return _from_pieces(path, config, size, context)
     return None
 
@@ -126,7 +129,9 @@ def recognizer_tokenizer(folder: Path | None, size: int) -> HubTokenizer | None:
     return _made(path, pipeline, {}, {}, size, None)
 
 
-def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
+def _from_merges(
+    folder: Path, config: dict[str, Any], size: int, context: int | None, lowercase: bool
+) -> Tokenizer | None:
     """Byte-level BPE in the two files of GPT-2."""
     path = folder / "vocab.json"
     if (kind := config.get("model_type")) not in BYTE_LEVEL:
@@ -163,7 +168,7 @@ def _from_merges(folder: Path, config: dict[str, Any], size: int, context: int |
         "post_processor": {"type": "RobertaProcessing", **around} if ends else None,
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }  # fmt: skip
-    return _made(path, pipeline, names, config, size, context)
+    return _made(path, pipeline, names, config, size, context, lowercase=lowercase)
 
 
 def _added(token: str, i: int) -> dict[str, Any]:
@@ -183,11 +188,11 @@ def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | N
 
 def _made(
     path: Path, pipeline: dict[str, Any], names: dict[str, str], config: dict[str, Any], size: int,
-    context: int | None, pad_to_length: bool = False,
+    context: int | None, pad_to_length: bool = False, lowercase: bool = False,
 ) -> HubTokenizer:  # fmt: skip
     """`names`: of special tokens that the folder's files do not name."""
     with naming_pipeline(path):
-        pipeline = _within(pipeline, size)
+        pipeline = _within(_cleaned(pipeline, [{"type": "Lowercase"}]) if lowercase else pipeline, size)
         vocab = dict(vocabulary(pipeline))
         if not vocab:
             raise CheckpointError("the vocabulary is empty (0 tokens)")
@@ -208,7 +213,8 @@ def _made(
         ends = _between(pipeline.get("post_processor"))
         return HubTokenizer(
             pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends,
-            end_ids=end_ids, puts_end=bool(_around(pipeline.get("post_processor"))[1]), **ids,
+            end_ids=end_ids, puts_end=bool(_around(pipeline.get("post_processor"))[1]),
+            pair_segment=_pair_segment(pipeline.get("post_processor")), **ids,
         )  # fmt: skip
 
 
@@ -282,6 +288,17 @@ def _between(post: dict[str, Any] | None) -> int:
     kinds = [next(iter(item)) for item in post["pair"]]
     first, *_, last = [number for number, name in enumerate(kinds) if name == "Sequence"] or [0, 2]
     return max(1, last - first - 1)
+
+
+def _pair_segment(post: dict[str, Any] | None) -> int:
+    """Segment that a post-processor gives the second text of a pair; 1 if it does not say."""
+    kind = (post or {}).get("type")
+    if kind == "Sequence":
+        return min((_pair_segment(part) for part in post["processors"]), default=1)
+    if kind == "TemplateProcessing":
+        texts = [item["Sequence"] for item in post["pair"] if "Sequence" in item]
+        return int(texts[-1]["type_id"] != 0) if texts else 1
+    return int(kind != "RobertaProcessing")
 
 
 def _named(folder: Path, record: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,7 @@ class HubTokenizer(Tokenizer):
         self, pipeline: dict[str, Any], control: dict[str, int], vocab_size: int, pad_id: int,
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
         unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False, pair_ends: int = 1,
-        end_ids: Sequence[int] = (), puts_end: bool = False,
+        end_ids: Sequence[int] = (), puts_end: bool = False, pair_segment: int = 1,
     ):  # fmt: skip
         """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
         `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
@@ -43,7 +43,7 @@ class HubTokenizer(Tokenizer):
         self.language_ids, self.sentinel_ids = languages_of(control), sentinels_of(control)
         self.pad_id, self.bos_id, self.eos_id, self.pad_to_length = pad_id, bos_id, eos_id, pad_to_length
         self.mask_id, self.unknown_id, self.pair_ends = mask_id, unknown_id, pair_ends
-        self.end_ids, self.puts_end = tuple(end_ids), puts_end
+        self.end_ids, self.puts_end, self.pair_segment = tuple(end_ids), puts_end, pair_segment
         if wrong := [i for i in self.end_ids if i not in control.values()]:
             raise CheckpointError(f"end_ids: {wrong[0]} is not the id of a control token")
         for name in IDS:
@@ -120,6 +120,7 @@ class HubTokenizer(Tokenizer):
         settings = {name: getattr(self, name) for name in ("vocab_size", *IDS, "context")}
         optional = {"pad_to_length": True} if self.pad_to_length else {}
         optional |= {"pair_ends": self.pair_ends} if self.pair_ends != 1 else {}
+        optional |= {"pair_segment": self.pair_segment} if self.pair_segment != 1 else {}
         optional |= {"end_ids": list(self.end_ids)} if self.end_ids else {}
         optional |= {"puts_end": True} if self.puts_end else {}
         write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})

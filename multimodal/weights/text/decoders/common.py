@@ -18,7 +18,7 @@ from multimodal.weights.family import Family
 from multimodal.weights.folder import MOST_LAYERS
 from multimodal.weights.table import NameRow, Op, Tensors, joined, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.text.sentence import sentence_card, sentence_length
+from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
 from multimodal.weights.vision import clip_hf
 
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu", "gelu_fast": "gelu_tanh"}
@@ -161,5 +161,7 @@ def changed(config: TextConfig, block: dict[str, Any] | None = None, **attention
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    context = config["max_position_embeddings"]
-    return None if folder is None else hub_tokenizer(folder, config, context=sentence_length(folder, context))
+    if folder is None:
+        return None
+    length = sentence_length(folder, config["max_position_embeddings"])
+    return hub_tokenizer(folder, config, context=length, lowercase=lowers(folder))

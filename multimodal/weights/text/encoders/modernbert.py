@@ -61,6 +61,8 @@ def _with_heads(made: TextConfig, text: dict[str, Any], tensors: Tensors, prefix
     classes = len(tensors[f"{bert.TAGS}.weight"]) if f"{bert.TAGS}.weight" in tensors else 0
     if classes and bert.is_tagger(text):
         raise CheckpointError(f"a classifier of tokens ({classes}) after a head is not supported")
+    if any(str(name).endswith("ForQuestionAnswering") for name in text.get("architectures") or ()):
+        raise CheckpointError("ModernBertForQuestionAnswering, which finds answers after a head, is not supported")
     if classes and text["classifier_pooling"] != "cls":
         raise CheckpointError(f"config.json: classifier_pooling {text['classifier_pooling']!r} is not supported")
     if classes or DENSE not in tensors:
