@@ -30,7 +30,8 @@ class Family:
     `config_from(config, tensors)` builds our frozen configuration and raises CheckpointError for what is not stated,
     rather than guess. `beside`: a JSON file by the weights, whose content the configuration gets under this name, {}
     without it. `tokenizer`, `preprocessing`, `chat` and `card` (facts for the card) read the folder, None for a
-    bare file. `needs`: configuration file without which heads are unknown."""
+    bare file. `needs`: configuration file without which heads are unknown. `one_size`: images have the size of the
+    configuration, as the original model takes no other."""
 
     name: str
     model: type[nn.Module]
@@ -43,6 +44,7 @@ class Family:
     complete: Callable[[dict[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: config
     card: Callable[[Path | None, dict[str, Any]], dict[str, Any]] = lambda folder, config: {}
     needs: str = ""
+    one_size: bool = False
     beside: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
     types: tuple[str, ...] = ()
@@ -80,7 +82,7 @@ class Family:
             tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
             check_vocabulary(tokenizer, ours, where)
             if preprocessing is not None:
-                check_size(preprocessing, ours, where)
+                check_size(preprocessing, ours, where, fixed=self.one_size)
             card = {"format": self.name, **self.card(folder, config)}
             if asked := searched(search):
                 card["generation"] = asked

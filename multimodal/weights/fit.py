@@ -25,12 +25,15 @@ def vocabulary_of(config: Any) -> int | None:
     return None
 
 
-def check_size(record: Preprocessing, config: Any, where: str, error: type[MultimodalError] = CheckpointError) -> None:
-    """Raise `error` for an image size that the model cannot take, or far larger than its own."""
+def check_size(
+    record: Preprocessing, config: Any, where: str, error: type[MultimodalError] = CheckpointError, fixed: bool = False
+) -> None:
+    """Raise `error` for an image size that the model cannot take, or far larger than its own. `fixed`: for any but its
+    own."""
     tower = image_tower(config)
     if tower is None or record.size == tuple(tower.image):
         return
-    if tower.fixed:
+    if fixed or tower.fixed:
         raise error(f"{where}: size {record.size} must be {tuple(tower.image)}, which its positions fit")
     (height, width), (own_height, own_width), patch = record.size, tower.image, tower.patch
     if height % patch or width % patch:

@@ -24,6 +24,7 @@ from multimodal.weights.folder import build
 from multimodal.weights.load import load, recognise
 from multimodal.weights.table import export_tensors
 from multimodal.weights.vision import clip_hf, clip_openai, open_clip_trunk, siglip, vit_timm
+from multimodal.weights.vision.image_processor import preprocessing
 from multimodal.weights.vision.open_clip import open_clip_architecture, open_clip_preprocessing
 from tests.helpers.counting import undrawn
 from tests.helpers.references.vision import case
@@ -149,22 +150,44 @@ def test_siglip_squashes_its_images(tmp_path):
     )
 
 
-def test_steps_of_an_image_processor_that_are_not_known_are_refused(tmp_path):
+@pytest.mark.parametrize("name", ["Hugging Face CLIP", "Hugging Face SigLIP", "Hugging Face BLIP", "Hugging Face GIT"])
+def test_images_of_another_size_than_the_towers_are_refused(name, tmp_path):
+    case(name).reference.save_pretrained(tmp_path)
+    record = {"size": {"height": 32, "width": 32}, "image_processor_type": "ViTImageProcessor"}
+    write(tmp_path / "preprocessor_config.json", record)
+    with pytest.raises(CheckpointError, match=r"size \(32, 32\) must be \(24, 24\)"):
+        load(tmp_path)
+
+
+def test_steps_of_an_image_processor_that_are_not_known_are_refused_by_name(tmp_path):
     record = {"size": 256, "crop_size": 224, "image_mean": OPENAI_MEAN, "image_std": OPENAI_STD}
-    for change in ({"crop_size": 300}, {"do_normalize": False}, {"resample": 1}):
+    cases = [
+        ({"crop_size": 300}, "crop_size (300, 300) after size (256, 256)"),
+        ({"crop_size": {"height": 224, "width": 200}}, "crop_size (224, 200) after size (256, 256)"),
+        *(({f"do_{step}": off}, f"do_{step} {off}") for step in ("resize", "rescale", "normalize")
+          for off in (False, None)),
+        ({"resample": 1}, "resample 1"), ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
+        ({"do_pad": True, "pad_size": {"height": 300, "width": 300}}, "pad_size {'height': 300"),
+        ({"do_center_crop": False}, "size 256 without do_center_crop"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "image processor 'ConvNext'"),
+        ({"image_processor_type": "MobileViTImageProcessorFast"}, "image processor 'MobileViT'"),
+        ({"feature_extractor_type": "LevitFeatureExtractor"}, "image processor 'Levit'"),
+    ]  # fmt: skip
+    for change, named in cases:
         write(tmp_path / "preprocessor_config.json", record | change)
-        with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: these steps are not supported"):
-            clip_hf.preprocessing(tmp_path, {})
+        with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {re.escape(named)}.* not supported"):
+            preprocessing(tmp_path, {})
 
 
 def test_a_broken_image_processor_is_one_line_with_file_key_and_value(tmp_path):
     record = {"size": 256, "crop_size": 224, "image_mean": OPENAI_MEAN, "image_std": OPENAI_STD}
     cases = [("size", [64, 64]), ("size", {"height": 0, "width": 0}), ("size", {"longest_edge": 64}), ("size", None),
+             ("size", {"longest_edge": 60, "shortest_edge": 48}), ("crop_size", {"shortest_edge": 224}),
              ("image_mean", None), ("image_std", [1, "2", 3]), ("rescale_factor", None)]  # fmt: skip
     for key, value in cases:
         write(tmp_path / "preprocessor_config.json", record | {key: value})
         with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {key}: .*{re.escape(repr(value))}"):
-            clip_hf.preprocessing(tmp_path, {})
+            preprocessing(tmp_path, {})
 
 
 def test_open_clip_resizes_to_a_rectangle_by_bicubic_interpolation_alone(tmp_path):

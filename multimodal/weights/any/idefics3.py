@@ -18,7 +18,7 @@ from multimodal.weights.any.chat import chat_format
 from multimodal.weights.any.parts import Names, decoder_config, decoder_rows, decoder_tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
-from multimodal.weights.vision import clip_hf
+from multimodal.weights.vision import clip_hf, image_processor
 
 # defaults of Idefics3VisionConfig and SmolVLMVisionConfig
 VISION = {"hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
@@ -50,15 +50,15 @@ def rows(config: AnyToTextConfig) -> list[NameRow]:
 
 def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
     """Preprocessing of the folder. Raises CheckpointError for unknown steps."""
-    found = clip_hf.image_record(folder) if folder else None
+    found = image_processor.image_record(folder) if folder else None
     if found is None:
         return None
     path, record = found
     longest, tile = record["size"].get("longest_edge"), record["max_image_size"]["longest_edge"]
     steps = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize", "image_splitting"))
-    if not steps or not longest or record.get("resample", LANCZOS) not in (LANCZOS, *clip_hf.RESAMPLE):
+    if not steps or not longest or record.get("resample", LANCZOS) not in (LANCZOS, *image_processor.RESAMPLE):
         raise CheckpointError(f"{path}: these steps are not supported (expected splitting with a longest edge)")
-    resample = {LANCZOS: "lanczos", **clip_hf.RESAMPLE}[record.get("resample", LANCZOS)]
+    resample = {LANCZOS: "lanczos", **image_processor.RESAMPLE}[record.get("resample", LANCZOS)]
     mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
     return Preprocessing((tile, tile), "squash", resample, mean, std, 0, 1.0, tiling=Tiling("split", longest=longest))
 

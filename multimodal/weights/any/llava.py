@@ -23,7 +23,7 @@ from multimodal.weights.any.parts import (
 )
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
-from multimodal.weights.vision import clip_hf, siglip
+from multimodal.weights.vision import clip_hf, image_processor, siglip
 
 TOWERS = ("vision_tower.vision_model.", "vision_tower.")  # transformers 4 and 5
 OLD, NEW = "language_model.model.embed_tokens.weight", "embeddings.patch_embedding.weight"
@@ -91,18 +91,19 @@ def rows(config: AnyToTextConfig, place: str) -> list[NameRow]:
 
 def preprocessing(folder: Path | None, config: dict[str, Any], several: bool) -> Preprocessing | None:
     """Preprocessing of the folder. Raises CheckpointError for unknown steps."""
-    found = clip_hf.image_record(folder) if folder else None
+    found = image_processor.image_record(folder) if folder else None
     if found is None:
         return None
     path, record = found
     if not several:
-        made = clip_hf.preprocessing(folder, config)
-        return made.replace(resize="square") if record.get("do_pad") else made
+        made = image_processor.preprocessing_of(path, record, "Llava")
+        square = record.get("do_pad") and image_processor.class_of(record, "Llava") == "Llava"
+        return made.replace(resize="square") if square else made
     pins = record.get("image_grid_pinpoints") or config.get("image_grid_pinpoints")
     kind = (ONE_VISION | config)["vision_aspect_ratio"]
     if not pins or not kind.startswith("anyres_max_"):
         raise CheckpointError(f"{path}: expected image_grid_pinpoints and anyres_max_N (got {pins!r:.40}, {kind!r})")
-    made = clip_hf.preprocessing(folder, config, crops=False)
+    made = image_processor.preprocessing_of(path, record, "LlavaOnevision")
     tiling = Tiling("fit", tuple((height, width) for height, width in pins), int(kind.removeprefix("anyres_max_")))
     return made.replace(tiling=tiling)
 
@@ -115,7 +116,7 @@ def _family(name: str, several: bool, place: str) -> Family:
         partial(config_from, several=several), partial(rows, place=place),
         lambda folder, config: decoder_tokenizer(folder, config, "qwen2" if several else "llama"),
         partial(preprocessing, several=several), needs="config.json", lacks=() if several else newline,
-        types=("llava_onevision",) if several else ("llava",),
+        types=("llava_onevision",) if several else ("llava",), one_size=True,
         chat=partial(chat_format, image="<image>", **({"video": "<video>"} if several else {})),
     )  # fmt: skip
 

@@ -13,7 +13,8 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.vision.clip_hf import part, preprocessing, vision_part
+from multimodal.weights.vision.clip_hf import part, vision_part
+from multimodal.weights.vision.image_processor import preprocessing
 
 # defaults of BlipTextConfig and BlipVisionConfig
 TEXT = {
@@ -71,5 +72,5 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 FAMILY = Family(
     "blip", VisionEncoderDecoder, (EMBEDDING, "vision_model.embeddings.class_embedding"), config_from, rows, tokenizer,
-    partial(preprocessing, crops=False), needs="config.json",
+    partial(preprocessing, processor="Blip"), needs="config.json", one_size=True,
 )  # fmt: skip

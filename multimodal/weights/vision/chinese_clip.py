@@ -12,6 +12,7 @@ from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, under
 from multimodal.weights.text import bert
 from multimodal.weights.vision import clip_hf
+from multimodal.weights.vision.image_processor import preprocessing
 
 TEXT = "text_model."
 
@@ -37,5 +38,5 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 FAMILY = Family(
     "chinese-clip", CLIP, ("vision_model.pre_layrnorm.weight", TEXT + bert.WORD, "logit_scale"), config_from, rows,
-    tokenizer, clip_hf.preprocessing, needs="config.json", types=("chinese_clip",),
+    tokenizer, preprocessing, needs="config.json", types=("chinese_clip",), one_size=True,
 )  # fmt: skip

@@ -11,13 +11,13 @@ from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
-from multimodal.system.files import optional_json, read_json
-from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.system.files import optional_json
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import FIRST, NameRow, Tensors, linears, under, weight_and_bias
+from multimodal.weights.vision.image_processor import preprocessing
 from multimodal.weights.vision.open_clip import pair
 
 # defaults of CLIPTextConfig and CLIPVisionConfig
@@ -33,7 +33,6 @@ VISION = {
 ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 METACLIP2 = "metaclip_2"  # whose eos is 2 indeed
 OWN = {"class_token": True, "patch_bias": False, "stem_norm": True}  # of CLIP's image tower, which GIT has too
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 def part(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -123,74 +122,7 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return CLIPTokenizer(text["max_position_embeddings"]) if known else None
 
 
-def image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """File and record of the image processor; transformers 5 writes one file for images and texts."""
-    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
-        if (path := folder / name).exists():
-            record = read_json(path)
-            record = record if part is None else record.get(part)
-            if isinstance(record, dict):
-                return path, record
-    return None
-
-
-def preprocessing(
-    folder: Path | None, config: dict[str, Any], crops: bool = True, squares: bool = False, resample: int = 3
-) -> Preprocessing | None:
-    """Preprocessing of the folder: {"shortest_edge": s} with a crop, or {"height", "width"} without the aspect ratio.
-
-    `crops`, `resample`: defaults of `do_center_crop` and `resample`; `squares`: a size of one number means both edges,
-    with a crop too. Raises CheckpointError for unknown steps."""
-    found = image_record(folder) if folder else None
-    return None if found is None else preprocessing_of(*found, crops, squares, resample)
-
-
-def preprocessing_of(
-    path: Path, record: dict[str, Any], crops: bool = True, squares: bool = False, resample: int = 3
-) -> Preprocessing:
-    """`preprocessing` from a record. Raises CheckpointError that names `path`."""
-    _check_record(path, record)
-    size, cropped = record["size"], record.get("do_center_crop", crops)
-    if isinstance(size, int):
-        size = {"height": size, "width": size} if squares or not cropped else {"shortest_edge": size}
-    edge, crop = size.get("shortest_edge"), record.get("crop_size")
-    before = (size["height"], size["width"]) if edge is None else (edge, edge)
-    crop = (crop, crop) if isinstance(crop, int) else (crop["height"], crop["width"]) if crop else before
-    after = crop if cropped else before
-    plain = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
-    plain = plain and abs(record.get("rescale_factor", 1 / 255) * 255 - 1) < 1e-5
-    plain = plain and record.get("resample", resample) in RESAMPLE and (edge is None or cropped)
-    if not plain or after[0] > before[0] or after[0] * before[1] != after[1] * before[0]:
-        raise CheckpointError(f"{path}: these steps are not supported (size {record['size']}, crop {crop})")
-    mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
-    ratio = after[0] / before[0]
-    exact = all(int(one / ratio) == other for one, other in zip(after, before, strict=True))
-    ratio = ratio if exact else after[0] / (before[0] + 0.5)  # so that it rounds down to the edge
-    return Preprocessing(
-        tuple(after), "shortest" if edge is not None else "squash", RESAMPLE[record.get("resample", resample)],
-        mean, std, 0, ratio, "floor",
-    )  # fmt: skip
-
-
-def _check_record(path: Path, record: dict[str, Any]) -> None:
-    """Raise CheckpointError that names `path`, the key and its value."""
-    for key in ("size", "crop_size"):
-        value = record.get(key)
-        sides = value if isinstance(value, dict) else {"shortest_edge": value}
-        known = "shortest_edge" in sides or {"height", "width"} <= sides.keys()
-        used = [sides[name] for name in ("shortest_edge", "height", "width") if name in sides]
-        if (value is not None or key == "size") and not (known and all(type(n) is int and n > 0 for n in used)):
-            expected = 'a positive number, {"shortest_edge": number} or {"height": number, "width": number}'
-            raise CheckpointError(f"{path}: {key}: expected {expected} (got {value!r})")
-    for key in ("image_mean", "image_std"):
-        value = record.get(key)
-        if not isinstance(value, list) or len(value) != 3 or not all(isinstance(n, int | float) for n in value):
-            raise CheckpointError(f"{path}: {key}: expected three numbers (got {value!r})")
-    if not isinstance(factor := record.get("rescale_factor", 1 / 255), int | float):
-        raise CheckpointError(f"{path}: rescale_factor: expected a number (got {factor!r})")
-
-
 FAMILY = Family(
     "clip-hf", CLIP, ("vision_model.pre_layrnorm.weight", "logit_scale"), config_from, rows, tokenizer, preprocessing,
-    needs="config.json", types=("", "clip", METACLIP2),
+    needs="config.json", types=("", "clip", METACLIP2), one_size=True,
 )  # fmt: skip

@@ -12,7 +12,8 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.vision.clip_hf import OWN, VISION, part, preprocessing, vision_part, vision_rows
+from multimodal.weights.vision.clip_hf import OWN, VISION, part, vision_part, vision_rows
+from multimodal.weights.vision.image_processor import preprocessing
 
 # defaults of GitConfig and GitVisionConfig
 TEXT = {
@@ -51,5 +52,5 @@ def tokenizer(folder: Path | None, text: dict[str, Any]) -> Tokenizer | None:
 
 FAMILY = Family(
     "git", GIT, (EMBEDDING, "git.visual_projection.visual_projection.0.weight"), config_from, rows, tokenizer,
-    preprocessing, needs="config.json", defaults=TEXT,
+    preprocessing, needs="config.json", defaults=TEXT, one_size=True,
 )  # fmt: skip

@@ -12,14 +12,14 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
-from multimodal.system.files import optional_json
+from multimodal.system.files import optional_json, shown
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.hub.files import siglip2_tokenizer
 from multimodal.tokens.text.sentencepiece import SigLIPText
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.table import SCALAR, NameRow, Op, Tensors, in_proj, linears, under, weight_and_bias
-from multimodal.weights.vision import clip_hf
+from multimodal.weights.vision import clip_hf, image_processor
 
 # defaults of SiglipTextConfig and SiglipVisionConfig
 COMMON = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -53,14 +53,16 @@ def naflex_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
 
 def naflex_preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
     """A square of the most patches; images at their own aspect get as many."""
-    path, record = (clip_hf.image_record(folder) if folder else None) or (None, None)
+    path, record = (image_processor.image_record(folder) if folder else None) or (None, None)
     if record is None:
         return None
     side, patch = record.get("max_num_patches", 256) ** 0.5, record.get("patch_size", 16)
+    if (name := image_processor.class_of(record, "Siglip2")) != "Siglip2":
+        raise CheckpointError(f"{path}: expected image processor 'Siglip2' (got {shown(name)})")
     own = {"size": {"height": round(side) * patch, "width": round(side) * patch}, "do_center_crop": False}
     if round(side) ** 2 != record.get("max_num_patches", 256):
         raise CheckpointError(f"{path}: max_num_patches {record['max_num_patches']} is not a square")
-    return clip_hf.preprocessing_of(path, record | own, resample=2)
+    return image_processor.preprocessing_of(path, record | own | {"image_processor_type": "ViT"}, "ViT")
 
 
 def naflex_rows(config: CLIPConfig) -> list[NameRow]:
@@ -99,7 +101,8 @@ def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
 
 FAMILY = Family(
     "siglip-hf", CLIP, ("vision_model.head.probe", "logit_bias"), hf_config, hf_rows, hf_tokenizer,
-    partial(clip_hf.preprocessing, crops=False), needs="config.json", types=("", "siglip"),
+    partial(image_processor.preprocessing, processor="Siglip"), needs="config.json", types=("", "siglip"),
+    one_size=True,
 )  # fmt: skip
 NAFLEX = replace(
     FAMILY,
@@ -108,4 +111,5 @@ NAFLEX = replace(
     rows=naflex_rows,
     preprocessing=naflex_preprocessing,
     types=("siglip2",),
+    one_size=False,
 )

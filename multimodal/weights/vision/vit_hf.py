@@ -15,11 +15,11 @@ from multimodal.blocks.positions import GridRotary
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.table import HALVES, NO_FIRST, NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.text.bert import class_names
 from multimodal.weights.vision import clip_hf
+from multimodal.weights.vision.image_processor import preprocessing
 from multimodal.weights.vision.open_clip import pair
 
 ACTIVATIONS = clip_hf.ACTIVATIONS | {name: name for name in ("relu", "silu", "tanh")}
@@ -51,7 +51,8 @@ DINOV3_LAYER = {f"attention.{part[0]}_proj": f"attention.{part}" for part in ("q
 class ViTSpec(NamedTuple):
     """`type`: of its configurations, and prefix of a classifier's names. `names`: of a layer's maps and norms; parts
     that a model lacks have no row. `scales`: of a layer's two branches. `ends`: names outside of the layers.
-    `config_from`: changes of a plain tower. `only`: options of which only these values are supported."""
+    `config_from`: changes of a plain tower. `only`: options of which only these values are supported. `processor`: see
+    `preprocessing`."""
 
     type: str
     defaults: dict[str, Any]
@@ -61,7 +62,7 @@ class ViTSpec(NamedTuple):
     ends: dict[str, str] = {"embeddings.patch_embeddings.projection": "embed", "layernorm": "stack.norm"}  # noqa: RUF012
     layer: str = "encoder.layer.{}."
     only: dict[str, Any] = {}  # noqa: RUF012
-    preprocessing: dict[str, Any] = {}  # noqa: RUF012
+    processor: str = "Bit"
 
 
 def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTConfig:
@@ -177,10 +178,6 @@ def rows_of(spec: ViTSpec, config: ViTConfig) -> list[NameRow]:
     return made + linears(heads if config.pool == "pair" else {"classifier": "head"})
 
 
-def _preprocessing(spec: ViTSpec, folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
-    return clip_hf.preprocessing(folder, config, **spec.preprocessing)
-
-
 def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Names of the classes, for which numbers stand where a name is given twice, as in ImageNet, and the scores of
     transformers' pipeline."""
@@ -194,24 +191,23 @@ def _family(spec: ViTSpec) -> Family:
     token = "embeddings.cls_token"
     return Family(
         f"{spec.type}-hf", ViT, (), partial(config_of, spec), partial(rows_of, spec),
-        preprocessing=partial(_preprocessing, spec), card=_card, needs="config.json",
-        defaults=spec.defaults, types=(spec.type,),
+        preprocessing=partial(preprocessing, processor=spec.processor), card=_card, needs="config.json",
+        defaults=spec.defaults, types=(spec.type,), one_size=spec.type in ("vit", "deit"),
         only=lambda tensors: token in tensors or f"{spec.type}.{token}" in tensors,
     )  # fmt: skip
 
 
-SQUARES = {"crops": False, "squares": True}  # a size that is one number means both edges
-VIT_HF = _family(ViTSpec("vit", COMMON | POOLER, LAYER, preprocessing=SQUARES | {"resample": 2}))
-DEIT_HF = _family(ViTSpec("deit", COMMON | POOLER, LAYER, _deit, preprocessing={"squares": True}))
+VIT_HF = _family(ViTSpec("vit", COMMON | POOLER, LAYER, processor="ViT"))
+DEIT_HF = _family(ViTSpec("deit", COMMON | POOLER, LAYER, _deit, processor="DeiT"))
 DINOV2_HF = _family(ViTSpec("dinov2", DINO, DINO_LAYER, _dino))
 DINOV2_REGISTERS_HF = _family(
     ViTSpec("dinov2_with_registers", DINO | {"num_register_tokens": 4}, DINO_LAYER, partial(_dino, registers=True))
 )
 DINOV3_HF = _family(ViTSpec(
     "dinov3_vit", DINOV3, DINOV3_LAYER, _dinov3, layer="layer.{}.",
-    ends={"embeddings.patch_embeddings": "embed", "norm": "stack.norm"}, preprocessing=SQUARES | {"resample": 2},
+    ends={"embeddings.patch_embeddings": "embed", "norm": "stack.norm"}, processor="DINOv3ViT",
 ))  # fmt: skip
 BEIT_HF = _family(ViTSpec(
-    "beit", BEIT, LAYER, _beit, scales=("lambda_1", "lambda_2"), preprocessing=SQUARES,
+    "beit", BEIT, LAYER, _beit, scales=("lambda_1", "lambda_2"), processor="Beit",
     only={"use_shared_relative_position_bias": False},
 ))  # fmt: skip

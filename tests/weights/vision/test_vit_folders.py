@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import preprocess
 from multimodal.weights.load import load
 from tests.helpers.commands import evaluated, run
@@ -41,6 +42,48 @@ def test_pixels_equal_the_image_processors(name, processor, options, limit, tmp_
     old = json.loads(path.read_text()) | {"size": options["size"].get("height", 40)}  # as old files state it
     path.write_text(json.dumps(old | ({"crop_size": 32} if "crop_size" in options else {})))
     assert load(tmp_path).preprocessing == record
+
+
+STATED = [
+    ("BEiT", {"size": 32, "image_processor_type": "ViTImageProcessor"}),
+    ("BEiT", {"size": 37, "crop_size": SQUARE, "do_center_crop": True}),
+    ("BEiT", {"size": EDGE, "crop_size": 32, "feature_extractor_type": "CLIPFeatureExtractor"}),
+    ("DeiT", {"size": 40, "crop_size": 32, "default_to_square": False}),
+    ("DeiT", {"size": 32, "feature_extractor_type": "ViTFeatureExtractor", "do_pad": True, "size_divisor": 32}),
+    ("DINOv2", {"size": 37, "crop_size": 32, "do_center_crop": True, "image_processor_type": "BlipImageProcessor"}),
+    ("DINOv2", {"size": SQUARE, "crop_size": SQUARE, "image_processor_type": "BitImageProcessorFast"}),
+]
+
+
+@pytest.mark.parametrize(("name", "record"), STATED)
+def test_what_a_record_leaves_out_is_as_in_the_class_that_it_names(name, record, tmp_path):
+    from transformers import AutoImageProcessor
+
+    case(name).reference.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(record))
+    made = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    noise = np.random.default_rng(0).integers(0, 256, (53, 71, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).resize((131, 83))
+    pixels = made(image, return_tensors="pt")["pixel_values"][0]
+    assert (preprocess(image, load(tmp_path).preprocessing) - pixels).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(("name", "takes"), [("ViT", False), ("DeiT", False), ("DINOv2", True)])
+def test_another_size_is_for_models_whose_reference_takes_it(name, takes, tmp_path):
+    from transformers import ViTImageProcessorPil
+
+    reference = case(name).reference
+    reference.save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 48, "width": 48}).save_pretrained(tmp_path)
+    pixels = torch.zeros(1, 3, 48, 48)
+    if takes:
+        reference(pixels)
+        assert load(tmp_path).preprocessing.size == (48, 48)
+        return
+    with pytest.raises(ValueError, match="doesn't match model"):
+        reference(pixels)
+    with pytest.raises(CheckpointError, match=r"size \(48, 48\) must be \(32, 32\)"):
+        load(tmp_path)
 
 
 def test_scores_of_a_classifier_of_several_labels_equal_the_pipelines(tmp_path, capsys):
