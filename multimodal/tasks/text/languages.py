@@ -35,12 +35,12 @@ def language_id(tokenizer: Tokenizer, asked: str | None, name: str) -> int:
     if asked is None:
         raise UsageError(f"is required, the model knows {_some(list(ids))}", argument=name)
     by_code = {code.lower(): i for code, i in ids.items()}
-    name, known = asked.strip().lower(), _code(asked)
+    given, known = asked.strip().lower(), _code(asked)
     nllb = NLLB.get(known, "").lower()
-    for code in (name, known, nllb if name not in THREE_LETTERS else "", nllb.partition("_")[0]):
+    for code in (given, known, nllb if given not in THREE_LETTERS else "", nllb.partition("_")[0]):
         if code in by_code:
             return by_code[code]
-    if len(regions := [i for code, i in ids.items() if code.partition("_")[0] in (name, known)]) == 1:
+    if len(regions := [i for code, i in ids.items() if code.partition("_")[0] in (given, known)]) == 1:
         return regions[0]
     raise UsageError(f"{asked[:40]!r}: unknown to the model ({_near(asked, list(ids))})", argument=name)
 
