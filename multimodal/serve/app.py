@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 from pydantic import ValidationError
@@ -54,8 +53,6 @@ def create(options: ServeOptions) -> Guard:
     app.add_exception_handler(HTTPException, _http)
     if options.page:
         system.add_page(app)
-    if options.cors:
-        app.add_middleware(CORSMiddleware, allow_origins=options.cors, allow_methods=["*"], allow_headers=["*"])
     guard = Guard(app, options, server.metrics)
     app.state.guard = guard
     return guard

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import hmac
 import json
+import os
 import time
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from starlette.middleware.cors import CORSMiddleware
 
 from multimodal.serve.errors import HttpError, as_http
 from multimodal.serve.options import ServeOptions
@@ -15,6 +18,7 @@ from multimodal.serve.options import ServeOptions
 OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a key
 FILES = ("/page/", "/docs-files/")  # without a key, too
 DRAINED = 4 << 20  # bytes of a refused body that are read
+SHARED = "PROMETHEUS_MULTIPROC_DIR"  # the folder in which prometheus_client keeps the counts of several processes
 PATIENCE = 30.0  # seconds for the next part of a body
 PACE = 256  # bytes a second that a body must bring after `PATIENCE`
 PROTOCOL_KEY = "openai-insecure-api-key."  # a key as browsers send it with a WebSocket
@@ -28,10 +32,18 @@ class Metrics:
         own = {"registry": self.registry}
         self.requests = Counter("multimodal_requests", "Requests by path and status", ["path", "status"], **own)
         self.seconds = Histogram("multimodal_request_seconds", "Time to the end of the answer", ["path"], **own)
-        self.active = Gauge("multimodal_requests_active", "Requests without an answer yet", **own)
+        self.active = Gauge("multimodal_requests_active", "Requests without an answer yet",
+                            multiprocess_mode="livesum", **own)  # fmt: skip
         self.batches = Histogram("multimodal_batch_size", "Requests that shared a batch", ["model"],
                                  buckets=(1, 2, 4, 8, 16, 32, 64), **own)  # fmt: skip
         self.audio = Counter("multimodal_audio_seconds", "Seconds of sound transcribed", **own)
+
+    def text(self) -> bytes:
+        """All counts, with those of the other workers of a supervisor."""
+        registry = self.registry
+        if SHARED in os.environ:
+            MultiProcessCollector(registry := CollectorRegistry())
+        return generate_latest(registry)
 
 
 class Guard:
@@ -42,8 +54,16 @@ class Guard:
         self.keys = [key.encode() for key in options.known_keys()]
         self.most = int(options.max_upload_mb * 1e6)
         self.active, self.draining = 0, False
+        self.entry: Any = self._guarded
+        if options.cors:  # outside: browsers ask without a key first, and read refusals with its headers alone
+            self.entry = CORSMiddleware(
+                self._guarded, allow_origins=options.cors, allow_methods=["*"], allow_headers=["*"]
+            )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.entry(scope, receive, send)
+
+    async def _guarded(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return

@@ -74,17 +74,20 @@ class Media:
 
 def data_url(url: Any, where: str) -> bytes:
     """Bytes of a data URL. Raises HttpError."""
-    if not isinstance(url, str) or not url.startswith("data:"):
+    if not isinstance(url, str) or url[:5].lower() != "data:":
         got = str(url).partition(":")[0][:20]
         raise HttpError(400, f"{where}: expected a data URL (got {got!r}…)", param=where)
     head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise HttpError(400, f"{where}: expected data:TYPE;base64,…", param=where)
     return base64_bytes(body, where)
 
 
 def base64_bytes(text: Any, where: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+        data = base64.b64decode(text.replace("\n", "").replace("\r", ""), validate=True)
+    except (binascii.Error, AttributeError, ValueError):
         raise HttpError(400, f"{where}: expected base64", param=where) from None
+    if not data:
+        raise HttpError(400, f"{where}: is empty", param=where)
+    return data

@@ -77,11 +77,11 @@ class Models:
     def __init__(self, options: ServeOptions):
         self.options, self.aliases = options, dict(options.alias)
         self.served: dict[str, ServedModel] = {}
-        self.failure: MultimodalError | None = None
+        self.failure: Exception | None = None
         self.ready = threading.Event()
 
     def load_all(self) -> None:
-        """Load the models in order. Raises MultimodalError."""
+        """Load the models in order. Raises what an unusable one does, and keeps it as `failure`."""
         o = self.options
         try:
             for name in o.models:
@@ -90,7 +90,7 @@ class Models:
                 checkpoint = replace(checkpoint, source=name)  # messages name models as clients do
                 self.served[name] = ServedModel(name, checkpoint, tasks_of(checkpoint),
                                                 Lane(name, o.batch_size, o.queue))  # fmt: skip
-        except MultimodalError as error:
+        except Exception as error:
             self.failure = error
             raise
         self.ready.set()

@@ -63,7 +63,7 @@ class ServeOptions(OptionSet):
     batch_size: int = option(8, "recordings, images or texts that share a batch", "N", low=1, high=1024)
     seconds: float = option(3600.0, "longest time of a request", "SECONDS", low=0, above=True)
     streams: int = option(32, "live recordings at once", "N", low=1)
-    workers: int = option(1, "processes, each with its own models", "N", low=1, high=256)
+    workers: int = option(1, "processes, each with its own models; /metrics adds up their counts", "N", low=1, high=256)
     page: bool = option(True, "the page at /")
     device: str | None = MachineOptions.device.but("auto")
     compute_type: str = MachineOptions.compute_type

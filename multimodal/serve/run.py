@@ -1,24 +1,26 @@
 """The processes of a server, and how they end."""
 
-import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import threading
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.context import SpawnProcess
-from time import sleep
+from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 
-from multimodal.errors import UsageError
+from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.app import create
+from multimodal.serve.guard import SHARED
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.protocol import HttpProtocol
-from multimodal.serve.uploads import sweep
+from multimodal.serve.uploads import UploadFolder, sweep
 from multimodal.system.signals import handled
 
 log = logging.getLogger(__name__)
@@ -26,31 +28,39 @@ REFUSING = 0.5  # seconds in which new requests get 503 even if none runs
 LAST = 600.0  # seconds that running requests may take after SIGTERM
 MOST_HEADERS = 64 << 10  # bytes
 AGAIN = 1.0  # seconds before a worker is started again
+UNUSABLE = 3  # exit code of a worker that cannot start: models or options cannot be used
 
 
 class ServerProcess(uvicorn.Server):
-    """A server that refuses new requests at a signal and finishes those that run; at a second one it ends at once.
-    `supervised`: Ctrl-C is left to the supervisor, which gets it, too."""
+    """A server that refuses new requests at a signal and finishes those that run; at a second one it ends at once. It
+    ends, too, if its models cannot be loaded."""
 
-    supervised = False
+    since = 0.0  # of the first signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        app = self.config.loaded_app
-        if self.supervised and sig == signal.SIGINT:
-            return
-        if self.should_exit or getattr(app, "draining", True):
+        guard = self.config.loaded_app
+        if guard.draining:
             self.force_exit = self.should_exit = True
             return
-        app.draining = True
-        log.warning("stopping: %d requests run; again to stop at once", app.active)
-        asyncio.get_running_loop().create_task(self._drained(app))
+        self.since, guard.draining = monotonic(), True
+        log.warning("stopping: %d requests run; again to stop at once", guard.active)
 
-    async def _drained(self, app: Any) -> None:
-        end = asyncio.get_running_loop().time() + LAST
-        await asyncio.sleep(REFUSING)
-        while app.active and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(0.05)
-        self.should_exit = True
+    async def on_tick(self, counter: int) -> bool:
+        guard = self.config.loaded_app
+        spent = monotonic() - self.since
+        if self.failed or (guard.draining and (spent > LAST or (spent > REFUSING and not guard.active))):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    @property
+    def failed(self) -> bool:
+        return self.config.loaded_app.app.state.server.models.failure is not None
+
+    def served(self, bound: socket.socket) -> bool:
+        """Serve until the end. Returns False if it could not start."""
+        with contextlib.suppress(SystemExit):  # uvicorn's, which has told why
+            self.run(sockets=[bound])
+        return self.started and not self.failed
 
 
 def listening(options: ServeOptions) -> socket.socket:
@@ -97,8 +107,7 @@ def serve(options: ServeOptions, ready: Any = None) -> int:
             return Supervisor(options, bound).run()
         server = ServerProcess(config)
         with handled((signal.SIGINT, signal.SIGTERM), server.handle_exit):  # in place of the command's own
-            server.run(sockets=[bound])
-        return 0 if server.started else 1
+            return 0 if server.served(bound) else 1
 
 
 class Supervisor:
@@ -110,28 +119,52 @@ class Supervisor:
         self.ending = False
 
     def run(self) -> int:
-        """Serve until a signal, which each worker then gets."""
+        """Serve until a signal, which each worker then gets. Returns 1 if one of the first workers cannot start."""
+        shared = UploadFolder()
+        os.environ[SHARED] = str(shared.path)
+        resource_tracker.ensure_running()  # it unblocks the signal that `_start` blocks
         with handled((signal.SIGINT, signal.SIGTERM), self._end):
-            self.workers = [self._started() for _ in range(self.options.workers)]
+            self._start(self.options.workers)
+            first, unusable = [*self.workers], False
             while not self.ending:
                 connection.wait([one.sentinel for one in self.workers], AGAIN)
-                for place, one in enumerate(self.workers):
-                    if not one.is_alive() and not self.ending:
-                        log.error("worker %s has ended with %s: started again", one.pid, one.exitcode)
-                        sleep(AGAIN)
-                        self.workers[place] = self._started()
+                dead = [one for one in self.workers if not one.is_alive()]
+                unusable = any(one in first and one.exitcode == UNUSABLE for one in dead)
+                if unusable:
+                    self._end()
+                if dead and not self.ending:
+                    self._replace(dead)
             for one in self.workers:
                 one.join()
+        del os.environ[SHARED]
+        shared.remove()
         sweep()
         codes = [one.exitcode or 0 for one in self.workers]
-        return max(0 if code == -signal.SIGTERM else abs(code) for code in codes)  # SIGTERM: had only begun to start
+        # SIGTERM: had only begun to start
+        return 1 if unusable else max((0 if code == -signal.SIGTERM else abs(code) for code in codes), default=0)
 
-    def _started(self) -> SpawnProcess:
-        made = get_context("spawn").Process(target=_work, args=(self.options, self.bound))
-        made.start()
-        return made
+    def _replace(self, dead: list[SpawnProcess]) -> None:
+        for one in dead:
+            log.error("worker %s has ended with %s: started again", one.pid, one.exitcode)
+            mark_process_dead(one.pid)
+        sleep(AGAIN)
+        self.workers = [one for one in self.workers if one not in dead]
+        self._start(len(dead))
 
-    def _end(self, sig: int, frame: FrameType | None) -> None:
+    def _start(self, count: int) -> None:
+        """Start workers until a signal. Ctrl-C, which a terminal sends to them, too, is left to the supervisor."""
+        for _ in range(count):
+            if self.ending:
+                return
+            made = get_context("spawn").Process(target=_work, args=(self.options, self.bound))
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process keeps it
+            made.start()
+            self.workers.append(made)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            if self.ending:  # perhaps since before it was one of the workers
+                made.terminate()
+
+    def _end(self, *_: Any) -> None:
         self.ending = True
         for one in self.workers:
             one.terminate()
@@ -142,7 +175,10 @@ def _work(options: ServeOptions, bound: socket.socket) -> None:
     parent = parent_process().sentinel
     ended = lambda: connection.wait([parent]) and os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=ended, daemon=True).start()
-    server = ServerProcess(configuration(options))
-    server.supervised = True
-    server.run(sockets=[bound])
-    raise SystemExit(0 if server.started else 1)
+    try:
+        server = ServerProcess(configuration(options))
+        server.config.load()  # before a signal has a handler, which needs the application
+        raise SystemExit(0 if server.served(bound) else UNUSABLE)
+    except MultimodalError as error:
+        log.error("%s", error)
+        raise SystemExit(UNUSABLE) from None

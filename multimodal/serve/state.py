@@ -59,8 +59,8 @@ class Server:
             gc.freeze()  # the collector need not walk what stays
             for one in self.models.served.values():
                 one.lane.batches = self.metrics.batches.labels(one.name).observe
-        except MultimodalError as error:
-            log.error("%s", error)
+        except Exception as error:
+            log.error("%s", error, exc_info=None if isinstance(error, MultimodalError) else error)
 
 
 def server_of(request: Any) -> Server:

@@ -136,7 +136,9 @@ class _Parts:
     def _start(self) -> None:
         _, options = parse_options_header(self.disposition)
         self.name = options.get(b"name", b"").decode("utf-8", "replace").removesuffix("[]")
-        self.data, self.is_file = bytearray(), b"filename" in options  # its name says nothing: content decides
+        self.data = bytearray()
+        # its name says nothing: content decides. The parser drops one of RFC 5987
+        self.is_file = b"filename" in options or b"filename*=" in self.disposition.lower()
         if self.is_file and not self.small:
             self._open()
 

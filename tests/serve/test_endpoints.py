@@ -120,9 +120,9 @@ def test_embeddings_are_the_librarys(asked):
     made = asked.embeddings.create(input=texts, model="sentence-mini")  # the client asks for base64
     expected = multimodal.Embedder("sentence-mini", compute_type="float32").texts(texts)
     np.testing.assert_allclose([one.embedding for one in made.data], expected, atol=1e-6)
-    assert made.usage.prompt_tokens > 0
     tokenizer = load("sentence-mini").required_tokenizer()
-    ids = [tokenizer.encode(text) for text in texts]
+    assert made.usage.prompt_tokens == sum(len(tokenizer.encode(text)) + 2 for text in texts)  # with [CLS] and [SEP]
+    ids = [tokenizer.encode(texts[0]), [tokenizer.bos_id, *tokenizer.encode(texts[1]), tokenizer.eos_id], texts[2]]
     short = asked.embeddings.create(input=ids, model="sentence-mini", dimensions=20)
     kept = expected[:, :20] / np.linalg.norm(expected[:, :20], axis=1, keepdims=True)
     np.testing.assert_allclose([one.embedding for one in short.data], kept, atol=1e-6)
@@ -140,7 +140,7 @@ def test_chat_answers_as_the_library_does(asked):
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
     pieces = list(asked.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     text = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
-    assert text.strip() == made.choices[0].message.content
+    assert text == made.choices[0].message.content
     assert pieces[-1].usage == made.usage
     assert pieces[-2].choices[0].finish_reason == made.choices[0].finish_reason
 
@@ -169,7 +169,7 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
     first = make().choices[0]
     assert first.finish_reason == "length"
     expected = multimodal.generate("A man", compute_type="float32", temperature=0, max_new_tokens=12)
-    assert first.message.content == expected.strip()
+    assert first.message.content == expected == " " + expected.strip()  # a continuation begins with a blank
     word = first.message.content.split()[3]
     stopped = make(stop=[word]).choices[0]
     assert (stopped.finish_reason, word in stopped.message.content) == ("stop", False)
@@ -178,6 +178,18 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
         one.message.content for one in make(n=3, temperature=1.0, seed=5).choices
     ]
     assert len({one.message.content for one in several}) > 1
+
+
+@pytest.mark.parametrize("given", [{"temperature": 1}, {"seed": 5}, {"top_p": 0.9}, {"temperature": 1, "seed": -5}])
+def test_chat_samples_anew_without_a_seed(client, given):
+    message = {"messages": [{"role": "user", "content": "A man"}], "model": "gpt-mini", "max_tokens": 12}
+    ask = lambda more: client.post("/v1/chat/completions", json=message | more).json()["choices"][0]["message"]
+    with ThreadPoolExecutor(4) as pool:  # neighbours in a batch draw for themselves
+        drawn = [one["content"] for one in pool.map(ask, [given] * 4)]
+    assert len(set(drawn)) == (1 if "seed" in given else 4)
+    assert ask({})["content"] not in drawn
+    assert ask(given | {"seed": 5}) == ask(given | {"seed": 5})
+    assert ask(given | {"temperature": 0}) == ask(dict.fromkeys(given) | dict.fromkeys(["n", "stream", "logprobs"]))
 
 
 def test_chat_penalties_and_biases(asked):
@@ -192,7 +204,7 @@ def test_chat_penalties_and_biases(asked):
     text = make(**varied).choices[0].message.content
     assert 0 < text.split().count("dog") < make(logit_bias={str(token): 6}).choices[0].message.content.count("dog")
     pieces = [one.choices[0].delta.content or "" for one in make(stream=True, **varied)]
-    assert "".join(pieces).strip() == text
+    assert "".join(pieces) == text
 
 
 def test_chat_has_log_probabilities(asked):
@@ -202,7 +214,7 @@ def test_chat_has_log_probabilities(asked):
     )
     made = ask().choices[0]
     scores = made.logprobs.content
-    assert "".join(one.token for one in scores).strip() == made.message.content
+    assert "".join(one.token for one in scores) == made.message.content
     generator = multimodal.Generator("gpt-mini", compute_type="float32", temperature=0, max_new_tokens=9)
     (expected,) = next(generator.many(["A man"]))
     assert sum(one.logprob for one in scores) == pytest.approx(expected.logprob, abs=1e-4)
@@ -213,13 +225,16 @@ def test_chat_has_log_probabilities(asked):
     seen = asked.chat.completions.create(
         messages=[{"role": "user", "content": content}], model="any-mini", logprobs=True, max_tokens=12
     ).choices[0]
-    assert "".join(one.token for one in seen.logprobs.content).strip() == seen.message.content
+    assert "".join(one.token for one in seen.logprobs.content) == seen.message.content
 
 
 def test_images_are_classified_from_forms_and_json(client):
     labels = ["a red square", "a blue sea"]
     form = client.post("/v1/classify", files=[("images", png()), ("images", png("blue"))], data={"labels": labels})
     body = {"images": [data_url(png()), data_url(png("blue"))], "labels": labels}
+    assert form.json() == client.post("/v1/classify", json=body).json()
+    head, _, code = data_url(png()).partition(",")
+    body["images"][0] = f"{head.upper()},{code[:40]}\r\n{code[40:]}\n"
     assert form.json() == client.post("/v1/classify", json=body).json()
     expected = multimodal.classify([png(), png("blue")], labels, compute_type="float32")
     for own, right in zip(form.json()["data"], expected, strict=True):
@@ -269,6 +284,7 @@ def test_the_server_tells_what_it_has(client):
     assert {one["id"]: one["media"] for one in listed}["any-mini"] == ["image", "audio", "video"]
     assert [client.get(f"/v1/models/{one['id']}").json() for one in listed] == listed
     assert client.get("/v1/models/").json()["data"] == listed
+    assert client.head("/health").status_code == 200
     assert client.get("/health").json() == {"status": "ready", "models": list(MODELS), "loading": []}
     assert 'multimodal_requests_total{path="/v1/models",status="200"}' in client.get("/metrics").text
     paths = client.get("/openapi.json").json()["paths"]

@@ -89,8 +89,16 @@ def test_models_and_paths_that_are_not_there(client):
         ("embeddings", '{"input": {"image": "data:image/png;base64,AAAA"}}', ["not a readable image"]),
         ("embeddings", '{"input": "a", "dimensions": 7000}', ["dimensions: clip-vit-16 has 192"]),
         ("embeddings", '{"input": "a", "dimensions": 0}', ["dimensions"]),
-        ("embeddings", '{"input": [[1, 2], [123456789]]}', ["input[1]: token id 123456789"]),
+        ("embeddings", '{"input": ["a", [123456789]]}', ["input[1]: token id 123456789"]),
+        ("embeddings", '{"input": [5, 6, 7], "model": "sentence-mini"}', ["input[0]: expected token ids as"]),
+        ("embeddings", json.dumps({"input": ["a", "a dog " * 200], "model": "sentence-mini"}),
+         ["input[1]: has 402 tokens, this model's maximum context length is 128"]),
+        ("embeddings", json.dumps({"input": "a dog " * 200, "model": "clip-vit-16"}), ["maximum context length is"]),
+        ("embeddings", '{"input": {"image": "data:image/png;base64,"}}', ["input[0]: is empty"]),
         ("chat/completions", '{"messages": []}', ["messages"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "stream_options": {}}',
+         ["stream_options: needs stream true"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "seed": 9223372036854775808}', ["seed"]),
         ("chat/completions", '{"messages": [{"role": "tool", "content": "a"}]}', ["role", "'tool'"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
          '{"url": "file:///etc/passwd"}}]}]}', ["expected a data URL"]),
@@ -114,7 +122,15 @@ def test_bodies_are_checked(client, path, body, parts):
 
 
 def test_keys_sizes_and_queues(serve):
-    served = serve(models=("sentence-mini",), api_key=("first", "second"), max_upload_mb=0.1, queue=1)
+    served = serve(models=("sentence-mini",), api_key=("first", "second"), max_upload_mb=0.1, queue=1,
+                   cors=("https://a.example",))  # fmt: skip
+    origin = {"origin": "https://a.example"}
+    asked = origin | {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    before = httpx.options(f"{served.url}/v1/embeddings", headers=asked)  # a browser's, without the key
+    assert (before.status_code, before.headers["access-control-allow-headers"]) == (200, "authorization")
+    allowed = lambda answer: answer.headers.get("access-control-allow-origin")
+    assert allowed(before) == allowed(httpx.post(f"{served.url}/v1/embeddings", headers=origin)) == origin["origin"]
+    assert allowed(httpx.get(f"{served.url}/health", headers={"origin": "https://b.example"})) is None
     ask = lambda **more: httpx.post(f"{served.url}/v1/embeddings", json={"input": "a"}, timeout=30, **more)
     refused(ask(), 401, "no valid key")
     refused(ask(headers={"authorization": "Bearer third"}), 401)

@@ -9,17 +9,20 @@ import numpy as np
 from multimodal.decoding.logits import Penalties
 from multimodal.errors import TextError, UsageError
 from multimodal.models.any_to_text import AnyToText
+from multimodal.models.clip import CLIP
 from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter
 from multimodal.tasks.text.detokenize import token_texts
+from multimodal.tasks.text.embed import prompt_text
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Continuation, TextWriter
 from multimodal.tasks.text.options import GenerateOptions, options_for
 from multimodal.tasks.text.search_defaults import search_defaults
 from multimodal.tasks.text.translate import Translation, TranslationWriter, asked_of
 from multimodal.tokens.chat.messages import Message
+from multimodal.tokens.text.tokenizer import Tokenizer
 
 LONGEST_TOKEN = 256  # characters
 TokenScores = list[dict[str, Any]]
@@ -66,8 +69,8 @@ class ChatModel:
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
-            key = ("chat", str(vars(writer.options)), penalties)
-            answers = yield Work(key, prompt, lambda prompts: self._write(writer, prompts))
+            key = ("chat", str(vars(writer.options) | {"seed": None}), penalties)
+            answers = yield Work(key, (prompt, writer.options.seed), lambda some: self._write(writer, some))
             return (yield self._alone(lambda: answered(writer, prompt, answers, top)))
 
         return Job(iter([stream()]))
@@ -114,7 +117,8 @@ class ChatModel:
         text = checkpoint.chat.text(messages, [], writer.tokenizer, f"model {checkpoint.source}: chat template")
         return writer.tokenizer.encode_template(text)
 
-    def _write(self, writer: TextWriter, prompts: list[Any]) -> list[list[Continuation]]:
+    def _write(self, writer: TextWriter, payloads: list[tuple[Any, int]]) -> list[list[Continuation]]:
+        prompts, writer.seeds = map(list, zip(*payloads, strict=True))
         return writer.answers(prompts) if isinstance(writer, AnswerWriter) else writer(prompts)
 
 
@@ -179,12 +183,26 @@ class EmbeddingModel:
         self.served = served
         self.embedder = Embedder(served.checkpoint, device=None)
 
-    def read(self, ids: list[int], where: str) -> str:
-        """Text of token ids of the model, without control tokens. Raises TextError."""
-        try:
-            return self.served.checkpoint.required_tokenizer().decode(ids)
-        except TextError as error:
-            raise TextError(f"{where}: {error}") from None
+    def read(self, inputs: Sequence[str | list[int]]) -> tuple[list[str], int]:
+        """Texts, of which some are given as token ids, and the number of tokens that the model reads of them, with its
+        prompt and control tokens. Raises TextError for more than the model's context."""
+        checkpoint, tokenizer = self.served.checkpoint, self.served.checkpoint.required_tokenizer()
+        model, before = checkpoint.model, prompt_text(checkpoint, None)
+        config = model.config.text if isinstance(model, CLIP) else getattr(model, "encoder", model).config
+        most = min(config.context, tokenizer.context or config.context)
+        ends = isinstance(model, CLIP) or tokenizer.puts_end or not config.causal
+        added = (tokenizer.bos_id is not None) + (ends and tokenizer.eos_id is not None)
+        texts, total = list[str](), 0
+        for number, one in enumerate(inputs):
+            try:
+                texts.append(one if isinstance(one, str) else text_of(one, tokenizer))
+                count = added + len(tokenizer.encode(before + texts[-1]))
+                if count > most:
+                    raise TextError(f"has {count} tokens, this model's maximum context length is {most} tokens")
+            except TextError as error:
+                raise TextError(f"input[{number}]: {error}") from None
+            total += count
+        return texts, total
 
     def texts(self, texts: list[str]) -> Job:
         """A job with the vectors [N D]."""
@@ -204,5 +222,13 @@ class EmbeddingModel:
         vectors = encode(list(itertools.chain(*payloads)))
         return np.split(vectors, np.cumsum([len(one) for one in payloads])[:-1])
 
-    def tokens(self, texts: Sequence[str]) -> int:
-        return sum(len(self.served.checkpoint.required_tokenizer().encode(text)) for text in texts)
+
+def text_of(ids: list[int], tokenizer: Tokenizer) -> str:
+    """Text of token ids, with or without those that begin and end a text. Raises TextError for ids of no text: the
+    model would embed others."""
+    begins, ends = ids[:1] == [tokenizer.bos_id], ids[-1:] == [tokenizer.eos_id]
+    own = ids[begins : len(ids) - ends]
+    text = tokenizer.decode(own)
+    if tokenizer.encode(text) != own:
+        raise TextError(f"expected token ids as the model encodes a text (it encodes {text[:40]!r} otherwise)")
+    return text

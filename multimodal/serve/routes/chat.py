@@ -1,6 +1,7 @@
 """/v1/chat/completions, as OpenAI's, and /v1/translate."""
 
 import contextlib
+import secrets
 import time
 import uuid
 from collections.abc import Callable
@@ -9,9 +10,10 @@ from typing import Annotated, Any
 import anyio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from multimodal.decoding.logits import Penalties
+from multimodal.decoding.options import SEEDS
 from multimodal.serve.calls import named, opening, outcome, streamed
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.images import checked
@@ -42,7 +44,7 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1, le=32)
     stop: str | list[str] | None = None
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-SEEDS - 1, le=SEEDS)
     user: str | None = None
     stream_options: dict[str, Any] | None = None
     logprobs: bool = False
@@ -51,6 +53,12 @@ class ChatRequest(BaseModel):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     response_format: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, body: Any) -> Any:
+        """OpenAI takes null for what is left out."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
     def top(self) -> int | None:
         """Rivals of each token that are given; None without log-probabilities. Raises HttpError."""
@@ -67,13 +75,16 @@ class ChatRequest(BaseModel):
         return made if any(made) else None
 
     def decoding(self) -> dict[str, Any]:
-        """Options in our names. Without a temperature or a seed, the most probable text."""
+        """Options in our names. The most probable text, or with `n`, a seed or top_p a sample at temperature 1; a
+        sample without a seed is another one each time."""
         given = {own: value for name, own in DECODING.items() if (value := getattr(self, name)) is not None}
         given.setdefault("max_new_tokens", DEFAULT_TOKENS)
-        given.setdefault("temperature", 1.0 if self.n > 1 else 0.0)
+        given.setdefault("temperature", 1.0 if self.n > 1 or {"top_p", "seed"} & given.keys() else 0.0)
         if given["temperature"] == 0:
             for name in ("top_p", "seed"):
                 given.pop(name, None)
+        else:
+            given["seed"] = given.get("seed", secrets.randbits(63)) % (SEEDS + 1)  # a negative one is OpenAI's, too
         if self.stop:
             given["stop"] = self.stop if isinstance(self.stop, str) else tuple(self.stop)
         return given
@@ -119,6 +130,8 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     more = {"top": body.top(), "penalties": body.penalties()}
     if body.stream and body.n > 1:
         raise HttpError(400, f"n: must be 1 for a stream (got {body.n})", param="n")
+    if body.stream_options is not None and not body.stream:
+        raise HttpError(400, "stream_options: needs stream true", param="stream_options")
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
@@ -133,7 +146,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
             make = lambda _: chat.answers(messages, options, **more)
             answered = await outcome(request, chat.served.lane, make, server.options.seconds)
     choices = [
-        {"index": i, "message": {"role": "assistant", "content": one.text.strip()},
+        {"index": i, "message": {"role": "assistant", "content": one.text},
          "logprobs": scored(scores), "finish_reason": REASONS[one.stopped]}
         for i, (one, scores) in enumerate(zip(answered.answers, answered.scores, strict=True))
     ]  # fmt: skip

@@ -5,11 +5,12 @@ import contextlib
 from pathlib import Path
 from typing import Any, Literal
 
+import anyio
 import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from multimodal.serve.calls import named, outcome
+from multimodal.serve.calls import named, opening, outcome
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.images import checked
 from multimodal.serve.media import Media
@@ -20,8 +21,9 @@ MOST = 2048  # inputs, as OpenAI's
 
 
 class EmbeddingRequest(BaseModel):
-    """`input`: a text or several, or lists of the model's token ids; or images as data URLs or {"image": URL}, to a
-    model of images. `dimensions`: the first ones alone, scaled to length 1, as Matryoshka models are made for."""
+    """`input`: a text or several, or lists of token ids as the model encodes a text; or images as data URLs or
+    {"image": URL}, to a model of images. `dimensions`: the first ones alone, scaled to length 1, as Matryoshka models
+    are made for."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": ["a dog", "a cat"]}]})
 
@@ -33,7 +35,7 @@ class EmbeddingRequest(BaseModel):
 
 
 def _is_text(one: Any) -> bool:
-    return isinstance(one, list) or (isinstance(one, str) and not one.startswith("data:image/"))
+    return isinstance(one, list) or (isinstance(one, str) and one[:11].lower() != "data:image/")
 
 
 async def _image(one: str | dict[str, Any], where: str, media: Media) -> bytes | Path:
@@ -53,19 +55,20 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
     if any(_is_text(one) == of_images for one in inputs):
         raise HttpError(400, "input: expected texts or images, not both at once", param="input")
     model = server.embedder("embed-images" if of_images else "embed", body.model)
-    inputs = [model.read(one, f"input[{i}]") if isinstance(one, list) else one for i, one in enumerate(inputs)]
+    texts, tokens = list[str](), 0
+    if not of_images:
+        texts, tokens = await anyio.to_thread.run_sync(model.read, inputs, limiter=opening())
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         images = [await _image(one, f"input[{i}]", media) for i, one in enumerate(inputs)] if of_images else []
         most = server.options.max_megapixels
-        make = lambda _: model.images(checked(images, most)) if of_images else model.texts(inputs)
+        make = lambda _: model.images(checked(images, most)) if of_images else model.texts(texts)
         with named(media.names):
             vectors = await outcome(request, model.served.lane, make, server.options.seconds)
     if body.dimensions is not None:
         vectors = cut(vectors, body.dimensions, model.served.name)
     data = [{"object": "embedding", "index": i, "embedding": _written(vector, body.encoding_format)}
             for i, vector in enumerate(vectors)]  # fmt: skip
-    tokens = 0 if of_images else model.tokens(inputs)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": model.served.name, "usage": usage}
 

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from multimodal.serve.models import languages_of, media_of
 from multimodal.serve.state import server_of
@@ -46,6 +46,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return next(one for one in listed if one["id"] == name)
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 once all models are loaded, 503 before, and while the server stops."""
@@ -60,8 +61,8 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Counts for Prometheus."""
-    return Response(generate_latest(server_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    """Counts for Prometheus, of all workers together."""
+    return Response(server_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def add_page(app: FastAPI) -> None:

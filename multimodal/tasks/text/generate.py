@@ -147,6 +147,7 @@ class TextWriter:
         self.decoder: TextTransformer = getattr(network, "decoder", network)
         self.penalties: processors.Penalties | None = None
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
+        self.seeds: Sequence[int] = ()  # of each prompt of a call; (): the options' for all
         self.ends = end_ids(checkpoint)
         self.eos = self.ends[0] if self.ends else -1
         # context of the prompt: an encoder-decoder's answer has its own
@@ -253,7 +254,8 @@ class TextWriter:
             "interrupt": self.interrupt,
         }  # fmt: skip
         if options.temperature > 0:
-            generators = [torch.Generator(ids.device).manual_seed(options.seed) for _ in rows]
+            seeds = self.seeds or [options.seed] * len(rows)
+            generators = [torch.Generator(ids.device).manual_seed(seed) for seed in seeds]
             decoded = sample(step, ids, cache, temperature=options.temperature, generators=generators,
                            copies=options.num_return, narrow=self.narrow, **common)  # fmt: skip
         elif options.beam_size > 1:

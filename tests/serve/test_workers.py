@@ -1,0 +1,92 @@
+"""Processes of a server: their start, end and counts."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.context import SpawnProcess
+
+import httpx
+import pytest
+
+from multimodal.serve.options import ServeOptions
+from multimodal.serve.run import ServerProcess, Supervisor, configuration, listening
+from tests.serve.test_faults import children, ready
+
+COMMAND = [sys.executable, "-m", "multimodal", "serve", "--port", "0"]
+WORKERS = [*COMMAND, "--workers", "2", "--models", "gpt-mini"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_signal_while_a_worker_starts_ends_it(monkeypatch, at):
+    """The third one takes the place of the second."""
+    plain, starts = SpawnProcess.start, []
+
+    def start(self: SpawnProcess) -> None:
+        plain(self)
+        starts.append(self)
+        if len(starts) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif len(starts) == 2:
+            self.kill()
+
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    options, began = ServeOptions(port=0, workers=2, models="gpt-mini"), time.monotonic()
+    with listening(options) as bound:
+        assert Supervisor(options, bound).run() == 0
+    assert (len(starts), time.monotonic() - began < 20) == (at, True)
+    assert not any(one.is_alive() for one in starts)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_a_server_without_its_models_ends_with_1(flags):
+    made = subprocess.run([*COMMAND, "--models", "nothing", *flags], capture_output=True, text=True, timeout=120)
+    assert (made.returncode, "Traceback" in made.stderr) == (1, False), made.stderr
+    assert "'nothing': neither a path nor a known model" in made.stderr
+
+
+def test_any_failure_of_a_load_ends_the_server(monkeypatch):
+    monkeypatch.setattr("multimodal.serve.models.load", lambda name: 1 / 0)
+    options = ServeOptions(port=0, models="gpt-mini")
+    config = configuration(options)
+    config.load()
+    with listening(options) as bound:
+        assert not ServerProcess(config).served(bound)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_start_leaves_no_traceback(number):
+    with subprocess.Popen(WORKERS, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        process.stderr.readline()
+        time.sleep(2)  # the workers import
+        os.killpg(process.pid, number)
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.ci
+def test_workers_count_together(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(WORKERS, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        url = process.stderr.readline().split()[-1]
+        ready(url)
+        while len(list(tmp_path.glob("multimodal-serve-*/counter_*.db"))) < 2:  # both have answered
+            httpx.get(f"{url}/health")
+
+        def counted() -> int:
+            text = httpx.get(f"{url}/metrics").raise_for_status().text
+            return int(float(re.search(r'requests_total\{path="/v1/classify",status="405"\} (\S+)', text)[1]))
+
+        for _ in range(20):
+            httpx.get(f"{url}/v1/classify")
+        assert {counted() for _ in range(8)} == {20}
+        os.kill(children(process.pid)[0], signal.SIGKILL)
+        time.sleep(0.5)
+        assert counted() == 20
+        process.terminate()  # before the worker's successor starts
+        assert process.wait(30) == 0
+    assert list(tmp_path.glob("multimodal-serve-*")) == []
