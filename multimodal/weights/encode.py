@@ -43,9 +43,9 @@ def text_features(
 
 @torch.inference_mode()
 def image_features(model: nn.Module, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
-    """CLIP's unit vectors, or a ViT's pooled output, on the model's device."""
+    """CLIP's unit vectors, or a ViT's pooled output, on the model's device and in its number type."""
     encode = model.encode_image if isinstance(model, CLIP) else model.features
-    return encode(pixels.to(next(model.parameters()).device))
+    return encode(pixels.to(next(model.parameters())))
 
 
 def vector_width(model: nn.Module) -> int:

@@ -16,7 +16,7 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.card import check_card
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
-from multimodal.weights.files.archives import read_pickled
+from multimodal.weights.files.archives import read_pickled, unwrapped
 from multimodal.weights.files.ctranslate2 import read_ctranslate2
 from multimodal.weights.files.formats import (
     CTRANSLATE2,
@@ -199,6 +199,7 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
     if weights.is_file() and foreign_format(weights) == GGUF:
         return gguf_checkpoint(weights, families)
     tensors, own = _read(weights, path, pickled)
+    tensors = unwrapped(tensors)
     if architecture:
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
     return load_foreign(tensors, config or own or _config_of(folder), str(path), folder, pickled)

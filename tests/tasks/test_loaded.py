@@ -214,6 +214,8 @@ def test_vectors_have_length_one(made, models):
     checkpoint = multimodal.load(models / "clip")
     np.testing.assert_allclose(checkpoint.encode_image([RED, BLUE]).numpy(), images, atol=1e-5)
     np.testing.assert_allclose(checkpoint.encode_text(["red", "blue"]).numpy(), texts, atol=1e-5)
+    checkpoint.model.half()
+    np.testing.assert_allclose(checkpoint.encode_image([RED, BLUE]).numpy(), images, atol=5e-3)
     with pytest.raises(UsageError, match="expected a CLIP"):
         Embedder(models / "lm").images([RED])
 

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.presets import preset
+from multimodal.tasks.classify.head import head_labels
 from multimodal.tokens.image.preprocessing import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -201,12 +202,13 @@ def test_open_clip_resizes_to_a_rectangle_by_bicubic_interpolation_alone(tmp_pat
         assert own.equal(other(image)), size
 
 
-def test_a_folder_as_open_clip_pushes_it(tmp_path):
+@pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_a_folder_as_open_clip_pushes_it(wrapped, tmp_path):
     made = case("OpenCLIP")
     pixels = {"size": [24, 16], "mode": "RGB", "mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic",
               "resize_mode": "shortest", "fill_color": 0}  # fmt: skip
     write(tmp_path / "open_clip_config.json", made.config | {"preprocess_cfg": pixels})
-    save_file(made.tensors, tmp_path / "open_clip_model.safetensors")
+    save_file({wrapped + name: t for name, t in made.tensors.items()}, tmp_path / "open_clip_model.safetensors")
     checkpoint = load(tmp_path)
     assert checkpoint.preprocessing == CLIP_PIXELS
     assert checkpoint.tokenizer is None
@@ -239,6 +241,30 @@ def test_a_folder_as_timm_saves_it(tmp_path):
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert (checkpoint.model(images) - model(images)).abs().max() <= 1e-5
+
+
+NAMES = ["n1", "n2", "n3"]
+DESCRIBED = {"n1": "cat", "n2": "dog", "n3": "cat"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "labels"),
+    [
+        ({}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"label_names": NAMES}, NAMES),
+        ({"label_names": {2: "n3", 0: "n1", 1: "n2"}}, NAMES),
+        ({"label_names": NAMES, "label_descriptions": DESCRIBED}, ["cat (n1)", "dog", "cat (n3)"]),
+        ({"label_names": ["a", "b", "a"]}, ["a (0)", "b", "a (2)"]),
+    ],
+)
+def test_a_timm_classifier_has_the_names_that_its_folder_states(stated, labels, tmp_path):
+    import timm
+    from timm.models import save_for_hf
+
+    args = {"embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 64}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **args)
+    save_for_hf(model, tmp_path, model_config=stated, model_args=args, safe_serialization=True)
+    assert head_labels(load(tmp_path)) == labels
 
 
 def test_timms_preprocessing_is_known_by_its_tag_alone():

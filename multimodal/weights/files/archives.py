@@ -22,6 +22,7 @@ from multimodal.weights.files.torchscript import read_classes, state_dict
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py
 PIECE = 1 << 24  # bytes read at once
+WRAPPERS = ("module.", "_orig_mod.")
 MOST_DIRECTORY = 4 << 20  # bytes, of 50,000 members
 END = (1 << 16) + 98  # bytes at a zip's end: a comment and three records
 # errors that damaged files raise here and in zipfile
@@ -91,8 +92,15 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], dict
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(f"{path}: {name!r} is a {type(value).__name__}, not a tensor")
-    # a model wrapped in DistributedDataParallel saves under this prefix
-    return {name.removeprefix("module."): value for name, value in content.items()}, config
+    return unwrapped(content), config
+
+
+def unwrapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors under names without the prefixes of DistributedDataParallel and torch.compile, if all have them."""
+    found = tensors
+    while prefix := next((own for own in WRAPPERS if found and all(name.startswith(own) for name in found)), None):
+        found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
 
 
 def _read_zip(file: io.BufferedIOBase, size: int) -> Any:

@@ -2,8 +2,8 @@
 
 Traps: the maps of attention are apart, and their output lies beside them; DINOv2's positions are resampled without
 antialiasing, with registers they are antialiased; its classifiers read the class token beside the mean of the patches;
-BEiT pools the patches and norms their mean; DeiT's classifiers have a head for each of two tokens, or for one. Tokens
-that mask patches in training have no use here, and are not kept."""
+BEiT pools the patches and norms their mean, with its pooler alone; DeiT's classifiers have a head for each of two
+tokens, or for one. Tokens that mask patches in training have no use here, and are not kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,12 +132,12 @@ def _dinov3(made: ViTConfig, config: dict[str, Any], tensors: Tensors) -> ViTCon
 
 
 def _beit(made: ViTConfig, config: dict[str, Any], tensors: Tensors) -> ViTConfig:
-    late = bool(config["use_mean_pooling"])
+    late, norm = bool(config["use_mean_pooling"]), "pooler.layernorm.weight"
     grid = made.grid if config["use_relative_position_bias"] else None
     made = _block(made, {"key_bias": False, "grid": grid}, layer_scale=config["layer_scale_init_value"] > 0)
     return replace(
-        made, pool="mean" if late else "token", norm_after_pool=late, stack=replace(made.stack, final_norm=not late),
-        positions=bool(config["use_absolute_position_embeddings"]),
+        made, pool="mean" if late else "token", norm_after_pool=late and (made.classes > 0 or norm in tensors),
+        stack=replace(made.stack, final_norm=not late), positions=bool(config["use_absolute_position_embeddings"]),
     )  # fmt: skip
 
 

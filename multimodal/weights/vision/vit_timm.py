@@ -138,10 +138,25 @@ def _registered(architecture: str) -> dict[str, Any]:
     return json.loads(json.dumps(pretrained.to_dict())) if pretrained else {}
 
 
+def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
+    """timm's names of the classes, with their descriptions; without names LABEL_0 …, as in transformers."""
+    stated = config.get("pretrained_cfg") or {}
+    names, described = (config.get(key) or stated.get(key) for key in ("label_names", "label_descriptions"))
+    if isinstance(names, dict):
+        names = [names.get(str(number)) for number in range(len(names))]
+    if not names:
+        names = [f"LABEL_{number}" for number in range(config.get("num_classes", stated.get("num_classes")) or 0)]
+    if not names:
+        return {}
+    names = [str(name) for name in names]
+    labels = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
+    return {"labels": labels, "names": [str((described or {}).get(name, name)) for name in names]}
+
+
 FAMILIES = tuple(
     Family(
         f"timm{name}", ViT, ("patch_embed.proj.weight", "blocks.0.norm1.weight"), config_from,
-        partial(rows, layout=layout), preprocessing=preprocessing, only=layout.fits,
+        partial(rows, layout=layout), preprocessing=preprocessing, card=_card, only=layout.fits,
     )
     for name, layout in LAYOUTS.items()
 )  # fmt: skip

@@ -78,6 +78,23 @@ def test_all_outputs_equal_the_references_and_a_corrupted_tensor_fails(name):
         tensor.sub_(kept)
 
 
+@torch.no_grad()
+def test_beit_without_its_pooler_gives_the_mean_of_the_patches():
+    from transformers import BeitModel
+
+    made = case("BEiT")
+    reference = BeitModel(made.reference.config, add_pooling_layer=False).eval()
+    tensors = {name.removeprefix("beit."): tensor for name, tensor in made.tensors.items()
+               if not name.startswith(("classifier", "beit.pooler"))}  # fmt: skip
+    reference.load_state_dict(made.reference.beit.state_dict(), strict=False)
+    tokens = reference(images()).last_hidden_state
+    model = load("BEiT", tensors)
+    assert (model.tokens(images()) - tokens).abs().max() <= TOLERANCE
+    assert (model.features(images()) - tokens[:, 1:].mean(1)).abs().max() <= TOLERANCE
+    with pytest.raises(CheckpointError, match=r"'beit\.pooler\.layernorm\.bias' is missing"):
+        load("BEiT", {name: tensor for name, tensor in made.tensors.items() if "pooler" not in name})
+
+
 @pytest.mark.ci
 @every_case
 @torch.no_grad()
