@@ -10,7 +10,9 @@ r"""Train an FT-Transformer (Gorishniy et al. 2021) on a table, and gradient boo
 
 Without `--test` the table is split into 64 % for training, 16 % for validation and 20 % for the test, as in the paper;
 with it, 20 % of `--data` are for validation. Quantiles, categories and labels come from the training part; the step and
-the number of trees are chosen on the validation part. A cell that is empty or `?` counts as missing.
+the number of trees are chosen on the validation part. A cell that is empty or `?` counts as missing; so do NA, N/A,
+NaN, nan, null, NULL and None in a column whose other cells are numbers. The trees take the 254 most frequent categories
+of a column and the rest as one.
 
 | on the test part | FT-Transformer | gradient boosting (scikit-learn's) | cost |
 |---|---|---|---|
@@ -33,12 +35,13 @@ from multimodal.data.loader import shuffled, unchanged
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
 from multimodal.tasks.evaluate.classification import outputs, table_figures
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.checkpoint.best import save_checkpoint
 from multimodal.train.objectives.tabular import (
     TableRows,
     Tabular,
     better,
     boosting,
-    check_width,
+    check_sizes,
     fit_scales,
 )
 from multimodal.weights.folder import Checkpoint
@@ -68,19 +71,19 @@ class TableFinetuning:
 
 
 def parts_of(s: TableFinetuning) -> tuple[Columns, Mapping[str, TableData]]:
-    table = read_table(s.data, s.columns)
+    table = read_table(s.data, s.columns, s.target)
     if s.test is None:
         parts = split(table, (0.64, 0.16, 0.2), s.split_seed)
     else:
-        parts = [*split(table, (0.8, 0.2), s.split_seed), read_table(s.test, s.columns)]
+        parts = [*split(table, (0.8, 0.2), s.split_seed), read_table(s.test, s.columns, s.target)]
     columns = Columns.of(parts[0], s.target, s.predict)
     names = ("training", "validation", "test")
     return columns, {name: encode(one, columns, f"{name} part") for name, one in zip(names, parts, strict=True)}
 
 
 def main(s: TableFinetuning) -> dict[str, Any]:
-    check_width(s.width, s.heads)
     loop = s.loop
+    check_sizes(s.width, s.heads, loop.precision)
     torch.manual_seed(loop.seed)
     columns, parts = parts_of(s)
     train, val, test = parts.values()
@@ -97,10 +100,11 @@ def main(s: TableFinetuning) -> dict[str, Any]:
     Loop(loop, Tabular(model), loader, judge, start_from).fit()
     best = judge.load()
     figures: dict[str, Any] = {"ft_transformer": table_figures(outputs(best.model, test), test)}
-    if s.trees:
-        figures["gradient_boosting"] = boosting(train, val, test, columns, loop.seed, s.trees)
     name = str(s.test or s.data)
     checkpoint = replace(best, card=best.card | {"labels": list(columns.labels), "figures": {name: figures}})
+    if s.trees:
+        save_checkpoint(checkpoint, s.out)  # the trees take long, and may fail
+        figures["gradient_boosting"] = boosting(train, val, test, columns, loop.seed, s.trees)
     finish(
         s, checkpoint, [s.data, s.test], [f"{who} on {name}: {own}" for who, own in figures.items()], figures=figures
     )

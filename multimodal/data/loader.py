@@ -155,6 +155,11 @@ class _Jobs(Dataset):
             broken.append((name, _cause(error).removeprefix(f"{name}: ")))
 
 
+def broken_item(name: str, error: Exception) -> str:
+    """Return the name of a broken item and the cause, which may begin with the name too."""
+    return f"{name}: {_cause(error).removeprefix(f'{name}: ')}"
+
+
 def _cause(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if text and isinstance(error, MultimodalError) else f"{type(error).__name__}: {text}".rstrip(": ")

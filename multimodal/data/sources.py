@@ -54,6 +54,10 @@ class ListColumns:
         texts = text if isinstance(text, list) else [] if text is None else [text]
         wrong = [text for text in texts if not isinstance(text, str)]  # None among them
         fault = f"a text is not a string ({wrong[0]!r})" if wrong else ""
+        if isinstance(label, float) and label.is_integer():  # 1.0 is the class of 1
+            label = int(label)
+        if not isinstance(label, str | int | None):
+            return None, [], f"a label is not a string or a whole number ({label!r:.40})"
         return None if label is None else str(label).strip() or None, texts if not fault else [], fault
 
 
@@ -312,7 +316,7 @@ def _folder_rows(folder: Path) -> Iterator[SourceRow]:
     """Yield images and audio files by class folder, or unlabelled ones of a folder without folders. Other files are
     skipped, as in torchvision's ImageFolder."""
     links, unlisted = Links(str(folder)), list[OSError]()
-    inner = sorted(p for p in folder.iterdir() if os.path.isdir(p) and not p.name.startswith("."))
+    inner = sorted(p for p in folder.iterdir() if os.path.isdir(p) and not p.name.startswith((".", "__MACOSX")))
     inner = [p for p in inner if not p.is_symlink() or links.follows(str(p))]
     if inner and {p.name.lower() for p in inner} <= SPLITS:
         raise DataError(f"{folder}: holds the splits {', '.join(p.name for p in inner)}: name one of them")

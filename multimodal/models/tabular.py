@@ -39,7 +39,7 @@ class FTTransformer(nn.Module):
 
     Inputs are raw: `quantiles` of the training data map each numeric column to a normal distribution; missing values
     (NaN) get the median and a vector of their own. Outputs are multiplied by `scale` and shifted by `shift` to the
-    target's unit (1 and 0 for classes)."""
+    target's unit (1 and 0 for classes), in float64: a target may be large against its deviation."""
 
     def __init__(self, config: TabularConfig):
         super().__init__()
@@ -74,7 +74,7 @@ class FTTransformer(nn.Module):
         tokens = torch.cat([self.class_token.expand(len(tokens), 1, -1), tokens], 1)
         first = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         state = self.stack(tokens, only=first)[:, 0]
-        return self.head(torch.relu(state)) * self.scale + self.shift
+        return self.head(torch.relu(state)).double() * self.scale + self.shift
 
 
 def normal_scores(values: Float[Tensor, "B N"], quantiles: Float[Tensor, "N Q"]) -> Float[Tensor, "B N"]:

@@ -56,6 +56,25 @@ def test_a_folder_without_folders_has_no_labels_and_splits_are_not_classes(tmp_p
         open_source(tmp_path)
 
 
+def test_the_folder_that_a_mac_adds_to_a_zip_is_no_class(tmp_path):
+    data = sets.folder(tmp_path, VALUES)
+    (data / "__MACOSX" / "class0").mkdir(parents=True)
+    (data / "__MACOSX" / "class0" / "a.png").write_bytes(b"no image")
+    assert open_source(data).labels == ("class0", "class1", "class2")
+
+
+@pytest.mark.parametrize(("label", "wanted"), [
+    (1, "1"), (1.0, "1"), ("1.0", "1.0"), (True, "True"), (1.5, None), ([1], None), ({"a": 1}, None),
+])  # fmt: skip
+def test_labels_are_strings_or_whole_numbers(tmp_path, label, wanted):
+    rows = [{"image": "a.png", "label": "x"}, {"image": "b.png", "label": label}]
+    source = open_source(sets.lines(tmp_path / "train.jsonl", rows))
+    assert source.row(1).label == wanted
+    if wanted is None:
+        with pytest.raises(DataError, match=r"line 2: a label is not a string or a whole number \("):
+            source.read(1)
+
+
 def test_lists_name_columns_and_resolve_paths(tmp_path):
     (tmp_path / "sound").mkdir()
     rows = [

@@ -223,8 +223,10 @@ def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, fig
         ("text", {"val": "other.tsv"}, "other.tsv: label '7' is not among the training texts' labels (0, 1)"),
         ("text", {"val": "empty.txt"}, "empty.txt: holds no text (1 characters)"),
         ("text", {"val": "ragged.tsv"}, "ragged.tsv: line 2 has 1 columns, not 2"),
-        ("table", {"target": "price"}, "--target price: no such column (x, kind, y, name)"),
+        ("table", {"target": "price"}, "table.csv: lacks the column price (x, kind, y, name)"),
         ("table", {"test": "short.csv"}, "test part: lacks the column x"),
+        ("table", {"test": "no_y.csv"}, "no_y.csv: lacks the column y (x, kind)"),
+        ("table", {"precision": "bfloat16"}, "--precision bfloat16: must be float32, autocast or float16 for tables"),
         ("table", {"width": 15}, "--width 15: is not divisible by heads (2)"),
     ],
 )
@@ -234,6 +236,7 @@ def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypa
     Path("other.tsv").write_text("a film\t7\n")
     Path("ragged.tsv").write_text("a film\t1\nanother one\n")
     Path("short.csv").write_text("kind,y,name\na,1,low\n")
+    Path("no_y.csv").write_text("x,kind\n1,a\n")
     tokenizer = WordPieceTokenizer.train(SENTENCES, 90, context=24)
     config = replace(TEXTS["learned"], vocabulary=tokenizer.vocab_size)
     save_folder(Checkpoint(TextTransformer(config), tokenizer), Path("encoder"))

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from multimodal.data.datasets.documents import SentenceWindow, encoded, read_documents, read_texts, windows
+from multimodal.data.datasets.labelled_texts import read_labelled
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import DataError, TextError, UsageError
 from multimodal.models.text import TextTransformer
@@ -232,6 +233,27 @@ def test_documents_end_at_empty_lines_and_windows_lose_nothing(tmp_path):
     assert [window.document for window in made] == [0, 0, 0, 1]
     assert encoded("word1 <unk> word2", TOKENIZER) == [6, 1, 7]
     assert windows(long, TOKENIZER, 5, shortest=2)[-1].document == 0
+
+
+@pytest.mark.parametrize(("lines", "refused"), [
+    (["review\tsentiment", *["good\t1", "bad\t0"] * 2], True),
+    (["review\tsentiment", "fine\tpos", *["good\t1", "bad\t0"] * 100], True),  # one label is misspelt
+    (["text\tlabel", *["good\t1", "bad\t0"] * 2], False),
+    ([*["good\t1", "bad\t0"] * 2], False),
+    (["one\ta", "two\tb", "three\tc"], False),
+    (["one\ta", *["two\tb"] * 3], False),
+    (["one\ta", "two\tb", *["three\tc", "four\td"] * 2], False),
+])  # fmt: skip
+def test_a_first_line_that_looks_like_a_header_is_refused(tmp_path, lines, refused):
+    table = tmp_path / "rows.tsv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    if not refused:
+        assert len(read_labelled(table)) == len(lines) - (lines[0] == "text\tlabel")
+        return
+    line = r"rows\.tsv: line 1 looks like a header, since no other line has the label 'sentiment'; name the columns"
+    with pytest.raises(DataError, match=line):
+        read_labelled(table)
+    assert len(read_labelled(table, ("review", "sentiment"))) == len(lines) - 1
 
 
 def test_a_trained_vocabulary_spells_its_texts_and_keeps_spare_ids_for_control(tmp_path):

@@ -52,7 +52,7 @@ def test_tokens_are_those_of_the_paper_and_the_first_block_has_no_first_norm():
         x = x + block.feed(block.feed_branch.norm(x))
         state = model.stack.norm(model.stack.blocks[1](x))[:, 0]
         wanted = model.head(state.relu()) * model.scale + model.shift
-    assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert_close(found, wanted.double(), atol=1e-5, rtol=1e-5)
 
 
 def test_quantiles_are_scikit_learns_and_repeated_ones_are_in_their_middle():
@@ -86,7 +86,7 @@ def test_scales_are_those_of_the_training_rows():
         model.head.weight.zero_()
         model.head.bias.fill_(2.0)
     found = outputs(model.eval(), train)
-    assert_close(found[:, 0], 5 + 2 * model.scale.expand(4))
+    assert_close(found[:, 0], 5 + 2 * model.scale.double().expand(4))
     figures = table_figures(found, train)
     assert figures["rmse"] == pytest.approx(float((found[:, 0] - train.targets).square().mean().sqrt()))
 
@@ -136,6 +136,48 @@ def test_columns_and_cells_are_read_and_unknown_ones_said(tmp_path, caplog):
     assert encode({name: cells for name, cells in other.items() if name != "y"}, columns, "x").targets is None
 
 
+@pytest.mark.parametrize("cell", ["NA", "NaN", "nan", "N/A", "null", "None", ""])
+def test_what_pandas_takes_as_missing_leaves_a_column_of_numbers(cell):
+    table = {"x": ["1", "2", cell, "4"], "job": ["cook", "NA", "smith", "cook"], "y": ["a", "b", "a", "b"]}
+    columns = Columns.of(table, "y")
+    assert (columns.numbers, columns.categories) == (("x",), {"job": ["NA", "cook", "smith"]})
+    assert encode(table, columns, "here").numbers[:, 0].isnan().tolist() == [False, False, True, False]
+
+
+def test_a_column_that_is_mostly_numbers_is_said(caplog):
+    table = {"x": [*map(str, range(19)), "1,234.5"], "few": ["1", "2", "old", "3"] * 5, "y": ["a", "b"] * 10}
+    assert set(Columns.of(table, "y").categories) == {"x", "few"}
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "column x is taken as categories, though 19 of 20 cells are numbers; not so '1,234.5'"]  # fmt: skip
+
+
+def test_a_large_number_keeps_its_digits_as_target_and_is_said_as_column(caplog):
+    cells = [str(100_000_000 + i / 4) for i in range(100)]
+    table = {
+        "x": cells,
+        "even": ["0", "1"] * 50,
+        "time": [str(1_700_000_000 + 1000 * i) for i in range(100)],
+        "y": cells,
+    }
+    columns = Columns.of(table, "y")
+    assert [record.getMessage() for record in caplog.records] == [
+        "column x is rounded to 32-bit numbers, 100000004.0 to 100000000: subtract a constant from all its cells"
+    ]
+    train = encode(table, columns, "here")
+    assert train.targets.tolist() == [float(cell) for cell in cells]
+    model = FTTransformer(TabularConfig(3, (), 3, 1, ft_stack(8, 1, 2)))
+    fit_scales(model, train, regression=True)
+    assert model.scale == pytest.approx(float(np.std(train.targets.numpy(), ddof=1)))
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.fill_(0.1)
+    found = outputs(model.eval(), train)
+    assert_close(found[:, 0], (model.shift.double() + 0.1 * model.scale.double()).expand(100), rtol=1e-12, atol=0)
+    loss = Tabular(model)(TableBatch(*train))["loss"].detach()
+    wanted = ((found[:, 0] - train.targets) / model.scale.double()).square().sum()
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-6)
+
+
 def test_numbers_of_many_kinds_are_predicted_as_numbers():
     table = {"x": [str(i) for i in range(30)], "y": [str(i / 3) for i in range(30)]}
     assert Columns.of(table, "y").labels == ()
@@ -164,12 +206,28 @@ def test_a_table_that_cannot_be_used_is_said_in_one_line(tmp_path, text, line):
         read_table(tmp_path / "none.csv")
 
 
+def test_a_target_that_is_missing_is_said_by_its_line(tmp_path):
+    for text, line in (("a\n1\n", "lacks the column y (a)"), ("a,y\n1,x\n\n2,?\n3,\n", "line 4 has no value in the "
+                       "column y (2 such lines)"), ("a,y\n1,2.5\n2,NA\n", "line 3 has no value in the column y (1 such "
+                       "lines)")):  # fmt: skip
+        (tmp_path / "t.csv").write_text(text)
+        with pytest.raises(DataError) as found:
+            read_table(tmp_path / "t.csv", target="y")
+        assert str(found.value) == f"{tmp_path / 't.csv'}: {line}"
+    (tmp_path / "t.csv").write_text("a,y\n1,None\n2,some\n")
+    assert read_table(tmp_path / "t.csv", target="y")["y"] == ["None", "some"]
+
+
 def test_a_table_that_does_not_fit_the_columns_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text(CSV)
     table = read_table(tmp_path / "t.csv")
     columns = Columns.of(table, "y")
     for change, line in (
-        ({"y": ["maybe"] * 4}, "test: label 'maybe' is not in the training part (no, yes)"),
+        (
+            {"y": ["maybe"] * 4},
+            "test: label 'maybe' is not in the training part (no, yes); a class of few rows may fall "
+            "into one part of a split",
+        ),
         ({"age": ["old"] * 4}, "test: column age must hold numbers up to 3.4e38, got 'old'"),
         ({"age": ["1e39"] * 4}, "test: column age must hold numbers up to 3.4e38, got '1e39'"),
         ({"town": None}, "test: lacks the column town (age, job, y)"),
@@ -210,6 +268,14 @@ def test_gradient_boosting_learns_and_its_trees_are_chosen_on_the_validation_par
     figures = boosting(train, val, test, columns, 0, most=60)
     assert figures["accuracy"] > 0.8
     assert figures["auc"] > 0.95
+
+
+def test_gradient_boosting_takes_the_rare_ones_of_many_categories_together():
+    words = [f"w{i}" for i in range(300)]
+    table = {"text": [*words, *(["often"] * 100)], "y": [*(["no"] * 300), *(["yes"] * 100)]}
+    columns = Columns.of(table, "y")
+    rows = encode(table, columns, "here")
+    assert boosting(rows, rows, rows, columns, 0, most=20)["accuracy"] == 1
 
 
 def test_a_saved_model_predicts_for_another_table(tmp_path):

@@ -37,7 +37,8 @@ class Near(NamedTuple):
 
 class State:
     """`progress`: of the last `commit` of a run with equal `settings`, or None; `resumed`: such a run left the file.
-    sqlite keeps up to `memory` bytes of the tables in memory, the rest on disk. Raises UsageError for a file that is no state, or one in use."""
+    sqlite keeps up to `memory` bytes of the tables in memory, the rest on disk. Raises UsageError for a file that is no
+    state, or one in use."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], memory: int):
         self.path, self._settings = path, json.dumps(settings, sort_keys=True)

@@ -1,5 +1,6 @@
 """Labelled texts: reading tables of them, and batches for a classifier."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ class LabelledText(NamedTuple):
 
 def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[LabelledText]:
     """Rows of a table with tabs between its columns, gzip or not: the `columns` of text and label that its header
-    names; without them the first and the last column, and no header but GLUE's. Raises DataError naming the line."""
+    names; without them the first and the last column, and no header but GLUE's. Raises DataError naming the line, also
+    for a first line that looks like another header."""
     lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line]
     header = [cell.strip() for cell in lines[0][1]]
     text, label = 0, -1
@@ -40,7 +42,18 @@ def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[La
     for number, row in rows:
         if len(row) != width or width < 2:
             raise DataError(f"{path}: line {number} has {len(row)} columns, not {max(width, 2)}")
-    return [LabelledText(row[text].strip(), row[label].strip()) for _, row in rows]
+    texts = [LabelledText(row[text].strip(), row[label].strip()) for _, row in rows]
+    if rows is lines and _begins_with_header(texts):
+        problem = f"line 1 looks like a header, since no other line has the label {texts[0].label!r:.40}"
+        raise DataError(f"{path}: {problem}; name the columns of text and label, or begin with a line text⇥label")
+    return texts
+
+
+def _begins_with_header(rows: Sequence[LabelledText]) -> bool:
+    """True if only the first row has its label and nearly all other labels occur again, two at least."""
+    counts = Counter(row.label for row in rows)
+    once = sum(count == 1 for count in counts.values())
+    return counts[rows[0].label] == 1 and len(counts) > 2 and 100 * (once - 1) <= len(rows)
 
 
 def classes_of(rows: Sequence[LabelledText], path: Path) -> list[str]:
@@ -70,9 +83,8 @@ class LabelledTexts(SizedExamples[ClassExample]):
     ):
         index = {label: number for number, label in enumerate(labels)}
         if wrong := [row.label for row in rows if row.label not in index]:
-            raise DataError(
-                f"{where}: label {wrong[0]!r:.40} is not among the training texts' labels ({', '.join(labels)})"
-            )
+            known = ", ".join([*(f"{label:.40}" for label in labels[:5]), *(["…"] if len(labels) > 5 else [])])
+            raise DataError(f"{where}: label {wrong[0]!r:.40} is not among the training texts' labels ({known})")
         start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
         room = context - len(start) - len(end)
         whole = [tokenizer.encode(row.text) for row in rows]

@@ -27,7 +27,7 @@ class Mistake(NamedTuple):
 @dataclass(frozen=True)
 class ClassScores:
     """Target class, number of other classes that scored as high or higher, and predicted class of N items; `shares`:
-    the probabilities, or other scores, of the target and of the predicted class.
+    the probabilities, or other scores, of the target and of the predicted class; `items`: what they are.
 
     Where the class of an image ties with another, that other is found (see `scores.ranks`)."""
 
@@ -36,15 +36,16 @@ class ClassScores:
     ranks: Int[Tensor, "N"]
     found: Int[Tensor, "N"]
     shares: Float[Tensor, "N 2"]
+    items: str = "images"
 
     def figures(self) -> dict[str, Any]:
         """`acc1`, `acc5` (None for fewer than five classes), `mean_per_class_recall` (over the classes that have
         images, as CLIP_benchmark takes it), and the counts."""
-        shown = [row["recall"] for row in self.classes() if row["images"]]
+        shown = [row["recall"] for row in self.classes() if row[self.items]]
         return {
             "acc1": _share(self.ranks < 1), "acc5": _share(self.ranks < 5) if len(self.names) >= 5 else None,
-            "mean_per_class_recall": statistics.fmean(shown), "images": len(self.labels),
-            "classes": len(self.names), "classes_with_images": len(shown),
+            "mean_per_class_recall": statistics.fmean(shown), self.items: len(self.labels),
+            "classes": len(self.names), f"classes_with_{self.items}": len(shown),
         }  # fmt: skip
 
     def confusion(self) -> Int[Tensor, "C C"]:
@@ -58,7 +59,7 @@ class ClassScores:
         table = self.confusion()
         hits, images, taken = (x.tolist() for x in (table.diag(), table.sum(1), table.sum(0)))
         return [
-            {"class": name, "images": n, "recall": hit / n if n else None, "found": m}
+            {"class": name, self.items: n, "recall": hit / n if n else None, "found": m}
             for name, n, hit, m in zip(self.names, images, hits, taken, strict=True)
         ]
 
@@ -68,7 +69,7 @@ class ClassScores:
         order = table.flatten().argsort(descending=True, stable=True)[:most].tolist()
         pairs = [divmod(place, len(self.names)) for place in order]
         return [
-            {"class": self.names[a], "taken_for": self.names[b], "images": int(table[a, b])}
+            {"class": self.names[a], "taken_for": self.names[b], self.items: int(table[a, b])}
             for a, b in pairs if table[a, b]
         ]  # fmt: skip
 
@@ -83,17 +84,18 @@ class ClassScores:
 
 
 def class_scores(
-    names: list[str], labels: Int[Tensor, "N"], scores: Float[Tensor, "N C"], shares: Float[Tensor, "N C"] | None = None
-) -> ClassScores:
+    names: list[str], labels: Int[Tensor, "N"], scores: Float[Tensor, "N C"],
+    shares: Float[Tensor, "N C"] | None = None, items: str = "images",
+) -> ClassScores:  # fmt: skip
     """`shares`: what to show for each class, by default the softmax of `scores`. Raises DataError for fewer than two
     classes."""
     if len(names) < 2:
-        raise DataError(f"the class {names[0]!r} alone: every image would be right, so two are needed")
+        raise DataError(f"the class {names[0]!r} alone: all {items} would be right, so two are needed")
     place = ranks(scores, labels)
     others = scores.scatter(1, labels[:, None], -torch.inf).argmax(1)
     found = torch.where(place < 1, labels, others)
     shares = scores.softmax(-1) if shares is None else shares
-    return ClassScores(names, labels, place, found, shares.gather(1, torch.stack([labels, found], 1)))
+    return ClassScores(names, labels, place, found, shares.gather(1, torch.stack([labels, found], 1)), items)
 
 
 def _share(hits: Tensor) -> float:

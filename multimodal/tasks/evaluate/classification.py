@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from multimodal.data.datasets.class_names import class_labels, evenly
 from multimodal.data.datasets.labelled_texts import ClassBatch, CollateClassed, LabelledTexts, read_labelled
 from multimodal.data.datasets.tables import Columns, Table, TableData, encode, part, read_table
-from multimodal.data.loader import BROKEN
+from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import Source, open_source
 from multimodal.errors import CheckpointError, DataError, UsageError
@@ -58,7 +58,7 @@ class ImageAccuracy:
                 yield preprocess(read_image(sample.media), self.record), self.index[sample.label]
                 self.read_keys.append(key)
             except BROKEN as error:
-                self.broken.append(f"{self.source.name(key)}: {error}")
+                self.broken.append(broken_item(self.source.name(key), error))
                 log.warning("broken item skipped: %s", self.broken[-1])
 
     @torch.inference_mode()
@@ -120,7 +120,7 @@ def outputs(model: FTTransformer, rows: TableData, batch_size: int = 1024) -> Fl
     """Predicted numbers [N 1], or class probabilities [N C]."""
     device = model.class_token.device
     parts = zip(rows.numbers.split(batch_size), rows.categories.split(batch_size), strict=True)
-    predicted = torch.cat([model(numbers.to(device), ids.to(device)).float().cpu() for numbers, ids in parts])
+    predicted = torch.cat([model(numbers.to(device), ids.to(device)).cpu() for numbers, ids in parts])
     return predicted.softmax(-1) if model.config.outputs > 1 else predicted
 
 
@@ -128,7 +128,7 @@ def table_figures(predicted: Float[Tensor, "N O"], rows: TableData) -> dict[str,
     """RMSE and mean absolute error in the target's unit; for classes accuracy, and the area under the ROC curve where
     they are two."""
     if rows.targets.is_floating_point():
-        errors = (predicted[:, 0] - rows.targets).double()
+        errors = predicted[:, 0].double() - rows.targets
         return {"rmse": float(errors.square().mean().sqrt()), "mae": float(errors.abs().mean())}
     figures = {"accuracy": float((predicted.argmax(-1) == rows.targets).double().mean())}
     if predicted.shape[1] == 2 and 0 < rows.targets.sum() < len(rows.targets):
@@ -178,7 +178,7 @@ def evaluate_classifier(
     model = checkpoint.model.eval()
     if isinstance(model, FTTransformer):
         table = Columns.from_card(checkpoint.card, checkpoint.source)
-        rows = read_table(Path(data))
+        rows = read_table(Path(data), target=table.target)
         rows = part(rows, evenly(range(len(next(iter(rows.values())))), limit))
         encoded = encode(rows, table, data)
         return ClassifierEvaluation(table_figures(outputs(model, encoded), encoded))
@@ -202,4 +202,6 @@ def evaluate_classifier(
     source = LabelledTexts(texts, checkpoint.tokenizer, labels, context, data)
     logits = text_logits(model, source, CollateClassed(checkpoint.tokenizer.pad_id, context), batch_size)
     targets = torch.tensor([source.read(key).label for key in range(len(source))])
-    return ClassifierEvaluation(class_scores(list(labels), targets, logits), [text for text, *_ in texts])
+    return ClassifierEvaluation(
+        class_scores(list(labels), targets, logits, items="texts"), [text for text, *_ in texts]
+    )

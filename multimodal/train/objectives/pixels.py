@@ -13,7 +13,7 @@ from torch import Tensor
 
 from multimodal.data.datasets.images import square
 from multimodal.data.datasets.text import TokenBatch
-from multimodal.data.loader import BROKEN
+from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.sources import Source
 from multimodal.errors import DataError, UsageError
 from multimodal.models.text import TextTransformer
@@ -45,7 +45,7 @@ class ImagesInMemory:
                 images.append(square(read_image(sample.media), side).permute(1, 2, 0))
                 labels.append(names.index(sample.label) if sample.label in names else -1)
             except BROKEN as error:
-                log.warning("broken item skipped: %s: %s", source.name(key), error)
+                log.warning("broken item skipped: %s", broken_item(source.name(key), error))
         if not images:
             raise DataError(f"{source.name(0)}: broken, as are all {len(source)} images")
         return cls(torch.stack(images), torch.tensor(labels), names)

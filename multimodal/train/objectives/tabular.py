@@ -10,10 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.data.datasets.tables import Columns, TableData
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.tabular import FTTransformer
 from multimodal.tasks.evaluate.classification import table_figures
 from multimodal.train.objective import Summed
+
+MOST_KINDS = 255  # categories of a column in scikit-learn's boosting
 
 
 def fit_scales(model: FTTransformer, rows: TableData, regression: bool) -> None:
@@ -52,10 +54,10 @@ class Tabular(Summed):
     """Squared error in units of the target's deviation for regression, cross-entropy for classification."""
 
     def forward(self, batch: TableBatch) -> dict[str, Tensor]:
-        outputs = self.model(batch.numbers, batch.categories).float()
+        outputs = self.model(batch.numbers, batch.categories)
         if batch.targets.is_floating_point():
-            return {"loss": ((outputs[:, 0] - batch.targets) / self.model.scale).square().sum()}
-        return {"loss": F.cross_entropy(outputs, batch.targets, reduction="sum")}
+            return {"loss": ((outputs[:, 0] - batch.targets) / self.model.scale).float().square().sum()}
+        return {"loss": F.cross_entropy(outputs.float(), batch.targets, reduction="sum")}
 
     def counts(self, batch: TableBatch) -> dict[str, int]:
         return {"loss": len(batch.targets)}
@@ -68,7 +70,14 @@ def boosting(
     to `most`, that is best on `val`."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    matrix = lambda rows: np.concatenate([rows.numbers.numpy(), rows.categories.numpy()], 1)
+    kinds = [len(known) + 1 for known in columns.categories.values()]
+    ranks = [_ranks(ids, count) for ids, count in zip(train.categories.T, kinds, strict=True)]
+
+    def matrix(rows: TableData) -> np.ndarray:
+        """With categories by rank; the rare ones of a column share the last that scikit-learn allows."""
+        ids = [rank[own].clamp(max=MOST_KINDS - 1) for rank, own in zip(ranks, rows.categories.T, strict=True)]
+        return np.stack([*rows.numbers.T.numpy(), *(own.numpy() for own in ids)], 1)
+
     known = [len(columns.numbers) + i for i in range(len(columns.categories))]
     kind = HistGradientBoostingClassifier if columns.labels else HistGradientBoostingRegressor
     trees = kind(learning_rate=0.05, max_iter=most, early_stopping=False, categorical_features=known, random_state=seed)
@@ -76,11 +85,16 @@ def boosting(
 
     def staged(rows: TableData) -> list[Float[Tensor, "N O"]]:
         made = trees.staged_predict_proba(matrix(rows)) if columns.labels else trees.staged_predict(matrix(rows))
-        return [torch.from_numpy(outputs.reshape(len(outputs), -1)).float() for outputs in made]
+        return [torch.from_numpy(outputs.reshape(len(outputs), -1)).double() for outputs in made]
 
     scores = [better(table_figures(outputs, val)) for outputs in staged(val)]
     best = int(np.argmax(scores))
     return table_figures(staged(test)[best], test) | {"trees": best + 1}
+
+
+def _ranks(ids: Int[Tensor, "N"], kinds: int) -> Int[Tensor, "K"]:
+    """Rank of each category by its count."""
+    return torch.bincount(ids, minlength=kinds).argsort(descending=True, stable=True).argsort()
 
 
 def better(figures: Mapping[str, float]) -> float:
@@ -88,6 +102,8 @@ def better(figures: Mapping[str, float]) -> float:
     return -figures["rmse"] if "rmse" in figures else figures["accuracy"]
 
 
-def check_width(width: int, heads: int) -> None:
+def check_sizes(width: int, heads: int, precision: str) -> None:
     if width % heads:
         raise UsageError(f"{width}: is not divisible by heads ({heads})", argument="width")
+    fine = precision != "bfloat16"  # which would round the table's numbers to three digits
+    demand("precision", precision, fine, "float32, autocast or float16 for tables")
