@@ -29,6 +29,7 @@ from multimodal.tokens.audio.log_mel import (
     mel_filters,
 )
 from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.encode import padding_is_free
 from multimodal.weights.folder import Checkpoint
@@ -48,7 +49,7 @@ def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
         usable = "image" in settings and (pipeline is not None if isinstance(model, CLIP) else "labels" in settings)
     else:
         client, settings = "texts", _text_settings(checkpoint)
-        usable = pipeline is not None and bool(settings)
+        usable = pipeline is not None and bool(settings.keys() - {"blank", "vocabulary"})
     if not usable:
         return settings
     if "audio" in settings:
@@ -96,18 +97,27 @@ def _around(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _text_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     model = checkpoint.model
+    if isinstance(model, ConformerCTC):
+        return _recognizer_settings(model, checkpoint.tokenizer)
     if checkpoint.tokenizer is None or isinstance(model, VisionEncoderDecoder):
         return {}
     if isinstance(model, Whisper):
         return _whisper_settings(checkpoint)
-    if isinstance(model, ConformerCTC):
-        known = getattr(model.config.encoder, "features", None) == "fixed"
-        return {"audio": _bank(model.config.encoder.bands), "blank": model.config.blank} if known else {}
     if isinstance(model, TextTransformer) and model.config.causal and "pooling" not in checkpoint.card:
         limit = min(model.config.limit or math.inf, model.config.limit_from(1) or math.inf)
         return _around(checkpoint.tokenizer) | {"ends": end_ids(checkpoint), "never": [], "never_first": [],
                                                 "context": min(limit, model.config.context)}  # fmt: skip
     return {}
+
+
+def _recognizer_settings(model: ConformerCTC, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """`blank`: the column of CTC's blank. `vocabulary`: tokens of all columns, where there is no `tokenizer.json`."""
+    row = model.config.blank if model.config.blank_row is None else model.config.blank_row
+    made: dict[str, Any] = {"blank": row}
+    if isinstance(tokenizer, LetterTokenizer):
+        made["vocabulary"] = [*tokenizer.tokens[:row], "<pad>", *tokenizer.tokens[row:]]
+    known = tokenizer is not None and getattr(model.config.encoder, "features", None) == "fixed"
+    return made | ({"audio": _bank(model.config.encoder.bands)} if known else {})
 
 
 def _bank(bands: int) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.errors import UsageError
+from multimodal.export.hf.decoders import rope
 from multimodal.export.hf.files import write_json
 from multimodal.export.hf.folder import Parts, write_folder
+from multimodal.export.refusals import short_window
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
@@ -32,6 +34,10 @@ TYPES = (
 PROBE = 12  # tokens that are computed again
 FASTER_WHISPER = 1500  # states of a window
 NEAR, ROUNDED = 1e-3, 0.1
+SCALINGS = ("default", "linear", "llama3")
+WINDOWED = ("mistral", "gemma3_text")  # others have no window there
+# what the tokenizers of its converter read, if that is not one `tokenizer.json`
+NEEDED = {"marian": ("source.spm", "target.spm", "vocab.json"), "m2m_100": ("sentencepiece.bpe.model", "vocab.json")}
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "generation_config.json")
 
 
@@ -39,6 +45,16 @@ def check_type(checkpoint: Checkpoint, parts: Parts) -> None:
     """Raise UsageError for a model that CTranslate2 does not hold."""
     if (kind := parts[0].get("model_type")) not in TYPES:
         raise UsageError(f"model {checkpoint.source}: a {kind}; CTranslate2 export takes {', '.join(TYPES)} alone")
+    if not isinstance(checkpoint.model, TextTransformer):
+        return
+    config = checkpoint.model.config
+    for positions in (config.positions, *([config.pattern.positions] if config.pattern else [])):
+        if positions.kind == "rotary" and (scaling := rope(positions, 1)["rope_type"]) not in SCALINGS:
+            raise UsageError(f"model {checkpoint.source}: CTranslate2 export does not support {scaling} scaling")
+    if (window := short_window(config)) and (kind not in WINDOWED or (kind == "mistral" and config.pattern)):
+        raise UsageError(
+            f"model {checkpoint.source}: CTranslate2 has no windows of a {kind} (got one of {window} tokens)"
+        )
 
 
 def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store: str) -> None:
@@ -51,21 +67,39 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
             _restore(model)
             return model
 
+        def _load(self) -> Any:
+            spec = super()._load()
+            if isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal:
+                _set_scaling(spec.decoder.layer, checkpoint.model.config)
+            return spec
+
     with tempfile.TemporaryDirectory(dir=folder.parent) as place, _quiet():
-        write_folder(checkpoint, parts, Path(place))
-        names = [name for name in BESIDE if (Path(place) / name).exists()]
+        source, whole = (Path(place) / name for name in ("source", "whole"))
+        source.mkdir()
+        write_folder(checkpoint, parts, source)
+        names = [name for name in BESIDE if (source / name).exists()]
         names = [name for name in names if isinstance(checkpoint.model, Whisper) or name != "generation_config.json"]
-        try:
-            RestoringConverter(place, copy_files=names).convert(str(folder), quantization=store, force=True)
-        except (ValueError, KeyError, AttributeError, NotImplementedError) as error:
-            cause = f"CTranslate2's converter refuses it ({_line(error)})"
-            raise UsageError(f"model {checkpoint.source}: {cause}") from None
-    _correct_start(checkpoint.model, folder)
+        converter = RestoringConverter(str(source), copy_files=names)
+        # rounded numbers hide an option that is lost
+        for target, kind in ((whole, "float32"), (folder, store))[store == "float32" :]:
+            try:
+                converter.convert(str(target), quantization=kind, force=True)
+            except (ValueError, KeyError, AttributeError, NotImplementedError, TypeError) as error:
+                lacks = [name for name in NEEDED.get(parts[0]["model_type"], ()) if not (source / name).exists()]
+                cause = f"CTranslate2's converter refuses it ({_line(error)})"
+                cause = f"CTranslate2 export needs {', '.join(lacks)}, which it lacks" if lacks else cause
+                raise UsageError(f"model {checkpoint.source}: {cause}") from None
+            _correct_start(checkpoint.model, target)
+            _check_numbers(checkpoint, target, NEAR if kind == "float32" else ROUNDED)
+
+
+def _check_numbers(checkpoint: Checkpoint, folder: Path, near: float) -> None:
+    """Raise UsageError if the folder computes something else."""
     try:
         away = _difference(checkpoint, folder)
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it ({_line(error)})") from None
-    if away > (NEAR if store == "float32" else ROUNDED):
+    if away > near:
         raise UsageError(f"model {checkpoint.source}: CTranslate2's numbers are {away:.1%} off; it lacks some option")
 
 
@@ -76,6 +110,9 @@ def _line(error: Exception) -> str:
 def left_out(model: nn.Module) -> list[str]:
     """Limits of the folder, for its reader."""
     notes, config = [], model.config
+    if window := short_window(config):
+        notes.append(f"CTranslate2 computes prompts of up to {window} tokens alone, which is the model's window; "
+                     "longer ones give another text")  # fmt: skip
     if isinstance(model, Whisper) and config.encoder.context != FASTER_WHISPER:
         seconds = config.encoder.context / FASTER_WHISPER * 30
         notes.append(f"faster-whisper takes windows of 30 s alone, not of {seconds:g} s; transcribe reads the folder")
@@ -85,7 +122,7 @@ def left_out(model: nn.Module) -> list[str]:
 
 
 def _has_head(config: TextConfig) -> bool:
-    return config.tied is not None or bool(config.classes or config.tags or config.spans)
+    return config.tied is not None or bool(config.classes or config.tags or config.spans or config.projections)
 
 
 def _restore(model: Any) -> None:
@@ -107,6 +144,24 @@ def _restore(model: Any) -> None:
         model.embed_out = model.lm_head
 
 
+def _set_scaling(layers: list[Any], config: TextConfig) -> None:
+    """Scale the positions of each layer: the converter leaves out Llama 3.1's factor and Gemma 3's scaling."""
+    from ctranslate2.specs.attention_spec import RotaryScalingType
+
+    for number, layer in enumerate(layers):
+        own = config.pattern.positions if config.pattern and number in config.pattern.layers else config.positions
+        if own.kind != "rotary" or own.scale == 1:
+            continue
+        made = {"rotary_scaling_type": np.int8(RotaryScalingType.Linear),
+                "rotary_scaling_factor": np.float32(1 / own.scale)}  # fmt: skip
+        if own.turns:
+            low, high, trained = own.turns
+            made |= {"rotary_scaling_type": np.int8(RotaryScalingType.Llama3),
+                     "rotary_low_freq_factor": np.float32(low), "rotary_high_freq_factor": np.float32(high),
+                     "original_max_position_embeddings": np.int32(trained)}  # fmt: skip
+        vars(layer.self_attention).update(made)  # setattr takes the attributes of its own loaders alone
+
+
 def _correct_start(model: nn.Module, folder: Path) -> None:
     """Name the decoder's own first token: the converter takes <pad> for every Pegasus."""
     path, config = folder / "config.json", read_json(folder / "config.json")
@@ -126,8 +181,7 @@ def _difference(checkpoint: Checkpoint, folder: Path) -> float:
         found = made.encode(ctranslate2.StorageView.from_array(sound.numpy())).to(ctranslate2.DataType.float32)
         return _apart(found, model.encoder(sound))
     rows = vocabulary_of(model.config) or 1
-    windows = [getattr(part, "window", None) for part in (model.config, getattr(model.config, "pattern", None))]
-    length = min(PROBE, *(window for window in windows if window), PROBE)
+    length = min(PROBE, short_window(model.config) or PROBE)
     ids = torch.randint(rows, (1, length), generator=_drawn())
     if isinstance(model, EncoderDecoder):
         names = _names(folder)

@@ -11,7 +11,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.configs import described, halved, plain
 from multimodal.export.hf.files import control_names
-from multimodal.export.refusals import differences
+from multimodal.export.refusals import differences, short_window
 from multimodal.system.outputs import Outputs, opened_output
 from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, gguf_tokenizer
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
@@ -24,6 +24,7 @@ from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, gguf_chec
 ARCHITECTURES = {kind: arch for arch, (_, kind) in KINDS.items()}
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 UNUSED = 5  # type of a token that no text has
+WINDOWED = ("gemma2", "gemma3")  # llama.cpp switches phi3's window off, and reads none of others
 PAIRED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbouring numbers of these, not halves
 PROBES = ("The cat's 1999 dogs, don't", "  two  blanks\n\n\tand 日本語 😀 é", "x=3.14;IT'S", "a")
 
@@ -34,6 +35,8 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
     Outputs([checkpoint.source], overwrite).claim(target)
     config, tensors = described(checkpoint, ARCHITECTURES)
     arch = ARCHITECTURES[config["model_type"]]
+    if (window := short_window(checkpoint.model.config)) and arch not in WINDOWED:
+        raise UsageError(f"model {checkpoint.source}: llama.cpp's {arch} has no window (got one of {window} tokens)")
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
     if rope["rope_type"] not in ("default", "linear"):

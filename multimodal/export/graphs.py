@@ -60,7 +60,7 @@ class TextEmbedding(nn.Module):
 
 
 class SpeechRecognition(nn.Module):
-    """CTC logits and how many of each row count."""
+    """CTC logits, in the columns of the family that the model came from, and how many of each row count."""
 
     def __init__(self, model: ConformerCTC):
         super().__init__()
@@ -70,7 +70,10 @@ class SpeechRecognition(nn.Module):
         self, features: Float[Tensor, "B F *M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T V"], Int[Tensor, "B"]]:
         frames, lengths = self.model.encoder(features, lengths)
-        return self.model.ctc_logits(frames), lengths
+        logits, row = self.model.ctc_logits(frames), self.model.config.blank_row
+        if row is not None:
+            logits = torch.cat([logits[..., :row], logits[..., -1:], logits[..., row:-1]], -1)
+        return logits, lengths
 
 
 class TextEncoding(nn.Module):

@@ -93,9 +93,9 @@ def clip(checkpoint: Checkpoint) -> list[Graph]:
 def speech(checkpoint: Checkpoint) -> list[Graph]:
     encoder = checkpoint.model.config.encoder
     wave = isinstance(encoder, WaveEncoderConfig)
-    features = torch.zeros((ROWS, 8000) if wave else (ROWS, FRAMES, encoder.bands))
-    inputs = {"input_features": features, "lengths": torch.full((ROWS,), features.shape[1])}
-    axes = {"input_features": {0: "batch", 1: "frames"}, "lengths": BATCH, "logits": {0: "batch", 1: "steps"},
+    name, shape = ("input_values", (ROWS, 8000)) if wave else ("input_features", (ROWS, FRAMES, encoder.bands))
+    inputs = {name: torch.zeros(shape), "lengths": torch.full((ROWS,), shape[1])}
+    axes = {name: {0: "batch", 1: "frames"}, "lengths": BATCH, "logits": {0: "batch", 1: "steps"},
             "logit_lengths": BATCH}  # fmt: skip
     return [Graph("model", SpeechRecognition(checkpoint.model), inputs, ("logits", "logit_lengths"), axes)]
 

@@ -36,6 +36,13 @@ def check_kind(checkpoint: Checkpoint, to: str) -> None:
     raise UsageError(f"model {checkpoint.source}: {NAMES[to]} takes {held} (got {WORDS[kind]}{hint})")
 
 
+def short_window(config: Any) -> int | None:
+    """Number of tokens that some layers of a text model see, if it is below the context."""
+    parts = (config, getattr(config, "pattern", None))
+    windows = [window for part in parts if (window := getattr(part, "window", None))]
+    return min((window for window in windows if window < config.context), default=None)
+
+
 def differences(one: Any, other: Any, at: str = "") -> list[str]:
     """Options in which two configurations, as nested tables, differ: each with the value of the second."""
     if isinstance(one, dict) and isinstance(other, dict):

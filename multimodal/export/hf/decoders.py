@@ -66,7 +66,8 @@ def llama_kin(c: TextConfig, kind: str) -> dict[str, Any]:
         "num_key_value_heads": own.kv_heads or own.heads, "head_dim": head_of(c), "attention_bias": own.bias,
         "mlp_bias": feed, "rope_parameters": rope(c.positions, head_of(c)), "sliding_window": c.window,
     }  # fmt: skip
-    if (pattern := c.pattern) is not None or c.window:
+    # a mistral with kinds of layers is read as a Ministral, which CTranslate2 lacks
+    if (pattern := c.pattern) is not None or (c.window and kind != "mistral"):
         layers = range(c.stack.layers)
         slide = [pattern is None or layer in pattern.layers for layer in layers]
         made["layer_types"] = [("full_attention", "sliding_attention")[one] for one in slide]

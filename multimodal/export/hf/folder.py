@@ -10,35 +10,42 @@ from multimodal.export.hf.files import image_processor, write_json, write_tokeni
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
-from multimodal.system.files import optional_json
+from multimodal.system.files import inside, optional_json, read_json_value
+from multimodal.system.records import checked
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.files.stored import to_stored
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
-from multimodal.weights.table import Tensors
+from multimodal.weights.table import Tensors, export_tensors
 
 BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm",
     "target.spm", "preprocessor_config.json", "processor_config.json", "generation_config.json",
-    "chat_template.jinja", "chat_template.json", "modules.json", "sentence_bert_config.json",
-    "config_sentence_transformers.json", "1_Pooling/config.json",
+    "chat_template.jinja", "chat_template.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "1_Pooling/config.json",
 )  # fmt: skip
+MODULES = "modules.json"  # of sentence-transformers: its folders, such as 1_Pooling and 2_Dense
 Parts = tuple[dict[str, Any], Tensors, Path | None]
 
 
 def parts_of(checkpoint: Checkpoint) -> Parts:
     """config.json, tensors, and the folder of transformers that the model came from, if it did. Raises
     UsageError for a model that transformers lacks."""
-    source = Path(checkpoint.source)
+    source, model = Path(checkpoint.source), checkpoint.original()
     own, config = families().get(checkpoint.card.get("format", "")), {}
     if source.is_dir() and not (source / "manifest.json").exists():
         config = optional_json(source / "config.json")
     if own is not None and own.types and config.get("model_type") in own.types:
+        maps = "project." if getattr(model.config, "projections", ()) else None  # Dense modules have files of their own
+        state = {name: one for name, one in model.state_dict().items() if not (maps and name.startswith(maps))}
         try:
-            return config, own.export(checkpoint.original()), source
+            return config, export_tensors(own.rows(model.config), state), source
         except CheckpointError as error:
             raise UsageError(f"model {checkpoint.source}: {error}") from None
+    if getattr(model.config, "projections", ()):
+        raise UsageError(f"model {checkpoint.source}: Dense modules have no place in a model of transformers; export "
+                         "the folder of sentence-transformers that it came from")  # fmt: skip
     return *described(checkpoint), None
 
 
@@ -50,9 +57,9 @@ def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Stor
     left: list[str] = []
     config = {key: value for key, value in config.items() if key not in ("auto_map", "torch_dtype")}
     if source is not None:
-        for name in BESIDE:
+        for name in (*BESIDE, *_modules(source)):
             if (path := source / name).is_file():
-                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
     else:
         config, left = _completed(config, checkpoint), _write_beside(checkpoint, config["model_type"], folder)
@@ -61,6 +68,16 @@ def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Stor
     held = {name: tensor.clone() for name, tensor in to_stored(tensors, store, checkpoint.source).items()}
     (folder / "model.safetensors").write_bytes(save(held, metadata={"format": "pt"}))
     return left
+
+
+def _modules(source: Path) -> list[str]:
+    """Files of sentence-transformers' modules, if the folder lists some."""
+    if not (path := source / MODULES).is_file():
+        return []
+    modules = checked(list[dict[str, Any]], read_json_value(path), str(path))
+    places = [place for one in modules if isinstance(place := one.get("path"), str) and place]
+    return [MODULES, *(str(inside(source, place, f"{path}: path").relative_to(source) / name)
+                       for place in places for name in ("config.json", "model.safetensors"))]  # fmt: skip
 
 
 def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:

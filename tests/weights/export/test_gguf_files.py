@@ -18,10 +18,11 @@ ROWS = torch.tensor([[3, 7, 5, 2, 11, 4], [8, 6, 4, 2, 9, 20]])
 TEXT = "zq's 12 <eos>\n\n"
 
 
-def llama(**positions) -> TextTransformer:
+def llama(window: int | None = None, **positions) -> TextTransformer:
     config = replace(
-        TEXTS["llama"], vocabulary=IDS, context=64, tied=False, positions=PositionConfig("rotary", **positions)
-    )
+        TEXTS["llama"], vocabulary=IDS, context=64, tied=False, positions=PositionConfig("rotary", **positions),
+        window=window,
+    )  # fmt: skip
     attention = replace(config.stack.block.attention, width=32)  # rows of 32 numbers, as 8 bits need
     block = replace(config.stack.block, attention=attention, hidden=64)
     return randomized(TextTransformer(replace(config, stack=replace(config.stack, block=block))))
@@ -46,7 +47,10 @@ def test_what_gguf_lacks_is_refused_and_files_stay(tmp_path):
     save_folder(checkpoint("learned"), tmp_path / "model")
     with pytest.raises(UsageError, match=r"none of .* has all of its options"):
         export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
+    save_folder(Checkpoint(llama(window=63), BYTES), tmp_path / "window")
+    with pytest.raises(UsageError, match=r"llama\.cpp's phi3 has no window \(got one of 63 tokens\)"):
+        export(tmp_path / "window", tmp_path / "x.gguf", to="gguf")
     (tmp_path / "x.gguf").write_text("mine")
     with pytest.raises(UsageError, match=r"x\.gguf: exists and is not as multimodal wrote it"):
         export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "x.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "window", "x.gguf"]

@@ -4,9 +4,13 @@ import pytest
 import torch
 
 from multimodal.errors import UsageError
+from multimodal.export.client_files import write_client
 from multimodal.export.parts import graphs_of
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import families
+from tests.helpers.references import speech
 from tests.helpers.tiny import ALL, made
 
 DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
@@ -50,6 +54,21 @@ def test_a_decoder_writes_padded_rows_as_the_model_writes_each_alone(name):
         wanted = decoder(IDS[row : row + 1, start:], None if states is None else states[row : row + 1], valid)
         assert torch.allclose(found[row, start:], wanted[0], atol=1e-5)
     assert found.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "blank"), [("wav2vec2", 0), ("hubert large", 3)])
+def test_a_recognizer_has_the_columns_of_transformers_and_they_are_named(name, blank, tmp_path):
+    reference, letters = speech.case(name), [*"|abcdefg"]
+    own = families()[reference.family].load(reference.tensors, reference.config, "file")
+    source = Checkpoint(own.model, LetterTokenizer(letters, "|", [], None), source=name)
+    (graph,) = graphs_of(source)
+    assert list(graph.inputs) == ["input_values", "lengths"]
+    samples = torch.randn(1, 4000)
+    logits, _ = graph.module(samples, torch.tensor([4000]))
+    assert torch.allclose(logits, reference.model(samples).logits, atol=1e-5)
+    named = [*letters[:blank], "<pad>", *letters[blank:]]
+    assert write_client(source, tmp_path) == {"blank": blank, "vocabulary": named}
 
 
 @pytest.mark.parametrize(("name", "cause"), REFUSED.items())

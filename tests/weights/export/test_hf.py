@@ -1,10 +1,12 @@
 """Folders for transformers: loaded there they compute what the model computes that ours came from."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import multimodal
 from multimodal.errors import UsageError
@@ -12,8 +14,10 @@ from multimodal.export.export import export
 from multimodal.export.hf.configs import WRITERS
 from multimodal.export.hf.folder import parts_of, write_folder
 from multimodal.system.assets import asset
+from multimodal.tasks.text.embed import embed
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
+from tests.helpers.data import wordpieces
 from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 
@@ -63,6 +67,27 @@ def test_a_folder_of_transformers_keeps_its_files(hf_folder, tmp_path):
     assert load(tmp_path / "out").model.config == load(hf_folder).model.config
     held = {path.name for path in (tmp_path / "out").iterdir()}
     assert held >= {path.name for path in hf_folder.iterdir()}
+
+
+def test_dense_modules_stay_files_of_their_own(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    folder, words = tmp_path / "bert", wordpieces.WORDS
+    BertModel(BertConfig(**wordpieces.SIZES, vocab_size=len(words))).save_pretrained(folder)
+    wordpieces.wordpiece(words).save_pretrained(folder)
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "maps/first"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    dense = {"in_features": 24, "out_features": 7, "bias": False, "activation_function": "torch.nn.Tanh"}
+    for name, record in (("modules.json", modules), ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True}),
+                         ("maps/first/config.json", dense)):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(record))
+    save_file({"linear.weight": torch.randn(7, 24)}, folder / "maps" / "first" / "model.safetensors")
+    export(folder, tmp_path / "out", to="hf")
+    assert np.array_equal(embed(["the dog"], load(tmp_path / "out")), embed(["the dog"], load(folder)))
+    save_folder(load(folder), tmp_path / "own")
+    with pytest.raises(UsageError, match="Dense modules have no place in a model of transformers; export the folder"):
+        export(tmp_path / "own", tmp_path / "other", to="hf")
 
 
 def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):

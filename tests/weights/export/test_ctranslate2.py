@@ -1,0 +1,94 @@
+"""CTranslate2 folders: scaled positions, windows, rounding and missing files, beside transformers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from multimodal.errors import UsageError
+from multimodal.export.export import export
+from multimodal.weights.folder import Checkpoint, save_folder
+from multimodal.weights.load import load
+from tests.helpers.references import seq2seq
+from tests.helpers.tiny import randomized
+from tests.helpers.tiny_checkpoints import BYTES, IDS
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+         "intermediate_size": 48, "vocab_size": IDS, "max_position_embeddings": 256}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 100.0}
+GEMMA3 = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8,
+          "rope_parameters": {"sliding_attention": PLAIN, "full_attention": LINEAR}}  # fmt: skip
+
+
+def written(family: str, folder: Path, **options):
+    """Transformers' random model, and in `folder` its checkpoint with a vocabulary of bytes."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**SIZES | options)
+    model = randomized(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    model.save_pretrained(folder.with_name("hf"))
+    save_folder(Checkpoint(load(folder.with_name("hf")).model, BYTES), folder)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Llama", {"rope_parameters": LLAMA3}),
+        ("Qwen2", {"rope_parameters": LLAMA3}),
+        ("Llama", {"rope_parameters": LINEAR}),
+        ("Gemma3Text", GEMMA3 | {"sliding_window": 256}),
+    ],
+)
+def test_scaled_positions_are_those_of_transformers_far_from_the_start(family, options, tmp_path):
+    model, ids = written(family, tmp_path / "model", **options), torch.randint(3, 256, (1, 240))
+    export(tmp_path / "model", tmp_path / "out", to="ctranslate2")
+    found = np.array(ctranslate2.Generator(str(tmp_path / "out")).forward_batch(ids.tolist()))
+    assert torch.allclose(torch.from_numpy(found), model(ids).logits, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "options"), [("Mistral", {}), ("Gemma3Text", GEMMA3)])
+def test_a_window_is_told_and_texts_beyond_it_are_those_of_transformers(family, options, tmp_path):
+    model, ids = written(family, tmp_path / "model", **options, sliding_window=6), torch.randint(3, 256, (1, 6))
+    with pytest.warns(UserWarning, match="prompts of up to 6 tokens alone, which is the model's window"):
+        export(tmp_path / "model", tmp_path / "out", to="ctranslate2")
+    names = json.loads((tmp_path / "out" / "vocabulary.json").read_text())
+    options = {"max_length": 20, "include_prompt_in_result": False, "end_token": [], "sampling_topk": 1}
+    made = ctranslate2.Generator(str(tmp_path / "out"))
+    found = made.generate_batch([[names[i] for i in ids[0]]], **options)[0].sequences_ids[0]
+    for _ in range(20):
+        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert found == ids[0, 6:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "cause"),
+    [
+        ("Llama", {"rope_parameters": YARN}, "does not support yarn scaling"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+         r"has no windows of a qwen2 \(got one of 8 tokens\)"),
+        ("Gemma3Text", GEMMA3 | {"query_pre_attn_scalar": 9, "sliding_window": 256}, r"numbers are .*it lacks some"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("store", ["float32", "int8"])
+def test_what_ctranslate2_lacks_is_refused_in_all_numbers(family, options, cause, store, tmp_path):
+    written(family, tmp_path / "model", **options)
+    with pytest.raises(UsageError, match=cause):
+        export(tmp_path / "model", tmp_path / "out", to="ctranslate2", store=store)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "model"]
+
+
+def test_a_missing_vocabulary_is_named(tmp_path):
+    made = seq2seq.case("Hugging Face Marian")
+    made.reference.save_pretrained(tmp_path / "model")
+    with pytest.raises(UsageError, match=r"needs source\.spm, target\.spm, vocab\.json, which it lacks"):
+        export(tmp_path / "model", tmp_path / "out", to="ctranslate2")
