@@ -12,10 +12,12 @@ import argparse
 import json
 import random
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from multimodal.data.datasets.documents import read_documents
+from multimodal.errors import MultimodalError
 
 LONGEST = 40  # words of a sentence
 CAPITAL = re.compile(r"[A-Z][a-z]+$")
@@ -58,7 +60,10 @@ def rows_of(document: list[str], others: list[list[str]], dice: random.Random) -
 
 def main(source: Path, target: Path) -> None:
     dice = random.Random(0)
-    documents = [document for document in read_documents(source) if len(document) > 1]
+    try:
+        documents = [document for document in read_documents(source) if len(document) > 1]
+    except MultimodalError as error:
+        sys.exit(f"annotate_text.py: error: {error}")
     target.mkdir(parents=True, exist_ok=True)
     held = len(documents) * 9 // 10
     for part, some in (("train", documents[:held]), ("test", documents[held:])):

@@ -16,7 +16,7 @@ from multimodal.data.cleaning.options import CleanMachineOptions, CleanOptions
 from multimodal.data.cleaning.pages import Chunk, Position, chunks
 from multimodal.data.cleaning.report import CleanReport
 from multimodal.data.cleaning.state import State
-from multimodal.data.cleaning.targets import Target
+from multimodal.data.cleaning.targets import Target, part_of
 from multimodal.data.loader import calm_pool_worker
 from multimodal.errors import DataError
 
@@ -38,7 +38,8 @@ def clean(
     words = sorted(set(bad_words))
     settings = {"options": vars(options), "explain": str(explain), "bad_words": words,
                 "inputs": [[str(path), *_version(path)] for path in inputs]}  # fmt: skip
-    state = State(output.with_name(f"{output.name}.state"), settings, memory)
+    begun = any(part_of(path).exists() for path in (output, explain) if path)
+    state = State(output.with_name(f"{output.name}.state"), settings, memory, keep=begun)
     targets: list[Target] = []
     try:
         targets += (Target(path, is_ours=state.resumed) for path in (output, explain) if path)

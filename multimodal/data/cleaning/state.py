@@ -38,26 +38,30 @@ class Near(NamedTuple):
 class State:
     """`progress`: of the last `commit` of a run with equal `settings`, or None; `resumed`: such a run left the file.
     sqlite keeps up to `memory` bytes of the tables in memory, the rest on disk. Raises UsageError for a file that is no
-    state, or one in use."""
+    state, or one in use; with `keep`, for the state of a run with other settings, else replaces it."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], memory: int):
+    def __init__(self, path: Path, settings: Mapping[str, Any], memory: int, keep: bool = False):
         self.path, self._settings = path, json.dumps(settings, sort_keys=True)
         try:
             self._database = sqlite3.connect(path, timeout=0, isolation_level=None)
-            self._open(memory)
+            self._open(memory, keep)
         except sqlite3.OperationalError as error:
             cause = "in use by another process, which writes the same output" if "locked" in str(error) else error
             raise UsageError(f"{path}: {cause}") from None
         except sqlite3.DatabaseError:
             raise UsageError(f"{path}: exists and is no state of multimodal clean; move it away") from None
 
-    def _open(self, memory: int) -> None:
+    def _open(self, memory: int, keep: bool) -> None:
         run = self._database.execute
         run("pragma locking_mode = exclusive")
         empty = not run("select count(*) from sqlite_master").fetchone()[0]
         if not empty and run("pragma application_id").fetchone()[0] != KIND:
             raise sqlite3.DatabaseError
         if not empty and run("select settings from run").fetchone() != (self._settings,):
+            if keep:
+                self._database.close()
+                problem = "of a stopped run with other inputs or options; repeat these, or remove it"
+                raise UsageError(f"{self.path}: {problem}")
             for (table,) in run("select name from sqlite_master where type = 'table'").fetchall():
                 run(f"drop table {table}")
             empty = True

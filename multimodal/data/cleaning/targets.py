@@ -9,11 +9,15 @@ from multimodal.errors import UsageError
 from multimodal.system.outputs import naming, place
 
 
+def part_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
 class Target:
     """A file to write. Raises UsageError for a .part that `is_ours` does not vouch for."""
 
     def __init__(self, path: Path, is_ours: bool):
-        self.path, self.part = path, path.with_name(f"{path.name}.part")
+        self.path, self.part = path, part_of(path)
         self._file: IO[bytes] | None = None
         if not is_ours and self.part.exists() and self.part.stat().st_size:
             raise UsageError(f"{self.part}: exists and is no part of this run; move it away")

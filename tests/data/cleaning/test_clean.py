@@ -16,6 +16,7 @@ from multimodal.data.cleaning.clean import clean
 from multimodal.data.cleaning.compression import zstd
 from multimodal.data.cleaning.options import CleanOptions
 from multimodal.data.cleaning.targets import Target
+from multimodal.errors import UsageError
 from tests.data.cleaning import written_out
 from tests.helpers.commands import one_line, run
 
@@ -140,6 +141,8 @@ def test_a_stopped_run_resumes_to_the_same_bytes_in_any_number_of_processes(file
         assert not output.exists()
         with (tmp_path / f"clean.{ending}.part").open("ab") as part:
             part.write(b"what a kill left behind")
+        with pytest.raises(UsageError, match=r"\.state: of a stopped run with other inputs or options; repeat these"):
+            clean(files, output, CleanOptions(documents="blank"), reasons)
     assert clean(files, output, options, reasons, workers=2, memory=1, progress=stop) == report
     assert (output.read_bytes(), reasons.read_bytes()) == (whole.read_bytes(), why.read_bytes())
     assert not [*tmp_path.glob("*.state*"), *tmp_path.glob("*.part")]
