@@ -85,7 +85,7 @@ class AnswerWriter(TextWriter):
         self.pending = [self._rows(prompt.media)]
         limit = self.max_new(prompt.ids)
         step, cache, ids = self.start([prompt.ids], limit)
-        processors = self._processors(ids.shape[1])
+        processors = self._processors(ids.shape[1], limit)
         return greedy(step, ids, cache, eos=self.eos, max_new=limit, processors=processors).ids[0]
 
     def pieces(self, prompt: Prompt) -> Iterator[str]:

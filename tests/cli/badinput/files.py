@@ -56,5 +56,6 @@ ROWS = [
     Row("output folder below a file", "transcribe tone.wav -m {asr} -o red.png/out", None, [re.compile("red.png")],
         silent),
     Row("two of one name", "transcribe tone.wav sub/tone.wav -m {asr} -o out",
-        lambda: (os.mkdir("sub"), write_tone(Path("sub/tone.wav"))), [re.compile(r"tone\.\*")], silent),
+        lambda: (os.mkdir("sub"), write_tone(Path("sub/tone.wav"))), [re.compile(r"tone\.wav: .*tone\.\*")] * 2,
+        silent),
 ]  # fmt: skip
