@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import CheckpointError
+from multimodal.tasks.text.detokenize import token_texts
 from multimodal.tokens.text.t5 import ByT5Text, T5Text, t5_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.translation import m2m100_tokenizer, marian_tokenizer
@@ -46,8 +47,8 @@ def test_t5_equals_transformers(tmp_path):
     for text in TEXTS:
         ids = tokenizer.batch([text]).ids[0].tolist()
         assert ids == reference(text).input_ids
-        if 2 not in ids:  # the unknown, which SentencePiece shows, and transformers leaves out
-            assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+        assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert 2 in tokenizer.encode("a {dog}")  # the unknown, which SentencePiece would show
     names = [f"<extra_id_{i}>" for i in range(20)]
     assert list(tokenizer.sentinel_ids) == reference.convert_tokens_to_ids(names) == [held + 19 - i for i in range(20)]
     assert tokenizer.decode([5, tokenizer.sentinel_ids[3]], skip_control=False).endswith("<extra_id_3>")
@@ -94,6 +95,10 @@ def test_byt5_equals_transformers(tmp_path):
     assert list(tokenizer.sentinel_ids) == reference.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(125)])
     assert tokenizer.decode([100, 259, 101], skip_control=False) == "a<extra_id_0>b"
     assert tokenizer.decode([100, 259, 101]) == "ab"
+    for data in (b"a\xffb\xc3", b"\xe6\x97a", b"\x80\xf0\x9f\x99\x82", b"caf\xc3\xa9"):
+        ids = [byte + 3 for byte in data]
+        assert tokenizer.decode(ids).rstrip("\ufffd") == reference.decode(ids, skip_special_tokens=True)
+    assert token_texts(tokenizer, [], [byte + 3 for byte in "a日".encode()]) == ["a", "", "", "日"]
     typed_stays_text(same_again(tokenizer, tmp_path))
     with pytest.raises(CheckpointError, match="bytes need 259 ids, the model has 200"):
         t5_tokenizer(tmp_path, {"vocab_size": 200})

@@ -10,6 +10,8 @@ from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.hub.added import ADDED
+from multimodal.tokens.text.hub.pipeline import with_control
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer, SigLIPText
 from multimodal.tokens.text.t5 import T5Text
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
@@ -52,9 +54,13 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
         return _write_pieces(tokenizer, folder)
     names = control_names(tokenizer)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": i, "content": name} | plain for name, i in sorted(names.items(), key=lambda pair: pair[1])]
+    mask = {"lstrip": tokenizer.mask_lstrip}
+    added = [{"id": i, "content": name} | plain | (mask if i == tokenizer.mask_id else {}) for name, i in names.items()]
+    added += [token for token in pipeline.get("added_tokens") or [] if not token["special"]]
+    added.sort(key=lambda token: token["id"])
     causal = isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal
     ends = None if causal and not tokenizer.puts_end else tokenizer.eos_id
+    pipeline["model"] = with_control(pipeline["model"], names)
     pipeline |= {"added_tokens": added, "post_processor": _around(names, tokenizer, ends)}
     write_json(folder / "tokenizer.json", pipeline)
     kind = next((name for own, name in CLASSES.items() if isinstance(tokenizer, own)), "PreTrainedTokenizerFast")
@@ -65,6 +71,9 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     if "eos_token" in roles:  # bytes spell all texts, but CTranslate2 needs a name
         roles = {"unk_token": roles["eos_token"]} | roles
     record = {"tokenizer_class": kind, "model_max_length": tokenizer.context or _context(checkpoint), **roles}
+    if isinstance(tokenizer, WordPieceTokenizer):  # they override tokenizer.json
+        record |= {"do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
+                   "tokenize_chinese_chars": tokenizer.split_chinese}  # fmt: skip
     write_json(folder / RECORD, record | {"clean_up_tokenization_spaces": False})
     if checkpoint.chat is not None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat.template, encoding="utf-8")
@@ -110,6 +119,8 @@ def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:
     else:
         return False
     tokenizer.save(folder)
+    if isinstance(tokenizer, PiecesTokenizer) and tokenizer.added:
+        write_json(folder / ADDED, tokenizer.added)
     if isinstance(tokenizer, PiecesTokenizer) and not tokenizer.language_in_source:
         (folder / "source.spm").rename(folder / "sentencepiece.bpe.model")
     elif isinstance(tokenizer, PiecesTokenizer) and not (folder / "target.spm").exists():

@@ -96,7 +96,7 @@ def masked_model(checkpoint: Checkpoint) -> Checkpoint:
 
 def masked_ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
     """Ids of a text between bos and eos, the mask's spelling read as its control token. Spaces before a mask belong to
-    it, as in vocabularies whose tokens begin with a space. Raises TextError."""
+    it if the tokenizer says so, as in vocabularies whose tokens begin with a space. Raises TextError."""
     if not text.strip():
         raise TextError(f"text {text[:40]!r}: is empty")
     mask = spelling(tokenizer)
@@ -105,7 +105,7 @@ def masked_ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
         raise TextError(f"text {text[:40]!r}: has no {mask}")
     ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     for part in before:
-        ids += [*tokenizer.encode(part.rstrip()), tokenizer.mask_id]
+        ids += [*tokenizer.encode(part.rstrip() if tokenizer.mask_lstrip else part), tokenizer.mask_id]
     ids += [*tokenizer.encode(last), *([] if tokenizer.eos_id is None else [tokenizer.eos_id])]
     if len(ids) > context:
         raise TextError(f"text {text[:40]!r}: has {len(ids)} tokens, the model's context is {context}")

@@ -75,7 +75,8 @@ def span_ids(text: str, checkpoint: Checkpoint, framed: bool) -> list[int]:
     ids = [tokenizer.bos_id] if framed else []
     for number, part in enumerate(parts):
         if number % 2 == 0:
-            ids += tokenizer.encode(part.rstrip() if number < len(parts) - 1 else part)
+            strips = number < len(parts) - 1 and (tokenizer.mask_lstrip or parts[number + 1] != spelled)
+            ids += tokenizer.encode(part.rstrip() if strips else part)
         elif part == spelled:
             ids.append(mask)
         elif (index := int(SENTINEL.fullmatch(part)[1])) < len(marks):

@@ -1,5 +1,6 @@
 """SentencePiece models (T5, SigLIP, Llama) and ByT5's bytes."""
 
+import codecs
 import math
 import string
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise CheckpointError(f"{self.path}: pad id {self.pad_id} is outside its vocabulary of {self.vocab_size}")
         self.eos_id = self._model.eos_id() if self._model.eos_id() >= 0 else None
         self.bos_id = self._model.bos_id() if add_bos else None
+        self.unknown_id = self._model.unk_id()
         if self.bos_id == -1:
             raise CheckpointError(f"{self.path}: add_bos, but the model has no bos id")
         self.canonical, self.context, self.pad_to_length = canonical, context, pad_to_length
@@ -83,7 +85,8 @@ class SigLIPText(SentencePieceTokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """ByT5's ids (Xue et al. 2022): byte + 3, after `<pad>` 0, `</s>` 1 and `<unk>` 2."""
+    """ByT5's ids (Xue et al. 2022): byte + 3, after `<pad>` 0, `</s>` 1 and `<unk>` 2. `decode` drops invalid bytes, as
+    transformers, but a character that the last ones begin is U+FFFD, since a stream waits for the rest."""
 
     vocab_size = 259
     pad_id, eos_id = 0, 1
@@ -94,7 +97,9 @@ class ByteTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         names = (b"<pad>", b"</s>", b"<unk>")
-        return b"".join(names[i] if i < 3 else bytes([i - 3]) for i in ids).decode("utf-8", errors="replace")
+        decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        text = decoder.decode(b"".join(names[i] if i < 3 else bytes([i - 3]) for i in ids))
+        return text + "\ufffd" * bool(decoder.getstate()[0])
 
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "bytes"})

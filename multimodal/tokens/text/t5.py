@@ -6,12 +6,18 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, write_whole
+from multimodal.tokens.text.hub.added import added_tokens
+from multimodal.tokens.text.hub.build import METASPACE, unigram_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.hub.pipeline import FILE as PIPELINE
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, with_names, write_record
 
 FILE = "spiece.model"
+# transformers' pipeline of a model with added tokens, which SentencePiece does not know
+SPLIT = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
+NAMES = {"eos": "</s>", "pad": "<pad>", "unk": "<unk>"}
 SENTINELS = 100
 
 
@@ -80,11 +86,17 @@ def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
         if size < ByteTokenizer.vocab_size:
             raise CheckpointError(f"{folder / RECORD}: bytes need {ByteTokenizer.vocab_size} ids, the model has {size}")
         return ByT5Text(size - ByteTokenizer.vocab_size)
-    if (folder / FILE).is_file():
+    if (folder / FILE).is_file() and not (folder / PIPELINE).is_file():
         sentinels = record.get("extra_ids", SENTINELS)
         if type(sentinels) is not int or sentinels < 0:
             raise CheckpointError(f"{folder / RECORD}: extra_ids must be a number of sentinels (got {sentinels!r})")
-        return T5Text(folder / FILE, sentinels, size)
+        made = T5Text(folder / FILE, sentinels, size)
+        ids = [token["id"] for token in added_tokens(folder)]
+        if not any(i >= size or f"[{i}]" in made.control_names for i in ids):  # each has a token of the file
+            return made
+        own = without_sentinels(folder / FILE)
+        more = () if own else tuple(f"<extra_id_{i}>" for i in reversed(range(sentinels)))
+        return unigram_tokenizer(folder / FILE, SPLIT, NAMES, config, size, more=more, proto=own)
     return hub_tokenizer(folder, config)
 
 

@@ -61,6 +61,7 @@ class Tokenizer(ABC):
     end_ids: tuple[int, ...] = ()  # that end a generated text too
     puts_end: bool = False  # it puts eos after each text to embed, also for a causal model (Qwen3-Embedding)
     mask_id: int | None = None  # masked token
+    mask_lstrip: bool = True  # blanks before a mask belong to it
     unknown_id: int | None = None  # token of what the vocabulary cannot spell; `decode` drops it as a control token
     language_ids: Mapping[str, int] = MappingProxyType({})  # id of each language token, for translation
     language_in_source: bool = False  # target language before the source, else before the output
@@ -114,8 +115,8 @@ class Tokenizer(ABC):
         return list(chain.from_iterable(ids))
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
-        """Text of ids, with `skip_control` without control and unknown tokens; invalid UTF-8 becomes U+FFFD. Raises
-        TextError for an id outside the vocabulary."""
+        """Text of ids, with `skip_control` without control and unknown tokens; invalid UTF-8 becomes U+FFFD, which
+        ByT5's bytes drop within a text. Raises TextError for an id outside the vocabulary."""
         ids = [int(i) for i in ids]
         if wrong := [i for i in ids if not 0 <= i < self.vocab_size]:
             raise TextError(f"token id {wrong[0]} is outside the vocabulary of {self.vocab_size}")

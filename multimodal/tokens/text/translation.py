@@ -2,11 +2,13 @@
 Marian)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, read_json, write_whole
+from multimodal.tokens.text.hub.added import added_tokens
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.languages import languages_of
 from multimodal.tokens.text.sentencepiece import pieces_model
@@ -31,25 +33,29 @@ class PiecesTokenizer(Tokenizer):
 
     def __init__(
         self, source: Path, target: Path, vocab: dict[str, Any], vocab_size: int, languages: dict[str, Any],
-        language_in_source: bool = False,
+        language_in_source: bool = False, added: dict[str, int] | None = None,
     ):  # fmt: skip
-        """`languages`: names and ids of their tokens, such as `__de__` or `>>deu<<`. Raises CheckpointError for a file
-        that is not a model, and a table that does not fit."""
+        """`languages`: names and ids of their tokens, such as `__de__` or `>>deu<<`. `added`: further tokens, which are
+        found in a text before it is split into pieces. Raises CheckpointError for a file that is not a model, and a
+        table that does not fit."""
         self._source, self._target = pieces_model(source), None if target == source else pieces_model(target)
-        self.vocab, self.vocab_size, self.languages = vocab, vocab_size, languages
+        self.vocab, self.vocab_size, self.languages, self.added = vocab, vocab_size, languages, added or {}
         self._check()
         self.language_in_source = language_in_source
         self.language_ids = languages_of(languages)
         self.eos_id, self.pad_id, self.unknown_id = (vocab[name] for name in (END, PAD, UNKNOWN))
         self._names: list[str | None] = [None] * vocab_size
-        for name, i in (vocab | languages).items():
+        for name, i in (vocab | languages | self.added).items():
             self._names[i] = name
         special = {"<s>", END, PAD, *languages}
         self.control = frozenset(i for i, name in enumerate(self._names) if name is None or name in special)
         self._ids = {piece: i for piece, i in vocab.items() if i not in self.control}
+        longest = sorted(self.added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
 
     def _check(self) -> None:
-        ids = [*self.vocab.values(), *(i for name, i in self.languages.items() if name not in self.vocab)]
+        others = self.languages | self.added
+        ids = [*self.vocab.values(), *(i for name, i in others.items() if name not in self.vocab)]
         if not all(type(i) is int and 0 <= i < self.vocab_size for i in ids) or len(set(ids)) < len(ids):
             raise CheckpointError(f"the table's ids must be unique and below {self.vocab_size}")
         if 2 * len(ids) < self.vocab_size:
@@ -70,8 +76,13 @@ class PiecesTokenizer(Tokenizer):
         return self._numbers(self._target or self._source, checked(text))
 
     def _numbers(self, model: Any, text: str) -> list[int]:
-        # by name: an unknown piece comes as its text, which may be a piece of the other side
-        return [self._ids.get(piece, self.unknown_id) for piece in model.encode(text, out_type=str)]
+        ids = []
+        for number, part in enumerate(self._split.split(text)):  # texts and added tokens alternate
+            if number % 2:
+                ids.append(self.added[part])
+            else:  # by name: an unknown piece comes as its text, which may be a piece of the other side
+                ids += [self._ids.get(piece, self.unknown_id) for piece in model.encode(part, out_type=str)]
+        return ids
 
     def _decode(self, ids: list[int]) -> str:
         pieces = [self._names[i] or f"[{i}]" for i in ids]
@@ -86,6 +97,7 @@ class PiecesTokenizer(Tokenizer):
                 write_whole(folder / name, model.serialized_model_proto())
         write_text(folder / VOCAB, json.dumps(self.vocab, ensure_ascii=False) + "\n")
         settings = {"two_models": self._target is not None, "languages": self.languages, "vocab_size": self.vocab_size}
+        settings |= {"added": self.added} if self.added else {}
         write_record(folder, {"kind": "pieces", "language_in_source": self.language_in_source, **settings})
 
 
@@ -100,13 +112,16 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     CheckpointError."""
     if folder is None or not (folder / VOCAB).is_file():
         return hub_tokenizer(folder, config)
-    kind = optional_json(folder / RECORD).get("language_codes", "m2m100")
+    record = optional_json(folder / RECORD)
+    if (name := record.get("tokenizer_class") or "M2M100Tokenizer") != "M2M100Tokenizer":  # SMALL100's: a target first
+        raise CheckpointError(f"{folder / RECORD}: expected tokenizer_class M2M100Tokenizer (got {name!r:.40})")
+    kind = record.get("language_codes", "m2m100")
     if kind not in CODES:
         raise CheckpointError(f"{folder / RECORD}: language_codes must be one of {', '.join(CODES)} (got {kind!r:.40})")
-    first = len(read_json(folder / VOCAB))
-    languages = {f"__{code}__": first + i for i, code in enumerate(CODES[kind])}
-    model = folder / "sentencepiece.bpe.model"
-    return _from_files(folder, model, model, vocab_size=config["vocab_size"], languages=languages)
+    vocab = read_json(folder / VOCAB)
+    languages = {f"__{code}__": len(vocab) + i for i, code in enumerate(CODES[kind])}
+    model, added = folder / "sentencepiece.bpe.model", _added(folder, vocab | languages)
+    return _from_files(folder, model, model, vocab_size=config["vocab_size"], languages=languages, added=added)
 
 
 def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -117,9 +132,18 @@ def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     vocab = read_json(folder / VOCAB)
     languages = {name: i for name, i in vocab.items() if name.startswith(">>") and name.endswith("<<")}
     settings = {"vocab_size": config["vocab_size"], "languages": languages, "language_in_source": True}
-    return _from_files(folder, folder / SOURCE, folder / TARGET, **settings)
+    return _from_files(folder, folder / SOURCE, folder / TARGET, added=_added(folder, vocab), **settings)
 
 
 def _from_files(folder: Path, source: Path, target: Path, **settings: Any) -> PiecesTokenizer:
     with naming(folder / VOCAB):
         return PiecesTokenizer(source, target, read_json(folder / VOCAB), **settings)
+
+
+def _added(folder: Path, known: dict[str, Any]) -> dict[str, int]:
+    """Ids of added tokens other than special and `known` ones. Raises CheckpointError for flags."""
+    tokens = [token for token in added_tokens(folder) if not token["special"] and token["content"] not in known]
+    for token in tokens:
+        if flag := next((name for name in ("single_word", "lstrip", "rstrip") if token[name]), None):
+            raise CheckpointError(f"{folder / RECORD}: added token {token['content']!r:.40}: {flag} is not supported")
+    return {token["content"]: token["id"] for token in tokens}

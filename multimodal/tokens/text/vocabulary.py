@@ -47,9 +47,14 @@ _KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _OPTIONAL: dict[str, dict[str, Any]] = {
     "bpe": {"languages": list[str]},
+    "pieces": {"added": dict[str, int]},
     "t5": {"context": int},
     "byt5": {"context": int},
-    "hub": {"pad_to_length": bool, "pair_ends": int, "pair_segment": int, "end_ids": list[int], "puts_end": bool},
+    "hub": {
+        **dict.fromkeys(("pair_ends", "pair_segment"), int),
+        "end_ids": list[int],
+        **dict.fromkeys(("pad_to_length", "puts_end", "mask_lstrip"), bool),
+    },
 }
 MOST_CONTEXT = 1 << 24  # tokens
 _NAMED = {

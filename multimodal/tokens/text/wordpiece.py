@@ -58,16 +58,19 @@ class WordPieceTokenizer(Tokenizer):
         CheckpointError."""
         path = folder / "tokenizer.json"
         if path.exists():
-            vocab, settings = _from_json(read_json(path), path)
+            vocab = _from_json(read_json(path), path)
         else:
-            path, record = folder / FILE, optional_json(folder / RECORD)
+            path = folder / FILE
             vocab = read_vocabulary(path)
-            settings = {
-                "lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
-                "split_chinese": record.get("tokenize_chinese_chars", True),
-            }  # fmt: skip
+        record = optional_json(folder / RECORD)  # in transformers it overrides what tokenizer.json states
+        settings = {
+            "lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
+            "split_chinese": record.get("tokenize_chinese_chars", True),
+        }  # fmt: skip
         bos_id, eos_id = (vocab.index(token) if token in vocab else token for token in (bos_id, eos_id))
         for name, value in (("bos", bos_id), ("eos", eos_id)):
+            if isinstance(value, str):
+                raise CheckpointError(f"{path}: the vocabulary lacks {value}")
             if type(value) is not int:
                 raise CheckpointError(f"{path}: {name}_id must be an id or a token (got {value!r})")
         with naming(path):
@@ -152,8 +155,8 @@ def read_vocabulary(path: Path) -> list[str]:
     return tokens[:-1] if tokens[-1] == "" else tokens
 
 
-def _from_json(file: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Vocabulary and settings of a `tokenizer.json`. Raises CheckpointError for another pipeline."""
+def _from_json(file: dict[str, Any], path: Path) -> list[str]:
+    """Vocabulary of a `tokenizer.json`. Raises CheckpointError for another pipeline."""
     parts = {name: file.get(name) if isinstance(file.get(name), dict) else {} for name in (
         "model", "normalizer", "pre_tokenizer")}  # fmt: skip
     kinds = [parts[name].get("type") for name in parts]
@@ -162,10 +165,7 @@ def _from_json(file: dict[str, Any], path: Path) -> tuple[list[str], dict[str, A
         raise CheckpointError(f"{path}: expected BERT's WordPiece pipeline, got {', '.join(map(str, kinds))}")
     if sorted(vocab.values(), key=str) != sorted(range(len(vocab)), key=str):
         raise CheckpointError(f"{path}: the vocabulary's ids must be 0 to {len(vocab) - 1}, each once")
-    normal = parts["normalizer"]
-    settings = {"lowercase": normal.get("lowercase", True), "strip_accents": normal.get("strip_accents"),
-                "split_chinese": normal.get("handle_chinese_chars", True)}  # fmt: skip
-    return sorted(vocab, key=vocab.get), settings
+    return sorted(vocab, key=vocab.get)
 
 
 def wordpiece_from(folder: Path, settings: dict[str, Any]) -> WordPieceTokenizer:

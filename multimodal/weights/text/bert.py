@@ -18,6 +18,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.system.files import optional_json
+from multimodal.tokens.text.hub.build import words_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -218,14 +219,10 @@ def tokenizer(folder: Path | None, size: int, bos: Any, eos: Any, context: int) 
 
 
 def encoder_tokenizer(folder: Path | None, config: dict[str, Any], first: int = 0) -> Tokenizer | None:
-    """Tokenizer of a Hugging Face folder; a lone vocab.txt is BERT's. `first`: row of the first position."""
+    """Tokenizer of a Hugging Face folder. `first`: row of the first position. Raises CheckpointError."""
     if folder is None:
         return None
     size, context = config["vocab_size"], sentence_length(folder, config["max_position_embeddings"] - first)
     if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
-        made = WordPieceTokenizer.from_bert(folder, size, "[CLS]", "[SEP]", context)
-        if made.lowercase or not lowers(folder):
-            return made
-        return WordPieceTokenizer(made.vocab, size, made.bos_id, made.eos_id, context, True,
-                                  bool(made.strip_accents), made.split_chinese)  # fmt: skip
-    return hub_tokenizer(folder, config, size, context, lowers(folder))
+        return words_tokenizer(folder, config, size, context, lowers(folder))
+    return hub_tokenizer(folder, config, size, context, lowers(folder), named_end=False)

@@ -22,15 +22,16 @@ from tests.helpers.tiny import made as tiny
 TEXTS = ["the dog sits at the [MASK].", "[MASK] dogs [MASK] the sea", "[MASK]", "a[MASK]b [MASK]"]
 
 
-def byte_level() -> object:
-    """A byte-level BPE as RoBERTa's: <s> 0, <pad> 1, </s> 2, <unk> 3, <mask> last, which takes the blank before it."""
+def byte_level(lstrip: bool = True) -> object:
+    """A byte-level BPE as RoBERTa's: <s> 0, <pad> 1, </s> 2, <unk> 3, <mask> last, which takes the blank before it with
+    `lstrip`."""
     from tokenizers import AddedToken, pre_tokenizers
     from transformers import RobertaTokenizer
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *letters, "Ġt", "Ġd", "og", "Ġdog", "he", "Ġthe", "<mask>"]
     merges = [("Ġ", "t"), ("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("h", "e"), ("Ġt", "he")]
-    mask = AddedToken("<mask>", lstrip=True, special=True)
+    mask = AddedToken("<mask>", lstrip=lstrip, special=True)
     return RobertaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, mask_token=mask)
 
 
@@ -61,10 +62,12 @@ def folders(tmp_path_factory) -> Path:
     import transformers
 
     root = tmp_path_factory.mktemp("encoders")
-    made = {"bert": wordpiece(WORDS), "roberta": byte_level(), "albert": unigram(), "classes": wordpiece(WORDS)}
-    more = {"roberta": {"max_position_embeddings": 26, "type_vocab_size": 1}, "albert": {"embedding_size": 16}}
-    models = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM", "albert": "AlbertForMaskedLM",
-              "classes": "BertForSequenceClassification"}  # fmt: skip
+    made = {"bert": wordpiece(WORDS), "roberta": byte_level(), "albert": unigram(), "classes": wordpiece(WORDS),
+            "apart": byte_level(lstrip=False)}  # fmt: skip
+    roberta = {"max_position_embeddings": 26, "type_vocab_size": 1}
+    more = {"roberta": roberta, "apart": roberta, "albert": {"embedding_size": 16}}
+    models = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM", "apart": "RobertaForMaskedLM",
+              "albert": "AlbertForMaskedLM", "classes": "BertForSequenceClassification"}  # fmt: skip
     torch.manual_seed(0)
     for name, model in models.items():
         sizes = SIZES | {"vocab_size": len(made[name]), "max_position_embeddings": 24} | more.get(name, {})
@@ -97,10 +100,10 @@ def alike(one: list[dict], other: list[dict]) -> bool:
     return near and [row["filled"] for row in one] == [row["filled"] for row in other]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "albert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "apart", "albert"])
 def test_guesses_and_probabilities_equal_transformers(folders, name):
     checkpoint = load(folders / name)
-    texts = [text.replace("[MASK]", "<mask>") if name == "roberta" else text for text in TEXTS]
+    texts = [text.replace("[MASK]", "<mask>") if name in ("roberta", "apart") else text for text in TEXTS]
     found = fill_mask(texts, checkpoint, top_k=4)
     for text, result in zip(texts, found, strict=True):
         theirs = reference(folders / name, text, 4)
@@ -200,13 +203,15 @@ def test_a_folder_with_vocab_txt_alone_has_berts_tokenizer(folders, tmp_path):
     assert alike(fill_mask(TEXTS, checkpoint, 2), fill_mask(TEXTS, other, 2))
 
 
-@pytest.mark.parametrize(("name", "family"), [("bert", "bert"), ("roberta", "roberta"), ("albert", "albert")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("bert", "bert"), ("roberta", "roberta"), ("albert", "albert"), ("apart", "roberta")]
+)
 def test_a_folder_becomes_ours_and_goes_back(capsys, folders, tmp_path, name, family):
     from safetensors.torch import load_file
 
     code, _, err = run(capsys, "convert", folders / name, tmp_path / "ours")
     assert (code, err) == (0, "")
-    text = "the [MASK] dog" if name != "roberta" else "the <mask> dog"
+    text = "the [MASK] dog" if family != "roberta" else "the <mask> dog"
     assert alike(fill_mask([text], load(tmp_path / "ours")), fill_mask([text], load(folders / name)))
     code, _, err = run(capsys, "convert", tmp_path / "ours", tmp_path / "back.safetensors", "--format", family)
     assert (code, err) == (0, "")

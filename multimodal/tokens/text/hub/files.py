@@ -6,6 +6,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, read_json
+from multimodal.tokens.text.hub.added import completed
 from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
@@ -34,20 +35,20 @@ BOS = ("llama", "mistral", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text")
 
 def hub_tokenizer(
     folder: Path | None, config: dict[str, Any], size: int | None = None, context: int | None = None,
-    lowercase: bool = False,
+    lowercase: bool = False, named_end: bool = True,
 ) -> Tokenizer | None:  # fmt: skip
     """From `tokenizer.json`, `vocab.json` with `merges.txt`, or a SentencePiece model; None without them, and if their
     use by the model is unknown.
 
     `config`: the folder's `config.json`. `size`: rows of the model's embedding (default `vocab_size`); those without a
     token are control ids. `context`: default length of batches. `lowercase`: lower case before the folder's own
-    normalizers. `batch` adds the bos and eos that the folder puts around a text, or else the eos that it names. Raises
-    CheckpointError for an unusable file, or one that does not fit."""
+    normalizers. `batch` adds the bos and eos that the folder puts around a text, or else the eos that it names, unless
+    `named_end` is False (an encoder's). Raises CheckpointError for an unusable file, or one that does not fit."""
     if folder is None:
         return None
     size = config["vocab_size"] if size is None else size
     if (path := folder / FILE).is_file():
-        return _made(path, read_json(path), {}, config, size, context, lowercase=lowercase)
+        return folder_tokenizer(path, read_json(path), {}, config, size, context, lowercase, named_end)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _from_merges(folder, config, size, context, lowercase)
     for path in (folder / name for name in PIECES):
@@ -88,7 +89,7 @@ def open_clip_text(folder: Path, size: int, context: int, canonical: bool, strip
     path = folder / FILE
     if not path.is_file():
         return None
-    pipeline = read_json(path)
+    pipeline = _completed(path, read_json(path), {}, {})
     with naming_pipeline(path):
         vocab = dict(vocabulary(pipeline))
         if (vocab.get("<eos>"), vocab.get("<pad>")) == (1, 0):
@@ -152,10 +153,6 @@ def _from_merges(
             f"{folder / 'merges.txt'}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}"
         )
     record = optional_json(folder / RECORD)
-    added = sorted(optional_json(folder / "added_tokens.json").items(), key=lambda pair: str(pair[1]))
-    added = [_added(token, i) for token, i in added]
-    if isinstance(decoder := record.get("added_tokens_decoder"), dict):
-        added = [token | {"id": int(i)} for i, token in decoder.items()]
     split = kind == "qwen2"
     bytes_ = {"type": "ByteLevel", "add_prefix_space": record.get("add_prefix_space") or False, "trim_offsets": True,
               "use_regex": not split}  # fmt: skip
@@ -164,16 +161,11 @@ def _from_merges(
     pipeline = {
         "version": "1.0", "normalizer": {"type": "NFC"} if split else None, "decoder": bytes_,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, bytes_]} if split else bytes_,
-        "added_tokens": added,
+        "added_tokens": [],
         "post_processor": {"type": "RobertaProcessing", **around} if ends else None,
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }  # fmt: skip
-    return _made(path, pipeline, names, config, size, context, lowercase=lowercase)
-
-
-def _added(token: str, i: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": i, "content": token, "special": True, **flags}
+    return folder_tokenizer(path, pipeline, names, config, size, context, lowercase)
 
 
 def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
@@ -186,9 +178,26 @@ def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | N
     return SentencePieceTokenizer(path, pad, add_bos, context=context, vocab_size=size)
 
 
+def folder_tokenizer(
+    path: Path, pipeline: dict[str, Any], names: dict[str, str], config: dict[str, Any], size: int,
+    context: int | None, lowercase: bool = False, named_end: bool = True,
+) -> HubTokenizer:  # fmt: skip
+    """From the pipeline that the file `path` holds or stands for, with what the files beside it add. The others as in
+    `hub_tokenizer`, and `names` of special tokens that the folder's files do not name. Raises CheckpointError."""
+    pipeline = _completed(path, pipeline, names, config)
+    return _made(path, pipeline, names, config, size, context, lowercase=lowercase, named_end=named_end)
+
+
+def _completed(path: Path, pipeline: dict[str, Any], names: dict[str, str], config: dict[str, Any]) -> dict[str, Any]:
+    record = optional_json(path.parent / RECORD)
+    special = {*(names | dict(_named(path.parent, record))).values(), *_more(record)}
+    with naming_pipeline(path):
+        return completed(pipeline, path.parent, config, frozenset(special))
+
+
 def _made(
     path: Path, pipeline: dict[str, Any], names: dict[str, str], config: dict[str, Any], size: int,
-    context: int | None, pad_to_length: bool = False, lowercase: bool = False,
+    context: int | None, pad_to_length: bool = False, lowercase: bool = False, named_end: bool = True,
 ) -> HubTokenizer:  # fmt: skip
     """`names`: of special tokens that the folder's files do not name."""
     with naming_pipeline(path):
@@ -203,10 +212,11 @@ def _made(
         if "mask" not in named and len(masks := [token for token in MASKS if token in special]) == 1:
             named["mask"] = masks[0]
         control = {token: vocab[token] for token in sorted(special) if token in vocab}
-        ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")))
+        ids = _ids(pipeline, named, vocab, config, bool(record.get("add_bos_token")), named_end)
         # an eos that only config.json states is an ordinary token in the file
         control |= {token: i for token, i in vocab.items() if i == ids["eos_id"] and token not in control}
         added = {token["content"]: token["id"] for token in pipeline.get("added_tokens") or []}
+        mask = [token for token in pipeline.get("added_tokens") or [] if token["content"] == named.get("mask")]
         # a letter that a stray id names stays one
         end_ids = [i for i in _end_ids(path.parent, config) if i != ids["eos_id"] and i in added.values()]
         control |= {token: i for token, i in added.items() if i in end_ids}
@@ -214,7 +224,8 @@ def _made(
         return HubTokenizer(
             pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends,
             end_ids=end_ids, puts_end=bool(_around(pipeline.get("post_processor"))[1]),
-            pair_segment=_pair_segment(pipeline.get("post_processor")), **ids,
+            pair_segment=_pair_segment(pipeline.get("post_processor")),
+            mask_lstrip=all(token.get("lstrip", True) for token in mask), **ids,
         )  # fmt: skip
 
 
@@ -233,8 +244,9 @@ def _end_ids(folder: Path, config: dict[str, Any]) -> list[int]:
 
 
 def _ids(
-    pipeline: dict[str, Any], named: dict[str, str], vocab: dict[str, int], config: dict[str, Any], add_bos: bool
-) -> dict[str, int | None]:
+    pipeline: dict[str, Any], named: dict[str, str], vocab: dict[str, int], config: dict[str, Any], add_bos: bool,
+    named_end: bool,
+) -> dict[str, int | None]:  # fmt: skip
     def known(name: str) -> int | None:
         if name in named:
             return vocab.get(named[name])
@@ -248,7 +260,7 @@ def _ids(
     if len(before) > 1 or len(after) > 1:
         raise CheckpointError(f"puts several tokens around a text ({', '.join([*before, *after])[:60]})")
     start = vocab[before[0]] if before else known("bos") if add_bos else None
-    end = vocab[after[0]] if after else known("eos")
+    end = vocab[after[0]] if after else known("eos") if named_end else None
     pad, model = known("pad"), pipeline["model"]
     unknown = model.get("unk_id") if model.get("type") == "Unigram" else vocab.get(model.get("unk_token"))
     return {

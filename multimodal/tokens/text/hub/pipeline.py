@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ class HubTokenizer(Tokenizer):
         self, pipeline: dict[str, Any], control: dict[str, int], vocab_size: int, pad_id: int,
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
         unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False, pair_ends: int = 1,
-        end_ids: Sequence[int] = (), puts_end: bool = False, pair_segment: int = 1,
+        end_ids: Sequence[int] = (), puts_end: bool = False, pair_segment: int = 1, mask_lstrip: bool = True,
     ):  # fmt: skip
         """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
         `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
@@ -44,6 +44,7 @@ class HubTokenizer(Tokenizer):
         self.pad_id, self.bos_id, self.eos_id, self.pad_to_length = pad_id, bos_id, eos_id, pad_to_length
         self.mask_id, self.unknown_id, self.pair_ends = mask_id, unknown_id, pair_ends
         self.end_ids, self.puts_end, self.pair_segment = tuple(end_ids), puts_end, pair_segment
+        self.mask_lstrip = mask_lstrip
         if wrong := [i for i in self.end_ids if i not in control.values()]:
             raise CheckpointError(f"end_ids: {wrong[0]} is not the id of a control token")
         for name in IDS:
@@ -123,6 +124,7 @@ class HubTokenizer(Tokenizer):
         optional |= {"pair_segment": self.pair_segment} if self.pair_segment != 1 else {}
         optional |= {"end_ids": list(self.end_ids)} if self.end_ids else {}
         optional |= {"puts_end": True} if self.puts_end else {}
+        optional |= {} if self.mask_lstrip else {"mask_lstrip": False}
         write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})
 
 
@@ -200,6 +202,17 @@ def without_control(pipeline: dict[str, Any], names: set[str]) -> dict[str, Any]
     added = [token for token in made.get("added_tokens") or [] if token["content"] not in inside]
     made["added_tokens"] = [token | {"special": True} if token["content"] in names else token for token in added]
     return made | {"model": model, "post_processor": None, "truncation": None, "padding": None}
+
+
+def with_control(model: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The pipeline's model with the names that `without_control` took."""
+    hidden = {shadow(name): name for name in names}
+    vocab, unknown = model["vocab"], model.get("unk_token")
+    if isinstance(vocab, dict):
+        vocab = {hidden.get(token, token): i for token, i in vocab.items()}
+    else:
+        vocab = [[hidden.get(token, token), score] for token, score in vocab]
+    return model | {"vocab": vocab} | ({"unk_token": hidden.get(unknown, unknown)} if unknown else {})
 
 
 def splits_at_blanks(pipeline: dict[str, Any]) -> bool:

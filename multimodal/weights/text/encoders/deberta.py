@@ -5,13 +5,19 @@ Traps: positions are in the scores alone: a table of log-spaced distances, norme
 and key maps, and all scores are divided by √(3E). Microsoft's files hold two heads of the pretraining, unread."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.system.files import optional_json
+from multimodal.tokens.text.hub.build import BERT_NAMES, METASPACE, unigram_tokenizer
+from multimodal.tokens.text.hub.pipeline import FILE as PIPELINE
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.table import NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.text import bert, bert_hf
 from multimodal.weights.text.decoders.common import changed
+from multimodal.weights.text.sentence import lowers, sentence_length
 
 DEFAULTS = {"vocab_size": 128100, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
             "position_buckets": -1, "norm_rel_ebd": "none", "pooler_hidden_act": "gelu"}  # fmt: skip
@@ -22,6 +28,12 @@ BLOCK = {f"attention.self.{part}_proj": f"attention.{part}" for part in ("query"
     "attention.output.dense": "attention.out", "attention.output.LayerNorm": "attention_branch.norm"}  # fmt: skip
 PRETRAINING = ("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "mask_predictions.dense",
                "mask_predictions.LayerNorm", "mask_predictions.classifier")  # fmt: skip
+
+PIECES = "spm.model"
+BLANKS = [
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+    {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+]
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
@@ -71,6 +83,18 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     ]  # fmt: skip
 
 
-_HEADS, _MODEL = bert.families(("deberta",), config_from, rows, DEFAULTS)
+def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
+    """From tokenizer.json, or else Microsoft's SentencePiece model, which lacks the mask."""
+    if folder is None or (folder / PIPELINE).exists() or not (path := folder / PIECES).exists():
+        return bert.encoder_tokenizer(folder, config)
+    record = optional_json(folder / RECORD)
+    if name := next((name for name in ("do_lower_case", "split_by_punct") if record.get(name)), None):
+        raise CheckpointError(f"{folder / RECORD}: {name} is not supported without {PIPELINE}")
+    size, length = config["vocab_size"], sentence_length(folder, config["max_position_embeddings"])
+    made = {"steps": BLANKS, "more": ["[MASK]"], "lowercase": lowers(folder)}
+    return unigram_tokenizer(path, METASPACE, BERT_NAMES, config, size, length, **made)
+
+
+_HEADS, _MODEL = bert.families(("deberta",), config_from, rows, DEFAULTS, tokenizer=tokenizer)
 FAMILY = replace(_HEADS, types=("deberta-v2",))
 MODEL = replace(_MODEL, types=("deberta-v2",))
