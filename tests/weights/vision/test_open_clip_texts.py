@@ -87,5 +87,7 @@ def test_options_without_an_equal_give_no_tokenizer(tmp_path):
         assert open_clip_tokenizer(tmp_path, {"text_cfg": text | changed}) is None
     pipeline = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(pipeline | {"post_processor": None}))
+    assert open_clip_tokenizer(tmp_path, {"text_cfg": text}) is not None  # BertTokenizer puts its own
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     with pytest.raises(CheckpointError, match="strip_sep_token needs a token before"):
         open_clip_tokenizer(tmp_path, {"text_cfg": text})
