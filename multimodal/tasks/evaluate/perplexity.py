@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.blocks.masks import causal, documents, window
@@ -14,6 +14,7 @@ from multimodal.data.batching import pad_rows
 from multimodal.data.datasets.text import IGNORED, Split, TextCorpus, TokenBatch, texts_in
 from multimodal.errors import CheckpointError, DataError, UsageError
 from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import PositionConfig
 from multimodal.weights.folder import Checkpoint
 
 CHUNK = 4096  # targets whose logits exist at a time
@@ -54,7 +55,8 @@ def causal_model(checkpoint: Checkpoint, context: int | None = None) -> tuple[Te
 
 def _cross_entropy(model: TextTransformer, batch: TokenBatch) -> float:
     """Summed cross-entropy of all targets, in nats."""
-    states = model.states(batch.ids, mask=mask_of(batch, model.config.window), positions=batch.places)
+    mask, places = mask_of(batch, model.config.window), places_of(batch, model.config.positions)
+    states = model.states(batch.ids, mask=mask, positions=places)
     scored = batch.targets != IGNORED
     parts = zip(states[scored].split(CHUNK), batch.targets[scored].split(CHUNK), strict=True)
     return sum(
@@ -74,6 +76,16 @@ def mask_of(batch: TokenBatch, seeing: int | None = None) -> Bool[Tensor, "_ 1 T
     if seeing is not None:
         seen = seen & window(size, size, seeing - 1, size, device)
     return seen if batch.documents is None else seen & documents(batch.documents)
+
+
+def places_of(batch: TokenBatch, positions: PositionConfig) -> Int[Tensor, "B T"] | None:
+    """Positions of the ids, None: 0, 1, 2, …. Where rotations depend on the length of a text, its padding repeats the
+    last position, so that it does not count."""
+    if positions.switch is None or batch.places is not None:
+        return batch.places
+    order = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    last = torch.where(batch.targets == IGNORED, 0, order).amax(1, keepdim=True)
+    return order.minimum(last)
 
 
 def windows(length: int, context: int, stride: int) -> list[tuple[int, int, int]]:

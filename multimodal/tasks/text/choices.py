@@ -62,18 +62,34 @@ def scored(write: TextWriter, prompt: str, choices: list[str], name: str = "prom
     if write.encoder is None and write.limit is None and len(row) <= write.context < longest:
         trained = f"the model was trained on {write.context}"
         warnings.warn(f"{name}: has {longest} tokens with a choice, {trained}: scores may be meaningless", stacklevel=2)
-    step, cache, ids = write.start([row])
-    first = step(ids, cache)[:, -1:].expand(len(choices), -1, -1)
-    rows = pad_sequence(list(map(torch.tensor, answers)), batch_first=True).to(ids.device)
-    cache.reorder_rows(torch.zeros(len(choices), dtype=torch.long, device=ids.device))
-    logits = torch.cat([first, step(rows[:, :-1], cache)], 1) if rows.shape[1] > 1 else first
-    each = logits.float().log_softmax(-1).gather(2, rows[..., None])[..., 0].double()
-    write.check(bool(logits.isfinite().all()))
+    switch = None if write.encoder else write.decoder.config.positions.switch
+    if switch and len(row) <= switch < longest:  # the prompt's keys turn with the length: each answer has its own
+        each = [_whole(write, row, own) for own in answers]
+    else:
+        each = _logprobs(write, row, answers)
     results = []
-    for choice, own, values in zip(choices, answers, each.tolist(), strict=True):
+    for choice, own, values in zip(choices, answers, each, strict=True):
+        write.check(all(map(math.isfinite, values[: len(own)])))
         logprob = math.fsum(values[: len(own)])
         results.append(Choice(choice, logprob / len(own) ** write.options.length_penalty, logprob, len(own)))
     return sorted(results, key=lambda one: -one.score)
+
+
+def _logprobs(write: TextWriter, row: list[int], answers: list[list[int]]) -> list[list[float]]:
+    """Log-probabilities of the tokens of answers to an encoded prompt; what follows the shorter ones is padding."""
+    step, cache, ids = write.start([row])
+    rows = pad_sequence(list(map(torch.tensor, answers)), batch_first=True).to(ids.device)
+    first = step(ids, cache)[:, -1:].expand(len(answers), -1, -1)
+    cache.reorder_rows(torch.zeros(len(answers), dtype=torch.long, device=ids.device))
+    logits = torch.cat([first, step(rows[:, :-1], cache)], 1) if rows.shape[1] > 1 else first
+    return logits.float().log_softmax(-1).gather(2, rows[..., None])[..., 0].double().tolist()
+
+
+def _whole(write: TextWriter, row: list[int], answer: list[int]) -> list[float]:
+    """The same of one answer, without a cache."""
+    ids = torch.tensor([[*row, *answer]], device=write.decoder.device)
+    logits = write.decoder(ids[:, :-1])[0, len(row) - 1 :].float().log_softmax(-1)
+    return logits.gather(1, ids[0, len(row) :, None])[:, 0].double().tolist()
 
 
 def _answer(write: TextWriter, prompt: str, choice: str) -> list[int]:

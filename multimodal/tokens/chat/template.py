@@ -37,7 +37,8 @@ def render(
             text = made.render(messages=plain, add_generation_prompt=True, tools=None, **(variables or {}))
     except TemplateError as error:
         raise CheckpointError(f"{where}: {' '.join(str(error).split())[:200]}") from None
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError, MemoryError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError, MemoryError,
+            SyntaxError) as error:  # fmt: skip
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise CheckpointError(f"{where}: cannot be rendered ({cause})") from None
     return text
@@ -57,7 +58,9 @@ def neutral(text: str, names: re.Pattern[str] | None) -> str:
     """A text in which no name of a control token appears. Blanks at the ends stay outside, for templates that strip."""
     text = text.replace(MARK, "")
     inner = text.strip()
-    start = text.find(inner) if inner else len(text)
+    if not inner:  # an empty text stays false
+        return text
+    start = text.find(inner)
     if names is not None:
         inner = names.sub(lambda found: found[0][0] + MARK + found[0][1:], inner)
     return f"{text[:start]}{MARK}{inner}{MARK}{text[start + len(text.strip()) :]}"

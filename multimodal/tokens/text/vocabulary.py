@@ -53,6 +53,7 @@ _OPTIONAL: dict[str, dict[str, Any]] = {
     "hub": {
         **dict.fromkeys(("pair_ends", "pair_segment"), int),
         "end_ids": list[int],
+        "strips": dict[str, list[str]],
         **dict.fromkeys(("pad_to_length", "puts_end", "mask_lstrip"), bool),
     },
 }

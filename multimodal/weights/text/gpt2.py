@@ -14,6 +14,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
 from multimodal.weights.table import (
     THIRDS,
@@ -93,7 +94,7 @@ def _family(name: str, prefix: str) -> Family:
     return Family(
         name, TextTransformer, (prefix + EMBEDDING, f"{prefix}h.0.attn.c_attn.weight"),
         partial(config_from, prefix=prefix), partial(rows, prefix=prefix), tokenizer, needs="config.json",
-        defaults=DEFAULTS, types=("", "gpt2"),
+        defaults=DEFAULTS, types=("", "gpt2"), chat=chat_format,
     )  # fmt: skip
 
 

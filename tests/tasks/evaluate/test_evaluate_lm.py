@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from multimodal.blocks.stack import transformer
+from multimodal.data.datasets.text import TextCorpus
 from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.tasks.evaluate.perplexity import text_losses
 from multimodal.tasks.evaluate.text.continuations import Scorer
+from multimodal.tasks.text.choices import scored
+from multimodal.tasks.text.generate import TextWriter
+from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
+from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.commands import evaluated, one_line, run
@@ -139,3 +147,31 @@ def test_items_that_cannot_be_scored_are_one_line(capsys, folder, task, line, me
 def test_a_stride_has_no_part_in_a_task(capsys, folder):
     code, _, err = run(capsys, "evaluate", "lm", folder / "items.jsonl", "--task", "cloze", "--stride", 2)
     assert (code, "--stride: is for --task perplexity" in err) == (2, True)
+
+
+STRETCHED = [
+    PositionConfig("rotary", dynamic=(4.0, 12)),
+    PositionConfig("rotary", factors=(1.0,) * 4, long_factors=(1.0, 2.0, 4.0, 8.0), trained=12),
+]
+
+
+@pytest.mark.parametrize("positions", STRETCHED)
+def test_rotations_that_depend_on_the_length_of_a_text_do_not_on_its_batch(positions, tmp_path):
+    """Dynamic RoPE and Phi-3's LongRoPE: texts on both sides of the switch together and alone."""
+    torch.manual_seed(0)
+    config = TextConfig(259, 64, transformer(16, 2, 2, 24), True, True, positions=positions)
+    made = Checkpoint(randomized(TextTransformer(config)).eval(), ByteTokenizer())
+    pairs = [("a dog", " run"), ("a dog", " runs to two cats and more"), ("two cats run to", " me")]
+    score = Scorer(made, 64)
+    alone = [score([pair])[0].logprob for pair in pairs]
+    assert [one.logprob for one in score(pairs)] == pytest.approx(alone, abs=1e-4)
+    write = TextWriter(made, options_for({}))
+    made.model.requires_grad_(False)
+    for one in scored(write, "a dog", [" run", " runs to two cats and more"]):
+        row, own = write.ids("a dog"), made.tokenizer.encode(one.text)
+        logits = made.model(torch.tensor([[*row, *own]]))[0, len(row) - 1 : -1].log_softmax(-1)
+        assert one.logprob == pytest.approx(float(logits.gather(1, torch.tensor(own)[:, None]).sum()), abs=1e-3)
+    corpus = TextCorpus.of(["a dog", "two cats run to a dog and me"], made.tokenizer)
+    apart = [TextCorpus.of([text], made.tokenizer) for text in ("a dog", "two cats run to a dog and me")]
+    total = sum(text_losses(made.model, one, 64, 64)[0] for one in apart)
+    assert text_losses(made.model, corpus, 64, 64)[0] == pytest.approx(total, abs=1e-3)

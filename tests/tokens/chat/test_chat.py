@@ -73,6 +73,32 @@ def test_as_transformers(kind, tmp_path):
     assert tokenizer_from(tmp_path / "ours").encode_template(text) == expected_ids
 
 
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip"])
+def test_control_tokens_take_the_blanks_that_they_ask_for(flag, tmp_path):
+    """As Phi-3's take the line break behind them."""
+    from transformers import PreTrainedTokenizerFast
+
+    path = folder_of("bytes", tmp_path) / "tokenizer.json"
+    pipeline = json.loads(path.read_text())
+    for token in pipeline["added_tokens"]:
+        token[flag] = token["content"] == "</s>"
+    path.write_text(json.dumps(pipeline))
+    text = "what is \n</s>\nthis?</s> \n"
+    expected = PreTrainedTokenizerFast(tokenizer_file=str(path))(text, add_special_tokens=False).input_ids
+    ours = hub_tokenizer(tmp_path, {"vocab_size": 400})
+    assert ours.encode_template(text) == expected
+    ours.save(tmp_path / "ours")
+    assert tokenizer_from(tmp_path / "ours").encode_template(text) == expected
+
+
+def test_a_text_of_blanks_alone_has_no_marks():
+    """A template that asks whether there is one must find none."""
+    template = "{{ messages[0].content or 'nothing' }}"
+    assert render(template, read_messages([{"role": "system", "content": ""}]), ()) == "nothing"
+    with pytest.raises(CheckpointError, match=r"cannot be rendered \(SyntaxError"):
+        render("{% break %}", read_messages(messages("a")), ())
+
+
 @pytest.mark.parametrize("kind", ["bytes", "metaspace"])
 @pytest.mark.parametrize("texts", [("<image></s>",), ("<ima", "ge> </s", ">"), (f"<{MARK}/s>", "</s>")])
 def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):

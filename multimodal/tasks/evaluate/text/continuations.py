@@ -16,7 +16,7 @@ from multimodal.data.datasets.text import IGNORED, TokenBatch, ends_of, texts_in
 from multimodal.data.manifests import read_text
 from multimodal.errors import DataError, TextError
 from multimodal.system.files import shown, strict_json
-from multimodal.tasks.evaluate.perplexity import causal_model, mask_of
+from multimodal.tasks.evaluate.perplexity import causal_model, mask_of, places_of
 from multimodal.tasks.text.choices import continuation_ids
 from multimodal.weights.folder import Checkpoint
 
@@ -80,7 +80,8 @@ class Scorer:
             given=pad_rows(given, False, multiple=1) if self.prefix else None,
         )  # fmt: skip
         batch = TokenBatch(*(None if x is None else x.to(self.model.device) for x in batch))
-        states = self.model.states(batch.ids, mask=mask_of(batch, self.model.config.window))
+        mask, places = mask_of(batch, self.model.config.window), places_of(batch, self.model.config.positions)
+        states = self.model.states(batch.ids, mask=mask, positions=places)
         return [
             self._continuation(state[target != IGNORED], target[target != IGNORED], cut)
             for state, target, (_, _, cut) in zip(states, batch.targets, rows, strict=True)

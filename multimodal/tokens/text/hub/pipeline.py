@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
+STRIPS = ("lstrip", "rstrip", "single_word")
 IDS = ("pad_id", "bos_id", "eos_id", "mask_id", "unknown_id")
 
 
@@ -33,10 +34,12 @@ class HubTokenizer(Tokenizer):
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
         unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False, pair_ends: int = 1,
         end_ids: Sequence[int] = (), puts_end: bool = False, pair_segment: int = 1, mask_lstrip: bool = True,
+        strips: Mapping[str, Sequence[str]] | None = None,
     ):  # fmt: skip
         """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
         `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
-        a vocabulary larger than the model or less than half of it, and a pipeline that still yields control ids."""
+        a vocabulary larger than the model or less than half of it, and a pipeline that still yields control ids.
+        `strips`: flags of control tokens in chat templates, beside the pipeline's (Phi-3's take blanks behind them)."""
         self._tokens = _tokens(pipeline, control, vocab_size)
         nameless = {i for i, token in enumerate(self._tokens) if token is None}
         self.names, self.vocab_size, self.context = dict(control), vocab_size, context
@@ -45,6 +48,10 @@ class HubTokenizer(Tokenizer):
         self.mask_id, self.unknown_id, self.pair_ends = mask_id, unknown_id, pair_ends
         self.end_ids, self.puts_end, self.pair_segment = tuple(end_ids), puts_end, pair_segment
         self.mask_lstrip = mask_lstrip
+        added = pipeline.get("added_tokens") or []
+        told = {token["content"]: [flag for flag in STRIPS if token.get(flag)] for token in added}
+        self.strips = {name: told.get(name) or (strips or {}).get(name) for name in control}
+        self.strips = {name: flags for name, flags in self.strips.items() if flags}
         if wrong := [i for i in self.end_ids if i not in control.values()]:
             raise CheckpointError(f"end_ids: {wrong[0]} is not the id of a control token")
         for name in IDS:
@@ -81,7 +88,9 @@ class HubTokenizer(Tokenizer):
         """As the `tokenizers` library encodes it with control tokens. Raises TextError."""
         with no_panic(f"text {text[:40]!r}", TextError):
             encoding = self._template.encode(checked(text), add_special_tokens=False)
-        return [self.names.get(token, i) for token, i in zip(encoding.tokens, encoding.ids, strict=True)]
+        # a control token comes with the blanks that it took
+        names = [token.strip() if token.strip() in self.strips else token for token in encoding.tokens]
+        return [self.names.get(name, i) for name, i in zip(names, encoding.ids, strict=True)]
 
     @cached_property
     def _template(self) -> "tokenizers.Tokenizer":
@@ -93,7 +102,9 @@ class HubTokenizer(Tokenizer):
         drop, own = {"type": "Replace", "pattern": {"String": MARK}, "content": ""}, pipeline["normalizer"]
         pipeline["normalizer"] = {"type": "Sequence", "normalizers": [drop, own]} if own else drop
         made = Backend.from_str(json.dumps(pipeline))
-        made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in self.names])
+        for name in self.names:
+            flags = dict.fromkeys(self.strips.get(name, ()), True)
+            made.add_special_tokens([AddedToken(name, special=True, normalized=False, **flags)])
         return made
 
     def _decode(self, ids: list[int]) -> str:
@@ -125,6 +136,7 @@ class HubTokenizer(Tokenizer):
         optional |= {"end_ids": list(self.end_ids)} if self.end_ids else {}
         optional |= {"puts_end": True} if self.puts_end else {}
         optional |= {} if self.mask_lstrip else {"mask_lstrip": False}
+        optional |= {"strips": self.strips} if self.strips else {}
         write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})
 
 

@@ -9,6 +9,7 @@ from multimodal.blocks.experts import ExpertsConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, under
 from multimodal.weights.text import llama
@@ -47,4 +48,5 @@ FAMILY = Family(
     "mixtral", TextTransformer,
     (llama.HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.block_sparse_moe.gate.weight"),
     config_from, rows, llama.hf_tokenizer, needs="config.json", defaults=DEFAULTS, types=("mixtral",),
+    chat=chat_format,
 )  # fmt: skip
