@@ -169,7 +169,7 @@ def test_rotations_that_depend_on_the_length_of_a_text_do_not_on_its_batch(posit
     made.model.requires_grad_(False)
     for one in scored(write, "a dog", [" run", " runs to two cats and more"]):
         row, own = write.ids("a dog"), made.tokenizer.encode(one.text)
-        logits = made.model(torch.tensor([[*row, *own]]))[0, len(row) - 1 : -1].log_softmax(-1)
+        logits = made.model(torch.tensor([[*row, *own[:-1]]]))[0, len(row) - 1 :].log_softmax(-1)
         assert one.logprob == pytest.approx(float(logits.gather(1, torch.tensor(own)[:, None]).sum()), abs=1e-3)
     corpus = TextCorpus.of(["a dog", "two cats run to a dog and me"], made.tokenizer)
     apart = [TextCorpus.of([text], made.tokenizer) for text in ("a dog", "two cats run to a dog and me")]
