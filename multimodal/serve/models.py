@@ -100,13 +100,14 @@ class Models:
             raise NotReadyError("models are loading" if self.failure is None else "models could not be loaded")
 
     def of(self, task: Task, name: str | None) -> ServedModel:
-        """The named model, or the first one of a task. Raises NoModelError, NotReadyError."""
+        """The named model, or the first one of a task, one for texts alone before a CLIP. Raises NoModelError,
+        NotReadyError."""
         self.check()
         able = {one.name: one for one in self.served.values() if task in one.tasks}
         if name is None:
             if not able:
                 raise NoModelError(f"no model of this server can {task} ({', '.join(self.served)})", argument="model")
-            return next(iter(able.values()))
+            return next((one for one in able.values() if one.tasks == (task,)), next(iter(able.values())))
         found = self.named(name)
         if task not in found.tasks:
             others = ", ".join(able) or "none"

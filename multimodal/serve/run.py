@@ -36,10 +36,14 @@ class ServerProcess(uvicorn.Server):
     ends, too, if its models cannot be loaded."""
 
     since = 0.0  # of the first signal
+    dropped = 0  # requests that ran at the second
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         guard = self.config.loaded_app
         if guard.draining:
+            self.dropped = guard.active
+            log.warning("stopping at once: %d requests are dropped", self.dropped)
+            logging.getLogger("uvicorn.error").disabled = True  # it tells of each request's end by a traceback
             self.force_exit = self.should_exit = True
             return
         self.since, guard.draining = monotonic(), True
@@ -57,10 +61,10 @@ class ServerProcess(uvicorn.Server):
         return self.config.loaded_app.app.state.server.models.failure is not None
 
     def served(self, bound: socket.socket) -> bool:
-        """Serve until the end. Returns False if it could not start."""
+        """Serve until the end. Returns False if it could not start or dropped requests."""
         with contextlib.suppress(SystemExit):  # uvicorn's, which has told why
             self.run(sockets=[bound])
-        return self.started and not self.failed
+        return self.started and not self.failed and not self.dropped
 
 
 def listening(options: ServeOptions) -> socket.socket:

@@ -180,6 +180,21 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
     assert len({one.message.content for one in several}) > 1
 
 
+@pytest.mark.filterwarnings("ignore:messages. has")
+def test_an_answer_ends_at_the_context_of_its_model(client):
+    """Rotary positions have no table to end it: one request would hold the model for long."""
+    ask = lambda text: client.post("/v1/chat/completions", json={
+        "messages": [{"role": "user", "content": text}], "model": "gpt-mini", "max_tokens": 20_000,
+        "logit_bias": {str(load("gpt-mini").tokenizer.eos_id): -100}})  # fmt: skip
+    context = load("gpt-mini").model.config.context
+    answer = ask("A man in").json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == context + 1
+    refused = ask("a dog " * context)
+    assert refused.status_code == 400
+    assert f"the model's context is {context}" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("given", [{"temperature": 1}, {"seed": 5}, {"top_p": 0.9}, {"temperature": 1, "seed": -5}])
 def test_chat_samples_anew_without_a_seed(client, given):
     message = {"messages": [{"role": "user", "content": "A man"}], "model": "gpt-mini", "max_tokens": 12}

@@ -87,7 +87,7 @@ def test_models_and_paths_that_are_not_there(client):
         ("embeddings", '{"input": {"image": "http://127.0.0.1/a.png"}}', ["expected a data URL"]),
         ("embeddings", '{"input": {"image": "/etc/passwd"}}', ["expected a data URL"]),
         ("embeddings", '{"input": {"image": "data:image/png;base64,AAAA"}}', ["not a readable image"]),
-        ("embeddings", '{"input": "a", "dimensions": 7000}', ["dimensions: clip-vit-16 has 192"]),
+        ("embeddings", '{"input": "a", "dimensions": 7000}', ["dimensions: sentence-mini has 192"]),
         ("embeddings", '{"input": "a", "dimensions": 0}', ["dimensions"]),
         ("embeddings", '{"input": ["a", [123456789]]}', ["input[1]: token id 123456789"]),
         ("embeddings", '{"input": [5, 6, 7], "model": "sentence-mini"}', ["input[0]: expected token ids as"]),

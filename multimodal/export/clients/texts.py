@@ -37,7 +37,7 @@ class TextClient:
         return self.tokens.decode(ids[len(prompt) :])
 
     def complete(self, text):
-        return self.write(self.own["before"] + self.tokens.encode(text, add_special_tokens=False).ids)
+        return self.write(self.own["before"] + self.tokens.encode(text, add_special_tokens=False).ids, most=100)
 
     def transcribe(self, path):
         with wave.open(str(path)) as file:  # 16 kHz, mono, 16 bits; for Whisper no longer than its window

@@ -69,6 +69,7 @@ class ChatModel:
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
+            self._end_at_context(writer, prompt)
             key = ("chat", str(vars(writer.options) | {"seed": None}), penalties)
             answers = yield Work(key, (prompt, writer.options.seed), lambda some: self._write(writer, some))
             return (yield self._alone(lambda: answered(writer, prompt, answers, top)))
@@ -87,6 +88,7 @@ class ChatModel:
 
         def stream() -> Stream:
             prompt = yield self._alone(lambda: self._prompt(writer, messages))
+            self._end_at_context(writer, prompt)
             pieces = writer.pieces(prompt)
             while isinstance(piece := (yield self._alone(lambda: _next(pieces))), str):
                 give(piece)
@@ -105,6 +107,17 @@ class ChatModel:
         length = sum(len(one.text) for one in messages)
         if length > most * LONGEST_TOKEN:
             raise TextError(f"messages: have {length} characters, the model's context is {most} tokens")
+
+    @staticmethod
+    def _end_at_context(writer: TextWriter, prompt: Any) -> None:
+        """End an answer at the context that the model was trained on, which a model without a table of positions would
+        write past. Raises TextError for a prompt beyond it."""
+        if writer.encoder is None and writer.limit is None:
+            count, options = len(ids_of(prompt)), writer.options
+            if count > writer.context:
+                raise TextError(f"messages: have {count} tokens, the model's context is {writer.context}")
+            room = writer.context - count + 1  # the last token is not read again
+            writer.options = options.replace(max_new_tokens=min(options.max_new_tokens, room))
 
     def _prompt(self, writer: TextWriter, messages: Sequence[Message]) -> Any:
         checkpoint = self.served.checkpoint
