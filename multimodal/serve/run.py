@@ -61,10 +61,13 @@ class ServerProcess(uvicorn.Server):
         return self.config.loaded_app.app.state.server.models.failure is not None
 
     def served(self, bound: socket.socket) -> bool:
-        """Serve until the end. Returns False if it could not start or dropped requests."""
+        """Serve until the end. Returns False if it could not start. Ends the process with 1 if requests were
+        dropped."""
         with contextlib.suppress(SystemExit):  # uvicorn's, which has told why
             self.run(sockets=[bound])
-        return self.started and not self.failed and not self.dropped
+        if self.dropped:  # the interpreter's end aborts while a thread computes
+            os._exit(1)
+        return self.started and not self.failed
 
 
 def listening(options: ServeOptions) -> socket.socket:

@@ -1,5 +1,6 @@
 """Processes of a server: their start, end and counts."""
 
+import logging
 import os
 import re
 import signal
@@ -7,9 +8,11 @@ import subprocess
 import sys
 import time
 from multiprocessing.context import SpawnProcess
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn
 
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.run import ServerProcess, Supervisor, configuration, listening
@@ -90,3 +93,13 @@ def test_workers_count_together(tmp_path):
         process.terminate()  # before the worker's successor starts
         assert process.wait(30) == 0
     assert list(tmp_path.glob("multimodal-serve-*")) == []
+
+
+def test_a_second_signal_drops_what_runs(monkeypatch):
+    server, codes = ServerProcess(uvicorn.Config("none")), []
+    server.config.loaded_app = SimpleNamespace(draining=False, active=2)
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(server, "run", lambda sockets: [server.handle_exit(15, None) for _ in range(2)])
+    assert not server.served(None)
+    assert (server.dropped, server.force_exit, codes) == (2, True, [1])
