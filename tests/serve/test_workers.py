@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,5 +102,6 @@ def test_a_second_signal_drops_what_runs(monkeypatch):
     monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(server, "run", lambda sockets: [server.handle_exit(15, None) for _ in range(2)])
-    assert not server.served(None)
+    with socket.socket() as bound:
+        assert not server.served(bound)
     assert (server.dropped, server.force_exit, codes) == (2, True, [1])
