@@ -57,6 +57,8 @@ class Attention(nn.Module):
         self.config, self.heads = config, config.heads
         self.kv_heads = config.kv_heads or config.heads
         self.head_width = config.head_width or config.width // config.heads
+        if min(sizes := (self.heads, self.kv_heads, self.head_width)) < 1:
+            raise ValueError(f"heads, kv_heads and head_width must be at least 1 (got {sizes})")
         if config.head_width is None and config.width % config.heads:
             raise ValueError(f"width {config.width} is not divisible by heads {config.heads}")
         if self.heads % self.kv_heads:

@@ -91,6 +91,8 @@ def test_sizes_that_do_not_divide_are_refused():
         Attention(AttentionConfig(16, 3))
     with pytest.raises(ValueError, match="heads 4 is not divisible by kv_heads 3"):
         Attention(AttentionConfig(16, 4, kv_heads=3))
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Attention(AttentionConfig(16, -4))
 
 
 def test_multi_head_equals_torchs_module():

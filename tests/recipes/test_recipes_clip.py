@@ -342,9 +342,10 @@ def test_names_what_it_cannot_read(tmp_path):
         LabelledImageSource([str(tmp_path / "nothing.zip")], {}, 32)
     with pytest.raises(UsageError, match=r"absent\.jsonl: missing"):
         class_names([tmp_path / "absent.jsonl"])
-    (tmp_path / "wrong.jsonl").write_text('{"id": "a", "names": ["b"]}\n{"names": ["x"]}')
-    with pytest.raises(UsageError, match=r"wrong\.jsonl line 2: no object with `id` and `names`"):
-        class_names([tmp_path / "wrong.jsonl"])
+    for line in ('{"names": ["x"]}', "[" * 100_000):
+        (tmp_path / "wrong.jsonl").write_text('{"id": "a", "names": ["b"]}\n' + line)
+        with pytest.raises(UsageError, match=r"wrong\.jsonl line 2: no object with `id` and `names`"):
+            class_names([tmp_path / "wrong.jsonl"])
     write_tar(tmp_path / "train-0.tar", [("a", (0, 0, 0), "cls", "n7")])
     with pytest.raises(UsageError, match=r"a\.png: is of class 'n7', an id that classes do not name"):
         LabelledImageSource([str(tmp_path / "train-0.tar")], {}, 32)

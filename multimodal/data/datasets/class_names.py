@@ -175,7 +175,7 @@ def _class(line: str, where: str) -> tuple[str, Concept]:
                 raise TypeError(f"{key} is no list of texts: {str(texts)[:40]!r}")
         concept = Concept(tuple(row["names"]), tuple(row.get("hypernyms", ())), row.get("gloss", ""))
         return row.get("id") or row["wnid"], concept
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{where}: no object with `id` and `names` ({error!r})") from None
 
 
