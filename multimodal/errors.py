@@ -1,6 +1,6 @@
 """Typed errors. Each message is one line that names the file or argument, the cause and the value."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class MultimodalError(Exception):
@@ -48,6 +48,11 @@ class DataError(MultimodalError):
 
 class TrainingError(MultimodalError):
     """Training run that cannot continue."""
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """Join the first names, each cut at 40 characters."""
+    return ", ".join([*(f"{name:.40}" for name in names[:most]), *(["…"] if len(names) > most else [])]) or "none"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

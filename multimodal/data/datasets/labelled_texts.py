@@ -13,7 +13,7 @@ from torch import Tensor
 from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.documents import read_lines
 from multimodal.data.examples import SizedExamples
-from multimodal.errors import DataError
+from multimodal.errors import DataError, few
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 HEADERS = (("sentence", "label"), ("text", "label"))  # GLUE's and the usual one
@@ -83,8 +83,8 @@ class LabelledTexts(SizedExamples[ClassExample]):
     ):
         index = {label: number for number, label in enumerate(labels)}
         if wrong := [row.label for row in rows if row.label not in index]:
-            known = ", ".join([*(f"{label:.40}" for label in labels[:5]), *(["…"] if len(labels) > 5 else [])])
-            raise DataError(f"{where}: label {wrong[0]!r:.40} is not among the training texts' labels ({known})")
+            problem = f"label {wrong[0]!r:.40} is not among the training texts' labels ({few(labels)})"
+            raise DataError(f"{where}: {problem}")
         start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
         room = context - len(start) - len(end)
         whole = [tokenizer.encode(row.text) for row in rows]

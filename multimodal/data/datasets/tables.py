@@ -16,7 +16,7 @@ from torch import Tensor
 
 from multimodal.data.loader import generator
 from multimodal.data.manifests import read_text
-from multimodal.errors import CheckpointError, DataError
+from multimodal.errors import CheckpointError, DataError, few
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,6 @@ def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
         return found
     index = {cell: number for number, cell in enumerate(columns.labels)}
     if wrong := [cell for cell in cells if cell not in index]:
-        known = ", ".join(columns.labels[:5]) + (", …" if len(columns.labels) > 5 else "")
         rare = "; a class of few rows may fall into one part of a split"
-        raise DataError(f"{where}: label {wrong[0]!r:.40} is not in the training part ({known}){rare}")
+        raise DataError(f"{where}: label {wrong[0]!r:.40} is not in the training part ({few(columns.labels)}){rare}")
     return torch.tensor([index[cell] for cell in cells])

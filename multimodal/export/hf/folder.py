@@ -10,22 +10,21 @@ from multimodal.export.hf.files import image_processor, write_json, write_tokeni
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
-from multimodal.system.files import inside, optional_json, read_json_value
-from multimodal.system.records import checked
+from multimodal.system.files import inside, optional_json
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.files.stored import to_stored
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from multimodal.weights.table import Tensors, export_tensors
+from multimodal.weights.text.sentence import MODULES, SETTINGS, sentence_modules
 
 BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm",
     "target.spm", "preprocessor_config.json", "processor_config.json", "generation_config.json",
-    "chat_template.jinja", "chat_template.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "1_Pooling/config.json",
+    "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-MODULES = "modules.json"  # of sentence-transformers: its folders, such as 1_Pooling and 2_Dense
+MODULE_FILES = ("config.json", "model.safetensors")
 Parts = tuple[dict[str, Any], Tensors, Path | None]
 
 
@@ -71,13 +70,10 @@ def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Stor
 
 
 def _modules(source: Path) -> list[str]:
-    """Files of sentence-transformers' modules, if the folder lists some."""
-    if not (path := source / MODULES).is_file():
-        return []
-    modules = checked(list[dict[str, Any]], read_json_value(path), str(path))
-    places = [place for one in modules if isinstance(place := one.get("path"), str) and place]
-    return [MODULES, *(str(inside(source, place, f"{path}: path").relative_to(source) / name)
-                       for place in places for name in ("config.json", "model.safetensors"))]  # fmt: skip
+    """Files of sentence-transformers: its list, and those of the folders in it, such as 1_Pooling and 2_Dense."""
+    places = [inside(source, place, f"{source / MODULES}: path") for _, place in sentence_modules(source) if place]
+    files = [str((place / name).relative_to(source)) for place in places for name in MODULE_FILES]
+    return [MODULES, *SETTINGS, "config_sentence_transformers.json", *files]
 
 
 def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArgument
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
-from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
+from multimodal.tasks.text.search_defaults import search_defaults, search_settings, warn_of_search
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.weights.folder import Checkpoint
 
@@ -334,7 +334,7 @@ class TextWriter:
     def _forced(self, start: int, limit: int) -> list[LogitsProcessor]:
         """The first and last token that an encoder-decoder asks for, such as BART for summaries. Its answers have one
         limit, whatever their prompts."""
-        asked = (self.checkpoint.card.get("generation") or {}) if self.encoder is not None else {}
+        asked = {} if self.encoder is None else search_settings(self.checkpoint)
         places = {"forced_bos_token_id": start, "forced_eos_token_id": start + limit - 1}
         return [processors.force([asked[name]], at) for name, at in places.items() if type(asked.get(name)) is int]
 

@@ -24,11 +24,16 @@ LIMITS = ("max_length", "max_new_tokens")  # cut a text and change no other: no 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 
 
+def search_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Settings of the file, under its own names."""
+    return checkpoint.card.get("generation") or {}
+
+
 def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> dict[str, Any]:
     """The options of `kind` that the checkpoint asks for, replaced by those `given`. Where these sample, no beams.
 
     Raises CheckpointError for a value that cannot be."""
-    asked, found = checkpoint.card.get("generation") or {}, dict[str, Any]()
+    asked, found = search_settings(checkpoint), dict[str, Any]()
     for name, own in _taken(checkpoint, kind).items():
         try:
             # a length includes the id that a decoder begins with
@@ -44,7 +49,7 @@ def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type
 
 def warn_of_search(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> None:
     """Warn of what the checkpoint asks for and neither it nor an option of `given` brings."""
-    asked, known = checkpoint.card.get("generation") or {}, {**TAKEN, **LENGTHS}
+    asked, known = search_settings(checkpoint), {**TAKEN, **LENGTHS}
     done = {*_taken(checkpoint, kind), *LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
     left = [f"{name} {asked[name]!r:.40}" for name in asked if name not in done and known.get(name) not in given]
     if left:
@@ -54,7 +59,7 @@ def warn_of_search(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[
 
 def _taken(checkpoint: Checkpoint, kind: type[OptionSet]) -> dict[str, str]:
     """Our option for each name of the file that is followed; a decoder's lengths are the caller's."""
-    asked = checkpoint.card.get("generation") or {}
+    asked = search_settings(checkpoint)
     known = {**TAKEN, **(LENGTHS if isinstance(checkpoint.model, EncoderDecoder) else {})}
     followed = [name for name in known if asked.get(name) not in (None, "never")]
     return {name: known[name] for name in followed if known[name] in kind.declared}

@@ -21,6 +21,12 @@ _AT_BLANKS = re.compile(r"[ \t\n\r]*+[^ \t\n\r]++|[ \t\n\r]++")
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+def bert_settings(record: dict[str, Any]) -> dict[str, Any]:
+    """BERT's normalizer by tokenizer_config.json."""
+    return {"lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
+            "split_chinese": record.get("tokenize_chinese_chars", True)}  # fmt: skip
+
+
 class WordPieceTokenizer(Tokenizer):
     """Equal to transformers' BertTokenizer on ordinary text; unlike it, "[SEP]" in a text is text.
 
@@ -63,10 +69,7 @@ class WordPieceTokenizer(Tokenizer):
             path = folder / FILE
             vocab = read_vocabulary(path)
         record = optional_json(folder / RECORD)  # in transformers it overrides what tokenizer.json states
-        settings = {
-            "lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
-            "split_chinese": record.get("tokenize_chinese_chars", True),
-        }  # fmt: skip
+        settings = bert_settings(record)
         bos_id, eos_id = (vocab.index(token) if token in vocab else token for token in (bos_id, eos_id))
         for name, value in (("bos", bos_id), ("eos", eos_id)):
             if isinstance(value, str):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from multimodal.errors import few
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint, sha256
 
@@ -31,11 +32,7 @@ def check_meaning(saved: Meaning, now: Meaning) -> None:
         if old != new:
             first = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
             place = f" from number {first + 1}" if first else ""
-            raise ValueError(f"{name}{place} were {_few(old[first:])}, now {_few(new[first:])}")
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])]) or "none"
+            raise ValueError(f"{name}{place} were {few(old[first:], 3)}, now {few(new[first:], 3)}")
 
 
 def _sums(tokenizer: Tokenizer) -> list[str]:

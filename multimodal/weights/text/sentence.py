@@ -20,7 +20,7 @@ from multimodal.weights.table import Tensors, check_finite
 # names of its Pooling module (flags before version 5), and those of `embed`
 POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last",
             "max": "max", "max_tokens": "max"}  # fmt: skip
-PACKAGE = "sentence_transformers."
+PACKAGE, MODULES = "sentence_transformers.", "modules.json"
 POOLING = "1_Pooling"  # in a folder that does not list its modules
 # settings of its Transformer module; the first file that says anything counts
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in
@@ -33,7 +33,7 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
     """`pooling`, `normalize`, `prompts` and `prompt` for the card; {} for other folders. Unsupported steps keep their
     foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses. Raises CheckpointError
     for a prompt that is left out of the mean."""
-    modules = _modules(folder) if folder is not None else []
+    modules = sentence_modules(folder) if folder is not None else []
     kinds = [kind for kind, _ in modules]
     if kinds in ([], ["Transformer"]):
         return {}
@@ -88,7 +88,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 def projected(model: nn.Module, folder: Path | None, pickled: bool = False) -> nn.Module:
     """The model with the folder's Dense modules, if it has any. `pickled`: read pickled ones too. Raises
     CheckpointError for an unusable one."""
-    places = [place for kind, place in _modules(folder) if kind == "Dense"] if folder is not None else []
+    places = [place for kind, place in sentence_modules(folder) if kind == "Dense"] if folder is not None else []
     if not places or not isinstance(model, TextTransformer):
         return model
     configs: list[ProjectionConfig] = []
@@ -127,12 +127,12 @@ def _map(path: Path, config: ProjectionConfig, width: int, pickled: bool) -> Ten
 
 
 def _config(folder: Path, place: str) -> Path:
-    return inside(folder, place, f"{folder / 'modules.json'}: path") / "config.json"
+    return inside(folder, place, f"{folder / MODULES}: path") / "config.json"
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
+def sentence_modules(folder: Path) -> list[tuple[str, str]]:
     """Kind and folder of each module, in order. A class of the repository itself keeps its full name."""
-    path = folder / "modules.json"
+    path = folder / MODULES
     if not path.exists():
         pooled = (folder / POOLING / "config.json").exists()
         return [("Transformer", ""), ("Pooling", POOLING)] if pooled else []

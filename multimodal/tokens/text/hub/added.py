@@ -9,6 +9,7 @@ from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.pipeline import vocabulary
 from multimodal.tokens.text.tokenizer import RECORD
+from multimodal.tokens.text.wordpiece import bert_settings
 
 ADDED, DECODER = "added_tokens.json", "added_tokens_decoder"
 FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False) | {"normalized": True}
@@ -78,7 +79,9 @@ def _configured(pipeline: dict[str, Any], record: dict[str, Any], kind: str | No
     """Parts of the pipeline that the class `kind` makes from its own settings."""
     normal, split, parts = pipeline.get("normalizer") or {}, pipeline.get("pre_tokenizer") or {}, {}
     if kind in WORDPIECE and normal.get("type") == "BertNormalizer":
-        parts["normalizer"] = normal | bert_settings(record)
+        settings = bert_settings(record)
+        chinese = settings.pop("split_chinese")
+        parts["normalizer"] = normal | settings | {"handle_chinese_chars": chinese}
     if kind in BYTE_LEVEL and split.get("type") == "ByteLevel":
         parts["pre_tokenizer"] = split | {"add_prefix_space": bool(record.get("add_prefix_space"))}
     if kind in ("AlbertTokenizer", "DebertaV2Tokenizer"):
@@ -92,9 +95,3 @@ def _configured(pipeline: dict[str, Any], record: dict[str, Any], kind: str | No
         if first in ids and last in ids:
             parts["post_processor"] = {"type": form, "cls": [first, ids[first]], "sep": [last, ids[last]]}
     return parts
-
-
-def bert_settings(record: dict[str, Any]) -> dict[str, Any]:
-    """BERT's normalizer."""
-    return {"lowercase": record.get("do_lower_case", True), "strip_accents": record.get("strip_accents"),
-            "handle_chinese_chars": record.get("tokenize_chinese_chars", True)}  # fmt: skip
