@@ -32,9 +32,9 @@ FUNCTIONS = {"Identity": None, "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "
 def sentence_card(folder: Path | None) -> dict[str, Any]:
     """`pooling`, `normalize`, `prompts` and `prompt` for the card; {} for other folders. Unsupported steps keep their
     foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses. Raises CheckpointError
-    for a prompt that is left out of the mean."""
+    for a prompt that is left out of the mean, and for a default prompt that the folder does not hold."""
     modules = sentence_modules(folder) if folder is not None else []
-    kinds = [kind for kind, _ in modules]
+    kinds = [kind for kind, _ in modules if kind != "Dropout"]  # of training alone
     if kinds in ([], ["Transformer"]):
         return {}
     record = optional_json(folder / "config_sentence_transformers.json")
@@ -63,10 +63,13 @@ def _prompts(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     where = f"{folder / 'config_sentence_transformers.json'}: prompts"
     prompts = checked(dict[str, str | None], record.get("prompts") or {}, where)
     default = record.get("default_prompt_name")
-    if not prompts:
+    if not prompts and default is None:
         return {}
+    if default is not None and default not in prompts:
+        held = ", ".join(prompts)[:80] or "none"
+        raise CheckpointError(f"{where}: expected default_prompt_name among them ({held}), got {default!r:.40}")
     prompts = {name: text or "" for name, text in prompts.items()}
-    return {"prompts": prompts} | ({"prompt": default} if default in prompts else {})
+    return {"prompts": prompts} | ({} if default is None else {"prompt": default})
 
 
 def sentence_length(folder: Path, context: int) -> int:

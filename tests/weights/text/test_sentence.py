@@ -51,7 +51,7 @@ def sentence_folder(bert: Path, folder: Path, pooling: dict, modules: list[str])
     ],
 )
 def test_a_folder_of_sentence_transformers_says_how_vectors_are_made(bert, tmp_path, record, pooling):
-    folder = sentence_folder(bert, tmp_path, record, ["Transformer", "Pooling", "Normalize"])
+    folder = sentence_folder(bert, tmp_path, record, ["Transformer", "Pooling", "Dropout", "Normalize"])
     checkpoint, plain = load(folder), load(bert)
     assert checkpoint.tokenizer.context == 6
     texts = ["the dog at", "sea"]
@@ -86,6 +86,15 @@ def test_a_shorter_vector_and_code_of_the_repository_are_refused(bert, tmp_path)
     (folder / "modules.json").write_text(modules.replace("sentence_transformers.models.T", "custom_st.T"))
     with pytest.raises(UsageError, match=r"'custom_st\.Transformer, truncate_dim 8'"):
         embed(["a"], load(folder))
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": "dogs "}])
+def test_a_default_prompt_that_the_folder_does_not_hold_is_refused(bert, tmp_path, prompts):
+    folder = sentence_folder(bert, tmp_path, {}, ["Transformer", "Pooling"])
+    record = {"prompts": prompts, "default_prompt_name": "passage"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"default_prompt_name among them \((none|query)\), got 'passage'"):
+        load(folder)
 
 
 def test_modules_that_are_missing_or_no_list_are_refused(bert, tmp_path):
