@@ -31,12 +31,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.tasks.transcribe.conformer.words import align_text
+from multimodal.models.conformer import ConformerCTC
+from multimodal.tasks.transcribe.conformer.words import ctc_words
 from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tasks.transcribe.whisper.words import alignment_heads, find_alignment
-from multimodal.tasks.transcribe.word_times import mel_level, snap_to_audio
+from multimodal.tasks.transcribe.word_times import WordTiming, mel_level, snap_to_audio, wave_level
+from multimodal.tokens.audio.features import speech_features
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
 from multimodal.tokens.audio.reading import read_audio
+from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -142,12 +145,22 @@ def sentences(espeak: Espeak, folder: Path, language: str, count: int, plain: bo
 Starts = list[tuple[str, float]]
 
 
+@torch.inference_mode()
+def align_text(wave: Tensor, text: str, model: ConformerCTC, tokenizer: Tokenizer) -> list[WordTiming]:
+    """Align a known text, spelled as the model spells it, with a 16 kHz waveform, and snap the words to the audio."""
+    encoder = model.config.encoder
+    frames, _, _ = model.encode(*speech_features(encoder.features, [wave], encoder.bands))
+    logprobs = model.ctc_logits(frames)[0].float().log_softmax(-1)
+    words = ctc_words(logprobs, tokenizer.encode(" " + text), tokenizer, model.config.blank, encoder.seconds)
+    return snap_to_audio(words, wave_level(wave))
+
+
 def align(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Starts:
     """Starts of the known words, by forced alignment or by attention."""
     text = " ".join(word for word, _ in spoken.words)
-    if checkpoint.kind == "joint_conformer":
-        return [(timing.word, timing.start) for timing in align_text(spoken.wave, text, checkpoint)]
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    if checkpoint.kind == "joint_conformer":
+        return [(timing.word, timing.start) for timing in align_text(spoken.wave, text, model, tokenizer)]
     size = 2 * model.config.encoder.context
     mel = log_mel(F.pad(spoken.wave, (0, size * HOP)), model.config.encoder.bands)
     mel = mel[:, : mel.shape[-1] - size]

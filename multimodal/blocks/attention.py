@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import KeyValue, LayerCache
 from multimodal.blocks.capture import attention_weights, capture, capturing
 from multimodal.blocks.layers import make_norm
-from multimodal.blocks.masks import LEAST_BLOCK, Local, Sparse, merge, query_blocks
+from multimodal.blocks.masks import LEAST_BLOCK, Causal, Local, merge, query_blocks
 from multimodal.blocks.positions import BiasGate, Disentangled, GatedBias, GridTerm, RelativeTerm, ShawTerm
 
 
@@ -114,7 +114,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "_ S _"] | None = None,
-        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | Local | GatedBias | None = None,
+        mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Causal | Local | GatedBias | None = None,
         rotate: Callable[[Tensor], Tensor] | Disentangled | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T _"]:
@@ -137,7 +137,7 @@ class Attention(nn.Module):
             distance = None if cache is None else cache.distances()
             query, term = self.relative(query, key.shape[2], self.scale, distance)
             mask = merge(mask, term)
-        if isinstance(mask, Sparse):
+        if isinstance(mask, Causal):
             return self._joined(mask.attend(query, key, value, self.scale))
         if capturing():
             capture(self, query, key, mask, self.scale, self.config.softcap)

@@ -1,21 +1,16 @@
 """Attention masks: bool, True may attend; they combine with `&`, and with a float bias by `merge`.
 
-A mask is a function of positions, `mask_mod(query, key)`; `dense` writes it out as a tensor, `sparse` gives it to
-FlexAttention, which on a GPU skips empty blocks."""
+A mask is a function of positions, `mask_mod(query, key)`; `dense` writes it out as a tensor."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
 
 MaskMod = Callable[[Tensor, Tensor], Tensor]
 LEAST_BLOCK = 256  # queries of `Local`
@@ -49,20 +44,12 @@ def first(count: int) -> MaskMod:
     return lambda query, key: (key < count).expand(torch.broadcast_shapes(query.shape, key.shape))
 
 
-def global_tokens(count: int) -> MaskMod:
-    """The first `count` positions see all and are seen by all (Longformer, BigBird)."""
-    return lambda query, key: (key < count) | (query < count)
-
-
-def random_blocks(
-    size: int, block: int, count: int, generator: torch.Generator, device: torch.device | str | None = None
-) -> MaskMod:
+def random_blocks(size: int, block: int, count: int, generator: torch.Generator) -> MaskMod:
     """Each block of queries sees itself and `count` random blocks of `size` positions (BigBird, Zaheer et al. 2020).
     `generator`: on the CPU, so that each device draws the same."""
     number = -(-size // block)
     table = torch.rand(number, number, generator=generator).argsort(1) < count
-    table = (table | torch.eye(number, dtype=torch.bool)).to(device)  # FlexAttention's kernels read the device alone
-
+    table |= torch.eye(number, dtype=torch.bool)
     return lambda query, key: table[query // block, key // block]
 
 
@@ -118,33 +105,9 @@ def documents(ids: Int[Tensor, "B S"]) -> Bool[Tensor, "B 1 S S"]:
 
 
 @dataclass(frozen=True)
-class Sparse:
-    """A mask that is not written out. No padding, bias or cache combines with it."""
-
-    blocks: "BlockMask"
-
-    def attend(
-        self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
-        scale: float,
-    ) -> Float[Tensor, "B H T E"]:  # fmt: skip
-        """FlexAttention, compiled on a GPU; elsewhere it computes all blocks and has no gradient."""
-        from torch.nn.attention.flex_attention import flex_attention
-
-        run = torch.compile(flex_attention) if query.device.type == "cuda" else flex_attention
-        return run(query, key, value, block_mask=self.blocks, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
-
-    def __and__(self, other: object) -> "Sparse":
-        raise ValueError("a sparse mask cannot combine with others: include padding and cache in its mask_mod")
-
-    __rand__ = __and__
-
-
-@dataclass(frozen=True)
-class Causal(Sparse):
+class Causal:
     """Causal attention of whole texts without a mask tensor, for which GPUs have their fastest kernels. PyTorch's
-    `is_causal` is aligned top-left, so it is wrong for a cached chunk."""
-
-    blocks: None = None
+    `is_causal` is aligned top-left, so it is wrong for a cached chunk. It combines with no other mask and no bias."""
 
     def attend(
         self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"],
@@ -187,26 +150,12 @@ def query_blocks(
         yield rows, slice(0, count), mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
 
 
-def sparse(mask_mod: MaskMod, queries: int, keys: int, device: torch.device | None = None, block: int = 128) -> Sparse:
-    """A block-sparse mask (FlexAttention, Dong et al. 2024), the last query aligned with the last key."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    shift = keys - queries
-    made = create_block_mask(
-        lambda _, __, query, key: mask_mod(query + shift, key), None, None, queries, keys,
-        device=str(device or "cpu"), BLOCK_SIZE=block,
-    )  # fmt: skip
-    return Sparse(made)
-
-
 def merge(
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | None, bias: Float[Tensor, "..."] | None
-) -> Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | None:
+    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | Causal | None, bias: Float[Tensor, "..."] | None
+) -> Bool[Tensor, "..."] | Float[Tensor, "..."] | Causal | None:
     """Combine a bool or float mask and a float bias into one mask for scaled_dot_product_attention."""
     if mask is None or bias is None:
         return bias if mask is None else mask
-    if isinstance(mask, Sparse):
-        return mask & bias
     if mask.dtype == torch.bool:
         return torch.where(mask, bias, -torch.inf)
     return mask + bias

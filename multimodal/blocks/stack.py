@@ -15,7 +15,7 @@ from multimodal.blocks.capture import capturing
 from multimodal.blocks.experts import Experts, ExpertsConfig, GroupedFeed
 from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
-from multimodal.blocks.masks import Sparse, merge
+from multimodal.blocks.masks import Causal, merge
 from multimodal.blocks.positions import Disentangled, GatedBias
 from multimodal.blocks.sdpa import recompute_contexts
 
@@ -131,7 +131,7 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "P S _"] | None = None,
-        mask: Tensor | Sparse | GatedBias | None = None,
+        mask: Tensor | Causal | GatedBias | None = None,
         source_mask: Tensor | None = None,
         rotate: Callable | Disentangled | None = None,
         caches: tuple[LayerCache, LayerCache] | None = None,
@@ -203,7 +203,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         source: Float[Tensor, "P S _"] | None = None,
-        mask: Tensor | Sparse | GatedBias | None = None,
+        mask: Tensor | Causal | GatedBias | None = None,
         source_mask: Tensor | None = None,
         valid: Bool[Tensor, "B T"] | None = None,
         rotate: Callable | Disentangled | None = None,
@@ -212,7 +212,7 @@ class Stack(nn.Module):
         only: Int[Tensor, "B"] | None = None,
         layers: int | None = None,
         group: Int[Tensor, "B"] | None = None,
-        pattern: tuple[frozenset[int], Tensor | Sparse | None, Callable | None] | None = None,
+        pattern: tuple[frozenset[int], Tensor | Causal | None, Callable | None] | None = None,
         biases: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`states` receives the input of each block and then the output after the final norm. `only`: return one

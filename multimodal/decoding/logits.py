@@ -151,36 +151,6 @@ class Penalties(NamedTuple):
         return Replayed(processor, replayed, ("penalties", *self), start)
 
 
-def allow_only(function: Callable[[list[int]], Sequence[int]]) -> LogitsProcessor:
-    """Allow the tokens that `function(ids with the prompt)` returns, as transformers' `prefix_allowed_tokens_fn`; see
-    `end_if_all_forbidden` for none."""
-
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        never = torch.ones_like(logits, dtype=torch.bool)
-        for row, own in zip(never, ids.tolist(), strict=True):
-            row[list(function([i for i in own if i != PADDING]))] = False
-        return logits.masked_fill_(never, -torch.inf)
-
-    return processor
-
-
-def one_of_sequences(continuations: Sequence[Sequence[int]], eos: int, start: int) -> LogitsProcessor:
-    """Allow these sequences and then the end after a prompt of `start` ids; a row that has left them ends."""
-    after: dict[tuple[int, ...], set[int]] = {}
-    for ids in continuations:
-        for count, token in enumerate([*ids, eos]):
-            after.setdefault(tuple(ids[:count]), set()).add(token)
-    ways = {begun: torch.tensor(sorted(tokens)) for begun, tokens in after.items()}
-
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        never = torch.ones_like(logits, dtype=torch.bool)
-        for row, own in zip(never, ids[:, start:].tolist(), strict=True):
-            row[ways.get(tuple(own), eos)] = False
-        return logits.masked_fill_(never, -torch.inf)
-
-    return processor
-
-
 def force(tokens: Sequence[int], at: int) -> Replayed:
     """Force these tokens, with probability 1, from position `at` on: M2M100's language behind the prompt, BART's end at
     the longest length."""

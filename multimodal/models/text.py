@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.layers import ACTIVATIONS, make_norm
-from multimodal.blocks.masks import Causal, Sparse, causal, key_mask, merge
+from multimodal.blocks.masks import Causal, causal, key_mask, merge
 from multimodal.blocks.positions import BucketBias, Disentangled, Rotation, alibi, relative_distances
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, select_positions
@@ -160,7 +160,7 @@ class TextTransformer(nn.Module):
         valid: Bool[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         only: Int[Tensor, "B"] | None = None,
-        mask: Bool[Tensor, "..."] | Sparse | None = None,
+        mask: Bool[Tensor, "..."] | Causal | None = None,
         positions: Int[Tensor, "*B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         table: nn.Embedding | None = None,
@@ -226,8 +226,8 @@ class TextTransformer(nn.Module):
         return [rotary_positions(kind, index, attention) if kind.kind == "rotary" else None for kind in kinds]
 
     def _masked(
-        self, mask: Bool[Tensor, "..."] | Sparse | None, valid: Bool[Tensor, "B T"] | None, bias: Tensor | None
-    ) -> Bool[Tensor, "..."] | Float[Tensor, "..."] | Sparse | None:
+        self, mask: Bool[Tensor, "..."] | Causal | None, valid: Bool[Tensor, "B T"] | None, bias: Tensor | None
+    ) -> Bool[Tensor, "..."] | Float[Tensor, "..."] | Causal | None:
         if valid is not None:
             mask = key_mask(valid) if mask is None else mask & key_mask(valid)
         return merge(mask, bias)
@@ -288,9 +288,9 @@ class TextTransformer(nn.Module):
         return self.config.positions.gain * alibi(heads, self._distances(past, count, cache))
 
     def _mask(
-        self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | Sparse | None,
+        self, past: int, count: int, cache: Cache | None, mask: Bool[Tensor, "..."] | Causal | None,
         whole: bool, pattern: LayerPattern | None = None,
-    ) -> Bool[Tensor, "..."] | Sparse | None:  # fmt: skip
+    ) -> Bool[Tensor, "..."] | Causal | None:  # fmt: skip
         """`pattern`: of the layers that have one; its window also narrows a given `mask`."""
         width, keys = (pattern or self.config).window, (cache.cached if cache else past) + count
         if pattern and width and (mask is not None or (keys > width and not self.config.causal)):

@@ -61,8 +61,6 @@ def test_padding_before_a_row_counts_for_no_rule(seed):
     pairs = [
         *((processors.no_repeat_ngram(size), theirs.NoRepeatNGramLogitsProcessor(size)) for size in (1, 2, 3)),
         *((processors.repetition_penalty(p), theirs.RepetitionPenaltyLogitsProcessor(p)) for p in (0.8, 1.7)),
-        (processors.allow_only(lambda one: [len(one), one[0]]),
-         theirs.PrefixConstrainedLogitsProcessor(lambda _, one: [len(one), one[0].item()], 1)),
     ]  # fmt: skip
     for ours, reference in pairs:
         found = ours(seen, logits.clone())

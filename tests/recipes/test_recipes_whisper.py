@@ -101,7 +101,7 @@ def test_small_vocabulary_has_whispers_order(tokenizer):
     languages = ["<|de|>", "<|en|>"]
     assert [t for t in tokenizer.control_ids if t not in languages] == [t for t in own if t not in languages]
     assert tokenizer.timestamp_begin + 100 == tokenizer.vocab_size - 1
-    assert tokenizer.decode_with_timestamps(tokenizer.sot_sequence("german", "translate", False)) == (
+    assert tokenizer.decode(tokenizer.sot_sequence("german", "translate", False), skip_control=False) == (
         "<|startoftranscript|><|de|><|translate|><|notimestamps|>"
     )
     with pytest.raises(UsageError, match="'fr' is not one of the 2"):
@@ -229,7 +229,7 @@ def test_a_sentence_that_the_window_cuts_gives_its_begin_alone(clips, tokenizer)
     window = PrepareWindow(tokenizer, "", 80)(clips.read(WindowSample((0, 1), width, cut=True)), generator(0))
     assert len(window.rows) == 1
     assert not window.letters
-    written = tokenizer.decode_with_timestamps(window.rows[0].ids)
+    written = tokenizer.decode(window.rows[0].ids, skip_control=False)
     assert written.endswith(f"<|{clips.lengths[0] // 2 * 0.02:.2f}|><|endoftext|>") or written.count("<|0.") == 3
 
 

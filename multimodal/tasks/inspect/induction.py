@@ -30,14 +30,6 @@ class Induction(NamedTuple):
     losses: tuple[float, float] | None
 
 
-def prefix_matching(
-    model: nn.Module, vocabulary: int | Sequence[int], length: int = 50, rows: int = 16, seed: int = 0,
-    begin: int | None = None,
-) -> Float[Tensor, "L H"]:  # fmt: skip
-    """Prefix-matching score of each head, in 0..1; see `induction`."""
-    return induction(model, vocabulary, length, rows, seed, begin).prefix_matching
-
-
 @torch.no_grad()
 def induction(
     model: nn.Module, vocabulary: int | Sequence[int], length: int = 50, rows: int = 16, seed: int = 0,
@@ -151,7 +143,7 @@ def _scores(
     with capture_attention() as captured:
         states = model.states(ids)
     if len(captured) != model.config.stack.layers:
-        raise UsageError("induction: attention without weights (linear, or a sparse mask)")
+        raise UsageError("induction: attention without weights (linear attention)")
     start = ids.shape[1] - length  # of the second copy
     matching = _mean_diagonals(captured, length - 1, start)
     previous = _mean_diagonals(captured, 1, ids.shape[1] - 2 * length + 1)

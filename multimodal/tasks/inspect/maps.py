@@ -196,5 +196,5 @@ def _own(blocks: nn.ModuleList, captured: list[tuple[nn.Module, Tensor]]) -> Flo
 def stacked(modules: set[int], captured: list[tuple[nn.Module, Tensor]]) -> Float[Tensor, "L H T S"]:
     found = [weights[0].float().cpu() for module, weights in captured if id(module) in modules]
     if not found:
-        raise UsageError("attention without weights (linear attention, or a sparse mask)")
+        raise UsageError("attention without weights (linear attention)")
     return torch.stack(found)

@@ -70,12 +70,6 @@ def answer(question: str, context: str, model: Model | None = None, **options: U
     return _answers(question, context, reader(loaded(model, "answer")), AnswerOptions(**options))
 
 
-def choose_answer(question: str, choices: Sequence[str], model: Model | None = None) -> list[ScoredChoice]:
-    """Rank choices with a multiple-choice model, best first. Raises UsageError for another kind of model, TextError for
-    a pair that is longer than the context."""
-    return _choices(question, checked(choices), chooser(loaded(model, "answer")))
-
-
 def reader(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint. Raises UsageError unless it finds answers in a text."""
     return _with_head(checkpoint, "spans", "a model that finds answers in a text")

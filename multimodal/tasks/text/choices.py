@@ -3,17 +3,14 @@
 import math
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from multimodal.errors import TextError, UsageError
-from multimodal.tasks.text.generate import TextWriter, prepared
-from multimodal.tasks.text.options import options_for
+from multimodal.tasks.text.generate import TextWriter
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
-from multimodal.weights.folder import Checkpoint
 
 
 class Choice(NamedTuple):
@@ -23,18 +20,6 @@ class Choice(NamedTuple):
     score: float
     logprob: float
     tokens: int
-
-
-def choose(
-    prompt: str, choices: Sequence[str], model: str | Path | Checkpoint, *, compute_type: str = "auto",
-    device: str | torch.device | None = None, **options: Any,
-) -> list[Choice]:  # fmt: skip
-    """Rank all choices, best score first. Prompt and choice are joined by a space if neither has one. With an
-    encoder-decoder, the end of the answer counts as a token.
-
-    `options`: `length_penalty` and `on_long` of `GenerateOptions`. Raises UsageError, TextError, CheckpointError."""
-    write = TextWriter(prepared(model, compute_type, device), options_for(options))
-    return scored(write, prompt, checked(choices))
 
 
 def checked(choices: Sequence[str]) -> list[str]:
@@ -51,7 +36,10 @@ def checked(choices: Sequence[str]) -> list[str]:
 
 @torch.inference_mode()
 def scored(write: TextWriter, prompt: str, choices: list[str], name: str = "prompt") -> list[Choice]:
-    """Rank checked choices; see `choose`."""
+    """Rank checked choices, best score first. Prompt and choice are joined by a space if neither has one. With an
+    encoder-decoder, the end of the answer counts as a token.
+
+    Options: `length_penalty` and `on_long`. Raises TextError."""
     row, answers = write.ids(prompt, name), [_answer(write, prompt, choice) for choice in choices]
     for choice, ids in zip(choices, answers, strict=True):
         if not ids:

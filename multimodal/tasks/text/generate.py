@@ -109,11 +109,6 @@ def generate_many(
     return Generator(model, **options).many(prompts)
 
 
-def stream(prompt: str, model: Model | None = None, **options: Unpack[GeneratorArguments]) -> Iterator[str]:
-    """`Generator.stream` of a new `Generator`."""
-    return Generator(model, **options).stream(prompt)
-
-
 def prepared(model: Model | None, compute_type: str, device: str | torch.device | None) -> Checkpoint:
     """Load and check a language model and prepare it for inference. Raises UsageError, CheckpointError."""
     checkpoint = loaded(model, "generate")

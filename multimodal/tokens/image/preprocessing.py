@@ -154,34 +154,6 @@ def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: in
     return rows * patch_h, columns * patch_w
 
 
-def patchify(images: Float[Tensor, "B 3 H W"], patch: int | tuple[int, int]) -> Float[Tensor, "B N P"]:
-    """Patches row by row, each flattened as (channel, row, column), P = 3·p·p.
-
-    `patchify(x, p) @ weight.flatten(1).T` is a Conv2d with kernel = stride = p. Raises ImageError unless both edges are
-    multiples of the patch (a convolution would silently drop the rest).
-    """
-    patch_h, patch_w = _pair(patch)
-    batch, channels, height, width = images.shape
-    if height % patch_h or width % patch_w:
-        raise ImageError(f"patches: size {height}x{width} must be a multiple of the patch ({patch_h}x{patch_w})")
-    rows, columns = height // patch_h, width // patch_w
-    grid = images.reshape(batch, channels, rows, patch_h, columns, patch_w)  # B 3 rows ph columns pw
-    return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch_h * patch_w)
-
-
-def unpatchify(
-    patches: Float[Tensor, "B N P"], patch: int | tuple[int, int], size: tuple[int, int]
-) -> Float[Tensor, "B 3 H W"]:
-    """Inverse of `patchify` for images of `size` (H, W). Raises ImageError if N or P does not fit."""
-    patch_h, patch_w = _pair(patch)
-    rows, columns = size[0] // patch_h, size[1] // patch_w
-    expected, actual = (rows * columns, 3 * patch_h * patch_w), tuple(patches.shape[1:])
-    if (rows * patch_h, columns * patch_w) != tuple(size) or actual != expected:
-        raise ImageError(f"patches: {size[0]}x{size[1]} pixels need {expected} (got {actual})")
-    grid = patches.reshape(-1, rows, columns, 3, patch_h, patch_w)
-    return grid.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, size[0], size[1])
-
-
 def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int, int, int]:
     """(width, height, left, top) of a resized image relative to `record.size`, in pixels: `left` and `top` are positive
     for padding, negative for a crop."""

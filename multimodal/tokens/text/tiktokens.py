@@ -192,10 +192,6 @@ class WhisperTokenizer(_TiktokenTokenizer):
             raise UsageError(f"task must be 'transcribe' or 'translate' (got {task!r})")
         return (self.sot, self.language_token(language), self.control_ids[f"<|{task}|>"], *end)
 
-    def decode_with_timestamps(self, ids: Sequence[int]) -> str:
-        """Text of ids with all control tokens; timestamps as `<|1.08|>` (seconds)."""
-        return self.decode(ids, skip_control=False)
-
     def non_speech_tokens(self) -> tuple[int, ...]:
         """Ids to suppress against speaker tags, brackets and music notes (openai/whisper)."""
         notes = "♩♪♫♬♭♮♯"  # several tokens each; the first ones are shared with other symbols only

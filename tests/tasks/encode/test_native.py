@@ -13,7 +13,7 @@ from multimodal.errors import ImageError, UsageError
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.encode.images import pixels_of
 from multimodal.tasks.encode.native import encode_native, native_batches, native_features, native_pixels
-from multimodal.tokens.image.preprocessing import Preprocessing, patchify
+from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.load import load, load_foreign
 from tests.helpers.references.vision import case
 from tests.helpers.tiny import CLIPS, VITS, made, randomized
@@ -166,7 +166,8 @@ def naflex_batch(images: list[Tensor], patch: int) -> dict[str, Tensor]:
     made = {"patches": torch.zeros(len(images), most, 3 * patch**2), "patch_coord": torch.zeros(len(images), most, 2),
             "patch_valid": torch.zeros(len(images), most, dtype=torch.bool)}  # fmt: skip
     for row, (image, (rows, columns)) in enumerate(zip(images, grids, strict=True)):
-        own = patchify(image[None], patch)[0].unflatten(1, (3, patch, patch)).permute(0, 2, 3, 1).flatten(1)
+        grid = image.unflatten(2, (columns, patch)).unflatten(1, (rows, patch))
+        own = grid.permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
         made["patches"][row, : len(own)] = own
         made["patch_coord"][row, : len(own)] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
         made["patch_valid"][row, : len(own)] = True

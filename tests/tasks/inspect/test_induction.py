@@ -12,7 +12,7 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tasks.inspect.induction import ablated, copying, induction, prefix_matching, usable_ids
+from multimodal.tasks.inspect.induction import ablated, copying, induction, usable_ids
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from tests.helpers.tiny import ENCODER, TEXTS, VOCABULARY, made, randomized, text
 
@@ -61,7 +61,7 @@ def test_a_circuit_by_hand_is_found():
 def test_without_the_first_layer_nothing_is_found():
     model = circuit()
     nn.init.zeros_(model.stack.blocks[0].attention.out.weight)
-    assert prefix_matching(model, range(1, WORDS), LENGTH, begin=0).max() < 0.2
+    assert induction(model, range(1, WORDS), LENGTH, begin=0).prefix_matching.max() < 0.2
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "linear"])
@@ -101,7 +101,7 @@ def test_a_model_that_attends_evenly_has_chance():
         nn.init.zeros_(block.attention.query.weight)
         nn.init.zeros_(block.attention.query.bias)
     chance = sum(1 / (i + 1) for i in range(20, 40)) / 20
-    assert prefix_matching(model, VOCABULARY, 20).flatten().tolist() == pytest.approx([chance] * 4)
+    assert induction(model, VOCABULARY, 20).prefix_matching.flatten().tolist() == pytest.approx([chance] * 4)
 
 
 def test_the_mode_stays_and_chunks_change_nothing(monkeypatch):

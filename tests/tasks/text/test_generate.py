@@ -12,10 +12,10 @@ import torch
 from multimodal.errors import CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tasks.text.choices import choose
+from multimodal.tasks.text.choices import scored
 from multimodal.tasks.text.detokenize import IncrementalDetokenizer, continuation
 from multimodal.tasks.text.examples import Demonstration, read_examples, with_examples
-from multimodal.tasks.text.generate import Generator, TextWriter, generate, generate_many, stream
+from multimodal.tasks.text.generate import Generator, TextWriter, generate, generate_many
 from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
@@ -147,11 +147,11 @@ def test_what_is_streamed_is_the_whole_text(options, kind):
     model = byte_model(200) if kind == "learned" else byte_model(40, "rotary", window=5)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "text: exceeds the 40 tokens")
-        parts = list(stream("hello", model, max_new_tokens=40, **options))
+        parts = list(Generator(model, max_new_tokens=40, **options).stream("hello"))
         assert "".join(parts) == generate("hello", model, max_new_tokens=40, **options)
     assert all(parts)
     with pytest.raises(UsageError, match="stream: expected beam_size 1"):
-        stream("hello", model, beam_size=2)
+        Generator(model, beam_size=2).stream("hello")
 
 
 WRITTEN = ["naïve 🙂🙂 café, 日本語のテキスト", "Once upon a time, Lily  was\n\tsad. It isn't 3.5!", " x", "aé"]
@@ -196,33 +196,6 @@ def test_a_half_letter_at_the_limit_is_left_out():
     assert growing.end(False) == ""
 
 
-def test_choices_are_ranked_by_the_models_own_log_probabilities():
-    checkpoint, prompt = byte_model(), "one or "
-    choices = ["two", "three", "a", "té"]
-    found = choose(prompt, choices, checkpoint, length_penalty=0.5)
-    for one in found:
-        ids = torch.tensor([checkpoint.tokenizer.encode(prompt + one.text)])
-        with torch.no_grad():
-            logprobs = checkpoint.model(ids).log_softmax(-1)[0]
-        at = len(prompt.encode())
-        expected = logprobs[at - 1 : -1].gather(1, ids[0, at:, None]).sum().item()
-        assert one.logprob == pytest.approx(expected, abs=1e-4)
-        assert one.score == pytest.approx(expected / one.tokens**0.5, abs=1e-4)
-    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
-    spaced = choose("one or", choices, checkpoint, length_penalty=0.5)
-    assert [one.tokens for one in spaced] != [one.tokens for one in found]  # the space is a token of the choice
-    made = seq2seq_references.case("Hugging Face T5")
-    checkpoint = Checkpoint(made.family.load(made.tensors, made.config, "file").model, letters(60))
-    for one in choose("abc", ["xy", "z"], checkpoint):
-        labels = torch.tensor([[0, *checkpoint.tokenizer.encode(one.text), 0]])
-        with torch.no_grad():
-            logits = made.reference(input_ids=torch.tensor([[0, 1, 2, 3, 0]]),
-                                    decoder_input_ids=torch.cat([torch.zeros_like(labels[:, :1]), labels[:, :-1]], 1)
-                                    ).logits  # fmt: skip
-        expected = logits.log_softmax(-1)[0].gather(1, labels[0, :, None]).sum().item()
-        assert one.logprob == pytest.approx(expected, abs=1e-4)
-
-
 def test_examples_stand_before_the_prompt_as_far_as_they_fit(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"input": "1", "output": "one"}\n\n{"input": "2", "output": "two"}\n')
     (tmp_path / "a.tsv").write_text("Input\tOutput\n1\tone\r\n2\ttwo\n")
@@ -261,14 +234,6 @@ def test_long_prompts_are_refused_or_cut_with_their_number():
         generate(long, endless, max_new_tokens=2, on_long="cut")
     with pytest.warns(UserWarning, match="text: exceeds the 40 tokens"):
         generate(long[:38], endless, max_new_tokens=5)
-
-
-def test_a_choice_beyond_the_context_of_a_model_without_a_limit_is_told():
-    endless = byte_model(40, "rotary")
-    with pytest.warns(UserWarning, match="prompt: has 52 tokens with a choice, the model was trained on 40"):
-        choose("abc", ["x" * 49, "y"], endless)
-    with pytest.raises(TextError, match="beyond the context of 40"):
-        choose("abc", ["x" * 49, "y"], byte_model())
 
 
 def test_an_empty_prompt_begins_with_the_begin_or_the_end_of_a_text():
@@ -336,7 +301,7 @@ def test_the_command_prints_texts_and_reports_what_is_broken(capsys, tiny, tmp_p
     code, out, _ = run(capsys, "generate", "abc", "--stream", "-m", tiny, "--max_new_tokens", 6)
     assert out == run(capsys, "generate", "--prompt", "abc", "-m", tiny, "--max_new_tokens", 6)[1]
     code, out, _ = run(capsys, "generate", "one or", "-m", tiny, "--choices", "two", "three")
-    best = choose("one or", ["two", "three"], load(tiny))[0]
+    best = scored(TextWriter(load(tiny), options_for({})), "one or", ["two", "three"])[0]
     assert out == f"{best.text}\t{best.score:.4f}\n"
 
 

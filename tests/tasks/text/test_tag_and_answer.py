@@ -8,7 +8,7 @@ import torch
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.export.export import export
-from multimodal.tasks.text.answer import answer, choose_answer
+from multimodal.tasks.text.answer import Answerer, answer
 from multimodal.tasks.text.tag import Tagger, tag
 from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
@@ -105,7 +105,7 @@ def test_choices_equal_the_reference(kind, tmp_path):
     made = AutoTokenizer.from_pretrained(tmp_path)([QUESTION] * 3, choices, padding=True, return_tensors="pt")
     with torch.inference_mode():
         scores = model(**{name: rows[None] for name, rows in made.items()}).logits[0].softmax(-1).tolist()
-    mine = choose_answer(QUESTION, choices, tmp_path)
+    mine = Answerer(tmp_path).choose(QUESTION, choices)
     assert [scores[one.number] for one in mine] == pytest.approx([one.score for one in mine], abs=1e-5)
     assert [one.score for one in mine] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
     assert [choices[one.number] for one in mine] == [one.text for one in mine]
@@ -124,7 +124,7 @@ def test_models_and_texts_that_do_not_fit_are_refused(tmp_path):
     for call, cause in (
         (lambda: tag(["a"], tmp_path / "answers"), "expected a token classifier, got text without one"),
         (lambda: answer("a", "b", tmp_path / "tags"), "expected a model that finds answers"),
-        (lambda: choose_answer("a", ["b", "c"], tmp_path / "tags"), "expected a multiple-choice model"),
+        (lambda: Answerer(tmp_path / "tags").choose("a", ["b", "c"]), "expected a multiple-choice model"),
     ):
         with pytest.raises(UsageError, match=cause):
             call()

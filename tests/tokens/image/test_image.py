@@ -24,9 +24,7 @@ from multimodal.tokens.image.preprocessing import (
     OPENAI_STD,
     Preprocessing,
     native_size,
-    patchify,
     preprocess,
-    unpatchify,
 )
 from multimodal.tokens.image.reading import ImageLimits, find_images, read_image, to_rgb
 
@@ -352,26 +350,6 @@ def test_native_size_keeps_the_budget(height, width, budget):
     assert (rows * 16, columns * 8) == (tall, wide)
     record = CLIP.replace(size=(tall, wide), resize="squash")
     assert preprocess(scene(4, 4), record).shape == (3, tall, wide)
-
-
-@pytest.mark.parametrize("patch", [16, (8, 16)])
-def test_patchify_is_a_convolution(patch):
-    torch.manual_seed(0)
-    conv = torch.nn.Conv2d(3, 10, patch, patch, bias=False).double()
-    images = torch.randn(2, 3, 32, 48, dtype=torch.double)
-    patches = patchify(images, patch)
-    want = conv(images).flatten(2).transpose(1, 2)
-    assert torch.allclose(patches @ conv.weight.flatten(1).T, want, atol=1e-12)
-    assert torch.equal(unpatchify(patches, patch, (32, 48)), images)
-
-
-def test_patches_that_do_not_fit_are_refused():
-    with pytest.raises(ImageError, match="30x32 must be a multiple of the patch"):
-        patchify(torch.zeros(1, 3, 30, 32), 16)
-    with pytest.raises(ImageError, match="32x48 pixels need"):
-        unpatchify(torch.zeros(1, 4, 768), 16, (32, 48))
-    with pytest.raises(ImageError, match="must be at least 1 pixel"):
-        patchify(torch.zeros(1, 3, 32, 32), 0)
 
 
 def test_find_images(tmp_path):

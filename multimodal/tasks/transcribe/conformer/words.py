@@ -7,13 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import UsageError
-from multimodal.models.conformer import ConformerCTC
-from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, split_on_spaces, spread, wave_level
-from multimodal.tokens.audio.features import speech_features
+from multimodal.tasks.transcribe.word_times import WordTiming, split_on_spaces, spread
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.weights.folder import Checkpoint
 
 # Frames by which CTC tokens lag: 0.02 s in fluent speech (espeak-ng, whose word times are known)
 LAG = 0.5
@@ -66,20 +62,3 @@ def align_tokens(logprobs: Float[Tensor, "T W"], ids: Sequence[int], blank: int)
             spans.append((frame, frame + 1, probabilities[frame]))
         last = token
     return [(start, end, total / (end - start)) for start, end, total in spans]
-
-
-@torch.inference_mode()
-def align_text(wave: Float[Tensor, "T"], text: str, checkpoint: Checkpoint) -> list[WordTiming]:
-    """Align a known text with a 16 kHz waveform by a hybrid model's CTC, and snap the words to the audio.
-
-    `text` must be spelled as the model spells it. Raises UsageError for another kind of model or a missing
-    tokenizer."""
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    if not isinstance(model, ConformerCTC) or tokenizer is None:
-        raise UsageError(f"model {checkpoint.source}: alignment needs a CTC model with a tokenizer")
-    encoder = model.config.encoder
-    frames, _, _ = model.encode(*speech_features(encoder.features, [wave.to(model.ctc.weight.device)], encoder.bands))
-    logprobs = model.ctc_logits(frames)[0].float().log_softmax(-1)
-    ids = tokenizer.encode(" " + text.strip())
-    words = ctc_words(logprobs, ids, tokenizer, model.config.blank, encoder.seconds)
-    return snap_to_audio(words, wave_level(wave))

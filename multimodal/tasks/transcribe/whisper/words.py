@@ -212,14 +212,13 @@ def _word_timings(words: Words, path: tuple[list[int], list[int]], probabilities
 
 def add_words(
     segments: list[dict[str, Any]], timings: Sequence[WordTiming], prepend: str, append: str, last_speech: float
-) -> float:
+) -> None:
     """Set `words` of a window's segments and move segment times to their words, as openai-whisper does.
 
     `timings`: of all text tokens of the segments, in order. Punctuation in `prepend` joins the next word, in `append`
-    the previous one. `last_speech`: end of the speech before the window in seconds of the recording; returns the same
-    after the window."""
+    the previous one. `last_speech`: end of the speech before the window in seconds of the recording."""
     if not segments:
-        return last_speech
+        return
     lengths = [length for word in timings if (length := word.end - word.start)]
     median = min(LONGEST_MEDIAN, float(np.median(lengths))) if lengths else 0.0
     words = _merged(_shortened(list(timings), 2 * median) if lengths else list(timings), prepend, append)
@@ -230,8 +229,6 @@ def add_words(
         if segment["words"]:
             _settle(segment, speech, median)
             speech = segment["end"]
-    ends = [segment["words"][-1]["end"] for segment in segments if segment["words"]]
-    return ends[-1] if ends else segments[-1]["end"]
 
 
 def _shortened(words: list[WordTiming], longest: float) -> list[WordTiming]:
